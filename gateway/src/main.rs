@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use gw_gateway::background::Background;
+use gw_base::background::Background;
 use gw_gateway::process::config_file::ConfigFile;
 use gw_gateway::process::doctor;
 use gw_gateway::{Gateway, Predecessor, Program, Signals};

@@ -27,9 +27,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-use gw_gateway::config::Config;
+use gw_base::rate::Rate;
+use gw_interface::config::Config;
+
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::rate::Rate;
 
 /// Timeout for events that normally take milliseconds.
 const SOON: std::time::Duration = std::time::Duration::from_secs(30);

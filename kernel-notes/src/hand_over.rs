@@ -11,9 +11,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gw_gateway::config::HandOver;
+use gw_base::rate::Rate;
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::rate::Rate;
+use gw_interface::config::HandOver;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, ServerName};

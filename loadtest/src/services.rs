@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use gw_control_plane::control::{Actor, NewAccount, NewService, ServiceChanges, account, service};
 use gw_gateway::Gateway;
-use gw_gateway::config::Config;
-use gw_gateway::control::{Actor, NewAccount, NewService, ServiceChanges, account, service};
+use gw_interface::config::Config;
 use tempfile::TempDir;
 
 use crate::demo::{Demo, Options as DemoOptions};

@@ -5,21 +5,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion};
-use gw_gateway::auth::jwt::Claims;
-use gw_gateway::auth::{Checks, VerifiedTokens, authenticate};
-use gw_gateway::clock::Timestamp;
-use gw_gateway::hostname::Region;
-use gw_gateway::rate::Rate;
-use gw_gateway::rate_limit::Bucket;
-use gw_gateway::service_settings::ServiceSettings;
-use gw_gateway::store::{
-    CallerSecretRecord, Directory, Records, SecretAccess, ServiceRecord, SigningKey, StoredRecord,
-};
-use gw_gateway::support::bench::LabelCounts;
+use gw_base::clock::Timestamp;
+use gw_base::hostname::Region;
+use gw_base::rate::Rate;
+use gw_base::service_settings::ServiceSettings;
+use gw_data_plane::support::bench::LabelCounts;
+use gw_interface::auth::jwt::Claims;
+use gw_interface::auth::{Checks, VerifiedTokens, authenticate};
+use gw_interface::rate_limit::Bucket;
 use gw_shared::http::Fields;
 use gw_shared::http::fields::{X_GW_AUTHORIZATION, X_GW_SERVICE_KEY};
 use gw_shared::id::{AccountId, ClientId, KeyId, ServiceId};
 use gw_shared::identity::secret::SecretHash;
+use gw_store::{
+    CallerSecretRecord, Directory, Records, SecretAccess, ServiceRecord, SigningKey, StoredRecord,
+};
 use http::header::{HeaderName, HeaderValue};
 
 /// Number of services in the directory, each with its own key.

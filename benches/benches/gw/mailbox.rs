@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use criterion::{Criterion, Throughput};
-use gw_gateway::support::bench::{IdleWorker, LocalPipe, rally};
+use gw_data_plane::support::bench::{IdleWorker, LocalPipe, rally};
 
 pub(crate) fn benches(criterion: &mut Criterion) {
     let workers = [IdleWorker::start(0).unwrap(), IdleWorker::start(1).unwrap()];

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use gw_agent::support::CannedBackend;
-use gw_gateway::support::bench::relay::{BenchWorker, HOST, Http1Caller, SERVICE_KEY};
+use gw_data_plane::support::bench::relay::{BenchWorker, HOST, Http1Caller, SERVICE_KEY};
 use gw_shared::runtime::{self, Driver};
 use http::{Request, Version};
 use tokio::sync::oneshot;

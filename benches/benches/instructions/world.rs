@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use gw_agent::support::CannedBackend;
-use gw_gateway::support::bench::relay::BenchWorker;
+use gw_data_plane::support::bench::relay::BenchWorker;
 use gw_shared::tunnel::transport::Transport;
 
 /// Largest piece that arrives at once: a TLS record.

@@ -1,7 +1,7 @@
 //! `gw-gateway account`
 
 use clap::Subcommand;
-use gw_gateway::control::{AccountChanges, AccountView, NewAccount};
+use gw_control_plane::control::{AccountChanges, AccountView, NewAccount};
 use gw_shared::id::AccountId;
 
 use super::output::{CommandError, Listed, Output, Shown, yes_or_no};

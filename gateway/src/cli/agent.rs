@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use clap::Subcommand;
-use gw_gateway::control::{AgentChanges, AgentView};
-use gw_gateway::telemetry::counters::{AgentUpdate, EndedTunnel, TunnelReport};
+use gw_control_plane::control::{AgentChanges, AgentView};
 use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId, ServiceId};
+use gw_telemetry::counters::{AgentUpdate, EndedTunnel, TunnelReport};
 use humantime::format_duration;
 
 use super::output::{CommandError, Listed, Output, Shown, joined, or_dash, word, yes_or_no};

@@ -1,8 +1,8 @@
 //! `gw-gateway agent-ca`
 
 use clap::Subcommand;
-use gw_gateway::control::{AgentCaView, AuthorityEnd, AuthorityReplacement, AuthorityView};
-use gw_gateway::store::AuthorityRole;
+use gw_control_plane::control::{AgentCaView, AuthorityEnd, AuthorityReplacement, AuthorityView};
+use gw_store::AuthorityRole;
 use serde_json::json;
 
 use super::output::{CommandError, Output, Shown, joined};

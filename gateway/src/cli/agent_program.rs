@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use aws_lc_rs::signature::Ed25519KeyPair;
 use clap::Subcommand;
-use gw_gateway::agent_releases::program_files;
+use gw_base::agent_releases::program_files;
 use gw_shared::command::Failure;
 use gw_shared::files;
 use gw_shared::identity::program::{ReleaseKey, SIZE_MAX, SignedProgram, TARGET};

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gw_gateway::control::AgentView;
+use gw_control_plane::control::AgentView;
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use serde::{Deserialize, Serialize};
 use serde_json::json;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 
-use gw_gateway::admin_client::is_of_tls_listener;
+use gw_control_plane::admin_client::is_of_tls_listener;
 use gw_shared::command;
 use gw_shared::text::escaped;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};

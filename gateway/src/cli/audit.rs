@@ -1,7 +1,7 @@
 //! `gw-gateway audit`
 
 use clap::Args;
-use gw_gateway::control::AuditEntryView;
+use gw_control_plane::control::AuditEntryView;
 use gw_shared::id::AccountId;
 
 use super::output::{CommandError, Listed, Output, Shown, or_dash};

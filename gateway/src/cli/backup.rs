@@ -5,10 +5,10 @@ use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use gw_gateway::backup::{self, BackupError};
-use gw_gateway::store::StoreError;
+use gw_control_plane::backup::{self, BackupError};
 use gw_shared::command::Failure;
 use gw_shared::text::escaped;
+use gw_store::StoreError;
 use serde_json::json;
 
 use super::api::ApiError;

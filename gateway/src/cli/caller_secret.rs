@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use clap::Subcommand;
-use gw_gateway::control::{
+use gw_control_plane::control::{
     CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView,
     SecretKind, ServiceKeyView,
 };

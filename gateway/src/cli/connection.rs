@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use gw_gateway::admin_client::{AdminAddress, URL_DEFAULT};
-use gw_gateway::config::Config;
-use gw_gateway::file_owner::FileOwner;
-use gw_gateway::store::Sealing;
+use gw_base::file_owner::FileOwner;
+use gw_control_plane::admin_client::{AdminAddress, URL_DEFAULT};
+use gw_interface::config::Config;
 use gw_shared::command::Failure;
 use gw_shared::identity::secret::Secret;
+use gw_store::Sealing;
 
 use super::api::Api;
 use super::output::Output;

@@ -3,10 +3,10 @@
 use std::io::{self, StdoutLock, Write};
 use std::path::Path;
 
-use gw_gateway::config::workers_or_cores;
+use gw_base::rate::Rate;
 use gw_gateway::demo::nodes::{self, NodesDemo, NodesError, NodesOptions};
 use gw_gateway::demo::{Demo, DemoError, Options};
-use gw_gateway::rate::Rate;
+use gw_interface::config::workers_or_cores;
 use gw_shared::command::Failure;
 use gw_shared::config::Keys;
 use gw_shared::core_dump;

@@ -3,11 +3,11 @@
 use std::io::Write;
 
 use clap::{Subcommand, value_parser};
-use gw_gateway::control::{
+use gw_control_plane::control::{
     BACKEND_PORT, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView,
 };
-use gw_gateway::store::Approval;
 use gw_shared::id::{AccountId, EnrollmentTokenId, ServiceId};
+use gw_store::Approval;
 use http::Method;
 use serde_json::json;
 

@@ -6,14 +6,14 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
-use gw_gateway::config::Config;
 use gw_gateway::process::region::{
     self, Created, Drained, KeyFileResult, Moved, ReplaceableSecret, ReplacedKey,
     StoredRegionStatus,
 };
-use gw_gateway::store::{ContentsSummary, Replication};
+use gw_interface::config::Config;
 use gw_shared::command::Failure;
 use gw_shared::text::escaped_json;
+use gw_store::{ContentsSummary, Replication};
 
 use super::connection::load_config;
 use super::output::{joined, or_dash, yes_or_no};

@@ -5,11 +5,9 @@ use std::io::{self, Read};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum, value_parser};
-use gw_gateway::control::ReplayEdits;
-use gw_gateway::telemetry::request_log::{
-    AttemptView, CapturedView, RequestView, SearchQuery, TimingStage,
-};
+use gw_control_plane::control::ReplayEdits;
 use gw_shared::id::{AccountId, RequestId, ServiceId};
+use gw_telemetry::request_log::{AttemptView, CapturedView, RequestView, SearchQuery, TimingStage};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;

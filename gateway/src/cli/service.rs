@@ -2,9 +2,9 @@
 
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, Subcommand, value_parser};
-use gw_gateway::affinity::Affinity;
-use gw_gateway::control::{Mode, NewService, ServiceChanges, ServiceView};
-use gw_gateway::service_settings::{Kind, SETTINGS};
+use gw_base::affinity::Affinity;
+use gw_base::service_settings::{Kind, SETTINGS};
+use gw_control_plane::control::{Mode, NewService, ServiceChanges, ServiceView};
 use gw_shared::id::{AccountId, ServiceId};
 use serde_json::{Map, Value, json};
 

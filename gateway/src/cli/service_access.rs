@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use clap::{Args, value_parser};
-use gw_gateway::control::{
+use gw_control_plane::control::{
     BACKEND_PORT, GatewayAddress, Mode, NewAccount, NewCallerSecret, NewEnrollmentToken,
     NewEnrollmentTokenView, NewService, NewServiceKeyView, ServiceView,
 };

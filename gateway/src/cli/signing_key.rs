@@ -1,7 +1,7 @@
 //! `gw-gateway signing-key`
 
 use clap::Subcommand;
-use gw_gateway::control::{Rotation, SigningKeyView};
+use gw_control_plane::control::{Rotation, SigningKeyView};
 use gw_shared::id::SigningKeyId;
 use serde_json::json;
 

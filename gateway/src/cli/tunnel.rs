@@ -4,9 +4,9 @@ use std::io::Write;
 use std::time::Duration;
 
 use clap::Subcommand;
-use gw_gateway::control::AgentView;
-use gw_gateway::telemetry::counters::TunnelReport;
+use gw_control_plane::control::AgentView;
 use gw_shared::id::{AccountId, ServiceId};
+use gw_telemetry::counters::TunnelReport;
 use humantime::format_duration;
 use serde_json::json;
 

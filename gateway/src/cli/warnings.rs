@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use gw_gateway::control::WarningsView;
+use gw_control_plane::control::WarningsView;
 use gw_shared::doctor::{Examination, Verdict};
 use http::Method;
 

@@ -12,19 +12,19 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use gw_agent::AgentHandle;
+use gw_base::hostname::Region;
+use gw_base::rate::Rate;
+use gw_base::service_settings::ServiceSettings;
+use gw_control_plane::admin_client::console_url;
+use gw_control_plane::control::ControlError;
+use gw_interface::config::{Config, HandOver};
 use gw_shared::files;
 use gw_shared::identity::secret::Secret;
 use gw_shared::telemetry::trace::CollectorSettings;
 use serde::Serialize;
 
-use crate::admin_client::console_url;
-use crate::config::{Config, HandOver};
-use crate::control::ControlError;
-use crate::hostname::Region;
 use crate::process::gateway::{Gateway, StartError};
 use crate::process::signals::{RunError, Signals};
-use crate::rate::Rate;
-use crate::service_settings::ServiceSettings;
 
 use self::records::Seeded;
 

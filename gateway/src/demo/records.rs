@@ -1,16 +1,16 @@
 //! The records of a demo: an account, a service, a credential, a service key and an enrollment token.
 
-use gw_shared::id::{ClientId, KeyId};
-use gw_shared::identity::secret::Secret;
-
-use super::{ACCOUNT, AGENT, SERVICE};
-use crate::control::{
+use gw_base::page::PageQuery;
+use gw_base::rate::Rate;
+use gw_control_plane::control::{
     AccountChanges, Actor, Control, ControlError, NewAccount, NewCallerSecret, NewEnrollmentToken,
     NewService, SecretKind, ServiceChanges, account, agent, caller_secret, enrollment_token,
     service,
 };
-use crate::page::PageQuery;
-use crate::rate::Rate;
+use gw_shared::id::{ClientId, KeyId};
+use gw_shared::identity::secret::Secret;
+
+use super::{ACCOUNT, AGENT, SERVICE};
 
 /// One record of each kind for the demo.
 pub(super) struct Seeded {

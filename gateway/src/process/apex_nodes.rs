@@ -8,19 +8,18 @@ use axum::extract::{Path, State};
 use axum::routing::post;
 use axum::{Json, Router};
 use bytes::Bytes;
-use http::{Request, StatusCode};
-use tokio::sync::{Semaphore, oneshot};
-
-use crate::apex::{
+use gw_base::background::Tasks;
+use gw_base::limits;
+use gw_base::mailbox::Post;
+use gw_control_plane::cluster::NodeClient;
+use gw_control_plane::members::nodes_behind;
+use gw_data_plane::apex::{
     ApexBucket, ApexCharge, ChargeVerdict, NodeQuestion, NodeQuestions, node_questions,
 };
-use crate::background::Tasks;
-use crate::cluster::NodeClient;
-use crate::limits;
-use crate::mailbox::Post;
-use crate::members::nodes_behind;
-use crate::rate_limit::Exhausted;
-use crate::region::{Member, NodeSlot};
+use gw_interface::rate_limit::Exhausted;
+use gw_region::{Member, NodeSlot};
+use http::{Request, StatusCode};
+use tokio::sync::{Semaphore, oneshot};
 
 /// Time limit of an answer. A caller waits for it.
 const WITHIN: Duration = Duration::from_millis(500);

@@ -5,10 +5,9 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use gw_interface::config::Config;
 use gw_shared::config::ConfigErrors;
 use toml::{Table, Value};
-
-use crate::config::Config;
 
 /// A configuration file, with its text when it was read.
 #[derive(Debug, Clone)]

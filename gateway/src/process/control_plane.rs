@@ -4,6 +4,12 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gw_base::limits;
+use gw_base::tls::admin::AdminTls;
+use gw_control_plane::admin::{self, Admin};
+use gw_control_plane::cluster::{self, ServerLimits};
+use gw_control_plane::control;
+use gw_control_plane::members;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -11,12 +17,6 @@ use super::apex_nodes;
 use super::gateway::{Gateway, StartError};
 use super::listeners::ListenError;
 use super::spliced_tunnels;
-use crate::admin::{self, Admin};
-use crate::cluster::{self, ServerLimits};
-use crate::control;
-use crate::limits;
-use crate::members;
-use crate::tls::admin::AdminTls;
 
 /// Longest wait for running requests when the control plane stops.
 const REQUESTS_END_WITHIN: Duration = Duration::from_secs(2);

@@ -11,19 +11,19 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::path::Path;
 use std::time::Duration;
 
+use gw_base::limits;
+use gw_base::tls::certificate::{PairKeys, TENANT};
+use gw_base::tls::{CertificateFiles, CertificateSource};
+use gw_data_plane::ingress::PLAIN_HTTP;
+use gw_data_plane::memory::sockets::TcpMemory;
+use gw_interface::config::{Config, ProxyProtocol, StoreSettings, TrustedProxies};
 use gw_shared::doctor::{Examination, machine};
 use gw_shared::net::tls::SPEAK_TLS;
+use gw_store::{Sealing, StoreError};
+use gw_telemetry::request_log::AccessLogTarget;
 
 use super::config_file::ConfigFile;
 use super::listen_advice::advice;
-use crate::config::{Config, ProxyProtocol, StoreSettings, TrustedProxies};
-use crate::ingress::PLAIN_HTTP;
-use crate::limits;
-use crate::memory::sockets::TcpMemory;
-use crate::store::{Sealing, StoreError};
-use crate::telemetry::request_log::AccessLogTarget;
-use crate::tls::certificate::{PairKeys, TENANT};
-use crate::tls::{CertificateFiles, CertificateSource};
 
 /// Open files that a busy gateway needs.
 const OPEN_FILES: u64 = 65_536;

@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::Sender;
+use gw_base::limits;
+use gw_data_plane::worker::WorkerMessage;
+use gw_interface::rate_limit::Level;
+use gw_telemetry::counters::WorkerReport;
 
 use super::gateway::Gateway;
 use super::last_stop::LastStop;
-use crate::limits;
-use crate::rate_limit::Level;
-use crate::telemetry::counters::WorkerReport;
-use crate::worker::WorkerMessage;
 
 /// Interval between checks for the end of the last request, in the first second of a drain.
 const DRAIN_TICK_FIRST: Duration = Duration::from_millis(4);

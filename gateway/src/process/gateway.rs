@@ -9,34 +9,33 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::Receiver;
+use gw_base::agent_releases::AgentReleases;
+use gw_base::background::{Background, Tasks};
+use gw_base::limits;
+use gw_base::mailbox::{Inbox, mailbox};
+use gw_control_plane::admin_client::console_url;
+use gw_control_plane::control::{self, Control, ControlError, JobQueue};
+use gw_control_plane::members::Members;
+use gw_data_plane::memory::sockets::{self, SocketBudget, TcpMemory};
+use gw_data_plane::tunnel::grace::TunnelGrace;
+use gw_data_plane::worker::{RegionSetup, Setup, WorkerHandles, WorkerMessage};
+use gw_interface::config::Config;
+use gw_interface::control_plane::{self, Executor};
+use gw_interface::node_connections::{self, NodeConnections, WaitingConnections};
+use gw_interface::rate_limit::Level;
+use gw_region::ownership::WorkerId;
+use gw_region::{
+    CarriedMembership, NodeSlot, Placement, RegionKeyError, RegionKeys, RegionSignals, View,
+};
 use gw_shared::id::RequestIds;
 use gw_shared::runtime::{self, Driver, DriverError};
 use gw_shared::telemetry::mask::Masker;
 use gw_shared::telemetry::trace::{Exporter, ProgramIdentity, SpanCounts};
+use gw_telemetry::request_log::archive::ArchiveError;
+use gw_telemetry::request_log::{LogError, RequestLog};
+use gw_telemetry::timeseries::{self, Series};
+use gw_telemetry::trace;
 use tokio::sync::{Mutex, Notify};
-
-use crate::admin_client::console_url;
-use crate::agent_releases::AgentReleases;
-use crate::background::{Background, Tasks};
-use crate::config::Config;
-use crate::control::{self, Control, ControlError, JobQueue};
-use crate::control_plane::{self, Executor};
-use crate::limits;
-use crate::mailbox::{Inbox, mailbox};
-use crate::members::Members;
-use crate::memory::sockets::{self, SocketBudget, TcpMemory};
-use crate::node_connections::{self, NodeConnections, WaitingConnections};
-use crate::ownership::WorkerId;
-use crate::rate_limit::Level;
-use crate::region::{
-    CarriedMembership, NodeSlot, Placement, RegionKeyError, RegionKeys, RegionSignals, View,
-};
-use crate::telemetry::request_log::archive::ArchiveError;
-use crate::telemetry::request_log::{LogError, RequestLog};
-use crate::telemetry::timeseries::{self, Series};
-use crate::telemetry::trace;
-use crate::tunnel::grace::TunnelGrace;
-use crate::worker::{RegionSetup, Setup, WorkerHandles, WorkerMessage};
 
 use super::apex_nodes;
 use super::config_file::ConfigFile;

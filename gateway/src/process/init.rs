@@ -1,11 +1,10 @@
 //! Records that `gw-gateway init` makes without a running gateway.
 
+use gw_base::background::Background;
+use gw_control_plane::control::{Actor, Control, ControlError, NewAccount, account};
+use gw_data_plane::worker::WorkerHandles;
+use gw_interface::config::Config;
 use gw_shared::id::AccountId;
-
-use crate::background::Background;
-use crate::config::Config;
-use crate::control::{Actor, Control, ControlError, NewAccount, account};
-use crate::worker::WorkerHandles;
 
 /// Creates an account in the records of a gateway that does not run, with the data folder if that is missing. Returns
 /// whether the account did not exist.

@@ -6,11 +6,10 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use gw_base::limits;
+use gw_interface::rate_limit::levels::{self, Level};
 use gw_shared::files;
 use serde::{Deserialize, Serialize};
-
-use crate::limits;
-use crate::rate_limit::levels::{self, Level};
 
 /// Name of the file in the data folder.
 pub(super) const FILE: &str = "last-stop.json";
@@ -139,8 +138,9 @@ fn unix_ms(time: SystemTime) -> u64 {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use gw_base::rate::Rate;
+
     use super::*;
-    use crate::rate::Rate;
 
     fn stopped() -> SystemTime {
         UNIX_EPOCH + Duration::from_secs(1_800_000_000)

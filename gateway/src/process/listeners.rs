@@ -5,12 +5,12 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use gw_base::limits;
+use gw_interface::config::Config;
 use gw_shared::net::service_manager_sockets;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::listen_advice::advice;
-use crate::config::Config;
-use crate::limits;
 
 /// Longest wait for an address in use. The kernel tears down the io_uring of a killed process after the process has
 /// ended, and only then closes the sockets with pending operations.
@@ -274,8 +274,9 @@ fn bind(key: &'static str, address: SocketAddr, shared: bool) -> Result<TcpListe
 
 #[cfg(test)]
 mod tests {
+    use gw_base::hostname::Region;
+
     use super::*;
-    use crate::hostname::Region;
 
     fn config(workers: usize) -> Config {
         Config {

@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gw_control_plane::control::ControlError;
+use gw_control_plane::members::{Members, MembersSetup};
+use gw_interface::config::Config;
+use gw_region::{CarriedMembership, Isolation, NodeConfig, NodeSlot, RegionKeys};
+use gw_store::PostgresStore;
+use gw_telemetry::request_log::archive::ArchiveSettings;
+
 use super::gateway::{Gateway, StartError};
-use crate::config::Config;
-use crate::control::ControlError;
-use crate::members::{Members, MembersSetup};
-use crate::region::{CarriedMembership, Isolation, NodeConfig, NodeSlot, RegionKeys};
-use crate::store::PostgresStore;
-use crate::telemetry::request_log::archive::ArchiveSettings;
 
 /// Longest wait until the services of this node have moved to other nodes.
 const LEAVE_WITHIN: Duration = Duration::from_secs(3);

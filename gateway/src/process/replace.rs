@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use gw_control_plane::members::{CarriedNode, Members};
+use gw_data_plane::worker::{Succeeded, WorkerMessage};
+use gw_interface::rate_limit::SuccessorBuckets;
+
 use super::gateway::Gateway;
 use super::takeover::{self, Program, Successor, TakeoverError};
-use crate::members::{CarriedNode, Members};
-use crate::rate_limit::SuccessorBuckets;
-use crate::worker::{Succeeded, WorkerMessage};
 
 impl Gateway {
     /// Starts `program` beside this process and hands over listeners, store and buckets. Afterwards this process only

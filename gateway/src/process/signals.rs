@@ -2,6 +2,9 @@
 
 use std::io;
 
+use gw_base::background::Background;
+use gw_base::limits;
+use gw_control_plane::members::Members;
 use gw_shared::command::Failure;
 use rustix::process::{Pid, kill_process};
 use sd_notify::NotifyState;
@@ -9,9 +12,6 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::gateway::Gateway;
 use super::takeover::Program;
-use crate::background::Background;
-use crate::limits;
-use crate::members::Members;
 
 /// Receiver of the signals that control a gateway.
 pub struct Signals {

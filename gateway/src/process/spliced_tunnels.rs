@@ -9,12 +9,12 @@ use axum::routing::post;
 use axum::{Extension, Router};
 use bytes::Bytes;
 use futures_util::future::join_all;
+use gw_base::tls::pki::NodeIdentity;
+use gw_data_plane::worker::{WorkerHandles, WorkerMessage};
+use gw_region::Member;
 use http::{Request, StatusCode};
 
 use super::gateway::Gateway;
-use crate::region::Member;
-use crate::tls::pki::NodeIdentity;
-use crate::worker::{WorkerHandles, WorkerMessage};
 
 const PATH: &str = "/v1/spliced-tunnels/move";
 /// Time limit of an answer.

@@ -12,15 +12,14 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use gw_base::background::Tasks;
+use gw_base::limits;
+use gw_base::mailbox::Inbox;
+use gw_control_plane::control::Control;
+use gw_data_plane::worker::{self, Setup, WorkerHandles, WorkerMessage};
+use gw_region::ownership::WorkerId;
 use gw_shared::runtime::Driver;
 use tokio::sync::Notify;
-
-use crate::background::Tasks;
-use crate::control::Control;
-use crate::limits;
-use crate::mailbox::Inbox;
-use crate::ownership::WorkerId;
-use crate::worker::{self, Setup, WorkerHandles, WorkerMessage};
 
 /// The workers of a process. They end by [`WorkerMessage::Stop`].
 pub(super) struct Workers {
@@ -231,22 +230,24 @@ impl WorkerSupervisor {
     }
 }
 
-#[cfg(test)]
+// Panics can be injected in debug builds.
+#[cfg(all(test, debug_assertions))]
 mod tests {
     use std::io::{Read, Write};
     use std::net::TcpStream;
     use std::time::Duration;
 
+    use gw_control_plane::control::{Actor, service};
+    use gw_data_plane::relay::PANICKING_PATH;
+    use gw_interface::config::HandOver;
+    use gw_region::ownership;
+    use gw_telemetry::counters::WorkerReport;
     use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
     use rustls_pki_types::CertificateDer;
     use rustls_pki_types::pem::PemObject;
 
     use super::*;
-    use crate::config::HandOver;
-    use crate::control::{Actor, service};
     use crate::demo::{Demo, Options};
-    use crate::ownership;
-    use crate::telemetry::counters::WorkerReport;
 
     const HOST: &str = "demo--echo.eu1.gw.localhost";
 
@@ -281,9 +282,17 @@ mod tests {
 
     /// The beginning of the response to a request, or nothing if the connection has ended.
     fn ask(demo: &Demo, stream: &mut StreamOwned<ClientConnection, TcpStream>) -> String {
+        ask_for("/status/204", demo, stream)
+    }
+
+    fn ask_for(
+        path: &str,
+        demo: &Demo,
+        stream: &mut StreamOwned<ClientConnection, TcpStream>,
+    ) -> String {
         let key = &demo.about.service_key;
         let request =
-            format!("GET /status/204 HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n");
+            format!("GET {path} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n");
         if stream.write_all(request.as_bytes()).is_err() {
             return String::new();
         }
@@ -306,6 +315,30 @@ mod tests {
 
     fn is_served(demo: &Demo, stream: &mut StreamOwned<ClientConnection, TcpStream>) -> bool {
         ask(demo, stream).starts_with("HTTP/1.1 204 ")
+    }
+
+    #[test]
+    fn a_panic_costs_its_connection_and_nothing_else() {
+        let demo = Demo::start(&Options::default()).unwrap();
+        // Those of the enrollment may not have been forgotten yet.
+        eventually("the worker has no connections", || {
+            reports(&demo).iter().any(|report| report.connections == 0)
+        });
+        let mut bystander = connect(&demo);
+        let mut victim = connect(&demo);
+        assert!(is_served(&demo, &mut bystander));
+        assert_eq!(ask_for(PANICKING_PATH, &demo, &mut victim), "");
+        assert!(is_served(&demo, &mut bystander));
+        let report = reports(&demo).pop().unwrap();
+        assert_eq!(
+            (
+                report.totals["task_panics"],
+                report.connections,
+                report.tunnels.len()
+            ),
+            (1, 1, 1)
+        );
+        demo.stop();
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use gw_gateway::config::Config;
+use gw_interface::config::Config;
 use gw_shared::config::VARIABLES;
 
 use crate::markdown::{code, rows, section, split};

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use gw_gateway::error::Overload;
+use gw_base::error::Overload;
 use gw_shared::tunnel::cut_reason::CutReason;
 
 use crate::markdown::{headings, rows};
@@ -20,7 +20,7 @@ fn is_error_code(text: &str) -> bool {
 
 /// The codes in the source, tests left out. Those of the agent are among them: the gateway passes on no others.
 fn error_codes() -> BTreeSet<String> {
-    let sources = ["gateway/src/error.rs", "shared/src/error_code.rs"].into_iter();
+    let sources = ["gateway/base/src/error.rs", "shared/src/error_code.rs"].into_iter();
     let sources = sources.filter_map(|path| fs::read_to_string(repository().join(path)).ok());
     let literals = sources.flat_map(|source| {
         let source = source.split("#[cfg(test)]").next().unwrap();

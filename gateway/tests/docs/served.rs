@@ -3,7 +3,8 @@
 use std::fs;
 use std::sync::OnceLock;
 
-use gw_gateway::config::Config;
+use gw_interface::config::Config;
+
 use gw_gateway::demo::{Demo, Options};
 
 pub(crate) struct Served {

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use gw_gateway::control::ServiceChanges;
-use gw_gateway::service_settings::{SETTINGS, ServiceSettings};
+use gw_base::service_settings::{SETTINGS, ServiceSettings};
+use gw_control_plane::control::ServiceChanges;
 use serde_json::{Value, json};
 
 use crate::markdown::{code, rows, section, split};

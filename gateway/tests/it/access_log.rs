@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::telemetry::request_log::AccessLogTarget;
+use gw_telemetry::request_log::AccessLogTarget;
 use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;

@@ -5,11 +5,11 @@ mod signing_keys;
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use gw_gateway::control::{
+use gw_base::rate::Rate;
+use gw_control_plane::control::{
     Actor, CallerSecretChanges, Mode, ServiceChanges, caller_secret, service,
 };
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::rate::Rate;
 use gw_shared::id::{ClientId, KeyId};
 
 use crate::support::apex::{APEX, ask, demo_token, token};

@@ -4,7 +4,8 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
-use gw_gateway::config::Config;
+use gw_interface::config::Config;
+
 use gw_gateway::demo::{Demo, Options};
 
 use crate::support::process::{Served, config_text, serve, serve_command};

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use gw_gateway::admin_client::AdminAddress;
+use gw_control_plane::admin_client::AdminAddress;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use time::OffsetDateTime;
 

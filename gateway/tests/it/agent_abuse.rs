@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use gw_gateway::control::{Actor, agent};
+use gw_control_plane::control::{Actor, agent};
 use gw_gateway::demo::Demo;
 use gw_shared::tunnel::endpoint::STREAMS_MAX;
 use gw_shared::tunnel::frame::{Kind, StreamId};

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use aws_lc_rs::signature::Ed25519KeyPair;
 use gw_agent::identity::state::StateDir;
+use gw_base::agent_releases::program_files;
 use gw_gateway::Gateway;
-use gw_gateway::agent_releases::program_files;
-use gw_gateway::config::Config;
+use gw_interface::config::Config;
 use gw_shared::identity::program::{SignedProgram, TARGET};
 use gw_shared::tunnel::handshake;
 use gw_shared::version::Version;

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::thread::{self, JoinHandle};
 
 use aws_lc_rs::signature::Ed25519KeyPair;
-use gw_gateway::agent_releases::program_files;
+use gw_base::agent_releases::program_files;
 use gw_shared::identity::program::{ReleaseKey, SignedProgram, TARGET};
 use gw_shared::version::Version;
 use rustix::fs::inotify;

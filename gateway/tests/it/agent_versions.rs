@@ -9,11 +9,11 @@ use std::process::{Command, Stdio};
 use std::thread;
 
 use aws_lc_rs::signature::Ed25519KeyPair;
-use gw_gateway::agent_releases::program_files;
-use gw_gateway::config::Config;
-use gw_gateway::control::{Actor, agent};
+use gw_base::agent_releases::program_files;
+use gw_base::page::PageQuery;
+use gw_control_plane::control::{Actor, agent};
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::page::PageQuery;
+use gw_interface::config::Config;
 use gw_shared::identity::program::{ReleaseKey, SignedProgram, TARGET};
 use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::handshake;

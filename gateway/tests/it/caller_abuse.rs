@@ -5,9 +5,9 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::Duration;
 
-use gw_gateway::config::{Config, ProxyProtocol};
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::telemetry::counters::WorkerReport;
+use gw_interface::config::{Config, ProxyProtocol};
+use gw_telemetry::counters::WorkerReport;
 use http::Method;
 
 use crate::support::caller::{self, Caller, HOST, Tls, connect, get};
@@ -83,8 +83,7 @@ fn connections_per_address_are_limited() {
 
 #[test]
 fn the_rate_of_new_connections_per_address_is_limited() {
-    let demo =
-        adjusted(|config| config.new_connections = gw_gateway::rate::Rate::new(40, 1).unwrap());
+    let demo = adjusted(|config| config.new_connections = gw_base::rate::Rate::new(40, 1).unwrap());
     let mut bystander = connect(&demo);
     is_served(&demo, &mut bystander);
     let sockets: Vec<TcpStream> = (0..40).map(|_| caller::socket(&demo.about)).collect();

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use gw_gateway::Gateway;
-use gw_gateway::config::Config;
 use gw_gateway::demo::About;
+use gw_interface::config::Config;
 use rcgen::{CertificateParams, KeyPair};
 
 use crate::support::caller::{Caller, HOST, connect_to};

@@ -6,8 +6,8 @@ use std::sync::Mutex;
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
-use gw_gateway::config::HandOver;
 use gw_gateway::demo::{Demo, Options};
+use gw_interface::config::HandOver;
 use gw_shared::http::Framing;
 use http::Method;
 use tokio::io::AsyncWriteExt;
@@ -342,7 +342,7 @@ fn breaking() -> Demo {
             }
         }
     });
-    let adjust = |config: &mut gw_gateway::config::Config| config.hand_over = HandOver::Never;
+    let adjust = |config: &mut gw_interface::config::Config| config.hand_over = HandOver::Never;
     Demo::start(&Options {
         adjust,
         ..crate::support::options(Some(backend))

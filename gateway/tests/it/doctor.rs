@@ -4,8 +4,8 @@ use std::net::TcpListener;
 use std::process::Command;
 
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::store::{AgentRecord, StoredRecord};
 use gw_shared::id::AgentId;
+use gw_store::{AgentRecord, StoredRecord};
 use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;

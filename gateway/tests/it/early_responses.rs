@@ -5,9 +5,9 @@ use std::net::TcpStream;
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use bytes::Bytes;
-use gw_gateway::config::HandOver;
-use gw_gateway::control::{Actor, agent};
+use gw_control_plane::control::{Actor, agent};
 use gw_gateway::demo::{Demo, Options};
+use gw_interface::config::HandOver;
 use http::Method;
 
 use crate::support::admin_api::Api;

@@ -6,11 +6,11 @@ mod certificates;
 use std::path::Path;
 use std::thread;
 
-use gw_gateway::control::{Actor, AgentChanges, NewEnrollmentToken, agent, enrollment_token};
+use gw_base::rate::Rate;
+use gw_control_plane::control::{Actor, AgentChanges, NewEnrollmentToken, agent, enrollment_token};
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::rate::Rate;
-use gw_gateway::store::{AgentRecord, Approval};
 use gw_shared::tunnel::handshake::{self, Proof};
+use gw_store::{AgentRecord, Approval};
 use http::Method;
 use rcgen::{CertificateParams, KeyPair};
 use rustls_pki_types::CertificateDer;
@@ -62,7 +62,7 @@ fn outcome(response: &Response) -> String {
 
 /// A demo with raised limits for requests to the apex.
 fn demo_with_high_limits() -> Demo {
-    let adjust = |config: &mut gw_gateway::config::Config| {
+    let adjust = |config: &mut gw_interface::config::Config| {
         config.enrollment_requests = Rate::new(10_000, 10_000).unwrap();
     };
     Demo::start(&Options {
@@ -74,7 +74,7 @@ fn demo_with_high_limits() -> Demo {
 
 #[test]
 fn agents_that_wait_behind_one_address_are_limited_apart_from_it_and_each_other() {
-    let adjust = |config: &mut gw_gateway::config::Config| {
+    let adjust = |config: &mut gw_interface::config::Config| {
         config.enrollment_requests = Rate::new(8, 1).unwrap();
     };
     let demo = Demo::start(&Options {
@@ -450,7 +450,7 @@ fn upgrade(demo: &Demo, proof: Option<&Proof>) -> Caller {
 
 #[test]
 fn without_client_certificates_agents_sign_a_challenge() {
-    let adjust = |config: &mut gw_gateway::config::Config| config.agent_mtls = false;
+    let adjust = |config: &mut gw_interface::config::Config| config.agent_mtls = false;
     let demo = Demo::start(&Options {
         adjust,
         ..crate::support::options(None)

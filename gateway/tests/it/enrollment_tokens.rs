@@ -2,14 +2,14 @@
 
 use std::thread;
 
-use gw_gateway::clock::Timestamp;
-use gw_gateway::control::{
+use gw_base::clock::Timestamp;
+use gw_base::rate::Rate;
+use gw_control_plane::control::{
     Actor, Control, NewEnrollmentToken, NewEnrollmentTokenView, enrollment_token,
 };
 use gw_gateway::demo::{About, Demo, Options};
-use gw_gateway::rate::Rate;
-use gw_gateway::store::{AgentRecord, EnrollmentTokenRecord, StoredRecord};
 use gw_shared::identity::enrollment::EnrollmentStatus;
+use gw_store::{AgentRecord, EnrollmentTokenRecord, StoredRecord};
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ use crate::support::region::Region;
 
 /// A demo with raised limits for enrollments.
 fn demo() -> Demo {
-    let adjust = |config: &mut gw_gateway::config::Config| {
+    let adjust = |config: &mut gw_interface::config::Config| {
         config.enrollment_requests = Rate::new(10_000, 10_000).unwrap();
     };
     Demo::start(&Options {

@@ -43,7 +43,7 @@ fn serve(mut peer: Peer<TcpStream>) {
     }
 }
 
-fn start(slots: u32, adjust: fn(&mut gw_gateway::config::Config)) -> Demo {
+fn start(slots: u32, adjust: fn(&mut gw_interface::config::Config)) -> Demo {
     let options = Options {
         workers: 1,
         slots: Some(slots),

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
-use gw_gateway::config::HandOver;
 use gw_gateway::demo::{Demo, Options};
+use gw_interface::config::HandOver;
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use http::{HeaderMap, Method, Request};

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use gw_gateway::config::Config;
 use gw_gateway::demo::{Demo, Options};
+use gw_interface::config::Config;
 use gw_shared::telemetry::trace::{CollectorSettings, CollectorUrl};
 use serde_json::Value;
 

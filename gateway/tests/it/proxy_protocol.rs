@@ -6,7 +6,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use gw_gateway::config::{Config, HandOver, ProxyProtocol};
+use gw_interface::config::{Config, HandOver, ProxyProtocol};
+
 use gw_gateway::demo::{Demo, Options};
 
 use crate::support::caller::{self, Caller, HOST, Tls, get};

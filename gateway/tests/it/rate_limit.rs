@@ -3,9 +3,10 @@
 use std::thread;
 use std::time::Instant;
 
-use gw_gateway::config::HandOver;
+use gw_base::rate::Rate;
+use gw_interface::config::HandOver;
+
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::rate::Rate;
 
 use crate::support::backend;
 use crate::support::caller::{HOST, connect, get};

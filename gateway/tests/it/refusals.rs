@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::sync::{Mutex, mpsc};
 
-use gw_gateway::control::{Actor, Mode, ServiceChanges, agent, service};
+use gw_control_plane::control::{Actor, Mode, ServiceChanges, agent, service};
 use http::Method;
 
 use crate::support::caller::{HOST, connect, connect_to, get, request};

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use gw_base::rate::Rate;
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::rate::Rate;
 use http::Method;
 
 use crate::support::caller::{Caller, HOST, connect, get, request};

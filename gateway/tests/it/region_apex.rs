@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use gw_gateway::clock::Timestamp;
-use gw_gateway::store::{EnrollmentRecord, StoredRecord};
+use gw_base::clock::Timestamp;
 use gw_shared::id::EnrollmentId;
 use gw_shared::identity::secret::SecretHash;
+use gw_store::{EnrollmentRecord, StoredRecord};
 use http::Method;
 
 use crate::support::apex::APEX;

@@ -7,7 +7,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use gw_gateway::clock::Timestamp;
+use gw_base::clock::Timestamp;
 use serde_json::{Value, json};
 
 use crate::support::apex::APEX;

@@ -7,16 +7,16 @@ use std::collections::BTreeSet;
 use aws_lc_rs::hmac;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use gw_base::clock::Timestamp;
+use gw_control_plane::control::{Actor, CallerSecretChanges, NewAccount, account, caller_secret};
 use gw_gateway::Gateway;
-use gw_gateway::clock::Timestamp;
-use gw_gateway::control::{Actor, CallerSecretChanges, NewAccount, account, caller_secret};
-use gw_gateway::region::RegionKey;
-use gw_gateway::store::{
+use gw_region::RegionKey;
+use gw_shared::id::{AccountId, ClientId, KeyId, ServiceId};
+use gw_shared::identity::secret::SecretHash;
+use gw_store::{
     AuditEntry, CallerSecretRecord, History, Position, PostgresStore, SecretAccess, SigningKey,
     Step, Store, StoreError, StoredRecord,
 };
-use gw_shared::id::{AccountId, ClientId, KeyId, ServiceId};
-use gw_shared::identity::secret::SecretHash;
 use serde_json::Value;
 
 use crate::region_records::Node;

@@ -3,8 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use gw_control_plane::control::{
+    Actor, CallerSecretChanges, NewAccount, account, audit, caller_secret,
+};
 use gw_gateway::Gateway;
-use gw_gateway::control::{Actor, CallerSecretChanges, NewAccount, account, audit, caller_secret};
 use gw_gateway::demo::About;
 use gw_shared::id::KeyId;
 
@@ -148,7 +150,7 @@ fn a_change_at_one_node_applies_at_all_nodes() {
         second.metric("gw_store_revision ")
     );
     let audit = |node: &Node| {
-        let query = gw_gateway::store::AuditQuery {
+        let query = gw_store::AuditQuery {
             account: None,
             before: None,
             limit: 100,

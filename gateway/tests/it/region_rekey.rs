@@ -5,15 +5,15 @@ use std::path::Path;
 use std::process::Output;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use gw_gateway::clock::Timestamp;
+use gw_base::clock::Timestamp;
 use gw_gateway::process::region::rekey;
-use gw_gateway::region::RegionKey;
-use gw_gateway::store::{
+use gw_region::RegionKey;
+use gw_shared::id::AuthorityId;
+use gw_shared::identity::secret::Secret;
+use gw_store::{
     AuditEntry, AuthorityRecord, AuthorityRole, History, PostgresStore, SigningKey, Snapshot, Step,
     Store, StoreError, StoredRecord,
 };
-use gw_shared::id::AuthorityId;
-use gw_shared::identity::secret::Secret;
 use serde_json::{Value, json};
 
 use crate::region_load::Load;

@@ -7,12 +7,12 @@ mod outages;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use gw_gateway::clock::Timestamp;
-use gw_gateway::store::{
+use gw_base::clock::Timestamp;
+use gw_shared::id::AccountId;
+use gw_store::{
     AccountRecord, AuditEntry, AuditQuery, History, Position, PostgresStore, Revision, SigningKey,
     Step, Store, StoreError, StoreSource, StoredRecord,
 };
-use gw_shared::id::AccountId;
 
 use crate::support::postgres::Postgres;
 use crate::support::process::send_signal;
@@ -356,7 +356,7 @@ fn a_database_that_does_not_fit_is_refused_with_the_reason() {
     other.apex = "eu2.gw.localhost".to_owned();
     assert!(refusal(other).contains("belongs to region eu1.gw.localhost"));
     let mut other = good();
-    other.keys = gw_gateway::region::RegionKey::new([1; 32]).into();
+    other.keys = gw_region::RegionKey::new([1; 32]).into();
     assert!(refusal(other).contains("the region key differs"));
     // Nodes are upgraded one after another: the tables of the next version can be used, and no later ones.
     let known: usize = postgres

@@ -6,8 +6,8 @@ use std::thread;
 
 use gw_agent::identity::state::StateDir;
 use gw_gateway::Gateway;
-use gw_gateway::config::Config;
 use gw_gateway::demo::{About, Demo, Options};
+use gw_interface::config::Config;
 use gw_shared::tunnel::endpoint::STREAMS_MAX;
 use gw_shared::tunnel::frame::{DATA_MAX, Kind, StreamId};
 use http::Method;

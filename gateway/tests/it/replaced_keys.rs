@@ -1,11 +1,11 @@
 //! Keys of agents that a renewal has replaced.
 
-use gw_gateway::control::{AgentProof, audit, certificate};
+use gw_base::rate::Rate;
+use gw_control_plane::control::{AgentProof, audit, certificate};
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::rate::Rate;
-use gw_gateway::store::{AuditQuery, PublicKeyHash};
 use gw_shared::id::AgentId;
 use gw_shared::tunnel::frame::Kind;
+use gw_store::{AuditQuery, PublicKeyHash};
 use rcgen::{CertificateParams, KeyPair, PublicKeyData};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};

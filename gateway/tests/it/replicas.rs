@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 
-use gw_gateway::clock::Timestamp;
-use gw_gateway::control::{
+use gw_base::clock::Timestamp;
+use gw_control_plane::control::{
     Actor, Control, NewEnrollmentToken, agent, audit, enrollment_token, ephemeral_agents,
 };
 use gw_gateway::demo::Demo;
-use gw_gateway::store::{AgentRecord, AuditQuery, StoredRecord};
 use gw_shared::id::AgentId;
 use gw_shared::identity::enrollment::EnrollmentStatus;
+use gw_store::{AgentRecord, AuditQuery, StoredRecord};
 use serde_json::json;
 use tempfile::TempDir;
 

@@ -9,8 +9,8 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use gw_gateway::telemetry::request_log::{Batch, RequestLog, RequestRecord, SearchQuery};
 use gw_shared::id::{RequestId, RequestIds, random_base62};
+use gw_telemetry::request_log::{Batch, RequestLog, RequestRecord, SearchQuery};
 
 use crate::support::programs;
 

@@ -3,9 +3,9 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use gw_gateway::config::Config;
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::telemetry::request_log::{RequestLog, SearchQuery};
+use gw_interface::config::Config;
+use gw_telemetry::request_log::{RequestLog, SearchQuery};
 use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use gw_gateway::control::{Actor, agent};
+use gw_control_plane::control::{Actor, agent};
 use gw_shared::tunnel::frame::{Kind, StreamId};
 use http::Method;
 

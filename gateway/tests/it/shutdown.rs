@@ -4,9 +4,10 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gw_interface::config::Config;
+use gw_store::{SqliteStore, StoreSource};
+
 use gw_gateway::Gateway;
-use gw_gateway::config::Config;
-use gw_gateway::store::{SqliteStore, StoreSource};
 
 use crate::support::held_backend::HeldBackend;
 use crate::support::prepared::Prepared;

@@ -4,13 +4,13 @@ use std::fs;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use gw_gateway::clock::Timestamp;
-use gw_gateway::service_settings::ServiceSettings;
-use gw_gateway::store::{
+use gw_base::clock::Timestamp;
+use gw_base::service_settings::ServiceSettings;
+use gw_shared::id::{AccountId, ServiceId};
+use gw_store::{
     AccountRecord, AuditEntry, Position, ServiceRecord, SqliteStore, Step, Store, StoreSource,
     StoredRecord,
 };
-use gw_shared::id::{AccountId, ServiceId};
 use serde_json::{Value, json};
 
 use crate::support::caller::Caller;

@@ -6,8 +6,8 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use gw_gateway::config::HandOver;
 use gw_gateway::demo::{Demo, Options};
+use gw_interface::config::HandOver;
 use gw_shared::tunnel::window::LEAST;
 use http::Method;
 

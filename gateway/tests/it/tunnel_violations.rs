@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use gw_gateway::control::{Actor, agent};
+use gw_control_plane::control::{Actor, agent};
 use gw_gateway::demo::Demo;
-use gw_gateway::telemetry::counters::EndedTunnel;
 use gw_shared::tunnel::cut_reason::CutReason;
 use gw_shared::tunnel::frame::{DATA_MAX, Kind, RESPONSE_HEAD, StreamId};
 use gw_shared::tunnel::window::{FIRST, MOST};
+use gw_telemetry::counters::EndedTunnel;
 use http::Method;
 
 use crate::support::caller::{self, connect};

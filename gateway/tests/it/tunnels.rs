@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::thread;
 
-use gw_gateway::control::{Actor, agent};
+use gw_control_plane::control::{Actor, agent};
+use gw_store::StoredRecord;
+use gw_telemetry::counters::TunnelReport;
+
 use gw_gateway::demo::Demo;
-use gw_gateway::store::StoredRecord;
-use gw_gateway::telemetry::counters::TunnelReport;
 
 use crate::support::caller::{connect, get};
 use crate::support::stopwatch::within_a_second;

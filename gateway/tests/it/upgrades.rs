@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::net::{Shutdown, TcpStream};
 
-use gw_gateway::config::HandOver;
 use gw_gateway::demo::{Demo, Options};
+use gw_interface::config::HandOver;
 use h2::ext::Protocol;
 use http::Method;
 

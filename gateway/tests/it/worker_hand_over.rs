@@ -2,7 +2,8 @@
 
 use std::thread;
 
-use gw_gateway::config::HandOver;
+use gw_interface::config::HandOver;
+
 use gw_gateway::demo::{Demo, Options};
 
 use crate::support::caller::{connect, connect_to, get, request};

@@ -199,7 +199,7 @@ fn manifests_have_the_fields_and_references_of_their_schemas() {
 fn configuration_files_of_the_manifests_are_valid() {
     let path = |name: &str| repository().join("packaging/kubernetes").join(name);
     let text = fs::read_to_string(path("gateway/gateway.toml")).unwrap();
-    gw_gateway::config::Config::parse(&text, |_| None).unwrap();
+    gw_interface::config::Config::parse(&text, |_| None).unwrap();
     let state = tempfile::tempdir().unwrap();
     for file in ["agent/agent.toml", "agent-replicas/agent.toml"] {
         // After all keys it looks for the enrolled agent.

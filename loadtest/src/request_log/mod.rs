@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use gw_gateway::clock::Timestamp;
-use gw_gateway::telemetry::request_log::{RequestLog, SearchQuery};
+use gw_base::clock::Timestamp;
 use gw_shared::id::RequestId;
+use gw_telemetry::request_log::{RequestLog, SearchQuery};
 use rustix::fs::{Advice, fadvise};
 
 use self::traffic::Traffic;

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use gw_gateway::telemetry::request_log::{Batch, CallerId, RequestRecord, Timing};
 use gw_shared::id::{AgentId, KeyId, RequestId};
+use gw_telemetry::request_log::{Batch, CallerId, RequestRecord, Timing};
 use http::Method;
 
 /// Generates records, deterministic for the same services.

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use gw_gateway::region::RegionKey;
-use gw_gateway::telemetry::request_log::archive::ArchiveError;
-use gw_gateway::telemetry::request_log::{SearchQuery, Side};
+use gw_region::RegionKey;
 use gw_shared::identity::secret::Secret;
+use gw_telemetry::request_log::archive::ArchiveError;
+use gw_telemetry::request_log::{SearchQuery, Side};
 
 use super::log::{Clock, HOUR_MS, LABEL, MORNING_MS, Node, all, captured, id, key, record, slot};
 use super::server::Server;

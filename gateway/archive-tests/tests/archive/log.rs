@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use bytes::Bytes;
-use gw_gateway::clock::Timestamp;
-use gw_gateway::page::Page;
-use gw_gateway::region::{NodeSlot, RegionKey, RegionKeys};
-use gw_gateway::telemetry::request_log::archive::{Archive, ArchiveError, ArchiveSettings};
-use gw_gateway::telemetry::request_log::{
+use gw_base::clock::Timestamp;
+use gw_base::page::Page;
+use gw_region::{NodeSlot, RegionKey, RegionKeys};
+use gw_shared::http::Fields;
+use gw_shared::id::RequestId;
+use gw_telemetry::request_log::archive::{Archive, ArchiveError, ArchiveSettings};
+use gw_telemetry::request_log::{
     Batch, BodyCapture, Capture, MessageCapture, RequestLog, RequestRecord, RequestView,
     SearchQuery,
 };
-use gw_shared::http::Fields;
-use gw_shared::id::RequestId;
 use http::{HeaderName, HeaderValue};
 
 pub(crate) const APEX: &str = "eu1.example.com";

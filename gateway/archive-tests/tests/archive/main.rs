@@ -19,13 +19,13 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use gw_gateway::Gateway;
-use gw_gateway::config::Config;
 use gw_gateway::process::doctor;
-use gw_gateway::region::RegionKey;
-use gw_gateway::telemetry::request_log::archive::{Archive, ArchiveError};
-use gw_gateway::telemetry::request_log::{RequestRecord, SearchQuery, Side, Timing};
+use gw_interface::config::Config;
+use gw_region::RegionKey;
 use gw_shared::doctor::Verdict;
 use gw_shared::id::RequestId;
+use gw_telemetry::request_log::archive::{Archive, ArchiveError};
+use gw_telemetry::request_log::{RequestRecord, SearchQuery, Side, Timing};
 use rustls::crypto::aws_lc_rs;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use rustls_pki_types::CertificateDer;

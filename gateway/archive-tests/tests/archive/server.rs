@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::thread::{self, JoinHandle};
 
-use gw_gateway::telemetry::request_log::archive::ArchiveSettings;
 use gw_shared::identity::secret::Secret;
+use gw_telemetry::request_log::archive::ArchiveSettings;
 use http::{Method, Request};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;

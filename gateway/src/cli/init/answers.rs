@@ -4,7 +4,7 @@ use std::io::{self, BufRead, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf, absolute};
 
-use gw_gateway::config::{parse_domain, parse_label};
+use gw_interface::config::{parse_domain, parse_label};
 use gw_shared::command::Failure;
 use gw_shared::id::AccountId;
 

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use gw_gateway::config::Config;
+use gw_interface::config::Config;
 use gw_shared::command::{self, Failure};
 use gw_shared::files;
 

@@ -10,10 +10,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use gw_gateway::config::Config;
-use gw_gateway::file_owner::FileOwner;
+use gw_base::file_owner::FileOwner;
+use gw_control_plane::control::ControlError;
+use gw_gateway::Gateway;
 use gw_gateway::process::init::create_account;
-use gw_gateway::{ControlError, Gateway};
+use gw_interface::config::Config;
 use gw_shared::command::Failure;
 use gw_shared::id::AccountId;
 

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use gw_gateway::CertificateSource;
-use gw_gateway::config::Config;
+use gw_base::tls::CertificateSource;
+use gw_interface::config::Config;
 use gw_shared::command::quoted;
 
 use super::answers::Answers;

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use gw_gateway::admin_client::AdminAddress;
-use gw_gateway::config::Config;
-use gw_gateway::file_owner::FileOwner;
+use gw_base::file_owner::FileOwner;
+use gw_control_plane::admin_client::AdminAddress;
+use gw_interface::config::Config;
 use gw_shared::command::Failure;
 use rustix::fs::OFlags;
 

@@ -5,6 +5,9 @@ mod about;
 mod agent;
 mod options;
 
+use gw_base::hostname::Region;
+use gw_control_plane::control::ControlError;
+use gw_interface::config::Config;
 use gw_testbed::{Settings, Starter, without_password};
 
 pub use self::about::{AboutNode, AboutNodes};
@@ -14,9 +17,6 @@ pub use self::options::NodesOptions;
 use self::agent::AgentSettings;
 use super::records::Seeded;
 use super::{About, DemoError};
-use crate::config::Config;
-use crate::control::ControlError;
-use crate::hostname::Region;
 use crate::process::gateway::{Gateway, StartError};
 use crate::process::region::{self as commands, RegionError};
 
@@ -167,10 +167,10 @@ fn parse(text: &str) -> Result<Config, NodesError> {
 mod tests {
     use std::path::{Path, PathBuf};
 
+    use gw_interface::config::StoreSettings;
     use gw_testbed::Place;
 
     use super::*;
-    use crate::config::StoreSettings;
 
     #[test]
     fn the_configuration_of_a_node_is_valid() {

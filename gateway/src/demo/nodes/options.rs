@@ -1,12 +1,12 @@
 //! Options of a demo of several nodes, and their checks.
 
+use gw_base::memory_limit;
+use gw_base::rate::Rate;
+use gw_interface::config::workers_or_cores;
+use gw_store::PostgresSettings;
 use gw_testbed::without_password;
 
 use super::NodesError;
-use crate::config::workers_or_cores;
-use crate::memory_limit;
-use crate::rate::Rate;
-use crate::store::PostgresSettings;
 
 #[derive(Debug, Clone)]
 pub struct NodesOptions {
@@ -59,8 +59,9 @@ impl NodesOptions {
 
 #[cfg(test)]
 mod tests {
+    use gw_base::service_settings::ServiceSettings;
+
     use super::*;
-    use crate::service_settings::ServiceSettings;
 
     #[test]
     fn options_that_do_not_fit_together_are_refused_with_both_names() {

@@ -3,10 +3,9 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
+use gw_interface::config::Config;
 use gw_shared::doctor::Examination;
-
-use crate::config::Config;
-use crate::telemetry::request_log::archive::{self, ArchiveSettings, CheckStep};
+use gw_telemetry::request_log::archive::{self, ArchiveSettings, CheckStep};
 
 const ARCHIVE: &str = "archive";
 

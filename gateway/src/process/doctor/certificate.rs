@@ -3,12 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
+use gw_base::clock::Timestamp;
+use gw_base::hostname::Region;
+use gw_base::tls::certificate::{self, ChainValidity, PairKeys};
 use gw_shared::doctor::Examination;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
-
-use crate::clock::Timestamp;
-use crate::hostname::Region;
-use crate::tls::certificate::{self, ChainValidity, PairKeys};
 
 /// Remaining validity below which a certificate causes a warning.
 const EXPIRES_SOON: Duration = Duration::from_hours(14 * 24);

@@ -5,13 +5,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
+use gw_base::clock::{ClockDifference, DIFFERENCE_MAX};
+use gw_control_plane::control::{node_name, postgres_source};
+use gw_interface::config::Config;
+use gw_region::{NodeRow, RegionKeys, Roster};
 use gw_shared::doctor::Examination;
-
-use crate::clock::{ClockDifference, DIFFERENCE_MAX};
-use crate::config::Config;
-use crate::control::{node_name, postgres_source};
-use crate::region::{NodeRow, RegionKeys, Roster};
-use crate::store::{
+use gw_store::{
     EngineState, POOLED, PostgresInspector, PostgresSettings, PostgresSource, PostgresStore,
     RegionState, Replication, Store, StoreError,
 };
@@ -395,10 +394,10 @@ fn other_nodes(out: &mut Examination, own: SocketAddr, roster: &Roster) {
 
 #[cfg(test)]
 mod tests {
+    use gw_region::{NodeSlot, NodeState};
     use gw_shared::doctor::{Finding, Verdict};
 
     use super::*;
-    use crate::region::{NodeSlot, NodeState};
 
     fn state(replication: Replication, standbys: i64) -> EngineState {
         EngineState {

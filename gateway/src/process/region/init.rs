@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
+use gw_control_plane::control::node_name;
+use gw_interface::config::Config;
+use gw_region::{RegionKey, RegionKeyError};
+use gw_store::{PostgresInspector, PostgresStore};
+
 use super::{RegionError, key_path, postgres, source};
-use crate::config::Config;
-use crate::control::node_name;
-use crate::region::{RegionKey, RegionKeyError};
-use crate::store::{PostgresInspector, PostgresStore};
 
 /// A new region.
 #[derive(Debug)]

@@ -9,8 +9,12 @@ mod transfer;
 
 use std::path::Path;
 
+use gw_control_plane::control::postgres_source;
+use gw_interface::config::{Config, StoreSettings};
+use gw_region::{NodeSlot, OperatorError, RegionKeyError};
 use gw_shared::command::Failure;
 use gw_shared::doctor::Examination;
+use gw_store::{PostgresSettings, PostgresSource, PostgresStore, StoreError};
 
 pub use self::init::{Created, KeyFileResult, init};
 pub use self::nodes::{Drained, ListedNode, drain, remove};
@@ -20,10 +24,6 @@ pub use self::status::{ChangeStatus, StoredRegionStatus, status};
 pub use self::transfer::{Moved, export, import};
 
 use super::doctor;
-use crate::config::{Config, StoreSettings};
-use crate::control::postgres_source;
-use crate::region::{NodeSlot, OperatorError, RegionKeyError};
-use crate::store::{PostgresSettings, PostgresSource, PostgresStore, StoreError};
 
 /// Reason why a command on a region failed.
 #[derive(Debug, thiserror::Error)]

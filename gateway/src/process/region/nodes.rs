@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use gw_interface::config::Config;
+use gw_region::{NodeRow, NodeSlot, NodeState, OperatorError, Roster, Statement};
+use gw_store::PostgresStore;
 use serde::Serialize;
 
 use super::{RegionError, store};
-use crate::config::Config;
-use crate::region::{NodeRow, NodeSlot, NodeState, OperatorError, Roster, Statement};
-use crate::store::PostgresStore;
 
 /// Interval at which the state of a draining node is read.
 const CHECK: Duration = Duration::from_millis(200);

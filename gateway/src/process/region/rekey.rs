@@ -1,9 +1,10 @@
 //! `region rekey`: replaces the region key while the nodes run.
 
+use gw_base::clock::Timestamp;
+use gw_interface::config::Config;
+use gw_store::{AuditEntry, Rekeyed, Revision};
+
 use super::{RegionError, store};
-use crate::clock::Timestamp;
-use crate::config::Config;
-use crate::store::{AuditEntry, Rekeyed, Revision};
 
 /// A region key that was replaced.
 #[derive(Debug)]

@@ -3,15 +3,16 @@
 
 use std::path::Path;
 
-use super::transfer::{as_owner, shared_secrets, source_problem};
-use super::{RegionError, source, store};
-use crate::clock::Timestamp;
-use crate::config::Config;
-use crate::control::{ADMIN_TOKEN, AGENT_CA, read_copy};
-use crate::store::{
+use gw_base::clock::Timestamp;
+use gw_control_plane::control::{ADMIN_TOKEN, AGENT_CA, read_copy};
+use gw_interface::config::Config;
+use gw_store::{
     AuditEntry, NamedSecret, PostgresSource, PostgresStore, RecordId, Revision, Snapshot, Step,
     Store, StoreError,
 };
+
+use super::transfer::{as_owner, shared_secrets, source_problem};
+use super::{RegionError, source, store};
 
 /// Records that were written back.
 #[derive(Debug)]

@@ -1,14 +1,14 @@
 //! `region status`: the database of a region and its contents.
 
+use gw_control_plane::control::node_name;
+use gw_interface::config::{Config, REGION_KEY, REGION_KEY_NEXT};
+use gw_store::{
+    EngineState, LastChange, PostgresInspector, ProvenKeys, RecordsOfKind, RegionState,
+};
 use serde::Serialize;
 
 use super::nodes::ListedNode;
 use super::{RegionError, postgres};
-use crate::config::{Config, REGION_KEY, REGION_KEY_NEXT};
-use crate::control::node_name;
-use crate::store::{
-    EngineState, LastChange, PostgresInspector, ProvenKeys, RecordsOfKind, RegionState,
-};
 
 /// What is known about a region without asking its nodes.
 #[derive(Debug, Serialize)]

@@ -4,15 +4,15 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use gw_base::file_owner::FileOwner;
+use gw_control_plane::control::SHARED_SECRETS;
+use gw_interface::config::Config;
 use gw_shared::files;
-
-use super::{RegionError, store};
-use crate::config::Config;
-use crate::control::SHARED_SECRETS;
-use crate::file_owner::FileOwner;
-use crate::store::{
+use gw_store::{
     Contents, ContentsSummary, NamedSecret, PostgresStore, SqliteStore, StoreError, StoreSource,
 };
+
+use super::{RegionError, store};
 
 /// Name of an exported database until it is complete. A gateway does not look for it.
 const INCOMPLETE: &str = "gw.sqlite.incomplete";

@@ -5,12 +5,12 @@ use std::mem::discriminant;
 use std::os::unix::net::UnixStream;
 
 use bytes::BytesMut;
+use gw_base::limits;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, Chain};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::message::TakeoverMessage;
 use super::{LINE_MAX, TakeoverError};
-use crate::limits;
 
 /// Bytes of messages from which on a [`MessageWriter`] has no room for changes.
 const ROOM: usize = 64 * 1024;

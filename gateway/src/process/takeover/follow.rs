@@ -5,17 +5,17 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use gw_base::background::Tasks;
+use gw_base::limits;
+use gw_control_plane::control::{Control, MissingChanges};
+use gw_data_plane::worker::{WorkerHandles, WorkerMessage};
+use gw_interface::rate_limit::{Level, SuccessorCharge};
+use gw_store::{Position, Step};
 use tokio::sync::{mpsc, oneshot};
 
 use super::channel::{Channel, MessageReader, MessageWriter};
 use super::message::TakeoverMessage;
 use super::{FOLLOWS_NO_MORE, TakeoverError, start_exchange};
-use crate::background::Tasks;
-use crate::control::{Control, MissingChanges};
-use crate::limits;
-use crate::rate_limit::{Level, SuccessorCharge};
-use crate::store::{Position, Step};
-use crate::worker::{WorkerHandles, WorkerMessage};
 
 /// Interval between checks that the successor still answers.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -129,11 +129,11 @@ mod tests {
     use std::io::Write;
     use std::os::unix::net::UnixStream;
 
+    use gw_base::error::Error;
+    use gw_interface::rate_limit::SuccessorBuckets;
     use tokio::runtime::{Builder, Runtime};
 
     use super::*;
-    use crate::error::Error;
-    use crate::rate_limit::SuccessorBuckets;
 
     fn runtime() -> Runtime {
         Builder::new_current_thread().enable_all().build().unwrap()

@@ -5,19 +5,19 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, bounded};
+use gw_base::background::Tasks;
+use gw_base::limits;
+use gw_control_plane::control::{Control, MissingChanges};
+use gw_data_plane::worker::{WorkerHandles, WorkerMessage};
+use gw_interface::rate_limit::{ChargeAnswer, Level, PredecessorCharge, levels};
+use gw_region::ownership;
+use gw_store::{History, Position};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::channel::{Channel, MessageReader, MessageWriter};
 use super::message::TakeoverMessage;
 use super::{TakeoverError, start_exchange};
-use crate::background::Tasks;
-use crate::control::{Control, MissingChanges};
-use crate::limits;
-use crate::ownership;
-use crate::rate_limit::{ChargeAnswer, Level, PredecessorCharge, levels};
-use crate::store::{History, Position};
-use crate::worker::{WorkerHandles, WorkerMessage};
 
 /// Starts a thread that sends changes after `position` to the predecessor and admits its requests. It sends the workers
 /// [`WorkerMessage::Levels`], which they wait for. The returned channel disconnects when the predecessor has ended.
@@ -175,22 +175,23 @@ impl News {
 mod tests {
     use std::collections::BTreeMap;
     use std::os::unix::net::UnixStream;
+    use std::time::Duration;
 
+    use gw_base::background::Background;
+    use gw_base::clock::Timestamp;
+    use gw_base::hostname::Region;
+    use gw_base::mailbox::{Inbox, mailbox};
+    use gw_data_plane::worker::WorkerMessage;
+    use gw_interface::config::Config;
+    use gw_interface::rate_limit::SuccessorBuckets;
     use gw_shared::id::AccountId;
+    use gw_store::{
+        AccountRecord, AuditEntry, Revision, SqliteStore, Step, Store, StoreSource, StoredRecord,
+    };
     use tempfile::TempDir;
 
     use super::super::{Predecessor, Successor};
     use super::*;
-    use crate::background::Background;
-    use crate::clock::Timestamp;
-    use crate::config::Config;
-    use crate::hostname::Region;
-    use crate::mailbox::{Inbox, mailbox};
-    use crate::rate_limit::SuccessorBuckets;
-    use crate::store::{
-        AccountRecord, AuditEntry, Revision, SqliteStore, Step, Store, StoreSource, StoredRecord,
-    };
-    use crate::worker::WorkerMessage;
 
     /// The control plane of a process, and the mailbox of its only worker.
     struct Process {
@@ -216,7 +217,7 @@ mod tests {
     impl Process {
         /// Waits until the worker gets a message for which `holds`.
         fn is_told(&self, holds: impl Fn(&WorkerMessage) -> bool) {
-            while !holds(&self.worker.next()) {}
+            while !holds(&self.worker.next_within(Duration::from_secs(30)).unwrap()) {}
         }
 
         fn is_told_to_end(&self) {
@@ -369,9 +370,9 @@ mod tests {
             let services = (0..500)
                 .map(|number| format!("{number:0>56}").parse().unwrap())
                 .collect();
-            StoredRecord::ServiceKey(crate::store::CallerSecretRecord {
+            StoredRecord::ServiceKey(gw_store::CallerSecretRecord {
                 id: gw_shared::id::KeyId::random(),
-                access: crate::store::SecretAccess {
+                access: gw_store::SecretAccess {
                     account: account.id,
                     name: None,
                     secret: gw_shared::identity::secret::SecretHash::of("x"),

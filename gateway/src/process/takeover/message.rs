@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::io;
 
+use gw_control_plane::members::CarriedNode;
+use gw_interface::rate_limit::Level;
+use gw_store::{Position, Step};
 use serde::{Deserialize, Serialize};
 
 use super::{LINE_MAX, TakeoverError};
-use crate::members::CarriedNode;
-use crate::rate_limit::Level;
-use crate::store::{Position, Step};
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]

@@ -37,14 +37,15 @@ mod successor;
 
 use std::io;
 
+use gw_base::background::Tasks;
+use gw_base::limits;
+use gw_control_plane::control::MissingChanges;
+use gw_store::StoreError;
+
 use self::channel::{Channel, MessageReader, MessageWriter};
 pub use self::predecessor::Predecessor;
 pub use self::program::Program;
 pub(crate) use self::successor::Successor;
-use crate::background::Tasks;
-use crate::control::MissingChanges;
-use crate::limits;
-use crate::store::StoreError;
 
 /// Environment variable with the process id of the predecessor. Other processes that inherit it ignore it.
 const PREDECESSOR: &str = "GW_PREDECESSOR";
@@ -128,9 +129,10 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::thread;
 
+    use gw_store::Position;
+
     use super::message::TakeoverMessage;
     use super::*;
-    use crate::store::Position;
 
     fn pair() -> (Successor, Predecessor) {
         let (ours, theirs) = UnixStream::pair().unwrap();

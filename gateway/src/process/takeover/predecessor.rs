@@ -7,17 +7,17 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use crossbeam_channel::Receiver;
+use gw_base::background::Tasks;
+use gw_control_plane::control::Control;
+use gw_control_plane::members::CarriedNode;
+use gw_data_plane::worker::WorkerHandles;
 use gw_shared::net::inherited_sockets;
+use gw_store::Position;
 
 use super::channel::Channel;
 use super::message::TakeoverMessage;
 use super::{CHANNEL, PREDECESSOR, SOCKETS, TakeoverError, lead};
-use crate::background::Tasks;
-use crate::control::Control;
-use crate::members::CarriedNode;
 use crate::process::listeners::{Inherited, ListenError};
-use crate::store::Position;
-use crate::worker::WorkerHandles;
 
 /// Process that this one replaces.
 pub struct Predecessor {

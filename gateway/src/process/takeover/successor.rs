@@ -7,6 +7,12 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
+use gw_base::background::Tasks;
+use gw_control_plane::control::Control;
+use gw_control_plane::members::CarriedNode;
+use gw_data_plane::worker::WorkerHandles;
+use gw_interface::rate_limit::{Level, SuccessorCharge, levels};
+use gw_store::Position;
 use rustix::io::{FdFlags, fcntl_setfd};
 use tokio::sync::mpsc;
 
@@ -14,13 +20,7 @@ use super::channel::Channel;
 use super::message::TakeoverMessage;
 use super::program::Program;
 use super::{CHANNEL, PREDECESSOR, SOCKETS, TakeoverError, follow};
-use crate::background::Tasks;
-use crate::control::Control;
-use crate::members::CarriedNode;
 use crate::process::listeners::Listeners;
-use crate::rate_limit::{Level, SuccessorCharge, levels};
-use crate::store::Position;
-use crate::worker::WorkerHandles;
 
 /// Process that replaces this one. It is killed when this is dropped before it serves.
 pub(crate) struct Successor {

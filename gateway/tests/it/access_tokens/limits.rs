@@ -2,9 +2,10 @@
 
 use std::time::Instant;
 
-use gw_gateway::config::{Config, ProxyProtocol};
+use gw_base::rate::Rate;
+use gw_interface::config::{Config, ProxyProtocol};
+
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::rate::Rate;
 
 use super::{SCOPE, bearer, call, outcome};
 use crate::support::apex::{ask, demo_token, token};

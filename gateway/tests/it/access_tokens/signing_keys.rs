@@ -2,10 +2,10 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use gw_gateway::control::{Actor, Rotation, signing_key};
+use gw_base::rate::Rate;
+use gw_control_plane::control::{Actor, Rotation, signing_key};
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::rate::Rate;
-use gw_gateway::store::SigningKeyRecord;
+use gw_store::SigningKeyRecord;
 use jsonwebtoken::{Algorithm, EncodingKey};
 
 use super::{bearer, call, outcome};

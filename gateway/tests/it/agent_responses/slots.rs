@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-use gw_gateway::config::HandOver;
 use gw_gateway::demo::{Demo, Options};
+use gw_interface::config::HandOver;
 use gw_shared::tunnel::frame::Kind;
 use http::Method;
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use gw_gateway::admin_client::AdminAddress;
+use gw_control_plane::admin_client::AdminAddress;
+
 use gw_gateway::demo::Demo;
 
 /// A response.

@@ -1,6 +1,6 @@
 //! Forms of the console.
 
-use gw_gateway::control::{account, caller_secret, service};
+use gw_control_plane::control::{account, caller_secret, service};
 use gw_shared::id::ClientId;
 
 use super::browser::Browser;

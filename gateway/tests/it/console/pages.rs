@@ -1,8 +1,8 @@
 //! Pages and forms of the console.
 
-use gw_gateway::control::{Actor, NewCallerSecret, agent, caller_secret};
-use gw_gateway::store::{AgentRecord, StoredRecord};
+use gw_control_plane::control::{Actor, NewCallerSecret, agent, caller_secret};
 use gw_shared::id::{AgentId, ClientId, KeyId};
+use gw_store::{AgentRecord, StoredRecord};
 
 use super::browser::Browser;
 use crate::support::caller::{HOST, connect};
@@ -394,7 +394,7 @@ fn names_and_url_values_are_escaped_on_every_page() {
     };
     caller_secret::create::<ClientId>(control, &Actor::Admin, "demo", &new).unwrap();
     caller_secret::create::<KeyId>(control, &Actor::Admin, "demo", &new).unwrap();
-    let item = |records: &gw_gateway::store::Records| {
+    let item = |records: &gw_store::Records| {
         let named = records
             .credentials
             .values()

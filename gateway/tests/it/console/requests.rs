@@ -2,11 +2,11 @@
 
 use std::sync::mpsc;
 
-use gw_gateway::control::{Actor, ServiceChanges, audit, service};
+use gw_control_plane::control::{Actor, ServiceChanges, audit, service};
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::store::AuditQuery;
-use gw_gateway::telemetry::request_log::{Batch, RecordedAttempt, RequestLog, RequestRecord};
 use gw_shared::id::{AgentId, RequestIds};
+use gw_store::AuditQuery;
+use gw_telemetry::request_log::{Batch, RecordedAttempt, RequestLog, RequestRecord};
 
 use super::browser::Browser;
 use crate::support::caller::{HOST, connect};

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use gw_gateway::clock::Timestamp;
-use gw_gateway::control::audit;
+use gw_base::clock::Timestamp;
+use gw_control_plane::control::audit;
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::store::{AgentRecord, StoredRecord};
+use gw_store::{AgentRecord, StoredRecord};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, SanType};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
@@ -71,7 +71,7 @@ fn a_certificate_has_only_contents_set_by_the_gateway() {
 
 #[test]
 fn certificate_renewal_does_not_interrupt_requests() {
-    let adjust = |config: &mut gw_gateway::config::Config| {
+    let adjust = |config: &mut gw_interface::config::Config| {
         config.agent_certificate_lifetime = Duration::from_secs(5);
     };
     let demo = Demo::start(&Options {
@@ -102,7 +102,7 @@ fn certificate_renewal_does_not_interrupt_requests() {
     assert_eq!(tunnels(&demo)[0].generation, begun.generation);
     let log = audit::list(
         demo.gateway().control(),
-        &gw_gateway::store::AuditQuery {
+        &gw_store::AuditQuery {
             account: None,
             before: None,
             limit: 1,

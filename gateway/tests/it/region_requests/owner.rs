@@ -1,9 +1,9 @@
 //! What the node that owns a service refuses, and requests whose owner changes or is lost.
 
-use gw_gateway::control::{Actor, caller_secret};
-use gw_gateway::rate::Rate;
-use gw_gateway::store::StoredRecord;
+use gw_base::rate::Rate;
+use gw_control_plane::control::{Actor, caller_secret};
 use gw_shared::id::KeyId;
+use gw_store::StoredRecord;
 
 use super::{any_path, with_agent};
 use crate::support::nodes::Nodes;

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use gw_gateway::store::{Position, PostgresStore, Step, Store, StoreError};
+use gw_store::{Position, PostgresStore, Step, Store, StoreError};
 
 use super::{account, at, audit, create, entry, open};
 use crate::support::eventually;

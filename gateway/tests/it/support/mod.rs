@@ -33,9 +33,10 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use gw_base::rate::Rate;
+use gw_telemetry::counters::{TunnelReport, WorkerReport};
+
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::rate::Rate;
-use gw_gateway::telemetry::counters::{TunnelReport, WorkerReport};
 
 /// Timeout for events that normally take milliseconds. Only a failing test reaches it.
 pub(crate) const SOON: Duration = Duration::from_secs(30);

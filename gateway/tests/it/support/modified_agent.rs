@@ -6,10 +6,10 @@ use std::thread;
 use std::time::Duration;
 
 use gw_gateway::demo::{About, Demo};
-use gw_gateway::telemetry::counters::TunnelReport;
 use gw_shared::id::AgentId;
 use gw_shared::tunnel::frame::{FrameHeader, HEADER, Kind, StreamId};
 use gw_shared::tunnel::{self, handshake};
+use gw_telemetry::counters::TunnelReport;
 use http::Method;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 

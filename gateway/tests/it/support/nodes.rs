@@ -7,10 +7,10 @@ use std::path::Path;
 
 use gw_agent::AgentHandle;
 use gw_gateway::Gateway;
-use gw_gateway::config::Config;
 use gw_gateway::demo::About;
-use gw_gateway::region::{Member, NodeSlot, Owner, Placement};
-use gw_gateway::telemetry::counters::TunnelReport;
+use gw_interface::config::Config;
+use gw_region::{Member, NodeSlot, Owner, Placement};
+use gw_telemetry::counters::TunnelReport;
 
 use super::caller::{Caller, HOST, connect_to};
 use super::prepared::Prepared;

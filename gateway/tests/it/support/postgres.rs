@@ -10,9 +10,9 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gw_gateway::config::{Config, StoreSettings};
-use gw_gateway::region::RegionKey;
-use gw_gateway::store::{KnownRecords, PostgresSettings, PostgresSource, PostgresStore};
+use gw_interface::config::{Config, StoreSettings};
+use gw_region::RegionKey;
+use gw_store::{KnownRecords, PostgresSettings, PostgresSource, PostgresStore};
 use gw_testbed::{Listen, Server, Sleep, Starter};
 
 use super::eventually;

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use gw_agent::identity::state::StateDir;
+use gw_base::tls::CertificateSource;
+use gw_gateway::Gateway;
 use gw_gateway::demo::About;
-use gw_gateway::{CertificateSource, Gateway};
 use serde_json::Value;
 
 use super::caller::{Caller, HOST, connect_to};
@@ -31,7 +32,7 @@ impl Prepared {
         let directory = tempfile::tempdir().unwrap();
         let data_dir = directory.path().join("data");
         let config =
-            gw_gateway::config::Config::parse(&config_text(&data_dir, 0), |_| None).unwrap();
+            gw_interface::config::Config::parse(&config_text(&data_dir, 0), |_| None).unwrap();
         assert_eq!(
             config.certificate,
             CertificateSource::Development {

@@ -3,7 +3,8 @@
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 
-use gw_gateway::config::{ProxyProtocol, TrustedProxies};
+use gw_interface::config::{ProxyProtocol, TrustedProxies};
+
 use gw_gateway::demo::Demo;
 
 use super::SOON;

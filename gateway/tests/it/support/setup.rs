@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use gw_agent::identity::enroll::TokenSource;
-use gw_gateway::control::{
+use gw_control_plane::control::{
     Actor, Control, NewAccount, NewCallerSecret, NewCredentialView, NewEnrollmentToken, NewService,
     NewServiceKeyView, account, caller_secret, enrollment_token, service,
 };

@@ -7,10 +7,10 @@ use std::thread;
 
 use gw_agent::AgentHandle;
 use gw_gateway::Gateway;
-use gw_gateway::config::Config;
 use gw_gateway::demo::About;
-use gw_gateway::telemetry::counters::{TunnelReport, WorkerReport};
+use gw_interface::config::Config;
 use gw_shared::tunnel::frame::{DATA_MAX, Kind, StreamId};
+use gw_telemetry::counters::{TunnelReport, WorkerReport};
 use serde_json::json;
 
 use super::caller::{Caller, HOST, connect_to};

@@ -1,0 +1,44 @@
+//! The rate of a token bucket: burst and refill.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Capacity and refill of a bucket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rate {
+    pub burst: NonZeroU32,
+    pub refill_per_minute: NonZeroU32,
+}
+
+impl Rate {
+    /// `burst` requests at once and `refill_per_minute` sustained; `None` if either is zero.
+    pub const fn new(burst: u32, refill_per_minute: u32) -> Option<Self> {
+        match (NonZeroU32::new(burst), NonZeroU32::new(refill_per_minute)) {
+            (Some(burst), Some(refill_per_minute)) => Some(Self {
+                burst,
+                refill_per_minute,
+            }),
+            _ => None,
+        }
+    }
+
+    pub const fn burst(self) -> u32 {
+        self.burst.get()
+    }
+
+    pub const fn refill_per_minute(self) -> u32 {
+        self.refill_per_minute.get()
+    }
+
+    /// Time to refill one request, rounded up so that the rate is never exceeded.
+    pub fn interval(self) -> Duration {
+        Duration::from_nanos(60_000_000_000u64.div_ceil(u64::from(self.refill_per_minute())))
+    }
+
+    /// Time to fill an empty bucket.
+    pub fn time_to_fill(self) -> Duration {
+        self.interval() * self.burst()
+    }
+}

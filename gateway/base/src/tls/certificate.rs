@@ -1,0 +1,310 @@
+//! Checks of a server certificate: matching key, names of the region, order of the chain, validity period.
+
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::path::Path;
+
+use rustls::client::verify_server_name;
+use rustls::crypto::aws_lc_rs;
+use rustls::server::ParsedCertificate;
+use rustls::sign::CertifiedKey;
+use rustls_pki_types::pem::{self, PemObject};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::clock::Timestamp;
+use crate::hostname::Region;
+
+/// An example of a tenant label.
+pub const TENANT: &str = "doctor--doctor";
+
+/// Names of the configuration keys of a certificate and its key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PairKeys {
+    pub certificate: &'static str,
+    pub key: &'static str,
+}
+
+impl PairKeys {
+    /// The pair of the listener for callers and agents.
+    pub const CALLERS: Self = Self {
+        certificate: "tls_certificate",
+        key: "tls_key",
+    };
+    /// The pair of the admin listener.
+    pub const ADMIN: Self = Self {
+        certificate: "admin_tls_certificate",
+        key: "admin_tls_key",
+    };
+}
+
+/// A certificate chain, the server's certificate first, and its key.
+pub struct Pair {
+    pub chain: Vec<CertificateDer<'static>>,
+    pub key: PrivateKeyDer<'static>,
+}
+
+/// Reasons why a certificate cannot be served. Each begins with the configuration key it concerns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mistakes(pub Vec<String>);
+
+impl fmt::Display for Mistakes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("; "))
+    }
+}
+
+impl std::error::Error for Mistakes {}
+
+/// The validity of a chain: the common validity of all of its certificates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChainValidity {
+    Unreadable,
+    NotYet { from: Timestamp },
+    Expired { at: Timestamp },
+    Until(Timestamp),
+}
+
+/// Reads the files that `keys` name, and checks that a gateway of `region` can serve them. Without a region, does not
+/// check names.
+pub fn read_pair(
+    keys: PairKeys,
+    certificate: &Path,
+    key: &Path,
+    region: Option<&Region>,
+) -> Result<Pair, Mistakes> {
+    let chain = read_chain(certificate);
+    let private_key = read_key(key);
+    let mut mistakes = Vec::new();
+    if let Err(error) = &chain {
+        mistakes.push(format!(
+            "{}: {}: {error}",
+            keys.certificate,
+            certificate.display()
+        ));
+    }
+    if let Err(error) = &private_key {
+        mistakes.push(format!("{}: {}: {error}", keys.key, key.display()));
+    }
+    if let Ok(chain) = &chain {
+        let first = ParsedCertificate::try_from(&chain[0]);
+        match (&first, &private_key) {
+            (Err(error), _) => mistakes.push(format!(
+                "{}: {}: the first certificate cannot be read: {error}; it must be X.509 in PEM",
+                keys.certificate,
+                certificate.display()
+            )),
+            (Ok(_), Ok(private_key)) => {
+                if let Err(error) = check_key(chain, private_key) {
+                    mistakes.push(format!(
+                        "{}: {}: {error}; it must be the key of the first certificate in {}",
+                        keys.key,
+                        key.display(),
+                        certificate.display()
+                    ));
+                }
+            }
+            (Ok(_), Err(_)) => {}
+        }
+        let missing = region
+            .map(|region| missing_names(chain, region))
+            .unwrap_or_default();
+        if !missing.is_empty() && first.is_ok() {
+            mistakes.push(format!(
+                "{}: {}: valid for {}, but not for {}; it must be valid for the apex of the region and every name below it",
+                keys.certificate,
+                certificate.display(),
+                names(&chain[0]).join(", "),
+                missing.join(" and ")
+            ));
+        }
+    }
+    match (chain, private_key) {
+        (Ok(chain), Ok(key)) if mistakes.is_empty() => Ok(Pair { chain, key }),
+        _ => Err(Mistakes(mistakes)),
+    }
+}
+
+impl Pair {
+    /// Defects that some clients refuse although the certificate can be served. `certificate` is its file.
+    pub fn warnings(&self, keys: PairKeys, certificate: &Path, now: Timestamp) -> Vec<String> {
+        let order = first_out_of_order(&self.chain)
+            .map(|at| format!("certificate {at} of the file is not issued by the one after it"));
+        let time = self.untimely(now);
+        let warnings = order.into_iter().chain(time);
+        warnings
+            .map(|warning| format!("{}: {}: {warning}", keys.certificate, certificate.display()))
+            .collect()
+    }
+
+    /// Why the chain is not valid at `now`, if it is not.
+    pub(crate) fn untimely(&self, now: Timestamp) -> Option<String> {
+        match validity(&self.chain, now) {
+            ChainValidity::Until(_) => None,
+            ChainValidity::Unreadable => Some("its validity cannot be read".to_owned()),
+            ChainValidity::NotYet { from } => Some(format!(
+                "not valid before {from}, and the clock says {now}; set the clock if that is wrong, or wait"
+            )),
+            ChainValidity::Expired { at } => Some(format!(
+                "expired on {at}, and the clock says {now}; renew it, or set the clock if that is wrong"
+            )),
+        }
+    }
+}
+
+/// Reads a PEM file with at least one certificate, the server's first.
+pub fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+    match chain {
+        Ok(chain) if chain.is_empty() => {
+            Err("no certificate in it; it must be a PEM file of certificates".to_owned())
+        }
+        Ok(chain) => Ok(chain),
+        Err(error) => Err(pem_error(error)),
+    }
+}
+
+/// Reads a PEM file with a private key.
+pub fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
+    PrivateKeyDer::from_pem_file(path).map_err(|error| match error {
+        pem::Error::NoItemsFound => {
+            "no private key in it; it must be a PEM file with a key that is not encrypted"
+                .to_owned()
+        }
+        error => pem_error(error),
+    })
+}
+
+fn pem_error(error: pem::Error) -> String {
+    match error {
+        pem::Error::Io(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            let user = rustix::process::geteuid().as_raw();
+            format!(
+                "cannot be read: {error}; user {user}, which runs this program, has to be able to read it"
+            )
+        }
+        pem::Error::Io(error) => format!("cannot be read: {error}"),
+        error => format!("not PEM: {error}"),
+    }
+}
+
+/// Checks that `key` belongs to the first certificate.
+pub fn check_key(
+    chain: &[CertificateDer<'static>],
+    key: &PrivateKeyDer<'static>,
+) -> Result<(), String> {
+    match CertifiedKey::from_der(
+        chain.to_vec(),
+        key.clone_key(),
+        &aws_lc_rs::default_provider(),
+    ) {
+        Ok(_) => Ok(()),
+        Err(rustls::Error::InconsistentKeys(_)) => Err("does not match the certificate".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// The names that the certificate of a gateway of `region` must cover.
+pub fn wanted_names(region: &Region) -> [String; 2] {
+    [region.apex().to_owned(), format!("*.{}", region.apex())]
+}
+
+/// Those of [`wanted_names`] that the first certificate does not cover.
+pub fn missing_names(chain: &[CertificateDer<'_>], region: &Region) -> Vec<String> {
+    let examples = [
+        region.apex().to_owned(),
+        format!("{TENANT}.{}", region.apex()),
+    ];
+    let missing = wanted_names(region)
+        .into_iter()
+        .zip(examples)
+        .filter(|(_, example)| !is_valid_for(&chain[0], example));
+    missing.map(|(wanted, _)| wanted).collect()
+}
+
+/// Whether a certificate is for this host.
+pub(crate) fn is_valid_for(certificate: &CertificateDer<'_>, host: &str) -> bool {
+    let parsed = ParsedCertificate::try_from(certificate);
+    parsed.is_ok_and(|parsed| {
+        ServerName::try_from(host).is_ok_and(|name| verify_server_name(&parsed, &name).is_ok())
+    })
+}
+
+/// Names and addresses that a certificate is valid for (RFC 5280 §4.2.1.6); `no name` if there is none.
+pub fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
+    const MOST: usize = 10;
+    let mut names = Vec::new();
+    if let Ok((_, certificate)) = X509Certificate::from_der(certificate)
+        && let Ok(Some(extension)) = certificate.subject_alternative_name()
+    {
+        let known = extension
+            .value
+            .general_names
+            .iter()
+            .filter_map(|name| match name {
+                GeneralName::DNSName(name) => Some((*name).to_owned()),
+                GeneralName::IPAddress(bytes) => {
+                    ip_address(bytes).map(|address| address.to_string())
+                }
+                _ => None,
+            });
+        names.extend(known.take(MOST));
+    }
+    if names.is_empty() {
+        names.push("no name".to_owned());
+    }
+    names
+}
+
+fn ip_address(bytes: &[u8]) -> Option<IpAddr> {
+    <[u8; 4]>::try_from(bytes)
+        .map(IpAddr::from)
+        .or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from))
+        .ok()
+}
+
+/// The number, counted from 1, of the first certificate that is not issued by the one after it.
+pub fn first_out_of_order(chain: &[CertificateDer<'_>]) -> Option<usize> {
+    let is_issued_by = |pair: &[CertificateDer<'_>]| {
+        let parsed = (
+            X509Certificate::from_der(&pair[0]),
+            X509Certificate::from_der(&pair[1]),
+        );
+        let (Ok((_, certificate)), Ok((_, issuer))) = parsed else {
+            return false;
+        };
+        certificate.issuer().as_raw() == issuer.subject().as_raw()
+            && certificate
+                .verify_signature(Some(issuer.public_key()))
+                .is_ok()
+    };
+    chain
+        .windows(2)
+        .position(|pair| !is_issued_by(pair))
+        .map(|at| at + 1)
+}
+
+/// The validity of `chain` at `now`.
+pub fn validity(chain: &[CertificateDer<'_>], now: Timestamp) -> ChainValidity {
+    let of = |certificate: &CertificateDer<'_>| {
+        let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+        let validity = certificate.validity();
+        Some((
+            Timestamp(validity.not_before.timestamp()),
+            Timestamp(validity.not_after.timestamp()),
+        ))
+    };
+    let Some(times) = chain.iter().map(of).collect::<Option<Vec<_>>>() else {
+        return ChainValidity::Unreadable;
+    };
+    let from = times.iter().map(|(from, _)| *from).max();
+    let until = times.iter().map(|(_, until)| *until).min();
+    match (from, until) {
+        (_, Some(at)) if at <= now => ChainValidity::Expired { at },
+        (Some(from), _) if from > now => ChainValidity::NotYet { from },
+        (_, Some(until)) => ChainValidity::Until(until),
+        (_, None) => ChainValidity::Unreadable,
+    }
+}

@@ -1,0 +1,290 @@
+//! TLS configurations: for callers and for tunnels, with the same server certificate; for the admin listener; between the
+//! nodes of a region.
+
+/// The methods of [`rustls::server::danger::ClientCertVerifier`] about signatures, which the verifier in a field has.
+macro_rules! signatures_as_in {
+    ($field:tt) => {
+        fn verify_tls12_signature(
+            &self,
+            message: &[u8],
+            certificate: &rustls_pki_types::CertificateDer<'_>,
+            signature: &rustls::DigitallySignedStruct,
+        ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+            self.$field
+                .verify_tls12_signature(message, certificate, signature)
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            certificate: &rustls_pki_types::CertificateDer<'_>,
+            signature: &rustls::DigitallySignedStruct,
+        ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+            self.$field
+                .verify_tls13_signature(message, certificate, signature)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+            self.$field.supported_verify_schemes()
+        }
+    };
+}
+
+pub mod admin;
+pub mod agents;
+pub mod certificate;
+pub mod node;
+pub mod pki;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gw_shared::tunnel;
+use rustls::server::ProducesTickets;
+use rustls::{ServerConfig, crypto};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+use self::agents::{AgentVerifier, TrustedAuthorities};
+use self::certificate::{Mistakes, Pair, PairKeys};
+use self::pki::{Issued, PkiError};
+use crate::clock::{ProcessClock, Timestamp};
+use crate::hostname::Region;
+
+/// ALPN identifier of HTTP/2 over TLS (RFC 9113 §3.3).
+pub const ALPN_HTTP2: &[u8] = b"h2";
+
+/// The TLS configurations of the listeners.
+pub struct ServerConfigs {
+    /// TLS 1.3 and 1.2, no client certificates.
+    pub public: Arc<ServerConfig>,
+    /// TLS 1.3, with client certificates of the agents' authority. A missing certificate is refused after the
+    /// handshake, with a readable error. Not requested where agents sign a challenge instead.
+    pub tunnel: Arc<ServerConfig>,
+    /// Verifies the certificates of agents.
+    pub agents: Arc<AgentVerifier>,
+    /// The authorities of those certificates.
+    pub authorities: TrustedAuthorities,
+}
+
+/// The source of the server certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CertificateSource {
+    Files { certificate: PathBuf, key: PathBuf },
+    Development { data_dir: PathBuf },
+}
+
+impl From<CertificateFiles> for CertificateSource {
+    fn from(CertificateFiles { certificate, key }: CertificateFiles) -> Self {
+        Self::Files { certificate, key }
+    }
+}
+
+/// The files of a certificate and its key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CertificateFiles {
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error("{path}: {error}")]
+    Pem {
+        path: String,
+        error: rustls_pki_types::pem::Error,
+    },
+    #[error(transparent)]
+    Mistakes(#[from] Mistakes),
+    #[error("server certificate: {0}")]
+    Rustls(#[from] rustls::Error),
+    #[error("agents' authority: {0}")]
+    Verifier(#[from] rustls::server::VerifierBuilderError),
+    #[error(transparent)]
+    Pki(#[from] PkiError),
+}
+
+/// Builds [`ServerConfigs`], at start, on every reload and when other authorities are trusted. Session tickets survive that,
+/// because their keys are created once.
+pub struct TlsMaterial {
+    source: CertificateSource,
+    region: Region,
+    agent_mtls: bool,
+    tickets: Arc<dyn ProducesTickets>,
+    parts: Mutex<Parts>,
+}
+
+/// What [`ServerConfigs`] are built from.
+struct Parts {
+    authorities: TrustedAuthorities,
+    /// The certificate loaded last.
+    loaded: Option<Pair>,
+    /// Its expiry.
+    not_after: Option<Timestamp>,
+}
+
+impl TlsMaterial {
+    pub fn new(
+        source: CertificateSource,
+        region: Region,
+        authorities: TrustedAuthorities,
+        agent_mtls: bool,
+    ) -> Result<Self, TlsError> {
+        let tickets = crypto::aws_lc_rs::Ticketer::new()?;
+        let parts = Mutex::new(Parts {
+            authorities,
+            loaded: None,
+            not_after: None,
+        });
+        Ok(Self {
+            source,
+            region,
+            agent_mtls,
+            tickets,
+            parts,
+        })
+    }
+
+    fn parts(&self) -> MutexGuard<'_, Parts> {
+        // Every write is a single assignment.
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Expiry of the certificate loaded last, or of an authority in its chain, whichever comes first.
+    pub fn not_after(&self) -> Option<Timestamp> {
+        self.parts().not_after
+    }
+
+    /// Reads the certificate and builds both configurations. A certificate that some callers refuse is served with a
+    /// warning, because the clock of the gateway may be wrong.
+    pub fn load(&self) -> Result<Arc<ServerConfigs>, TlsError> {
+        let pair = self.read()?;
+        if let CertificateSource::Files { certificate, .. } = &self.source {
+            for warning in pair.warnings(PairKeys::CALLERS, certificate, Timestamp::now()) {
+                tracing::warn!("{warning}");
+            }
+        }
+        self.use_pair(pair, |_| ())
+    }
+
+    /// As [`Self::load`], for a running gateway: refuses a certificate that is not valid now. Configurations are published in
+    /// the order in which they are built.
+    pub fn reload(&self, publish: impl FnOnce(&Arc<ServerConfigs>)) -> Result<(), TlsError> {
+        let pair = self.read()?;
+        if let CertificateSource::Files { certificate, .. } = &self.source
+            && let Some(untimely) = pair.untimely(Timestamp::now())
+        {
+            return Err(Mistakes(vec![format!(
+                "tls_certificate: {}: {untimely}",
+                certificate.display()
+            )])
+            .into());
+        }
+        self.use_pair(pair, publish).map(drop)
+    }
+
+    /// Trusts these authorities of agents from now on. Publishes nothing before the first [`Self::load`].
+    pub fn trust(
+        &self,
+        authorities: TrustedAuthorities,
+        publish: impl FnOnce(&Arc<ServerConfigs>),
+    ) -> Result<(), TlsError> {
+        let mut parts = self.parts();
+        if let Some(pair) = &parts.loaded {
+            publish(&Arc::new(self.build(pair, authorities.clone())?));
+        }
+        parts.authorities = authorities;
+        Ok(())
+    }
+
+    fn use_pair(
+        &self,
+        pair: Pair,
+        publish: impl FnOnce(&Arc<ServerConfigs>),
+    ) -> Result<Arc<ServerConfigs>, TlsError> {
+        let mut parts = self.parts();
+        let built = Arc::new(self.build(&pair, parts.authorities.clone())?);
+        publish(&built);
+        // A chain expires with the first of its certificates.
+        parts.not_after = pair.chain.iter().filter_map(pki::not_after).min();
+        parts.loaded = Some(pair);
+        Ok(built)
+    }
+
+    fn build(
+        &self,
+        pair: &Pair,
+        authorities: TrustedAuthorities,
+    ) -> Result<ServerConfigs, TlsError> {
+        let chain = pair.chain.clone();
+        let key = pair.key.clone_key();
+        let provider = Arc::new(crypto::aws_lc_rs::default_provider());
+        let mut public = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_single_cert(chain.clone(), key.clone_key())?;
+        public.alpn_protocols = vec![
+            ALPN_HTTP2.to_vec(),
+            b"http/1.1".to_vec(),
+            b"http/1.0".to_vec(),
+        ];
+        public.ticketer = Arc::clone(&self.tickets);
+        public.send_tls13_tickets = 2;
+
+        let verifier = Arc::new(authorities.verifier(&provider)?);
+        let tunnel = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])?;
+        let mut tunnel = if self.agent_mtls {
+            tunnel.with_client_cert_verifier(Arc::<AgentVerifier>::clone(&verifier))
+        } else {
+            tunnel.with_no_client_auth()
+        }
+        .with_single_cert(chain, key)?;
+        tunnel.alpn_protocols = vec![tunnel::ALPN.to_vec()];
+        tunnel.time_provider = Arc::new(ProcessClock);
+        // A resumed session would accept a certificate that has expired since.
+        tunnel.send_tls13_tickets = 0;
+        Ok(ServerConfigs {
+            public: Arc::new(public),
+            tunnel: Arc::new(tunnel),
+            agents: verifier,
+            authorities,
+        })
+    }
+
+    /// The file of the development authority; `None` if the server certificate comes from a file.
+    pub fn development_ca(&self) -> Option<PathBuf> {
+        match &self.source {
+            CertificateSource::Files { .. } => None,
+            CertificateSource::Development { data_dir } => Some(data_dir.join("dev-ca.crt")),
+        }
+    }
+
+    fn read(&self) -> Result<Pair, TlsError> {
+        match &self.source {
+            CertificateSource::Files { certificate, key } => Ok(certificate::read_pair(
+                PairKeys::CALLERS,
+                certificate,
+                key,
+                Some(&self.region),
+            )?),
+            CertificateSource::Development { data_dir } => {
+                let Issued {
+                    certificate_pem,
+                    key_pem,
+                } = pki::development_certificate(data_dir, &self.region)?;
+                let pem = |error| TlsError::Pem {
+                    path: "development certificate".into(),
+                    error,
+                };
+                let leaf =
+                    CertificateDer::from_pem_slice(certificate_pem.as_bytes()).map_err(pem)?;
+                let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).map_err(pem)?;
+                Ok(Pair {
+                    chain: vec![leaf],
+                    key,
+                })
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! `/accounts`
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use gw_base::page::{Page, PageQuery};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::created;
+use crate::admin::Admin;
+use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
+use crate::control::{AccountChanges, AccountView, Actor, NewAccount, account};
+
+pub(crate) fn routes() -> OpenApiRouter<Admin> {
+    OpenApiRouter::new()
+        .routes(routes!(create_account, list_accounts))
+        .routes(routes!(show_account, change_account, delete_account))
+}
+
+/// Create an account. Creating it again changes nothing.
+#[utoipa::path(
+    post, path = "/accounts", tag = "accounts",
+    request_body = NewAccount,
+    responses(
+        (status = 201, description = "Created", body = AccountView, headers(("Location" = String))),
+        (status = 200, description = "It was there already", body = AccountView),
+        ReadProblems, WriteProblems,
+    ),
+)]
+async fn create_account(
+    State(admin): State<Admin>,
+    JsonBody(new): JsonBody<NewAccount>,
+) -> Result<Response, Problem> {
+    let made = admin
+        .ask(move |control| account::create(control, &Actor::Admin, &new))
+        .await?;
+    let location = format!("/accounts/{}", made.0.id);
+    Ok(created(made, &location))
+}
+
+/// List the accounts.
+#[utoipa::path(
+    get, path = "/accounts", tag = "accounts", params(PageQuery),
+    responses((status = 200, description = "A page", body = Page<AccountView>), ReadProblems),
+)]
+async fn list_accounts(
+    State(admin): State<Admin>,
+    Query(page): Query<PageQuery>,
+) -> Result<Json<Page<AccountView>>, Problem> {
+    admin
+        .ask(move |control| account::list(control, &page))
+        .await
+        .map(Json)
+}
+
+/// Show an account.
+#[utoipa::path(
+    get, path = "/accounts/{account}", tag = "accounts",
+    params(("account" = String, Path, description = "Account id")),
+    responses((status = 200, description = "The account", body = AccountView), ReadProblems),
+)]
+async fn show_account(
+    State(admin): State<Admin>,
+    Path(account): Path<String>,
+) -> Result<Json<AccountView>, Problem> {
+    admin
+        .ask(move |control| account::show(control, &account))
+        .await
+        .map(Json)
+}
+
+/// Change the settings of an account. Omitted members keep their values.
+#[utoipa::path(
+    patch, path = "/accounts/{account}", tag = "accounts",
+    params(("account" = String, Path, description = "Account id")),
+    request_body = AccountChanges,
+    responses((status = 200, description = "As it is now", body = AccountView), ReadProblems, WriteProblems),
+)]
+async fn change_account(
+    State(admin): State<Admin>,
+    Path(account): Path<String>,
+    JsonBody(changes): JsonBody<AccountChanges>,
+) -> Result<Json<AccountView>, Problem> {
+    admin
+        .ask(move |control| account::change(control, &Actor::Admin, &account, &changes))
+        .await
+        .map(Json)
+}
+
+/// Delete an account that has nothing left in it.
+#[utoipa::path(
+    delete, path = "/accounts/{account}", tag = "accounts",
+    params(("account" = String, Path, description = "Account id")),
+    responses((status = 204, description = "Deleted"), ReadProblems, WriteProblems),
+)]
+async fn delete_account(
+    State(admin): State<Admin>,
+    Path(account): Path<String>,
+) -> Result<StatusCode, Problem> {
+    admin
+        .ask(move |control| account::delete(control, &Actor::Admin, &account))
+        .await?;
+    Ok(StatusCode::NO_CONTENT)
+}

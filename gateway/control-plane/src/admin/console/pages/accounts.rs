@@ -1,0 +1,194 @@
+//! Accounts: the list, and the settings of an account.
+
+use askama::Template;
+use axum::Extension;
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Redirect, Response};
+use gw_base::page::{Page, PageQuery};
+
+use crate::admin::Admin;
+use crate::admin::console::web::failure::ErrorPage;
+use crate::admin::console::web::form::Form;
+use crate::admin::console::web::format;
+use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
+use crate::control::{AccountChanges, AccountView, Actor, NewAccount, account};
+
+#[derive(Template)]
+#[template(path = "accounts.html")]
+struct AccountsPage {
+    chrome: Chrome,
+    accounts: Page<AccountView>,
+    form: Form,
+}
+
+#[derive(Template)]
+#[template(path = "account_settings.html")]
+struct SettingsPage {
+    chrome: Chrome,
+    crumbs: Vec<Crumb>,
+    account: AccountView,
+    tab: Tab,
+    form: Form,
+}
+
+/// The tabs of an account.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tab {
+    Services,
+    Credentials,
+    ServiceKeys,
+    Agents,
+    Settings,
+}
+
+impl Tab {
+    pub(crate) const ALL: [(Self, &'static str, &'static str); 5] = [
+        (Self::Services, "Services", ""),
+        (Self::Credentials, "Credentials", "/credentials"),
+        (Self::ServiceKeys, "Service keys", "/service-keys"),
+        (Self::Agents, "Agents", "/agents"),
+        (Self::Settings, "Settings", "/settings"),
+    ];
+}
+
+/// Breadcrumbs of the pages of an account.
+pub(crate) fn crumbs(account: &str) -> Vec<Crumb> {
+    vec![
+        crumb("Accounts", "/accounts"),
+        crumb(account, format!("/accounts/{account}")),
+    ]
+}
+
+/// Selects a page of a list.
+#[derive(serde::Deserialize)]
+pub(crate) struct ListQuery {
+    cursor: Option<String>,
+}
+
+impl From<ListQuery> for PageQuery {
+    fn from(query: ListQuery) -> Self {
+        Self {
+            limit: Some(50),
+            cursor: query.cursor,
+        }
+    }
+}
+
+pub(crate) async fn list(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Query(query): Query<ListQuery>,
+) -> Result<Response, ErrorPage> {
+    page(&admin, visit, query, Form::default()).await
+}
+
+async fn page(
+    admin: &Admin,
+    visit: Visit,
+    query: ListQuery,
+    form: Form,
+) -> Result<Response, ErrorPage> {
+    let accounts = admin
+        .look(move |control| account::list(control, &query.into()))
+        .await?;
+    render(&AccountsPage {
+        chrome: visit.chrome(Section::Accounts, "Accounts"),
+        accounts,
+        form,
+    })
+}
+
+pub(crate) async fn create(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Extension(mut form): Extension<Form>,
+) -> Result<Response, ErrorPage> {
+    let capture_allowed = Some(form.is_ticked("capture_allowed"));
+    let new = NewAccount {
+        id: form.value("id").trim().to_owned(),
+        capture_allowed,
+    };
+    match admin
+        .attempt(move |control| account::create(control, &Actor::Admin, &new))
+        .await?
+    {
+        Ok((account, created)) => {
+            let note = if created { "created" } else { "there" };
+            Ok(Redirect::to(&format!("/accounts/{}?note={note}", account.id)).into_response())
+        }
+        Err(error) => {
+            form.refused_by(error)?;
+            let page = page(&admin, visit, ListQuery { cursor: None }, form).await?;
+            Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+        }
+    }
+}
+
+pub(crate) async fn settings(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path(account): Path<String>,
+) -> Result<Response, ErrorPage> {
+    settings_page(&admin, visit, account, None).await
+}
+
+/// Shows the stored settings and the typed confirmation.
+async fn settings_page(
+    admin: &Admin,
+    visit: Visit,
+    account: String,
+    typed: Option<&Form>,
+) -> Result<Response, ErrorPage> {
+    let account = admin
+        .look(move |control| account::show(control, &account))
+        .await?;
+    let mut form = Form::default().with_box("capture_allowed", account.capture_allowed);
+    if let Some(typed) = typed {
+        form = form
+            .with("confirm", typed.value("confirm"))
+            .with_errors_of(typed);
+    }
+    let chrome = visit.chrome(Section::Accounts, format!("Settings of {}", account.id));
+    render(&SettingsPage {
+        chrome,
+        crumbs: crumbs(account.id.as_str()),
+        account,
+        tab: Tab::Settings,
+        form,
+    })
+}
+
+pub(crate) async fn change(
+    State(admin): State<Admin>,
+    Path(account): Path<String>,
+    Extension(form): Extension<Form>,
+) -> Result<Response, ErrorPage> {
+    let changes = AccountChanges {
+        capture_allowed: Some(form.is_ticked("capture_allowed")),
+    };
+    let account = admin
+        .look(move |control| account::change(control, &Actor::Admin, &account, &changes))
+        .await?;
+    Ok(Redirect::to(&format!("/accounts/{}/settings?note=saved", account.id)).into_response())
+}
+
+pub(crate) async fn delete(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path(account): Path<String>,
+    Extension(mut form): Extension<Form>,
+) -> Result<Response, ErrorPage> {
+    if form.confirms(&account) {
+        let id = account.clone();
+        match admin
+            .attempt(move |control| account::delete(control, &Actor::Admin, &id))
+            .await?
+        {
+            Ok(()) => return Ok(Redirect::to("/accounts?note=deleted").into_response()),
+            Err(error) => form.refused_by(error)?,
+        }
+    }
+    let page = settings_page(&admin, visit, account, Some(&form)).await?;
+    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+}

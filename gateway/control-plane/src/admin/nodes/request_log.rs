@@ -1,0 +1,265 @@
+//! The request logs of all nodes. A request is in the log of the node that received it, whose slot is in the request's id.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use gw_base::page::{self, Page};
+use gw_region::{Member, NodeSlot};
+use gw_shared::id::RequestId;
+use gw_telemetry::request_log::archive::{Archive, ArchiveError};
+use gw_telemetry::request_log::{
+    BodyView, CapturedRequest, RequestPage, RequestView, SearchQuery, Side,
+};
+
+use super::ask::{LOG_WITHIN, target};
+use super::merge::merge;
+use super::serve::{WireBody, WireCaptured};
+use crate::admin::{Admin, NoResult};
+use crate::cluster::UnavailableNode;
+use crate::control::{Actor, Control, ControlError, audit};
+
+/// A request, and where its record is.
+pub(in crate::admin) struct Located {
+    pub(in crate::admin) view: RequestView,
+    id: RequestId,
+    place: RecordPlace,
+}
+
+impl Located {
+    fn new(view: RequestView, id: RequestId, place: RecordPlace) -> Self {
+        Self { view, id, place }
+    }
+}
+
+/// Where the record of a request is.
+enum RecordPlace {
+    Here,
+    Node(Member),
+    /// In the archive, as the node in this slot recorded it.
+    Archive(NodeSlot),
+}
+
+impl Admin {
+    /// Finds a request at any node, or in the archive; `None` if it is in no log. Fails if the node that received it does
+    /// not answer and the archive does not have it.
+    ///
+    /// A node that has started again in another slot still has the requests of its old slot. Hence this node looks into
+    /// its own log first, and asks all nodes before it says that there is no such request.
+    pub(in crate::admin) async fn locate(
+        &self,
+        id: RequestId,
+    ) -> Result<Option<Located>, NoResult> {
+        if let Some(view) = self.read_log(move |log| log.show(id)).await? {
+            return Ok(Some(Located::new(view, id, RecordPlace::Here)));
+        }
+        let Some(placement) = self.control.local_node().placement() else {
+            return Ok(None);
+        };
+        if !self.request_log.keeps(id) {
+            return Ok(None);
+        }
+        let path = format!("/v1/requests/{id}");
+        let slot = id.node_slot();
+        let mut rest: Vec<Member> = placement.others().cloned().collect();
+        let mut missing = Vec::new();
+        if slot != placement.here().get() {
+            let at = rest.iter().position(|node| node.slot.get() == slot);
+            match at.map(|at| rest.swap_remove(at)) {
+                None => missing.push(UnavailableNode {
+                    slot,
+                    reason: "is not a member of the region".to_owned(),
+                }),
+                Some(node) => match self.ask_node(&node, &path, LOG_WITHIN).await {
+                    Ok(Some(view)) => {
+                        return Ok(Some(Located::new(view, id, RecordPlace::Node(node))));
+                    }
+                    Ok(None) => {}
+                    Err(unavailable) => missing.push(unavailable),
+                },
+            }
+        }
+        let answers = join_all(
+            rest.iter()
+                .map(|node| self.ask_node(node, &path, LOG_WITHIN)),
+        )
+        .await;
+        for (node, answer) in rest.into_iter().zip(answers) {
+            if let Ok(Some(view)) = answer {
+                return Ok(Some(Located::new(view, id, RecordPlace::Node(node))));
+            }
+        }
+        // Also if a node has the slot: it may have another one's, which was lost and removed.
+        if let Some(slot) = NodeSlot::new(slot)
+            && let Some(view) = self
+                .read_archive(move |archive| archive.show(slot, id))
+                .await?
+                .flatten()
+        {
+            return Ok(Some(Located::new(view, id, RecordPlace::Archive(slot))));
+        }
+        if missing.is_empty() {
+            return Ok(None);
+        }
+        // The last records of a lost node may not be in the archive.
+        Err(ControlError::NodesUnavailable(missing).into())
+    }
+
+    /// Runs a read of the archive on a blocking thread. `None` without an archive, and if it cannot be read, which is
+    /// logged.
+    async fn read_archive<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Archive) -> Result<T, ArchiveError> + Send + 'static,
+    ) -> Result<Option<T>, NoResult> {
+        let Some(archive) = self.request_log.archive().cloned() else {
+            return Ok(None);
+        };
+        Ok(match self.clone().run(move |_| read(&archive)).await? {
+            Ok(value) => Some(value),
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the log of a lost node in the archive");
+                None
+            }
+        })
+    }
+
+    /// Reads a captured body for the administrator, after an entry in the audit log. The entry is made by the node that
+    /// the administrator asked, wherever the body is.
+    pub(in crate::admin) async fn read_body(
+        &self,
+        request: &Located,
+        side: Side,
+    ) -> Result<Option<BodyView>, NoResult> {
+        let body = self.recorded_body(request, side).await?;
+        if body.is_some() {
+            let view = request.view.clone();
+            let note =
+                move |control: &Control| audit::note_body_read(control, &Actor::Admin, &view, side);
+            self.clone().run(note).await??;
+        }
+        Ok(body)
+    }
+
+    /// Reads a captured body without an entry in the audit log, because it is not shown.
+    pub(in crate::admin) async fn recorded_body(
+        &self,
+        request: &Located,
+        side: Side,
+    ) -> Result<Option<BodyView>, NoResult> {
+        let id = request.id;
+        let node = match &request.place {
+            RecordPlace::Here => return self.read_log(move |log| log.body(id, side)).await,
+            RecordPlace::Archive(slot) => {
+                return self
+                    .archived(*slot, move |archive, slot| archive.body(slot, id, side))
+                    .await;
+            }
+            RecordPlace::Node(node) => node,
+        };
+        let path = format!("/v1/requests/{id}/body/{}", side.as_str());
+        let body: Option<WireBody> = self
+            .ask_node(node, &path, LOG_WITHIN)
+            .await
+            .map_err(unavailable)?;
+        body.map(|body| BodyView::try_from(body).map_err(|invalid| unavailable(invalid.of(node))))
+            .transpose()
+    }
+
+    /// Reads a request with its captured message, from any node.
+    pub(in crate::admin) async fn captured(
+        &self,
+        id: RequestId,
+    ) -> Result<Option<CapturedRequest>, NoResult> {
+        let Some(request) = self.locate(id).await? else {
+            return Ok(None);
+        };
+        let node = match &request.place {
+            RecordPlace::Here => return self.read_log(move |log| log.captured(id)).await,
+            RecordPlace::Archive(slot) => {
+                return self
+                    .archived(*slot, move |archive, slot| archive.captured(slot, id))
+                    .await;
+            }
+            RecordPlace::Node(node) => node,
+        };
+        let path = format!("/v1/requests/{id}/captured");
+        let captured: Option<WireCaptured> = self
+            .ask_node(node, &path, LOG_WITHIN)
+            .await
+            .map_err(unavailable)?;
+        captured
+            .map(|kept| {
+                CapturedRequest::try_from(kept).map_err(|invalid| unavailable(invalid.of(node)))
+            })
+            .transpose()
+    }
+
+    /// Reads what the archive has of a request. Fails if it cannot be read.
+    async fn archived<T: Send + 'static>(
+        &self,
+        slot: NodeSlot,
+        read: impl FnOnce(&Archive, NodeSlot) -> Result<Option<T>, ArchiveError> + Send + 'static,
+    ) -> Result<Option<T>, NoResult> {
+        let found = self
+            .read_archive(move |archive| read(archive, slot))
+            .await?;
+        let reason = "has left, and the archive cannot be read".to_owned();
+        found.ok_or_else(|| {
+            unavailable(UnavailableNode {
+                slot: slot.get(),
+                reason,
+            })
+        })
+    }
+
+    /// Searches the archived logs of nodes that are no members.
+    async fn search_archive(
+        &self,
+        query: Arc<SearchQuery>,
+    ) -> Result<Vec<Page<RequestView>>, NoResult> {
+        let Some(placement) = self.control.local_node().placement() else {
+            return Ok(Vec::new());
+        };
+        let search = move |archive: &Archive| {
+            let is_gone =
+                |slot: &NodeSlot| *slot != placement.here() && placement.member(*slot).is_none();
+            archive
+                .nodes()?
+                .into_iter()
+                .filter(is_gone)
+                .map(|slot| archive.search(slot, &query))
+                .collect()
+        };
+        Ok(self.read_archive(search).await?.unwrap_or_default())
+    }
+
+    /// Searches the logs of all nodes, and those of lost nodes in the archive, the newest request first. A page may be short or empty and still have a next one.
+    pub(in crate::admin) async fn search(
+        &self,
+        query: SearchQuery,
+    ) -> Result<RequestPage, NoResult> {
+        let limit = page::checked_limit(query.limit).map_err(ControlError::from)?;
+        let nodes = self.other_nodes();
+        let target = target("/v1/requests", &query);
+        let query = Arc::new(query);
+        let asked = Arc::clone(&query);
+        let here = self.read_log(move |log| log.search(&asked));
+        let others = self.ask_nodes::<Page<RequestView>>(&nodes, &target, LOG_WITHIN);
+        let (here, (mut pages, missing), archived) =
+            tokio::join!(here, others, self.search_archive(Arc::clone(&query)));
+        pages.push(here?);
+        pages.extend(archived?);
+        if !missing.is_empty() && query.partial != Some(true) {
+            return Err(ControlError::NodesUnavailable(missing).into());
+        }
+        let Page { items, next_cursor } = merge(pages, limit);
+        Ok(RequestPage {
+            items,
+            next_cursor,
+            missing_nodes: missing.iter().map(|node| node.slot).collect(),
+        })
+    }
+}
+
+fn unavailable(node: UnavailableNode) -> NoResult {
+    ControlError::NodesUnavailable(vec![node]).into()
+}

@@ -1,0 +1,248 @@
+//! What of the services needs attention although they answer requests.
+
+use std::collections::{BTreeMap, HashMap};
+
+use gw_base::hostname::tenant_label;
+use gw_shared::id::{AccountId, ServiceId};
+use gw_shared::identity::enrollment::EnrollmentStatus;
+use gw_store::{AgentRecord, Records};
+use gw_telemetry::counters::TunnelReport;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::Control;
+
+/// Most warnings that are listed.
+const LISTED: usize = 100;
+/// Most agents that one warning names as not ready.
+const NAMED: usize = 5;
+
+const REMEDY: &str = "the service fails with its last ready agent: look at the logs of the others and run `gw-agent doctor` \
+                      beside them; delete agents that are gone for good";
+
+/// Services that need attention.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = Warnings)]
+pub struct WarningsView {
+    pub items: Vec<WarningView>,
+    /// Slots of nodes that do not answer, so that warnings of services that they own are missing; absent if all answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing_nodes: Vec<u16>,
+}
+
+/// A service with several agents of which at most one is ready.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = Warning)]
+pub struct WarningView {
+    #[schema(value_type = String)]
+    pub account: AccountId,
+    #[schema(value_type = String)]
+    pub service: ServiceId,
+    /// The ready agent, and why the others are not ready.
+    pub found: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+impl WarningView {
+    pub(crate) fn is_of(&self, account: &AccountId, service: &ServiceId) -> bool {
+        (&self.account, &self.service) == (account, service)
+    }
+}
+
+/// Warnings of the enabled services. `tunnels` are those of all nodes. A service without a tunnel has no warning: lists of
+/// services show it.
+pub(crate) fn list<'a>(
+    control: &Control,
+    tunnels: impl IntoIterator<Item = &'a TunnelReport>,
+) -> Vec<WarningView> {
+    let mut by_service: HashMap<&str, Vec<&TunnelReport>> = HashMap::new();
+    for tunnel in tunnels {
+        by_service.entry(&tunnel.service).or_default().push(tunnel);
+    }
+    control.look_at(|records| warnings(records, &by_service))
+}
+
+fn warnings(records: &Records, tunnels: &HashMap<&str, Vec<&TunnelReport>>) -> Vec<WarningView> {
+    let mut agents: BTreeMap<(&AccountId, &ServiceId), Vec<&AgentRecord>> = BTreeMap::new();
+    for agent in records
+        .agents
+        .values()
+        .filter(|agent| agent.status == EnrollmentStatus::Approved)
+    {
+        for service in &agent.services {
+            agents
+                .entry((&agent.account, service))
+                .or_default()
+                .push(agent);
+        }
+    }
+    let enabled = records
+        .services
+        .values()
+        .filter(|service| service.settings.enabled);
+    let warnings = enabled.filter_map(|service| {
+        let agents = agents.get(&(&service.account, &service.id))?;
+        let tunnels = tunnels.get(&*tenant_label(&service.account, &service.id)?)?;
+        Some(WarningView {
+            account: service.account.clone(),
+            service: service.id.clone(),
+            found: found(agents, tunnels)?,
+            remedy: REMEDY.to_owned(),
+        })
+    });
+    warnings.take(LISTED).collect()
+}
+
+/// `None` if the service has one agent, or several ready ones.
+fn found(agents: &[&AgentRecord], tunnels: &[&TunnelReport]) -> Option<String> {
+    let tunnels_of = |agent: &AgentRecord| {
+        let id = agent.id.clone();
+        tunnels
+            .iter()
+            .filter(move |tunnel| tunnel.agent_id == id.as_str())
+    };
+    let (ready, others): (Vec<&AgentRecord>, Vec<&AgentRecord>) = agents
+        .iter()
+        .partition(|agent| tunnels_of(agent).any(|tunnel| tunnel.is_ready()));
+    if agents.len() < 2 || ready.len() > 1 {
+        return None;
+    }
+    let why = |agent: &&AgentRecord| {
+        let newest = tunnels_of(agent).min_by_key(|tunnel| tunnel.age_seconds);
+        let why = newest.map_or_else(|| "no tunnel".to_owned(), |tunnel| tunnel.state_in_words());
+        format!("{}: {why}", named(agent))
+    };
+    let mut reasons: Vec<String> = others.iter().take(NAMED).map(why).collect();
+    if others.len() > NAMED {
+        reasons.push(format!("and {} more", others.len() - NAMED));
+    }
+    let count = agents.len();
+    let ready = match ready.first() {
+        Some(ready) => format!("1 of {count} agents is ready, {}", named(ready)),
+        None => format!("none of {count} agents is ready"),
+    };
+    Some(format!("{ready}; {}", reasons.join("; ")))
+}
+
+fn named(agent: &AgentRecord) -> String {
+    format!("{} ({})", agent.id, agent.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use gw_shared::id::AgentId;
+    use gw_store::ServicePath;
+    use serde_json::json;
+
+    use super::*;
+
+    fn agent(number: usize) -> AgentRecord {
+        let record = json!({
+            "id": id(number), "account": "acme", "name": format!("edge {number}"), "services": ["api"], "status": "approved",
+        });
+        serde_json::from_value(record).unwrap()
+    }
+
+    fn id(number: usize) -> AgentId {
+        AgentId::new(&format!("ag_{number:020}")).unwrap()
+    }
+
+    fn tunnel(number: usize, state: &str) -> TunnelReport {
+        TunnelReport {
+            state: state.to_owned(),
+            ..TunnelReport::example("acme--api", id(number).as_str())
+        }
+    }
+
+    fn warning(agents: usize, tunnels: &[TunnelReport]) -> Option<String> {
+        let agents: Vec<AgentRecord> = (1..=agents).map(agent).collect();
+        found(
+            &agents.iter().collect::<Vec<_>>(),
+            &tunnels.iter().collect::<Vec<_>>(),
+        )
+    }
+
+    #[test]
+    fn a_service_needs_several_agents_of_which_two_are_ready() {
+        let ready = |number| tunnel(number, "ready");
+        assert_eq!(warning(1, &[ready(1)]), None);
+        assert_eq!(warning(1, &[tunnel(1, "suspect")]), None);
+        assert_eq!(warning(3, &[ready(1), ready(3)]), None);
+        // Nodes of an earlier version do not report the state.
+        assert_eq!(warning(2, &[ready(1), tunnel(2, "unknown")]), None);
+        // Two tunnels of one agent.
+        let drained = TunnelReport {
+            draining: true,
+            ..ready(1)
+        };
+        assert!(warning(2, &[ready(1), drained]).is_some());
+    }
+
+    #[test]
+    fn a_warning_names_the_agents_and_why_they_are_not_ready() {
+        let unhealthy = TunnelReport {
+            state_seconds: 61,
+            state_reason: Some("the agent reports that no backend takes connections".to_owned()),
+            ..tunnel(2, "unhealthy")
+        };
+        let [first, second, third] =
+            [1, 2, 3].map(|number| format!("{} (edge {number})", id(number)));
+        let expected = format!(
+            "1 of 3 agents is ready, {first}; {second}: unhealthy for 1m 1s: the agent reports that no backend takes \
+             connections; {third}: no tunnel"
+        );
+        assert_eq!(warning(3, &[tunnel(1, "ready"), unhealthy]), Some(expected));
+        let none = warning(9, &[tunnel(1, "suspect")]).unwrap();
+        assert!(
+            none.starts_with(&format!(
+                "none of 9 agents is ready; {first}: suspect for 1s; {second}: no "
+            )),
+            "{none}"
+        );
+        assert!(none.ends_with(": no tunnel; and 4 more"), "{none}");
+    }
+
+    #[test]
+    fn disabled_services_revoked_agents_and_services_without_tunnels_have_no_warning() {
+        let service = |enabled| {
+            let record = json!({
+                "account": "acme", "id": "api", "modes": { "jwt": true, "service_key": true }, "enabled": enabled,
+                "rate": { "burst": 1, "refill_per_minute": 1 },
+            });
+            serde_json::from_value(record).unwrap()
+        };
+        let suspect = tunnel(1, "suspect");
+        let key: ServicePath = "acme/api".parse().unwrap();
+        let count = |enabled, revoked: bool, tunnels: &[&TunnelReport]| {
+            let mut records = Records::default();
+            records.services.insert(key.clone(), service(enabled));
+            let second = AgentRecord {
+                status: if revoked {
+                    EnrollmentStatus::Revoked
+                } else {
+                    EnrollmentStatus::Approved
+                },
+                ..agent(2)
+            };
+            records
+                .agents
+                .extend([agent(1), second].map(|agent| (agent.id.clone(), agent)));
+            let by_service = HashMap::from([("acme--api", tunnels.to_vec())]);
+            let by_service = by_service
+                .into_iter()
+                .filter(|(_, tunnels)| !tunnels.is_empty())
+                .collect();
+            warnings(&records, &by_service).len()
+        };
+        assert_eq!(count(true, false, &[&suspect]), 1);
+        assert_eq!(
+            [
+                count(false, false, &[&suspect]),
+                count(true, true, &[&suspect]),
+                count(true, false, &[])
+            ],
+            [0, 0, 0]
+        );
+    }
+}

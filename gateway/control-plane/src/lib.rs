@@ -1,0 +1,10 @@
+//! The control plane: changes of the records, the administration API, the console, HTTP between nodes, backups. Blocking
+//! and tokio code that runs outside the worker threads.
+
+pub mod admin;
+pub mod admin_client;
+pub mod backup;
+pub mod cluster;
+pub mod control;
+mod http_server;
+pub mod members;

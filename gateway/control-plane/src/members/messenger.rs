@@ -1,0 +1,133 @@
+//! The messages of the membership over HTTP between control planes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Extension;
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::routing::put;
+use gw_base::background::Tasks;
+use gw_base::limits;
+use gw_base::tls::pki::NodeIdentity;
+use gw_region::{DerivedKeys, Member};
+use gw_shared::text::printable;
+use gw_store::Authenticator;
+use http::{Request, Response, StatusCode};
+
+use super::acknowledgment;
+use super::inputs::RegionInputs;
+use super::messages::StateMessage;
+use super::outbox::Delivery;
+use crate::cluster::{NodeCallError, NodeClient};
+use crate::control::Control;
+
+const PATH: &str = "/v1/state";
+/// Longest exchange.
+const WITHIN: Duration = Duration::from_secs(2);
+/// Longest text of another node that is shown.
+const REASON_MAX: usize = 200;
+/// Longest message: all rows, and all levels.
+const BYTES: usize = 1024 * 1024 + limits::LEVELS * limits::LEVEL_BYTES;
+
+/// Sends a message and reports the outcome to `inputs`.
+pub(super) fn send(
+    tasks: &Tasks,
+    client: &NodeClient,
+    to: &Member,
+    message: StateMessage,
+    inputs: &RegionInputs,
+) {
+    let client = client.clone();
+    let to = to.clone();
+    let inputs = inputs.clone();
+    tasks.spawn_until_stopped("a message to another node", async move {
+        let delivery = deliver(&client, &to, &message).await;
+        inputs.delivered(to, delivery);
+    });
+}
+
+async fn deliver(client: &NodeClient, to: &Member, message: &StateMessage) -> Delivery {
+    let Ok(json) = message.to_json() else {
+        return Delivery::Failed;
+    };
+    let Ok(request) = Request::put(PATH).body(Bytes::from(json)) else {
+        return Delivery::Failed;
+    };
+    match client.send(to, request, WITHIN).await {
+        Ok(response) if response.status().is_success() => Delivery::Delivered,
+        Ok(response) => Delivery::Denied(reason(&response)),
+        Err(NodeCallError::Refused) => Delivery::Refused,
+        Err(error) => {
+            tracing::debug!(node = to.slot.get(), %error, "cannot tell another node the state of this one");
+            Delivery::Failed
+        }
+    }
+}
+
+/// Why a node has refused a message.
+fn reason(response: &Response<Bytes>) -> Arc<str> {
+    let text = printable(response.body().trim_ascii_end(), REASON_MAX);
+    format!("{}: {text}", response.status()).into()
+}
+
+/// Routes for other nodes. A handler finds the sender in an `Extension<NodeIdentity>`.
+pub fn routes(inputs: RegionInputs, control: Arc<Control>) -> Router {
+    // A gateway without a region has no other nodes.
+    let authenticators = control
+        .postgres_source()
+        .map(|source| Arc::new(source.keys.derive(Authenticator::new)));
+    let receiver = MessageIntake {
+        inputs,
+        authenticators,
+    };
+    let state = Router::new()
+        .route(PATH, put(receive))
+        .layer(DefaultBodyLimit::max(BYTES))
+        .with_state(receiver);
+    state.merge(acknowledgment::routes(control))
+}
+
+/// Checks messages and passes them to the membership.
+#[derive(Clone)]
+struct MessageIntake {
+    inputs: RegionInputs,
+    /// One for each region key that this node accepts.
+    authenticators: Option<Arc<DerivedKeys<Authenticator>>>,
+}
+
+async fn receive(
+    State(MessageIntake {
+        inputs,
+        authenticators,
+    }): State<MessageIntake>,
+    Extension(sender): Extension<NodeIdentity>,
+    body: Bytes,
+) -> Result<StatusCode, (StatusCode, String)> {
+    let message = StateMessage::parse(&body)
+        .map_err(|error| (StatusCode::BAD_REQUEST, format!("{error}\n")))?;
+    if (message.state.slot, message.state.session) != (sender.slot, sender.session) {
+        return Err((
+            StatusCode::FORBIDDEN,
+            "the message is not that of the node of the certificate\n".to_owned(),
+        ));
+    }
+    // The certificate of a node does not suffice to add members, or to send requests to other addresses.
+    let accepted = authenticators.as_ref().map_or(&[][..], |keys| keys.all());
+    if !message
+        .state
+        .roster
+        .rows
+        .iter()
+        .all(|row| accepted.iter().any(|key| key.has_written(row)))
+    {
+        return Err((
+            StatusCode::FORBIDDEN,
+            "a member in the message has no valid tag\n".to_owned(),
+        ));
+    }
+    // Ends when the message was used, or the membership has ended.
+    let _ = inputs.message(message).await;
+    Ok(StatusCode::NO_CONTENT)
+}

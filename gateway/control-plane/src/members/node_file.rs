@@ -1,0 +1,155 @@
+//! The file in the data folder with what this node must remember over a restart: its slot, and its membership for a start
+//! while PostgreSQL does not answer.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use gw_region::{CarriedMembership, NodeSlot};
+use gw_shared::files;
+use serde::{Deserialize, Serialize};
+
+use super::messages::CarriedNode;
+
+const FILE: &str = "node.json";
+
+pub(super) struct NodeFile {
+    path: PathBuf,
+    /// As last written or read.
+    contents: Option<NodeFileContents>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct NodeFileContents {
+    slot: u16,
+    /// Absent after the node has left.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    membership: Option<CarriedNode>,
+}
+
+impl NodeFile {
+    /// Reads the file, if there is one.
+    pub(super) fn open(data_dir: &Path) -> io::Result<Self> {
+        let path = data_dir.join(FILE);
+        let contents = if path.exists() {
+            Some(read(&path)?)
+        } else {
+            None
+        };
+        Ok(Self { path, contents })
+    }
+
+    pub(super) fn slot(&self) -> Option<NodeSlot> {
+        NodeSlot::new(self.contents.as_ref()?.slot)
+    }
+
+    /// The membership of the process that wrote the file and has ended since.
+    pub(super) fn membership(&self) -> Option<CarriedMembership> {
+        let carried = self.contents.as_ref()?.membership.clone()?;
+        Some(CarriedMembership {
+            has_lease: false,
+            ..carried.try_into().ok()?
+        })
+    }
+
+    /// Stores slot and membership if they have changed. A failure is logged.
+    pub(super) fn keep(&mut self, slot: NodeSlot, membership: Option<CarriedMembership>) {
+        let membership = membership.map(|carried| {
+            CarriedMembership {
+                has_lease: false,
+                ..carried
+            }
+            .into()
+        });
+        let contents = NodeFileContents {
+            slot: slot.get(),
+            membership,
+        };
+        if self.contents.as_ref() == Some(&contents) {
+            return;
+        }
+        let written = serde_json::to_vec(&contents).map_err(io::Error::from);
+        match written.and_then(|json| files::write_private(&self.path, &json)) {
+            Ok(()) => self.contents = Some(contents),
+            Err(error) => {
+                tracing::error!(path = %self.path.display(), %error, "cannot store the slot of this node");
+            }
+        }
+    }
+}
+
+fn read(path: &Path) -> io::Result<NodeFileContents> {
+    let problem = |error: &dyn std::fmt::Display| {
+        let advice = "delete it to join the region as a new node, in another slot";
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("{}: {error}; {advice}", path.display()),
+        )
+    };
+    let contents: NodeFileContents =
+        serde_json::from_str(&files::read_text(path)?).map_err(|error| problem(&error))?;
+    match NodeSlot::new(contents.slot) {
+        Some(_) => Ok(contents),
+        None => Err(problem(&format!(
+            "{} is not a slot from 0 to {}",
+            contents.slot,
+            NodeSlot::MAX
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gw_region::Roster;
+
+    use super::*;
+
+    #[test]
+    fn slot_and_membership_are_kept_over_a_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut file = NodeFile::open(folder.path()).unwrap();
+        assert_eq!((file.slot(), file.membership()), (None, None));
+        let slot = NodeSlot::new(7).unwrap();
+        let roster = Roster {
+            epoch: 3,
+            rows: Vec::new(),
+        };
+        let carried = CarriedMembership {
+            slot,
+            session: 5,
+            beats: 9,
+            roster,
+            has_lease: true,
+        };
+        file.keep(slot, Some(carried.clone()));
+        let read = NodeFile::open(folder.path()).unwrap();
+        assert_eq!(
+            (read.slot(), read.membership()),
+            (
+                Some(slot),
+                Some(CarriedMembership {
+                    has_lease: false,
+                    ..carried
+                })
+            )
+        );
+        file.keep(slot, None);
+        let read = NodeFile::open(folder.path()).unwrap();
+        assert_eq!((read.slot(), read.membership()), (Some(slot), None));
+    }
+
+    #[test]
+    fn unusable_files_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        for (text, problem) in [
+            ("{}", "missing field `slot`"),
+            ("{\"slot\":1024}", "1024 is not a slot"),
+        ] {
+            std::fs::write(folder.path().join(FILE), text).unwrap();
+            let error = NodeFile::open(folder.path()).err().unwrap().to_string();
+            assert!(
+                error.contains("node.json") && error.contains(problem),
+                "{error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Rests of requests that are received only to be dropped, on one worker.
+//!
+//! A caller that sends a refused request may read the response only after it has sent everything, and closing a connection
+//! with unread bytes resets it, which can destroy the response (RFC 9112 §9.6). So the rest is received for a while. That
+//! costs as much as a request that is served: the number is limited, and one beyond the limit ends the oldest.
+
+use std::cell::RefCell;
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use gw_interface::rate_limit::{Claimant, Places};
+use gw_shared::runtime;
+use tokio::sync::Notify;
+
+/// The discards under way, each with its end.
+pub(crate) struct Discards(RefCell<Places<Rc<Notify>>>);
+
+/// Counts a discard until dropped.
+struct CountedDiscard<'a> {
+    discards: &'a Discards,
+    number: u64,
+    end: Rc<Notify>,
+}
+
+impl Discards {
+    pub(super) fn new(limit: usize, per_address: usize) -> Self {
+        Self(RefCell::new(Places::new(limit, per_address)))
+    }
+
+    /// Runs `discard`, which receives the rest of a request of this client. Returns `None` if that takes longer than `within`,
+    /// or if a later one takes its place.
+    pub(super) async fn run<T>(
+        &self,
+        client: Claimant,
+        within: Duration,
+        discard: impl Future<Output = T>,
+    ) -> Option<T> {
+        let counted = self.begin(client);
+        match select(
+            pin!(runtime::timeout(within, discard)),
+            pin!(counted.end.notified()),
+        )
+        .await
+        {
+            Either::Left((discarded, _)) => discarded.ok(),
+            Either::Right(((), _)) => None,
+        }
+    }
+
+    /// Ends all discards.
+    pub(super) fn end(&self) {
+        self.0.borrow().holders().for_each(|end| end.notify_one());
+    }
+
+    fn begin(&self, client: Claimant) -> CountedDiscard<'_> {
+        let end = Rc::new(Notify::new());
+        let (number, older) = self.0.borrow_mut().take(client, Rc::clone(&end));
+        if let Some(older) = older {
+            older.notify_one();
+        }
+        CountedDiscard {
+            discards: self,
+            number,
+            end,
+        }
+    }
+}
+
+impl Drop for CountedDiscard<'_> {
+    fn drop(&mut self) {
+        self.discards.0.borrow_mut().free(self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use gw_shared::runtime::Driver;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(600);
+
+    fn address(last: u8) -> Claimant {
+        Claimant::Address(std::net::IpAddr::from([192, 0, 2, last]).into())
+    }
+
+    #[test]
+    fn a_discard_beyond_a_limit_ends_the_oldest() {
+        let discards = Discards::new(4, 2);
+        let run = |client| Box::pin(discards.run(client, LONG, pending::<()>()));
+        Driver::choose()
+            .unwrap()
+            .block_on(async {
+                let proxy = Claimant::Unshared;
+                let mut all = [
+                    run(address(1)),
+                    run(proxy),
+                    run(proxy),
+                    run(address(1)),
+                    run(address(1)),
+                    run(proxy),
+                ];
+                let mut ended = Vec::new();
+                for number in 0..all.len() {
+                    assert!(futures_util::poll!(&mut all[number]).is_pending());
+                    // The third of an address ends its first, and the fifth of all the oldest of all.
+                    let over = (0..number)
+                        .filter(|at| !ended.contains(at))
+                        .collect::<Vec<_>>();
+                    for at in over {
+                        if futures_util::poll!(&mut all[at]).is_ready() {
+                            ended.push(at);
+                        }
+                    }
+                }
+                assert_eq!(ended, [0, 1]);
+                discards.end();
+                for left in &mut all[2..] {
+                    assert_eq!(futures_util::poll!(left), std::task::Poll::Ready(None));
+                }
+                assert!(discards.0.borrow().holders().next().is_none());
+            })
+            .unwrap();
+    }
+
+    #[test]
+    fn a_discard_returns_its_output_or_its_end_in_time() {
+        let discards = Discards::new(1, 1);
+        Driver::choose()
+            .unwrap()
+            .block_on(async {
+                assert_eq!(discards.run(address(1), LONG, ready(5)).await, Some(5));
+                assert_eq!(
+                    discards
+                        .run(address(1), Duration::from_millis(1), pending::<()>())
+                        .await,
+                    None
+                );
+                assert!(discards.0.borrow().holders().next().is_none());
+            })
+            .unwrap();
+    }
+}

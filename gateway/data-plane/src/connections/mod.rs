@@ -1,0 +1,550 @@
+//! Connections of one worker: their number, deadlines, and end in a drain.
+//!
+//! One sweep per tick checks all deadlines. There is no timer per connection, so setting a deadline is one store.
+
+mod discards;
+pub(crate) mod handshakes;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use gw_base::limits;
+use gw_interface::rate_limit::{AddressSlot, Claimant};
+use gw_shared::net::{Closer, Socket};
+use gw_telemetry::counters::Counter;
+use slab::Slab;
+
+use crate::connections::discards::Discards;
+use crate::connections::handshakes::HandshakeGuard;
+use crate::memory::sockets::{SocketMemory, SocketUse, WatchedSocket};
+
+/// Table of the connections of a worker.
+pub(crate) struct Connections {
+    entries: RefCell<Slab<Rc<ConnectionEntry>>>,
+    limit: usize,
+    /// Time for which a connection may be idle in a drain; `None` without a drain.
+    draining: Cell<Option<Duration>>,
+    /// Start of the drain.
+    draining_since: Cell<Option<Instant>>,
+    /// Number of connections that were ended to make room and still have an entry.
+    evicting: Cell<usize>,
+    /// Number of connections that were ended to make room.
+    pub(crate) evicted: Counter,
+    discards: Discards,
+    socket_memory: Rc<SocketMemory>,
+}
+
+struct ConnectionEntry {
+    closer: Closer,
+    deadline: Cell<Option<Instant>>,
+    /// No request is served.
+    idle: Cell<bool>,
+    /// The peer is expected to send: a handshake, its first request, the rest of a head.
+    expected: Cell<bool>,
+    /// Time for a request that was sent before the drain began to arrive; `None` until first computed.
+    on_its_way: Cell<Option<Duration>>,
+    /// Time since which the connection is idle.
+    idle_since: Cell<Instant>,
+    /// Ended to make room.
+    evicted: Cell<bool>,
+    /// The input was ended. The connection is aborted at the next deadline.
+    stopping: Cell<bool>,
+    /// Task to wake when the peer has left, for a connection that is not read from.
+    watcher: RefCell<Option<Waker>>,
+    /// The peer has left.
+    hung_up: Cell<bool>,
+    /// The peer has ended its direction and may still receive. It has left when both directions are ended.
+    half_closed: Cell<bool>,
+    /// Task to wake to send GOAWAY before the connection ends (HTTP/2).
+    goaway_task: RefCell<Option<Waker>>,
+    /// The connection is to send GOAWAY.
+    leaving: Cell<bool>,
+}
+
+/// Entry of a connection in the table; removed on drop.
+pub(crate) struct ConnectionGuard {
+    connections: Rc<Connections>,
+    key: usize,
+    entry: Rc<ConnectionEntry>,
+    socket: WatchedSocket,
+    /// Count against the limit of the client address.
+    address_slot: Option<AddressSlot>,
+    _handshake: Option<HandshakeGuard>,
+}
+
+impl Connections {
+    pub(crate) fn new(limit: usize, socket_memory: Rc<SocketMemory>) -> Rc<Self> {
+        Rc::new(Self {
+            entries: RefCell::default(),
+            limit,
+            draining: Cell::new(None),
+            draining_since: Cell::new(None),
+            evicting: Cell::new(0),
+            evicted: Counter::default(),
+            discards: Discards::new(limits::DISCARDS, limits::DISCARDS_PER_ADDRESS),
+            socket_memory,
+        })
+    }
+
+    /// Adds a connection, whose handshake must be complete by `deadline`. `None` if the table is full.
+    pub(crate) fn register(
+        self: &Rc<Self>,
+        socket: &Socket,
+        deadline: Instant,
+    ) -> Option<ConnectionGuard> {
+        let mut entries = self.entries.borrow_mut();
+        if entries.len() - self.evicting.get() >= self.limit - self.slack() {
+            self.make_room(&entries);
+        }
+        if entries.len() >= self.limit {
+            return None;
+        }
+        let entry = Rc::new(ConnectionEntry {
+            closer: socket.closer(),
+            deadline: Cell::new(Some(deadline)),
+            idle: Cell::new(true),
+            expected: Cell::new(true),
+            on_its_way: Cell::new(None),
+            idle_since: Cell::new(Instant::now()),
+            evicted: Cell::new(false),
+            stopping: Cell::new(false),
+            watcher: RefCell::default(),
+            hung_up: Cell::new(false),
+            half_closed: Cell::new(false),
+            goaway_task: RefCell::default(),
+            leaving: Cell::new(false),
+        });
+        let key = entries.insert(Rc::clone(&entry));
+        let socket = self.socket_memory.watch(socket);
+        Some(ConnectionGuard {
+            connections: Rc::clone(self),
+            key,
+            entry,
+            socket,
+            address_slot: None,
+            _handshake: None,
+        })
+    }
+
+    /// Number of entries kept free as long as there are idle connections.
+    fn slack(&self) -> usize {
+        self.limit / 32
+    }
+
+    /// Ends the connections that have been idle for longest, so that a flood of idle connections does not block new
+    /// ones. Ends several at once, because each search visits all entries.
+    fn make_room(&self, entries: &Slab<Rc<ConnectionEntry>>) {
+        let is_idle = |entry: &&Rc<ConnectionEntry>| entry.idle.get() && !entry.evicted.get();
+        let mut idle: Vec<&Rc<ConnectionEntry>> = entries
+            .iter()
+            .map(|(_, entry)| entry)
+            .filter(is_idle)
+            .collect();
+        let most = (self.slack().max(1)).min(idle.len());
+        if most == 0 {
+            return;
+        }
+        idle.select_nth_unstable_by_key(most - 1, |entry| entry.idle_since.get());
+        for entry in &idle[..most] {
+            entry.evicted.set(true);
+            entry.closer.abort();
+            self.evicting.set(self.evicting.get() + 1);
+            self.evicted.increment();
+        }
+    }
+
+    /// Aborts all connections.
+    pub(crate) fn abort(&self) {
+        self.entries
+            .borrow()
+            .iter()
+            .for_each(|(_, entry)| entry.closer.abort());
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.borrow().len()
+    }
+
+    /// Ends connections that have missed their deadline: first by ending their input, which lets them send GOAWAY, then
+    /// by an abort. Wakes tasks that watch a peer that has left.
+    pub(crate) fn sweep(&self, now: Instant) {
+        for (_, entry) in self.entries.borrow().iter() {
+            if entry.watcher.borrow().is_some() && entry.has_left() {
+                entry.hung_up.set(true);
+                entry.watcher.take().into_iter().for_each(Waker::wake);
+            }
+            if entry.deadline.get().is_some_and(|deadline| deadline <= now) {
+                entry.stop(now);
+            }
+        }
+    }
+
+    /// Begins a drain: connections may be idle for `idle` from now on, HTTP/2 connections send GOAWAY, and the rests of refused
+    /// requests are no longer received.
+    pub(crate) fn drain(&self, now: Instant, idle: Duration) {
+        self.draining.set(Some(idle));
+        self.draining_since.set(Some(now));
+        for (_, entry) in self.entries.borrow().iter() {
+            if entry.idle.get() && !entry.stopping.get() {
+                let earlier = entry
+                    .deadline
+                    .get()
+                    .map_or(now + idle, |deadline| deadline.min(now + idle));
+                entry.deadline.set(Some(earlier));
+            }
+            entry.request_goaway();
+        }
+        self.discards.end();
+    }
+
+    /// Whether, in a drain, no connection has a request, including one sent before the drain began.
+    pub(crate) fn are_quiet(&self, now: Instant) -> bool {
+        let Some(since) = self.draining_since.get() else {
+            return false;
+        };
+        self.entries
+            .borrow()
+            .iter()
+            .all(|(_, entry)| entry.is_quiet(since, now))
+    }
+
+    /// Ends the connections without a request.
+    pub(crate) fn end_quiet(&self, now: Instant) {
+        let Some(since) = self.draining_since.get() else {
+            return;
+        };
+        for (_, entry) in self.entries.borrow().iter() {
+            if entry.is_quiet(since, now) && !entry.stopping.get() && !entry.closer.has_unread() {
+                entry.stop(now);
+            }
+        }
+    }
+}
+
+impl ConnectionEntry {
+    fn has_left(&self) -> bool {
+        if self.half_closed.get() {
+            self.closer.is_broken()
+        } else {
+            self.closer.is_hung_up()
+        }
+    }
+
+    /// Whether no request runs, arrives, or can still arrive that was sent before `drain_began`.
+    fn is_quiet(&self, drain_began: Instant, now: Instant) -> bool {
+        if !self.idle.get() || self.expected.get() {
+            return false;
+        }
+        let on_its_way = self.on_its_way.get().unwrap_or_else(|| {
+            let round_trip = self.closer.round_trip().unwrap_or(limits::DRAIN_IDLE);
+            (limits::DRAIN_QUIET + round_trip).min(limits::DRAIN_IDLE)
+        });
+        self.on_its_way.set(Some(on_its_way));
+        now >= self.idle_since.get().max(drain_began) + on_its_way
+    }
+
+    /// Wakes the task that sends GOAWAY. Returns whether there is one.
+    fn request_goaway(&self) -> bool {
+        let task = self.goaway_task.take();
+        if task.is_some() {
+            self.leaving.set(true);
+        }
+        task.map(Waker::wake).is_some()
+    }
+
+    fn stop(&self, now: Instant) {
+        if self.request_goaway() {
+            self.deadline.set(Some(now + limits::LINGER));
+        } else if self.stopping.replace(true) {
+            self.closer.abort();
+        } else {
+            self.closer.stop_reading();
+            self.deadline.set(Some(now + limits::LINGER));
+        }
+    }
+}
+
+impl ConnectionGuard {
+    /// To be called after parts of bodies were sent or received. Measures kernel memory from time to time.
+    pub(crate) fn carried(&self) {
+        self.socket.carried();
+    }
+
+    /// Kernel memory of the connection.
+    pub(crate) fn socket_use(&self) -> Rc<SocketUse> {
+        self.socket.usage()
+    }
+
+    /// To be called before the connection is closed. Bounds the time for which the kernel keeps unacknowledged bytes.
+    pub(crate) fn closes(&self) {
+        self.socket.closes();
+    }
+
+    /// The peer has to send by `deadline`.
+    pub(crate) fn expect_by(&self, deadline: Instant) {
+        self.entry.expected.set(true);
+        self.entry.deadline.set(Some(deadline));
+    }
+
+    /// Extends the deadline of the connection by the time in which [`Self::discard`] receives the rest of a request.
+    pub(crate) fn discards(&self) {
+        self.expect_by(Instant::now() + limits::DISCARD_WITHIN + limits::LINGER);
+    }
+
+    /// Runs `discard`, which receives the rest of a request of the peer. Returns `None` if that takes too long, or if the rest
+    /// of another request takes its place.
+    pub(crate) async fn discard<T>(&self, discard: impl Future<Output = T>) -> Option<T> {
+        let within = if self.is_draining() {
+            limits::LINGER
+        } else {
+            limits::DISCARD_WITHIN
+        };
+        let client = self
+            .address_slot
+            .as_ref()
+            .map_or(Claimant::Unshared, |slot| Claimant::Address(slot.address()));
+        self.connections.discards.run(client, within, discard).await
+    }
+
+    /// Holds `slot` until the connection ends.
+    pub(crate) fn counts_for(&mut self, slot: Option<AddressSlot>) {
+        self.address_slot = slot;
+    }
+
+    /// Counts the connection as a handshake until [`Self::has_shaken_hands`].
+    pub(crate) fn shakes_hands(&mut self, handshake: HandshakeGuard) {
+        self._handshake = Some(handshake);
+    }
+
+    pub(crate) fn has_shaken_hands(&mut self) {
+        self._handshake = None;
+    }
+
+    /// No request runs. The next one has to begin by `deadline`.
+    pub(crate) fn idle_until(&self, deadline: Instant) {
+        self.socket.rests();
+        self.entry.idle.set(true);
+        self.entry.expected.set(false);
+        self.entry.idle_since.set(Instant::now());
+        let draining = self
+            .connections
+            .draining
+            .get()
+            .map(|idle| Instant::now() + idle);
+        self.entry.deadline.set(Some(
+            draining.map_or(deadline, |draining| deadline.min(draining)),
+        ));
+    }
+
+    /// Whether the worker drains: the connection should end after its running request.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.connections.draining.get().is_some()
+    }
+
+    /// Resolves within a tick after the peer has left. For a connection that is not read from, which would not notice.
+    pub(crate) fn poll_hung_up(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.entry.hung_up.get() {
+            return Poll::Ready(());
+        }
+        self.entry.watcher.replace(Some(cx.waker().clone()));
+        Poll::Pending
+    }
+
+    /// Resolves when a peer that has ended its direction has ended the other one too.
+    pub(crate) fn poll_broken(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.entry.half_closed.set(true);
+        self.poll_hung_up(cx)
+    }
+
+    /// Resolves when the connection should send GOAWAY: running requests may finish, new ones are not accepted.
+    pub(crate) fn poll_leave(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.entry.leaving.get() || self.is_draining() {
+            return Poll::Ready(());
+        }
+        let mut task = self.entry.goaway_task.borrow_mut();
+        if !task.as_ref().is_some_and(|task| task.will_wake(cx.waker())) {
+            *task = Some(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// A request runs. There is no deadline.
+    pub(crate) fn busy(&self) {
+        self.entry.idle.set(false);
+        self.entry.expected.set(false);
+        self.entry.deadline.set(None);
+        self.entry.watcher.take();
+    }
+}
+
+impl Drop for ConnectionGuard {
+    fn drop(&mut self) {
+        self.connections.entries.borrow_mut().remove(self.key);
+        if self.entry.evicted.get() {
+            self.connections
+                .evicting
+                .set(self.connections.evicting.get() - 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use std::sync::Arc;
+
+    use gw_region::ownership::WorkerId;
+    use gw_shared::runtime::Driver;
+
+    use super::*;
+    use crate::memory::sockets::SocketBudget;
+
+    #[test]
+    fn entries_are_limited_and_freed_on_drop() {
+        with_socket(|socket| {
+            let connections = connections(1);
+            let first = connections.register(socket, Instant::now());
+            assert!(first.is_some() && connections.register(socket, Instant::now()).is_none());
+            drop(first);
+            assert_eq!(connections.len(), 0);
+            assert!(connections.register(socket, Instant::now()).is_some());
+        });
+    }
+
+    #[test]
+    fn idle_connections_have_deadlines_and_running_requests_have_none() {
+        with_socket(|socket| {
+            let connections = connections(1);
+            let start = Instant::now();
+            let second = Duration::from_secs(1);
+            let guard = connections.register(socket, start + second).unwrap();
+            connections.sweep(start);
+            assert!(!guard.entry.stopping.get());
+            guard.busy();
+            connections.sweep(start + 100 * second);
+            assert!(!guard.entry.stopping.get());
+            guard.idle_until(start + 200 * second);
+            connections.sweep(start + 199 * second);
+            assert!(!guard.entry.stopping.get());
+            connections.sweep(start + 201 * second);
+            assert!(guard.entry.stopping.get());
+            assert_eq!(
+                guard.entry.deadline.get(),
+                Some(start + 201 * second + limits::LINGER)
+            );
+        });
+    }
+
+    #[test]
+    fn a_drain_shortens_deadlines_of_idle_connections_and_wakes_goaway_tasks() {
+        with_socket(|socket| {
+            let connections = connections(3);
+            let start = Instant::now();
+            let second = Duration::from_secs(1);
+            let [idle, early, busy] = [75, 2, 75].map(|seconds| {
+                connections
+                    .register(socket, start + seconds * second)
+                    .unwrap()
+            });
+            busy.busy();
+            let mut cx = Context::from_waker(Waker::noop());
+            assert!(busy.poll_leave(&mut cx).is_pending());
+            connections.drain(start, 5 * second);
+            assert!(busy.poll_leave(&mut cx).is_ready());
+            assert_eq!(idle.entry.deadline.get(), Some(start + 5 * second));
+            assert_eq!(early.entry.deadline.get(), Some(start + 2 * second));
+            assert_eq!(busy.entry.deadline.get(), None);
+            busy.idle_until(start + 75 * second);
+            assert!(busy.entry.deadline.get().unwrap() < start + 75 * second);
+        });
+    }
+
+    #[test]
+    fn a_drain_waits_for_requests_that_were_sent_before_it() {
+        with_socket(|socket| {
+            let connections = connections(4);
+            let register = || {
+                connections
+                    .register(socket, Instant::now() + limits::IDLE)
+                    .unwrap()
+            };
+            let idle = register();
+            let busy = register();
+            idle.idle_until(Instant::now() + limits::IDLE);
+            busy.busy();
+            let began = Instant::now();
+            // Later than a request sent before the drain can arrive.
+            let later = began + limits::DRAIN_IDLE;
+            assert!(!connections.are_quiet(later), "no drain");
+            connections.drain(began, limits::DRAIN_IDLE);
+            assert!(!connections.are_quiet(later), "a request runs");
+            drop(busy);
+            assert!(!connections.are_quiet(began) && connections.are_quiet(later));
+            idle.expect_by(later);
+            assert!(!connections.are_quiet(later), "a head has begun");
+            idle.idle_until(later + limits::IDLE);
+            let fresh = register();
+            assert!(!connections.are_quiet(later), "a handshake");
+            drop(fresh);
+            connections.end_quiet(began);
+            assert!(!idle.entry.stopping.get());
+            connections.end_quiet(later);
+            assert!(idle.entry.stopping.get());
+        });
+    }
+
+    #[test]
+    fn the_longest_idle_connections_are_evicted_and_running_requests_are_not() {
+        with_socket(|socket| {
+            let connections = connections(64);
+            let now = Instant::now();
+            let register = || connections.register(socket, now);
+            let mut all: Vec<ConnectionGuard> = (0..62).map(|_| register().unwrap()).collect();
+            all[0].busy();
+            all[1].idle_until(now);
+            assert_eq!(connections.evicted.value(), 0);
+            all.push(register().unwrap());
+            let evicted = |all: &[ConnectionGuard]| -> Vec<usize> {
+                (0..all.len())
+                    .filter(|at| all[*at].entry.evicted.get())
+                    .collect()
+            };
+            assert_eq!(
+                (connections.evicted.value(), evicted(&all)),
+                (2, vec![2, 3])
+            );
+            all.push(register().unwrap());
+            // Full, and two evicted connections are still present: evicts two more.
+            assert!(register().is_none());
+            assert_eq!(
+                (connections.evicted.value(), evicted(&all)),
+                (4, vec![2, 3, 4, 5])
+            );
+            drop(all.drain(2..6).collect::<Vec<_>>());
+            assert_eq!((connections.evicting.get(), connections.len()), (0, 60));
+            all.iter().for_each(ConnectionGuard::busy);
+            while let Some(guard) = register() {
+                guard.busy();
+                all.push(guard);
+            }
+            assert_eq!((connections.evicted.value(), connections.len()), (4, 64));
+        });
+    }
+
+    fn connections(limit: usize) -> Rc<Connections> {
+        let budget = Arc::new(SocketBudget::new(usize::MAX, 1));
+        Connections::new(limit, SocketMemory::new(WorkerId(0), budget))
+    }
+
+    fn with_socket(test: impl FnOnce(&Socket) + 'static) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        Driver::choose()
+            .unwrap()
+            .block_on(async move { test(&Socket::connect(address, None).await.unwrap()) })
+            .unwrap();
+    }
+}

@@ -1,0 +1,115 @@
+//! HTTP/1.1 on a TLS connection, as callers and the upgrade requests of agents use it (RFC 9112).
+
+use std::io::{self, IoSlice};
+use std::time::Instant;
+
+use bytes::{Bytes, BytesMut};
+use gw_base::limits;
+use gw_shared::http::head::{self, Framing, HeadLimits, RequestHead};
+use gw_shared::http::{ConnectionField, InvalidHead};
+use gw_shared::net::TlsStream;
+use http::Response;
+
+use crate::connections::ConnectionGuard;
+use crate::http_message::dated;
+
+/// Reads one request head; `None` when the peer closed the connection or took too long.
+pub(crate) async fn read_head(
+    stream: &TlsStream,
+    buffer: &mut BytesMut,
+    guard: &ConnectionGuard,
+    head_limits: HeadLimits,
+) -> Result<Option<RequestHead>, InvalidHead> {
+    read_head_or_refuse(stream, buffer, guard, head_limits)
+        .await
+        .map_err(|refused| refused.invalid)
+}
+
+/// Refused head, with its received bytes.
+pub(crate) struct RefusedHead {
+    pub(crate) invalid: InvalidHead,
+    pub(crate) received: Bytes,
+}
+
+/// As [`read_head`]; keeps a head that is refused.
+pub(crate) async fn read_head_or_refuse(
+    stream: &TlsStream,
+    buffer: &mut BytesMut,
+    guard: &ConnectionGuard,
+    head_limits: HeadLimits,
+) -> Result<Option<RequestHead>, RefusedHead> {
+    let mut begun = false;
+    let received = head::read_head(buffer, head_limits, |cx, buffer| {
+        if buffer.is_empty() {
+            // An idle connection keeps no buffer.
+            *buffer = BytesMut::new();
+        } else if !begun {
+            begun = true;
+            guard.expect_by(Instant::now() + limits::HEAD);
+        }
+        // An error of the connection is an end, too.
+        stream
+            .poll_read_buf(cx, buffer)
+            .map(|received| Ok(received.unwrap_or(0)))
+    });
+    match received.await {
+        Ok(Some(received)) => {
+            let parsed = head::parse_request(&received, head_limits);
+            parsed
+                .map(Some)
+                .map_err(|invalid| RefusedHead { invalid, received })
+        }
+        Ok(None) => Ok(None),
+        Err(invalid) => Err(RefusedHead {
+            invalid,
+            received: buffer.split().freeze(),
+        }),
+    }
+}
+
+/// Writes a whole response.
+pub(crate) async fn write_response(
+    stream: &TlsStream,
+    response: Response<Vec<u8>>,
+    connection: ConnectionField<'_>,
+) -> io::Result<()> {
+    let (head, body) = encoded(response, connection);
+    stream
+        .write_all(&mut [IoSlice::new(&head), IoSlice::new(&body)])
+        .await?;
+    stream.flush().await
+}
+
+/// The bytes of a whole response after which the connection closes.
+pub(crate) fn closing_response(response: Response<Vec<u8>>) -> Vec<u8> {
+    let (mut head, body) = encoded(dated(response), ConnectionField::Close);
+    head.extend_from_slice(&body);
+    head
+}
+
+fn encoded(response: Response<Vec<u8>>, connection: ConnectionField<'_>) -> (Vec<u8>, Vec<u8>) {
+    let (parts, body) = response.into_parts();
+    let mut out = Vec::new();
+    let framing = Framing::Length(body.len() as u64);
+    head::write_response(
+        &mut out,
+        parts.status,
+        &parts.headers.into(),
+        framing,
+        connection,
+    );
+    (out, body)
+}
+
+/// Closes after a response to a request that was not read to its end. Reads and drops data for a while first: closing
+/// with unread data resets the connection, which can destroy the response (RFC 9112 §9.6).
+pub(crate) async fn linger(stream: &TlsStream, guard: &ConnectionGuard) {
+    guard.expect_by(Instant::now() + limits::LINGER);
+    guard.closes();
+    if stream.close().await.is_ok() {
+        guard.discards();
+        guard
+            .discard(stream.closer().linger(limits::DISCARD_PAUSE))
+            .await;
+    }
+}

@@ -1,0 +1,4 @@
+//! Memory limits: of the process, of relayed requests, and of socket buffers in the kernel.
+
+pub mod relay;
+pub mod sockets;

@@ -1,0 +1,443 @@
+//! Requests of callers of another node, for services that this node owns: checks and admits what other nodes send on their
+//! links, opens it and carries it between tunnel and link.
+
+use std::cell::Cell;
+use std::io;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use bytes::Bytes;
+use futures_util::future::{Either, select};
+use gw_base::error::Error;
+use gw_base::hostname::Destination;
+use gw_base::limits;
+use gw_base::tls::node::ALPN_NODE;
+use gw_base::tls::pki::NodeIdentity;
+use gw_interface::auth::Authenticated;
+use gw_shared::http::framing::content_length;
+use gw_shared::http::{Fields, Framing, HttpVersion, Part, RequestHead, fields};
+use gw_shared::net::TlsStream;
+use gw_shared::runtime;
+use gw_shared::text::error_line;
+use gw_shared::tunnel::body::ReceivedBody;
+use gw_shared::tunnel::connection::{StreamReceiver, StreamSender, Tunnel, TunnelError, UNSENT};
+use gw_shared::tunnel::endpoint::{Closed, Endpoint, ReceivedPart};
+use gw_shared::tunnel::frame::Kind;
+use gw_shared::tunnel::head::{self, OutboundRequest, write_trailers};
+use gw_shared::tunnel::{heartbeat, window};
+use http::StatusCode;
+
+use super::carry::{Stopped, carry};
+use crate::http_message::{
+    BodyError, CallerGone, Progress, RelayedHead, RequestBody, ResponseSink,
+};
+use crate::upstream::cross_node::Nodes;
+use crate::upstream::cross_node::wire::{self, Refused};
+use crate::upstream::{Upstream, UpstreamRequest};
+
+/// A value that is counted until it is dropped.
+struct CountedUntilDrop<'a>(&'a Cell<usize>);
+
+impl<'a> CountedUntilDrop<'a> {
+    fn new(count: &'a Cell<usize>) -> Self {
+        count.set(count.get() + 1);
+        Self(count)
+    }
+}
+
+impl Drop for CountedUntilDrop<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+/// Serves a link that another node has opened, until it ends.
+pub(crate) async fn serve_link(
+    upstream: Rc<Upstream>,
+    nodes: Rc<Nodes>,
+    stream: TlsStream,
+    node: NodeIdentity,
+) {
+    let _counted = CountedUntilDrop::new(&nodes.links_served);
+    let _attached = nodes.attach(node.session, stream.closer());
+    let node = node.slot.get();
+    tracing::info!(node, "link of another node opened");
+    // A certificate that was verified by an earlier configuration is looked at again.
+    let Some(certificate) = stream.peer_certificate() else {
+        return;
+    };
+    let ended = drive(&upstream, &nodes, &stream, nodes.distrusts(&certificate)).await;
+    let error = ended.err().map(|error| error_line(&error));
+    tracing::info!(node, error, "link of another node ended");
+}
+
+/// Serves the requests of a link until it ends, or `distrusted` resolves.
+async fn drive(
+    upstream: &Rc<Upstream>,
+    nodes: &Rc<Nodes>,
+    stream: &TlsStream,
+    distrusted: impl Future<Output = ()>,
+) -> Result<(), TunnelError> {
+    let last_received = stream.socket().last_received();
+    stream
+        .socket()
+        .detect_dead_peer(heartbeat::TCP_DEAD_AFTER)?;
+    stream.socket().limit_unsent(UNSENT)?;
+    let share = upstream.tunnels.relay_memory.links();
+    let endpoint = Endpoint::agent_within(limits::LINK_REQUESTS, share);
+    let is_current = stream.speaks(ALPN_NODE);
+    let tunnel = Tunnel::new(if is_current {
+        endpoint
+    } else {
+        endpoint.without_upload_reports()
+    });
+    tunnel.with(|endpoint| endpoint.set_credit(window::FIRST as usize, limits::LINK_BUDGET));
+    let driven = pin!(std::future::poll_fn(|cx| {
+        let driven = tunnel.poll_drive(cx, stream, &mut |_| Ok(()));
+        // Needs no waker: only this task receives.
+        while let Poll::Ready(Some(halves)) =
+            tunnel.poll_accept(&mut Context::from_waker(Waker::noop()))
+        {
+            runtime::spawn(serve(Rc::clone(upstream), Rc::clone(nodes), halves));
+        }
+        driven
+    }));
+    let dead = pin!(heartbeat::until_dead(&tunnel, &last_received));
+    let ended = match select(driven, select(dead, pin!(distrusted))).await {
+        Either::Left((ended, _)) => ended,
+        Either::Right((Either::Left(_), _)) => Err(TunnelError::Silent),
+        Either::Right((Either::Right(_), _)) => {
+            Err(io::Error::other("the authority of its certificate is not trusted any more").into())
+        }
+    };
+    tunnel.with(Endpoint::lose);
+    ended
+}
+
+/// Serves one request. A reset of its stream cancels it.
+async fn serve(
+    upstream: Rc<Upstream>,
+    nodes: Rc<Nodes>,
+    (sender, receiver): (StreamSender, StreamReceiver),
+) {
+    let _counted = CountedUntilDrop::new(&nodes.requests_served);
+    let Some(head) = read_head(&receiver) else {
+        return;
+    };
+    if upstream.lifecycle.sends_nodes_away() {
+        return refuse(&sender, None, &Refused::Ending);
+    }
+    let reset = pin!(std::future::poll_fn(|cx| sender.poll_reset(cx)));
+    let Either::Left((owned, _)) =
+        select(pin!(after_freeze(&upstream, &nodes, &head)), reset).await
+    else {
+        return;
+    };
+    let is_upgrade = head.upgrade.is_some();
+    let framing = if is_upgrade {
+        Framing::None
+    } else {
+        head.framing
+    };
+    let has_body = framing.has_body() || is_upgrade;
+    let is_announced = wire::waits_for_acceptance(framing, is_upgrade, &head.headers);
+    let request = match owned.and_then(|label| open(&upstream, &label, head, &sender)) {
+        Ok(request) => request,
+        Err(refused) => return refuse(&sender, None, &refused),
+    };
+    if is_announced {
+        // The other node may send the body. Fails if it has reset the stream, which cancels the request.
+        let _ = sender.send_head(Kind::Interim, false, |out| {
+            wire::write_notice(out, &Progress::default());
+        });
+    }
+    let body = match (has_body, is_upgrade) {
+        (true, true) => Some(ReceivedBody::upgraded(receiver)),
+        (true, false) => Some(ReceivedBody::new(receiver, framing)),
+        (false, _) => None,
+    };
+    let mut body = LinkBody {
+        body,
+        unreleased: 0,
+        sender: &sender,
+    };
+    let mut response = LinkSink {
+        sender: &sender,
+        progress: Progress::default(),
+        begun: false,
+        ended: false,
+    };
+    let upgrade = is_upgrade.then_some(HttpVersion::Http11);
+    if let Err(Stopped::Failed(error)) =
+        carry(None, request, upgrade, &mut body, &mut response).await
+    {
+        response.fail(error);
+    }
+}
+
+/// The head of a stream that another node has opened. It has arrived with the stream.
+fn read_head(receiver: &StreamReceiver) -> Option<RequestHead> {
+    let part = receiver.poll_receive(&mut Context::from_waker(Waker::noop()));
+    let Poll::Ready(Ok(ReceivedPart::Head(Kind::Request, payload))) = part else {
+        return None;
+    };
+    match head::parse_request(&payload, receiver.ended_with_head()) {
+        Ok(head) => Some(head),
+        Err(error) => {
+            tracing::warn!(%error, "invalid request of another node");
+            None
+        }
+    }
+}
+
+/// As [`owned`], for a request that may have queued while this process was frozen.
+async fn after_freeze(
+    upstream: &Upstream,
+    nodes: &Nodes,
+    head: &RequestHead,
+) -> Result<String, Refused> {
+    let label = owned(nodes, head).await?;
+    let freeze = &upstream.tunnels.freeze;
+    if freeze.is_over(Instant::now()) {
+        return Ok(label);
+    }
+    freeze.over().await.map_err(Refused::Error)?;
+    owned(nodes, head).await
+}
+
+/// The label of the request's service, once this node knows that it owns the service.
+async fn owned(nodes: &Nodes, head: &RequestHead) -> Result<String, Refused> {
+    let Destination::Tenant(label) = nodes.region.destination(head.authority.as_str()) else {
+        return Err(Refused::Error(Error::ServiceNotFound));
+    };
+    let hostname = format!("{label}.{}", nodes.region.apex());
+    let deadline = Instant::now() + limits::NODE_WAIT;
+    loop {
+        match nodes.peering.accepts(&hostname, Instant::now()) {
+            Some(Ok(())) => return Ok(label.to_string()),
+            Some(Err(epoch)) => return Err(Refused::NotOwner { epoch }),
+            None if Instant::now() >= deadline => {
+                return Err(Refused::Error(Error::NodeUnavailable));
+            }
+            None => drop(runtime::timeout(limits::LEASE_CHECK, nodes.peering.changed()).await),
+        }
+    }
+}
+
+/// Checks that the caller may call the service, then charges the stream of `sender` to its account, admits and opens the
+/// request.
+fn open(
+    upstream: &Upstream,
+    label: &str,
+    mut head: RequestHead,
+    sender: &StreamSender,
+) -> Result<UpstreamRequest, Refused> {
+    let principal = wire::take_principal(&mut head.headers);
+    let open = || {
+        let directory = upstream.directory.get();
+        let service = directory.service(label).ok_or(Error::ServiceNotFound)?;
+        if !service.settings.enabled {
+            return Err(Error::ServiceDisabled);
+        }
+        let by = principal.ok_or(Error::TunnelProtocol)?;
+        let request = Authenticated::by_node(&directory, service, by)?;
+        let memory = upstream
+            .tunnels
+            .relay_memory
+            .account(&request.service.account);
+        if !sender.charge_to(memory.share()) {
+            return Err(memory.refusal());
+        }
+        upstream.open_here(request, outbound(head))
+    };
+    open().map_err(Refused::Error)
+}
+
+/// The request as it goes to the agent. The fields that frame it have no effect as fields.
+fn outbound(head: RequestHead) -> OutboundRequest {
+    let RequestHead {
+        method,
+        target,
+        authority,
+        headers,
+        framing,
+        upgrade,
+        ..
+    } = head;
+    let framing = if upgrade.is_some() {
+        Framing::None
+    } else {
+        framing
+    };
+    OutboundRequest {
+        method,
+        target,
+        authority,
+        headers: fields::end_to_end(headers, |_| false),
+        framing,
+        upgrade,
+    }
+}
+
+fn refuse(
+    sender: &StreamSender,
+    timing: Option<gw_shared::tunnel::timing::AgentTiming>,
+    refused: &Refused,
+) {
+    // Fails only if the stream is closed, in which case the caller is gone.
+    let _ = sender.send_head(Kind::Refused, true, |out| {
+        wire::write_refusal(out, timing, refused);
+    });
+}
+
+/// The request body, as the node of the caller sends it.
+struct LinkBody<'a> {
+    body: Option<ReceivedBody>,
+    /// Bytes of the last returned part; released when the next part is requested.
+    unreleased: usize,
+    sender: &'a StreamSender,
+}
+
+impl RequestBody for LinkBody<'_> {
+    async fn part(&mut self) -> Result<Part, BodyError> {
+        let Some(body) = &mut self.body else {
+            return Ok(Part::End);
+        };
+        if self.unreleased > 0 {
+            body.release(std::mem::take(&mut self.unreleased));
+        }
+        // The other node checks the framing of its callers, so a body breaks off only when its caller has left.
+        let part = body.receive().await.map_err(|_| BodyError::Gone)?;
+        if let Part::Data(data) = &part {
+            self.unreleased = data.len();
+        }
+        Ok(part)
+    }
+
+    fn is_done(&self) -> bool {
+        self.body.as_ref().is_none_or(ReceivedBody::is_done)
+    }
+
+    async fn gone(&mut self) -> CallerGone {
+        std::future::poll_fn(|cx| self.sender.poll_reset(cx)).await;
+        CallerGone
+    }
+
+    fn switch_protocols(&mut self) {}
+}
+
+/// The response, on its way to the node of the caller.
+struct LinkSink<'a> {
+    sender: &'a StreamSender,
+    progress: Progress,
+    begun: bool,
+    /// This direction of the stream has ended.
+    ended: bool,
+}
+
+impl LinkSink<'_> {
+    /// Sends the error in place of a response, or breaks the response off.
+    fn fail(&self, error: Error) {
+        if self.begun {
+            let (.., code, _) = error.outcome();
+            // Fails if the response has ended. Dropping the stream then resets it, because the report of the upload is missing.
+            let _ = self.sender.break_off(code.as_str());
+        } else {
+            if !self.progress.failed_attempts.is_empty() {
+                // Fails as the refusal.
+                let _ = self.sender.send_head(Kind::Interim, false, |out| {
+                    wire::write_notice(out, &self.progress);
+                });
+            }
+            refuse(self.sender, self.progress.timing, &Refused::Error(error));
+        }
+    }
+}
+
+impl From<Closed> for CallerGone {
+    fn from(_: Closed) -> Self {
+        Self
+    }
+}
+
+impl ResponseSink for LinkSink<'_> {
+    async fn interim(&mut self, head: RelayedHead) -> Result<(), CallerGone> {
+        let write = |out: &mut Vec<u8>| head::write_interim(out, head.status, &head.headers);
+        Ok(self.sender.send_head(Kind::Interim, false, write)?)
+    }
+
+    fn progress(&mut self, progress: Progress) {
+        self.progress = progress;
+    }
+
+    async fn head(&mut self, head: RelayedHead) -> Result<(), CallerGone> {
+        if self.progress.opened().is_some() {
+            self.sender.send_head(Kind::Interim, false, |out| {
+                wire::write_notice(out, &self.progress);
+            })?;
+        }
+        self.begun = true;
+        self.ended = !head.has_body;
+        let timing = wire::timing_or_absent(self.progress.timing);
+        let status = if head.upgrade.is_some() {
+            StatusCode::SWITCHING_PROTOCOLS
+        } else {
+            head.status
+        };
+        self.sender.send_head(Kind::Response, self.ended, |out| {
+            head::write_response(
+                out,
+                timing,
+                status,
+                &head.headers,
+                framing(&head),
+                head.upgrade.as_ref(),
+            );
+        })?;
+        Ok(())
+    }
+
+    async fn data(&mut self, data: Bytes, last: bool) -> Result<(), CallerGone> {
+        self.ended |= last;
+        Ok(self.sender.send(data, last).await?)
+    }
+
+    async fn end(&mut self, trailers: Option<Fields>) -> Result<(), CallerGone> {
+        if std::mem::replace(&mut self.ended, true) {
+            return Ok(());
+        }
+        let finished = match trailers {
+            Some(trailers) => self.sender.finish_with_trailers(write_trailers(&trailers)),
+            None => self.sender.finish(),
+        };
+        Ok(finished?)
+    }
+
+    async fn flush(&mut self) -> Result<(), CallerGone> {
+        Ok(())
+    }
+
+    async fn uploaded(&mut self, taken: Option<u64>) -> Result<(), CallerGone> {
+        self.sender.report_upload(taken);
+        Ok(())
+    }
+
+    fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    fn begin_own_response(&mut self, _request_is_readable: bool) {}
+}
+
+/// Framing of a response whose fields were checked.
+fn framing(head: &RelayedHead) -> Framing {
+    match content_length(&head.headers).ok().flatten() {
+        _ if head.upgrade.is_some() => Framing::None,
+        Some(length) if head.has_body => Framing::Length(length),
+        Some(length) => Framing::Described(length),
+        None if head.has_body => Framing::Chunked,
+        None => Framing::None,
+    }
+}

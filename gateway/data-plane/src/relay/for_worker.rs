@@ -1,0 +1,220 @@
+//! Requests of callers of another worker, for services that this worker owns: admits them, opens them on a tunnel and carries
+//! them between tunnel and pipes.
+
+use std::pin::pin;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use futures_util::future::{Either, select};
+use gw_base::error::{Error, Overload};
+use gw_base::limits;
+use gw_interface::auth::Authenticated;
+use gw_interface::rate_limit;
+use gw_shared::http::{Fields, HttpVersion, Part};
+use gw_shared::runtime;
+use gw_shared::tunnel::head::OutboundRequest;
+
+use super::carry::{Stopped, carry};
+use crate::http_message::{
+    BodyError, CallerGone, Progress, RelayedHead, RequestBody, ResponseSink,
+};
+use crate::pipe::{self, OtherEndGone};
+use crate::upstream::{CrossCoreRequest, Frame, HeadResult, Upstream, UpstreamRequest};
+
+/// Serves a request that another worker posted.
+pub(crate) fn serve_for_worker(upstream: &Rc<Upstream>, request: CrossCoreRequest) {
+    let is_within_limit = upstream.cross_core_served.get() < limits::CROSS_CORE_REQUESTS;
+    let served = is_within_limit.then(|| Served::begin(upstream));
+    runtime::spawn(async move {
+        let CrossCoreRequest {
+            request,
+            outbound,
+            body,
+            response,
+            opened,
+        } = request;
+        let upgrade = outbound.upgrade.as_ref().map(|_| HttpVersion::Http11);
+        let has_upload = body.is_some();
+        let mut response = PipeSink {
+            pipe: &response,
+            progress: Progress::default(),
+            begun: false,
+            has_upload,
+        };
+        let opened_here = match &served {
+            Some(Served(upstream)) => {
+                admit_and_open(upstream, request, outbound, response.pipe).await
+            }
+            None => Err(Error::Overloaded(Overload::QueueFull)),
+        };
+        let carried = match opened_here {
+            Ok(request) => {
+                if let Some(stream) = request.response.progress().stream {
+                    // Set once: a request crosses cores at most once.
+                    let _ = opened.set(stream);
+                }
+                let mut body = PipeBody {
+                    parts: body,
+                    response: response.pipe,
+                };
+                carry(None, request, upgrade, &mut body, &mut response).await
+            }
+            Err(error) => Err(Stopped::Failed(error)),
+        };
+        if let Err(Stopped::Failed(error)) = carried {
+            response.fail(error).await;
+        }
+    });
+}
+
+/// Admits a request and opens it, once it has its turn.
+async fn admit_and_open(
+    upstream: &Upstream,
+    request: Authenticated,
+    outbound: OutboundRequest,
+    response: &pipe::Sender<Frame>,
+) -> Result<UpstreamRequest, Error> {
+    let opening = pin!(async {
+        let admitted = rate_limit::charge_or_wait(&upstream.buckets, request).await?;
+        // The turn ends once the request is open.
+        let _turn = upstream.turn(&admitted.0.service).await?;
+        upstream.open_on_tunnel(&admitted, outbound)
+    });
+    match select(opening, pin!(response.closed())).await {
+        Either::Left((opened, _)) => opened,
+        // The worker of the caller has given up.
+        Either::Right(((), _)) => Err(Error::AgentUnavailable),
+    }
+}
+
+/// Counts a served request until dropped.
+struct Served(Rc<Upstream>);
+
+impl Served {
+    fn begin(upstream: &Rc<Upstream>) -> Self {
+        upstream
+            .cross_core_served
+            .set(upstream.cross_core_served.get() + 1);
+        Self(Rc::clone(upstream))
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.0
+            .cross_core_served
+            .set(self.0.cross_core_served.get() - 1);
+    }
+}
+
+/// The request body, as the worker of the caller sends it.
+struct PipeBody<'a> {
+    /// `None` if there is none, or after its end.
+    parts: Option<pipe::Receiver<Part>>,
+    response: &'a pipe::Sender<Frame>,
+}
+
+impl RequestBody for PipeBody<'_> {
+    async fn part(&mut self) -> Result<Part, BodyError> {
+        let Some(parts) = &mut self.parts else {
+            return Ok(Part::End);
+        };
+        let part = parts
+            .receive()
+            .await
+            .map_err(|OtherEndGone| BodyError::Gone)?;
+        if !matches!(part, Part::Data(_)) {
+            self.parts = None;
+        }
+        Ok(part)
+    }
+
+    fn is_done(&self) -> bool {
+        self.parts.is_none()
+    }
+
+    async fn gone(&mut self) -> CallerGone {
+        self.response.closed().await;
+        CallerGone
+    }
+
+    fn switch_protocols(&mut self) {}
+}
+
+/// The response, on its way to the worker of the caller.
+struct PipeSink<'a> {
+    pipe: &'a pipe::Sender<Frame>,
+    progress: Progress,
+    begun: bool,
+    /// The request has a body: the report of its upload ends the response.
+    has_upload: bool,
+}
+
+impl PipeSink<'_> {
+    async fn send(&self, frame: Frame) -> Result<(), CallerGone> {
+        self.pipe
+            .send(frame)
+            .await
+            .map_err(|OtherEndGone| CallerGone)
+    }
+
+    async fn send_head(&mut self, head: Result<RelayedHead, Error>) -> Result<(), CallerGone> {
+        let progress = std::mem::take(&mut self.progress);
+        self.send(Frame::Head(Box::new(HeadResult { progress, head })))
+            .await
+    }
+
+    /// Sends the error in place of a response, or in place of its rest.
+    async fn fail(&mut self, error: Error) {
+        // Fails when the worker of the caller has given up.
+        let _ = if self.begun {
+            self.send(Frame::Broken(Box::new(error))).await
+        } else {
+            self.send_head(Err(error)).await
+        };
+    }
+}
+
+impl ResponseSink for PipeSink<'_> {
+    async fn interim(&mut self, head: RelayedHead) -> Result<(), CallerGone> {
+        self.send_head(Ok(head)).await
+    }
+
+    fn progress(&mut self, progress: Progress) {
+        self.progress = progress;
+    }
+
+    async fn head(&mut self, head: RelayedHead) -> Result<(), CallerGone> {
+        self.begun = true;
+        self.send_head(Ok(head)).await
+    }
+
+    async fn data(&mut self, data: Bytes, _last: bool) -> Result<(), CallerGone> {
+        self.send(Frame::Part(Part::Data(data))).await
+    }
+
+    async fn end(&mut self, trailers: Option<Fields>) -> Result<(), CallerGone> {
+        if let Some(trailers) = trailers {
+            self.send(Frame::Part(Part::Trailers(trailers))).await?;
+        }
+        self.send(Frame::Part(Part::End)).await
+    }
+
+    async fn flush(&mut self) -> Result<(), CallerGone> {
+        Ok(())
+    }
+
+    async fn uploaded(&mut self, taken: Option<u64>) -> Result<(), CallerGone> {
+        if self.has_upload {
+            self.send(Frame::Uploaded(taken)).await
+        } else {
+            Ok(())
+        }
+    }
+
+    fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    fn begin_own_response(&mut self, _request_is_readable: bool) {}
+}

@@ -1,0 +1,102 @@
+//! Tunnels, at the gateway.
+
+pub(crate) mod attempt_budget;
+mod authorities;
+mod candidate;
+pub(crate) mod choice;
+mod control;
+mod downloads;
+pub(crate) mod flow_control;
+pub mod grace;
+pub mod handshake;
+pub(crate) mod health;
+mod latest;
+mod lost;
+mod openings;
+mod registry;
+mod replaced_keys;
+pub(crate) mod session;
+pub(crate) mod waiting;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use gw_base::agent_releases::AgentReleases;
+use gw_base::error::{Error, Overload};
+use gw_base::freeze::Freeze;
+use gw_base::hostname::Region;
+use gw_base::tls::ServerConfigs;
+use gw_interface::control_plane::Executor;
+use gw_interface::rate_limit::Bucket;
+use gw_region::RegionSignals;
+use gw_region::ownership::WorkerId;
+use gw_shared::id::RequestIds;
+use gw_store::Directory;
+use gw_telemetry::counters::Counters;
+
+pub(crate) use self::candidate::InFlight;
+pub(crate) use self::downloads::Downloads;
+use self::grace::TunnelGrace;
+pub(crate) use self::registry::{Chosen, Registry, Serving};
+pub(crate) use self::replaced_keys::ReplacedKeys;
+use self::waiting::Waiting;
+use crate::current::Current;
+use crate::lifecycle::Lifecycle;
+use crate::memory::relay::RelayMemory;
+
+/// The tunnels of one worker, and the parts of the worker that their tasks use.
+pub(crate) struct Tunnels {
+    pub(crate) worker: WorkerId,
+    pub(crate) region: Region,
+    /// Whether agents must send a client certificate. Otherwise they may sign a challenge.
+    pub(crate) agent_mtls: bool,
+    pub(crate) registry: RefCell<Registry>,
+    /// Versions of agents that are served, and programs for the others.
+    pub(crate) releases: Arc<AgentReleases>,
+    /// Programs that are being sent.
+    pub(crate) downloads: Rc<Downloads>,
+    /// Rate at which this worker admits tunnels of all services, in a region of several nodes: when services move to
+    /// this node, the agents of all of them connect at once.
+    pub(crate) admissions: Option<RefCell<Bucket>>,
+    /// Whether this node of a region is suspended; `None` if it is the only one.
+    pub(crate) signals: Option<Arc<RegionSignals>>,
+    /// Requests that wait for a tunnel.
+    pub(crate) waiting: Rc<Waiting>,
+    /// Tunnels that agents had with the predecessor.
+    pub(crate) grace: Arc<TunnelGrace>,
+    pub(crate) directory: Rc<Current<Directory>>,
+    pub(crate) freeze: Rc<Freeze>,
+    pub(crate) certificates: Rc<Current<ServerConfigs>>,
+    pub(crate) executor: Executor,
+    pub(crate) replaced_keys: ReplacedKeys,
+    pub(crate) relay_memory: Rc<RelayMemory>,
+    pub(crate) counters: Rc<Counters>,
+    pub(crate) ids: Rc<RequestIds>,
+    pub(crate) lifecycle: Rc<Lifecycle>,
+}
+
+impl Tunnels {
+    /// Whether a refusal of a tunnel may be logged as a warning. Limited by a rate, so that agents cannot fill the log.
+    pub(crate) fn may_log_refusal(&self) -> bool {
+        self.registry.borrow().openings().may_log_refusal()
+    }
+
+    /// Whether agents are to connect to other nodes.
+    pub(crate) fn is_suspended(&self) -> bool {
+        self.signals
+            .as_ref()
+            .is_some_and(|signals| signals.is_suspended())
+    }
+
+    fn take_admission(&self, now: Instant) -> Result<(), Error> {
+        let Some(admissions) = &self.admissions else {
+            return Ok(());
+        };
+        admissions
+            .borrow_mut()
+            .take(now)
+            .map_err(|_| Error::Overloaded(Overload::Admissions))
+    }
+}

@@ -1,0 +1,68 @@
+//! Requests of services that another worker owns: posted to the owner, with one end of two pipes for the bodies.
+
+use std::sync::{Arc, OnceLock};
+
+use gw_base::error::{Error, Overload};
+use gw_base::limits;
+use gw_interface::auth::Authenticated;
+use gw_shared::http::Part;
+use gw_shared::tunnel::head::OutboundRequest;
+
+use super::{Frame, PendingResponse, Upload, Upstream, UpstreamRequest};
+use crate::http_message::OpenedStream;
+use crate::pipe;
+
+/// A request on its way to the worker that owns its service.
+pub struct CrossCoreRequest {
+    pub request: Authenticated,
+    pub(crate) outbound: OutboundRequest,
+    /// The request body; `None` if there is none.
+    pub body: Option<pipe::Receiver<Part>>,
+    pub response: pipe::Sender<Frame>,
+    /// Set once the request is open on a tunnel.
+    pub opened: Arc<OnceLock<OpenedStream>>,
+}
+
+impl Upstream {
+    /// Posts a request to the owner of its service. Refuses it if the mailbox there is full.
+    pub(super) fn send_to_owner(
+        &self,
+        request: Authenticated,
+        outbound: OutboundRequest,
+    ) -> Result<UpstreamRequest, Error> {
+        let worker = self.worker;
+        let owner = request.service.owner;
+        let has_upload = outbound.has_body();
+        let pipes = if has_upload { 2 } else { 1 };
+        let memory = self
+            .tunnels
+            .relay_memory
+            .reserve(&request.service.account, pipes * limits::PIPE_MEMORY)?;
+        let (upload_in, upload_out) = has_upload
+            .then(|| pipe::pipe(worker, owner, Arc::clone(&self.wakes)))
+            .unzip();
+        let (response_in, response_out) = pipe::pipe(owner, worker, Arc::clone(&self.wakes));
+        let opened = Arc::default();
+        let request = CrossCoreRequest {
+            request,
+            outbound,
+            body: upload_out,
+            response: response_in,
+            opened: Arc::clone(&opened),
+        };
+        self.mailboxes
+            .post(owner, Box::new(request))
+            .map_err(|_| Error::Overloaded(Overload::QueueFull))?;
+        self.counters.crossings.increment();
+        Ok(UpstreamRequest {
+            upload: upload_in.map_or(Upload::None, Upload::CrossCore),
+            response: PendingResponse::CrossCore {
+                pipe: response_out,
+                opened,
+                has_upload,
+                head: None,
+                memory,
+            },
+        })
+    }
+}

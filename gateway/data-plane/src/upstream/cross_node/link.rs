@@ -1,0 +1,285 @@
+//! A link to another node: opened for the first request, and kept until it is idle for long or the node leaves.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::{Either, select};
+use gw_base::limits;
+use gw_base::tls::node::ALPN_NODE;
+use gw_base::tls::pki::{self, NodeIdentity};
+use gw_region::Member;
+use gw_shared::net::{Socket, TlsStream};
+use gw_shared::runtime;
+use gw_shared::text::error_line;
+use gw_shared::tunnel::connection::{Tunnel, TunnelError, UNSENT};
+use gw_shared::tunnel::endpoint::Endpoint;
+use gw_shared::tunnel::{heartbeat, window};
+use rustls::client::UnbufferedClientConnection;
+use rustls_pki_types::ServerName;
+use tokio::sync::Notify;
+
+use super::Nodes;
+
+/// Interval between checks whether a link is still used.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Time for the end of a link to be sent.
+const CLOSED_WITHIN: Duration = Duration::from_secs(1);
+
+/// A link to another node.
+pub(super) struct Link {
+    pub(super) to: Member,
+    state: RefCell<LinkState>,
+    /// Wakes requests that wait for the link.
+    changed: Notify,
+    requests: Cell<usize>,
+    /// Valid while there are no requests.
+    idle_since: Cell<Instant>,
+    /// The node has left: the link ends after its running requests.
+    retired: Cell<bool>,
+}
+
+enum LinkState {
+    Opening,
+    Open(Tunnel),
+    /// The link cannot be opened, or has ended.
+    Ended,
+}
+
+/// The link cannot be opened, or has ended.
+#[derive(Debug)]
+pub(super) struct Unreachable;
+
+/// A request on a link; counts until dropped.
+pub(crate) struct OnLink(Rc<Link>);
+
+impl Nodes {
+    /// The link to this member. Begins to open it if there is none.
+    pub(super) fn link(self: &Rc<Self>, to: &Member) -> Rc<Link> {
+        Rc::clone(
+            self.links
+                .borrow_mut()
+                .entry((to.slot, to.session))
+                .or_insert_with(|| {
+                    let link = Link::opening(to);
+                    runtime::spawn(run(Rc::clone(self), Rc::clone(&link)));
+                    link
+                }),
+        )
+    }
+
+    /// Removes a link that takes no more requests.
+    pub(super) fn forget(&self, link: &Rc<Link>) {
+        let mut links = self.links.borrow_mut();
+        let key = (link.to.slot, link.to.session);
+        if links
+            .get(&key)
+            .is_some_and(|current| Rc::ptr_eq(current, link))
+        {
+            links.remove(&key);
+        }
+    }
+}
+
+impl Link {
+    fn opening(to: &Member) -> Rc<Self> {
+        Rc::new(Self {
+            to: to.clone(),
+            state: RefCell::new(LinkState::Opening),
+            changed: Notify::new(),
+            requests: Cell::new(0),
+            idle_since: Cell::new(Instant::now()),
+            retired: Cell::new(false),
+        })
+    }
+
+    /// Waits until the link is open.
+    pub(super) async fn tunnel(&self) -> Result<Tunnel, Unreachable> {
+        loop {
+            let changed = self.changed.notified();
+            match &*self.state.borrow() {
+                LinkState::Open(tunnel) => return Ok(tunnel.clone()),
+                LinkState::Ended => return Err(Unreachable),
+                LinkState::Opening => {}
+            }
+            changed.await;
+        }
+    }
+
+    pub(super) fn count(self: &Rc<Self>) -> OnLink {
+        self.requests.set(self.requests.get() + 1);
+        OnLink(Rc::clone(self))
+    }
+
+    /// Ends the link after its running requests. Those that wait until it is open fail at once: the node may be lost.
+    pub(super) fn retire(&self) {
+        self.retired.set(true);
+        let is_opening = matches!(&*self.state.borrow(), LinkState::Opening);
+        if is_opening {
+            self.set(LinkState::Ended);
+        }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        matches!(&*self.state.borrow(), LinkState::Open(_))
+    }
+
+    fn set(&self, state: LinkState) {
+        self.state.replace(state);
+        self.changed.notify_waiters();
+    }
+
+    /// Waits until the link has no requests and is to end.
+    async fn unused(&self) {
+        loop {
+            runtime::sleep(CHECK_INTERVAL).await;
+            let is_due = self.retired.get() || self.idle_since.get().elapsed() >= limits::LINK_IDLE;
+            if self.requests.get() == 0 && is_due {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for OnLink {
+    fn drop(&mut self) {
+        self.0.requests.set(self.0.requests.get() - 1);
+        if self.0.requests.get() == 0 {
+            self.0.idle_since.set(Instant::now());
+        }
+    }
+}
+
+/// Opens a link and drives it to its end.
+async fn run(nodes: Rc<Nodes>, link: Rc<Link>) {
+    let Member {
+        slot,
+        peer_address: address,
+        ..
+    } = &link.to;
+    let node = slot.get();
+    let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
+    let connected = runtime::timeout(limits::NODE_CONNECT, connect(&nodes, &link.to)).await;
+    match connected.unwrap_or_else(|_| Err(late())) {
+        Ok(stream) => {
+            let _attached = nodes.attach(link.to.session, stream.closer());
+            tracing::info!(node, %address, "link to another node opened");
+            let ended = drive(&nodes, &link, &stream).await;
+            if ended.is_err() {
+                nodes.peering.signals.link_broke();
+            }
+            let error = ended.err().map(|error| error_line(&error));
+            tracing::info!(node, %address, error, "link to another node ended");
+        }
+        Err(error) => {
+            nodes.forget(&link);
+            nodes.peering.signals.link_broke();
+            tracing::warn!(node, %address, %error, "cannot open a link to another node");
+        }
+    }
+    link.set(LinkState::Ended);
+}
+
+/// Connects to a member. Fails if another process answers there.
+async fn connect(nodes: &Nodes, to: &Member) -> io::Result<TlsStream> {
+    let tls = nodes
+        .tls()
+        .ok_or_else(|| io::Error::other("this node has no certificate yet"))?;
+    let socket = Socket::connect(to.peer_address, None).await?;
+    let stream = TlsStream::new(socket, session(&tls.client, to.peer_address)?);
+    stream.handshake().await?;
+    let other = stream
+        .peer_certificate()
+        .and_then(|certificate| pki::node_identity(&certificate, &nodes.region));
+    if other
+        != Some(NodeIdentity {
+            slot: to.slot,
+            session: to.session,
+        })
+    {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "another process than the member answers there",
+        ));
+    }
+    Ok(stream)
+}
+
+fn session(
+    config: &Arc<rustls::ClientConfig>,
+    address: SocketAddr,
+) -> io::Result<UnbufferedClientConnection> {
+    // An address is not sent in the ClientHello.
+    let name = ServerName::IpAddress(address.ip().into());
+    UnbufferedClientConnection::new(Arc::clone(config), name).map_err(io::Error::other)
+}
+
+/// Moves bytes until the connection ends or nothing uses it any more.
+async fn drive(nodes: &Nodes, link: &Rc<Link>, stream: &TlsStream) -> Result<(), TunnelError> {
+    let last_received = stream.socket().last_received();
+    stream
+        .socket()
+        .detect_dead_peer(heartbeat::TCP_DEAD_AFTER)?;
+    stream.socket().limit_unsent(UNSENT)?;
+    let endpoint = Endpoint::gateway();
+    let is_current = stream.speaks(ALPN_NODE);
+    let tunnel = Tunnel::new(if is_current {
+        endpoint
+    } else {
+        endpoint.without_upload_reports()
+    });
+    tunnel.with(|endpoint| endpoint.set_credit(window::FIRST as usize, limits::LINK_BUDGET));
+    let ended = {
+        let driven = pin!(std::future::poll_fn(|cx| tunnel.poll_drive(
+            cx,
+            stream,
+            &mut |_| Ok(())
+        )));
+        let dead = pin!(heartbeat::until_dead(&tunnel, &last_received));
+        let unused = pin!(async {
+            if tunnel.hello().await.is_some() {
+                link.set(LinkState::Open(tunnel.clone()));
+            }
+            link.unused().await;
+        });
+        match select(driven, select(dead, unused)).await {
+            Either::Left((ended, _)) => ended,
+            Either::Right((Either::Left(_), _)) => Err(TunnelError::Silent),
+            Either::Right((Either::Right(_), _)) => Ok(()),
+        }
+    };
+    // First, so that no request begins on a tunnel that has ended.
+    nodes.forget(link);
+    link.set(LinkState::Ended);
+    tunnel.with(Endpoint::lose);
+    if ended.is_ok() {
+        let _ = runtime::timeout(CLOSED_WITHIN, stream.close()).await;
+    }
+    ended
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use gw_region::NodeSlot;
+
+    use super::*;
+
+    #[test]
+    fn requests_do_not_wait_for_a_link_to_a_node_that_is_no_member() {
+        let to = Member {
+            slot: NodeSlot::new(1).unwrap(),
+            session: 1,
+            peer_address: ([127, 0, 0, 1], 1).into(),
+        };
+        let link = Link::opening(&to);
+        let mut waiting = pin!(link.tunnel());
+        assert!(waiting.as_mut().now_or_never().is_none());
+        link.retire();
+        assert!(matches!(waiting.now_or_never(), Some(Err(Unreachable))));
+    }
+}

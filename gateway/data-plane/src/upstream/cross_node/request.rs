@@ -1,0 +1,320 @@
+//! The node of the caller: sends a request to the owner of its service, and to another node if the owner has changed.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use gw_base::error::{Error, Overload};
+use gw_base::limits;
+use gw_interface::auth::Authenticated;
+use gw_region::{Member, NextHop};
+use gw_shared::http::{Fields, InvalidHead};
+use gw_shared::runtime;
+use gw_shared::tunnel::connection::{StreamReceiver, StreamSender};
+use gw_shared::tunnel::endpoint::{Closed, OpenError, ReceivedPart};
+use gw_shared::tunnel::frame::{Kind, REQUEST_HEAD};
+use gw_shared::tunnel::head::{OutboundRequest, parse_refusal, write_trailers};
+use gw_shared::tunnel::window;
+
+use super::wire::{self, Notice, Refused};
+use super::{Nodes, link};
+use crate::http_message::{AttemptFailure, FailedAttempt};
+use crate::memory::relay::Reserved;
+use crate::tunnel::attempt_budget::{FailedAttempts, Transmission};
+use crate::upstream::attempts::is_safe;
+use crate::upstream::response::{Carrier, RequestTraits, StreamResponse};
+use crate::upstream::{PendingResponse, Upload, Upstream, UpstreamRequest};
+
+/// A request of a service that another node owns, as far as this node knows. Nothing of it has been sent.
+pub(crate) struct CrossNodeRequest {
+    pub(in crate::upstream) upstream: Rc<Upstream>,
+    pub(in crate::upstream) nodes: Rc<Nodes>,
+    pub(in crate::upstream) request: Authenticated,
+    pub(in crate::upstream) outbound: OutboundRequest,
+}
+
+/// A request body that is sent together with the head, and again if another node turns out to be the owner.
+pub(crate) struct ShortBody {
+    pub(crate) data: Bytes,
+    pub(crate) trailers: Option<Fields>,
+    /// Charge for the data.
+    pub(crate) _kept: Reserved,
+}
+
+/// A request on a link.
+pub(in crate::upstream) struct OnNode {
+    /// What the owner has reported: its tunnel, and failed attempts.
+    pub(in crate::upstream) notice: Notice,
+    /// First part of the answer, until the response is read.
+    pub(in crate::upstream) first: Option<ReceivedPart>,
+    /// When the request was sent.
+    pub(in crate::upstream) sent: Instant,
+    _counted: link::OnLink,
+}
+
+/// Why a request was not served.
+enum CrossNodeFailure {
+    Refused(Error),
+    /// Nothing of the request has reached a tunnel.
+    Retry(RetryCause),
+    /// The link was lost before an answer.
+    Lost {
+        after: Duration,
+    },
+}
+
+#[derive(Debug)]
+enum RetryCause {
+    Unreachable,
+    /// The process ends; another one may listen there.
+    Ending,
+    NotOwner {
+        epoch: u64,
+    },
+}
+
+impl CrossNodeRequest {
+    /// Length of a body that [`Self::send`] takes as a whole; `None` if the request has no body, or one that is carried
+    /// after the owner has accepted the request.
+    pub(crate) fn short_body(&self) -> Option<usize> {
+        if !self.outbound.has_body() || self.waits_for_acceptance() {
+            return None;
+        }
+        usize::try_from(self.outbound.framing.content_length()?).ok()
+    }
+
+    /// Charges a body of `bytes` to the account of the service before it is received.
+    pub(crate) fn reserve(&self, bytes: usize) -> Result<Reserved, Error> {
+        self.upstream
+            .tunnels
+            .relay_memory
+            .reserve(&self.request.service.account, bytes)
+    }
+
+    fn waits_for_acceptance(&self) -> bool {
+        let OutboundRequest {
+            framing,
+            upgrade,
+            headers,
+            ..
+        } = &self.outbound;
+        wire::waits_for_acceptance(*framing, upgrade.is_some(), headers)
+    }
+
+    /// Sends the request to the owner. Returns when the owner has accepted it, or with its first answer; then nothing is
+    /// sent again. `body` is present if [`Self::short_body`] says so. Calls `on_lost` for each attempt that ends with the link.
+    pub(crate) async fn send(
+        mut self,
+        body: Option<ShortBody>,
+        on_lost: impl Fn(FailedAttempt),
+    ) -> Result<UpstreamRequest, Error> {
+        let service = Arc::clone(&self.request.service);
+        let hostname = &service.hostname;
+        let mut deadline = Instant::now() + limits::NODE_WAIT;
+        self.nodes
+            .attempt_budgets
+            .borrow_mut()
+            .request(&service.label, Instant::now());
+        wire::put_principal(&mut self.outbound, &self.request.by);
+        let mut rules = FailedAttempts::new(is_safe(&self.outbound), service.settings.retries);
+        // Answer if the request is served by no node.
+        let mut error = Error::NodeUnavailable;
+        let mut retries = 0;
+        loop {
+            let (owner, epoch) = match self.nodes.peering.next_hop(hostname, Instant::now()) {
+                NextHop::Node { owner, epoch } => (owner, epoch),
+                NextHop::Here => return self.send_here(body).await,
+                NextHop::Unknown if Instant::now() >= deadline => return Err(error),
+                NextHop::Unknown => {
+                    // The end of a lease can change without a view.
+                    let _ =
+                        runtime::timeout(limits::LEASE_CHECK, self.nodes.peering.changed()).await;
+                    continue;
+                }
+            };
+            let retry = match self.attempt(&owner, body.as_ref(), deadline).await {
+                Ok(request) => return Ok(request),
+                Err(CrossNodeFailure::Refused(error)) => return Err(error),
+                Err(CrossNodeFailure::Retry(retry)) => retry,
+                Err(CrossNodeFailure::Lost { after }) => {
+                    on_lost(FailedAttempt {
+                        agent: None,
+                        reason: AttemptFailure::NodeLost,
+                        took: after,
+                    });
+                    if !self.may_move(&mut rules) {
+                        return Err(Error::NodeLost);
+                    }
+                    // The next owner is known already if this one was declared dead.
+                    (error, deadline) = (Error::NodeLost, Instant::now() + limits::NODE_WAIT);
+                    continue;
+                }
+            };
+            tracing::debug!(
+                node = owner.slot.get(),
+                epoch,
+                ?retry,
+                "not served by the node of the service"
+            );
+            if retries == limits::NODE_RETRIES || Instant::now() >= deadline {
+                return Err(error);
+            }
+            // A node that cannot be reached is about to be replaced as the owner, which takes its time.
+            retries += usize::from(matches!(retry, RetryCause::NotOwner { .. }));
+            self.upstream.counters.node_retries.increment();
+            self.wait(&retry, epoch, deadline).await;
+        }
+    }
+
+    /// Whether the request is sent again after its link was lost.
+    fn may_move(&self, rules: &mut FailedAttempts) -> bool {
+        let counters = &self.upstream.counters;
+        counters.attempt_failed(AttemptFailure::NodeLost);
+        // The owner sends INTERIM 100 at once when it accepts the request. Before, the backend has the head at most, and not the
+        // request. A protocol is switched without a body.
+        let is_unsent = self.waits_for_acceptance() && self.outbound.upgrade.is_none();
+        if !rules.may_go_on_after(Transmission::of(is_unsent, false)) {
+            return false;
+        }
+        let label = &self.request.service.label;
+        let is_paid = self
+            .nodes
+            .attempt_budgets
+            .borrow_mut()
+            .try_take(label, Instant::now());
+        if !is_paid {
+            counters.attempts_over_budget.increment();
+        }
+        is_paid
+    }
+
+    /// Waits for a later placement, but not long: the other node may be the one that is late.
+    async fn wait(&self, retry: &RetryCause, epoch: u64, deadline: Instant) {
+        if let RetryCause::NotOwner { epoch: theirs } = retry {
+            self.nodes.peering.signals.name_epoch(*theirs);
+        }
+        let pause = match retry {
+            RetryCause::NotOwner { epoch: theirs } if *theirs <= epoch => limits::NODE_IS_LATE,
+            RetryCause::Ending => limits::LEASE_CHECK,
+            RetryCause::NotOwner { .. } | RetryCause::Unreachable => limits::PLACEMENT_IS_LATE,
+        };
+        let pause = pause.min(deadline.saturating_duration_since(Instant::now()));
+        // Tries again in any case.
+        let _ = runtime::timeout(pause, self.nodes.peering.later_than(epoch)).await;
+    }
+
+    /// Serves the request on this node, which owns the service now.
+    async fn send_here(mut self, body: Option<ShortBody>) -> Result<UpstreamRequest, Error> {
+        wire::take_principal(&mut self.outbound.headers);
+        let mut opened = self.upstream.open_here(self.request, self.outbound)?;
+        if let Some(ShortBody { data, trailers, .. }) = body {
+            // A short body fits into the first credit. The response says why it was not taken.
+            if opened.upload.send(data, trailers.is_none()).await.is_ok() && trailers.is_some() {
+                let _ = opened.upload.finish(trailers).await;
+            }
+            opened.upload = opened.upload.complete();
+        }
+        Ok(opened)
+    }
+
+    async fn attempt(
+        &self,
+        owner: &Member,
+        body: Option<&ShortBody>,
+        deadline: Instant,
+    ) -> Result<UpstreamRequest, CrossNodeFailure> {
+        let link = self.nodes.link(owner);
+        let within = deadline.saturating_duration_since(Instant::now());
+        let Ok(Ok(tunnel)) =
+            runtime::timeout(within.max(Duration::from_millis(1)), link.tunnel()).await
+        else {
+            return Err(CrossNodeFailure::Retry(RetryCause::Unreachable));
+        };
+        let memory = self
+            .upstream
+            .tunnels
+            .relay_memory
+            .account(&self.request.service.account);
+        let sent = Instant::now();
+        let counted = link.count();
+        let outbound = &self.outbound;
+        let share = Rc::clone(memory.share());
+        let opened = tunnel.open_for(share, window::FIRST as usize, !outbound.has_body(), |out| {
+            outbound.write(out);
+        });
+        let (sender, receiver) = opened.map_err(|error| match error {
+            OpenError::StreamLimit | OpenError::Congested => {
+                CrossNodeFailure::Refused(Error::Overloaded(Overload::QueueFull))
+            }
+            OpenError::HeadTooLarge => CrossNodeFailure::Refused(Error::HeadersTooLarge(
+                InvalidHead::HeadTooLarge(REQUEST_HEAD.head),
+            )),
+            OpenError::Memory => CrossNodeFailure::Refused(memory.refusal()),
+            OpenError::Lost => CrossNodeFailure::Retry(RetryCause::Unreachable),
+        })?;
+        if let Some(body) = body {
+            send_short(&sender, body).await;
+        }
+        let first = first_part(&receiver, sent).await.inspect_err(|failed| {
+            if matches!(failed, CrossNodeFailure::Retry(RetryCause::Ending)) {
+                self.nodes.forget(&link);
+                link.retire();
+            }
+        })?;
+        // A short body has been sent, and a longer one has waited for the acceptance.
+        let (upload, first) = match (self.waits_for_acceptance(), first) {
+            (true, ReceivedPart::Head(Kind::Interim, _)) => (Upload::Stream(sender), None),
+            (_, first) => (Upload::None, Some(first)),
+        };
+        self.upstream.counters.node_crossings.increment();
+        let carrier = Carrier::Node(Box::new(OnNode {
+            notice: Notice::default(),
+            first,
+            sent,
+            _counted: counted,
+        }));
+        let response = StreamResponse::new(receiver, carrier, RequestTraits::of(outbound));
+        Ok(UpstreamRequest {
+            upload,
+            response: PendingResponse::Stream(response),
+        })
+    }
+}
+
+/// Sends a whole body, which fits into the first credit.
+async fn send_short(sender: &StreamSender, body: &ShortBody) {
+    // If the owner has refused the request already, its answer says so.
+    let sent = sender
+        .send(body.data.clone(), body.trailers.is_none())
+        .await;
+    if let (Ok(()), Some(trailers)) = (sent, &body.trailers) {
+        let _ = sender.finish_with_trailers(write_trailers(trailers));
+    }
+}
+
+/// Waits for the first part of the answer, without a time limit: it may be the backend's.
+async fn first_part(
+    receiver: &StreamReceiver,
+    sent: Instant,
+) -> Result<ReceivedPart, CrossNodeFailure> {
+    match receiver.receive().await {
+        Ok(ReceivedPart::Head(Kind::Refused, payload)) => {
+            let refusal =
+                parse_refusal(payload).ok_or(CrossNodeFailure::Refused(Error::TunnelProtocol))?;
+            Err(match wire::read_refusal(&refusal) {
+                Refused::NotOwner { epoch } => {
+                    CrossNodeFailure::Retry(RetryCause::NotOwner { epoch })
+                }
+                Refused::Ending => CrossNodeFailure::Retry(RetryCause::Ending),
+                Refused::Error(error) => CrossNodeFailure::Refused(error),
+            })
+        }
+        Ok(part) => Ok(part),
+        // The owner may have passed the request on before the link was lost.
+        Err(Closed::Lost) => Err(CrossNodeFailure::Lost {
+            after: sent.elapsed(),
+        }),
+        Err(Closed::Reset(_) | Closed::Here) => Err(CrossNodeFailure::Refused(Error::NodeLost)),
+    }
+}

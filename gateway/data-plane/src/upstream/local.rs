@@ -1,0 +1,50 @@
+//! Requests of services that this worker owns.
+
+use gw_base::error::Error;
+use gw_interface::rate_limit::Admitted;
+use gw_shared::tunnel::head::OutboundRequest;
+
+use super::attempts::Attempts;
+use super::response::{Carrier, RequestTraits, StreamResponse};
+use super::{PendingResponse, Upload, Upstream, UpstreamRequest};
+use crate::caller_session::CallerSession;
+use crate::tunnel::Serving;
+
+impl Upstream {
+    /// Opens a stream for an admitted request on a tunnel of its service. If there are several, the request can be sent to
+    /// another agent when the first one provably did nothing with it.
+    pub(crate) fn open_on_tunnel(
+        &self,
+        admitted: &Admitted,
+        mut outbound: OutboundRequest,
+    ) -> Result<UpstreamRequest, Error> {
+        let service = &admitted.0.service;
+        let CallerSession { hash, set_cookie } = self.caller_sessions.of(service, &mut outbound);
+        let serving = self.tunnels.registry.borrow().serving(&service.label);
+        let session = match serving {
+            Serving::One(session) => session,
+            Serving::Several => {
+                return Attempts::open(
+                    &self.tunnels,
+                    service,
+                    CallerSession { hash, set_cookie },
+                    outbound,
+                );
+            }
+            Serving::None => return Err(Error::AgentUnavailable),
+        };
+        let (upload, response, in_flight) = session.open_stream(&outbound)?;
+        let request = RequestTraits::of(&outbound);
+        let mut response = StreamResponse::new(response, Carrier::Tunnel(in_flight), request);
+        response.set_cookie = set_cookie.map(Box::new);
+        let upload = if outbound.has_body() {
+            Upload::Stream(upload)
+        } else {
+            Upload::None
+        };
+        Ok(UpstreamRequest {
+            upload,
+            response: PendingResponse::Stream(response),
+        })
+    }
+}

@@ -1,0 +1,455 @@
+//! A relayed request on its way to the agent: opens it on the tunnel of its service, carries its body up and its
+//! response down.
+//!
+//! On the worker that owns the service, both are a stream of the tunnel (`local`). On another worker they are pipes to a
+//! task of the owner, which opens the stream there (`cross_core`). On another node they are a stream of a link to the
+//! owner (`cross_node`). Callers of this module see a difference only before the request is opened.
+
+mod attempts;
+mod cross_core;
+pub(crate) mod cross_node;
+mod frame;
+mod local;
+mod repeatable_upload;
+mod response;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Instant;
+
+use bytes::Bytes;
+use gw_base::error::Error;
+use gw_base::limits;
+use gw_base::mailbox::Post;
+use gw_interface::auth::Authenticated;
+use gw_interface::rate_limit::Buckets;
+use gw_region::ownership::WorkerId;
+use gw_shared::http::{Fields, Part};
+use gw_shared::tunnel::body::ReceivedBody;
+use gw_shared::tunnel::connection::StreamSender;
+use gw_shared::tunnel::head::{OutboundRequest, write_trailers};
+use gw_store::{Directory, Service};
+use gw_telemetry::counters::Counters;
+
+pub(crate) use self::cross_core::CrossCoreRequest;
+use self::cross_node::{CrossNodeRequest, Nodes};
+pub(crate) use self::frame::{Frame, HeadResult};
+use self::repeatable_upload::RepeatableUpload;
+pub(crate) use self::response::Final;
+use self::response::{Carrier, StreamResponse};
+use crate::caller_session::CallerSessions;
+use crate::current::Current;
+use crate::http_message::{OpenedStream, Progress, RelayedHead};
+use crate::lifecycle::Lifecycle;
+use crate::memory::relay::Reserved;
+use crate::pipe::{self, OtherEndGone};
+use crate::tunnel::Tunnels;
+use crate::tunnel::waiting::Turn;
+
+/// Opens the relayed requests of one worker.
+pub(crate) struct Upstream {
+    pub(crate) worker: WorkerId,
+    pub(crate) buckets: Rc<RefCell<Buckets>>,
+    pub(crate) tunnels: Rc<Tunnels>,
+    pub(crate) counters: Rc<Counters>,
+    /// Requests that this worker opens for callers of other workers.
+    pub(crate) cross_core_served: Cell<usize>,
+    /// Mailboxes of all workers.
+    pub(crate) mailboxes: Arc<dyn Post<Box<CrossCoreRequest>>>,
+    pub(crate) wakes: Arc<dyn Post<pipe::Wake>>,
+    /// `None` if this gateway is the only node of its region.
+    pub(crate) nodes: Option<Rc<Nodes>>,
+    pub(crate) directory: Rc<Current<Directory>>,
+    pub(crate) lifecycle: Rc<Lifecycle>,
+    pub(crate) caller_sessions: CallerSessions,
+}
+
+/// A request after it was opened.
+pub(crate) enum Opening {
+    Opened(UpstreamRequest),
+    /// Another node may own the service: the request has yet to be sent there.
+    OnNode(Box<CrossNodeRequest>),
+}
+
+impl Upstream {
+    /// Admits a request by the bucket of its service and opens it on a tunnel, on the node and the worker that own the
+    /// service.
+    pub(crate) fn open(
+        self: &Rc<Self>,
+        request: Authenticated,
+        outbound: OutboundRequest,
+    ) -> Result<Opening, Error> {
+        if let Some(nodes) = &self.nodes
+            && !nodes
+                .peering
+                .admits(&request.service.hostname, Instant::now())
+        {
+            let upstream = Rc::clone(self);
+            let nodes = Rc::clone(nodes);
+            return Ok(Opening::OnNode(Box::new(CrossNodeRequest {
+                upstream,
+                nodes,
+                request,
+                outbound,
+            })));
+        }
+        self.open_here(request, outbound).map(Opening::Opened)
+    }
+
+    /// As [`Self::open`], for a service that this node owns.
+    pub(crate) fn open_here(
+        &self,
+        request: Authenticated,
+        outbound: OutboundRequest,
+    ) -> Result<UpstreamRequest, Error> {
+        let now = Instant::now();
+        // While another process has the buckets, admission has to wait: it is left to a task, as for another worker.
+        // So it is while the agents of a service connect.
+        if request.service.owner != self.worker
+            || !self.buckets.borrow().are_here()
+            || self.wait_until(&request.service, now).is_some()
+        {
+            return self.send_to_owner(request, outbound);
+        }
+        let admitted = self.buckets.borrow_mut().charge(request, now)?;
+        self.open_on_tunnel(&admitted, outbound)
+    }
+
+    /// Time until which a request of the service waits for a tunnel; `None` if it need not wait. It waits if the service came
+    /// to this node a moment ago, if its last tunnel ended a moment ago, if this process replaced another, and if the tunnels in order
+    /// are full while another one is not in order.
+    /// While earlier requests wait, later ones go behind them.
+    fn wait_until(&self, service: &Service, now: Instant) -> Option<Instant> {
+        let Tunnels {
+            grace,
+            registry,
+            waiting,
+            ..
+        } = &*self.tunnels;
+        let label = &service.label;
+        let others_wait = waiting.is_waited_for(label);
+        let for_several = grace.wait_until(label, others_wait, now);
+        let for_first = self.nodes.as_ref().and_then(|nodes| {
+            nodes
+                .peering
+                .arrived_until(&service.hostname, limits::FIRST_TUNNEL_BACK, now)
+        });
+        let for_first = for_first.max(registry.borrow().lost_until(label, now));
+        let for_first = for_first.filter(|_| others_wait || !registry.borrow().has_tunnel(label));
+        let for_slot = (others_wait || registry.borrow().is_short(label, now))
+            .then(|| now + limits::SLOT_WAIT);
+        for_several.max(for_first).max(for_slot)
+    }
+
+    /// Waits for the turn of a request, if it [waits](Self::wait_until).
+    pub(crate) async fn turn(&self, service: &Service) -> Result<Option<Turn<'_>>, Error> {
+        let now = Instant::now();
+        let Some(until) = self.wait_until(service, now) else {
+            return Ok(None);
+        };
+        let Tunnels {
+            registry, waiting, ..
+        } = &*self.tunnels;
+        let can_open = || {
+            registry
+                .borrow()
+                .has_room(&service.label, |_| true, Instant::now())
+        };
+        let mut turn = waiting.turn(&service.label, until - now, can_open).await;
+        if turn.is_err() && registry.borrow().has_tunnel(&service.label) {
+            return Err(Error::AgentConcurrencyLimit);
+        }
+        let now = Instant::now();
+        // The last tunnel may have ended while the request waited for a slot.
+        let lost_until = registry.borrow().lost_until(&service.label, now);
+        if let Some(until) = lost_until.filter(|_| turn.is_err()) {
+            turn = waiting.turn(&service.label, until - now, can_open).await;
+        }
+        turn.map(Some)
+    }
+}
+
+/// An opened request.
+pub(crate) struct UpstreamRequest {
+    pub(crate) upload: Upload,
+    pub(crate) response: PendingResponse,
+}
+
+/// Destination of a request body.
+pub(crate) enum Upload {
+    Stream(StreamSender),
+    /// To the agent of the current attempt.
+    Repeatable(Rc<RepeatableUpload>),
+    /// The whole body was given to the upload already.
+    Complete(Rc<RepeatableUpload>),
+    CrossCore(pipe::Sender<Part>),
+    /// The request has no body; its stream ended with its head.
+    None,
+}
+
+/// Source of a response.
+pub(crate) enum PendingResponse {
+    Stream(StreamResponse),
+    CrossCore {
+        pipe: pipe::Receiver<Frame>,
+        opened: Arc<OnceLock<OpenedStream>>,
+        /// The request has a body: the report of its upload follows the response.
+        has_upload: bool,
+        /// The final head, once received.
+        head: Option<Box<HeadResult>>,
+        /// Charge for the pipes of the request.
+        memory: Reserved,
+    },
+}
+
+/// A response body.
+pub(crate) struct Download {
+    source: BodySource,
+    /// Part that was received with the head.
+    first: Option<Part>,
+    /// Bytes that were passed on and not released.
+    unreleased: usize,
+}
+
+/// Source of a response body.
+enum BodySource {
+    Stream {
+        body: ReceivedBody,
+        has_body: bool,
+        carrier: Carrier,
+    },
+    CrossCore {
+        pipe: pipe::Receiver<Frame>,
+        has_upload: bool,
+        /// Charges the pipes until dropped.
+        _memory: Reserved,
+    },
+}
+
+impl Upload {
+    /// Sends data as fast as the agent reads it; with `last`, ends the body.
+    pub(crate) async fn send(&mut self, data: Bytes, last: bool) -> Result<(), OtherEndGone> {
+        match self {
+            Self::Stream(stream) => stream.send(data, last).await.map_err(|_| OtherEndGone),
+            Self::Repeatable(upload) => upload.send(data, last.then_some(None)).await,
+            Self::CrossCore(pipe) => {
+                pipe.send(Part::Data(data)).await?;
+                if last {
+                    pipe.send(Part::End).await
+                } else {
+                    Ok(())
+                }
+            }
+            Self::Complete(_) | Self::None => Err(OtherEndGone),
+        }
+    }
+
+    pub(crate) async fn finish(&mut self, trailers: Option<Fields>) -> Result<(), OtherEndGone> {
+        match self {
+            Self::Stream(stream) => {
+                let finished = match trailers {
+                    Some(trailers) => stream.finish_with_trailers(write_trailers(&trailers)),
+                    None => stream.finish(),
+                };
+                finished.map_err(|_| OtherEndGone)
+            }
+            Self::Repeatable(upload) => upload.send(Bytes::new(), Some(trailers)).await,
+            Self::CrossCore(pipe) => pipe.send(trailers.map_or(Part::End, Part::Trailers)).await,
+            Self::Complete(_) | Self::None => Ok(()),
+        }
+    }
+
+    /// The upload after its whole body was sent.
+    fn complete(self) -> Self {
+        if let Self::Repeatable(upload) = self {
+            Self::Complete(upload)
+        } else {
+            Self::None
+        }
+    }
+
+    /// Ends the request without a body, because the backend declined the upgrade.
+    pub(crate) async fn without_body(mut self) -> Self {
+        // If the other end reads no more, the response says why.
+        let _ = self.finish(None).await;
+        Self::None
+    }
+
+    /// Sends the kept copy of the body on the stream of each later attempt. Never ready.
+    pub(crate) async fn repeat(&self) {
+        std::future::poll_fn(|cx| {
+            if let Self::Repeatable(upload) | Self::Complete(upload) = self {
+                let _ = upload.poll_kept(cx);
+            }
+            Poll::<()>::Pending
+        })
+        .await;
+    }
+
+    /// Resets the stream, so that the backend does not take an incomplete body for a complete one.
+    pub(crate) fn abort(self) {
+        match self {
+            Self::Stream(stream) => stream.reset(),
+            Self::Repeatable(upload) | Self::Complete(upload) => upload.abort(),
+            // Dropping a pipe without an end has the same effect.
+            Self::CrossCore(_) | Self::None => {}
+        }
+    }
+}
+
+impl PendingResponse {
+    /// The next interim response (1xx); `None` once [`Self::head`] is ready. Without a time limit: the backend decides
+    /// how long a request takes.
+    pub(crate) async fn interim(&mut self) -> Option<RelayedHead> {
+        match self {
+            Self::Stream(response) => response.interim().await,
+            Self::CrossCore { pipe, head, .. } => match pipe.receive().await {
+                Ok(Frame::Head(received)) => match *received {
+                    HeadResult {
+                        head: Ok(interim), ..
+                    } if interim.status.is_informational() => Some(interim),
+                    last => {
+                        *head = Some(Box::new(last));
+                        None
+                    }
+                },
+                Ok(_) | Err(OtherEndGone) => None,
+            },
+        }
+    }
+
+    /// Progress of the request, as far as this worker knows it.
+    pub(crate) fn progress(&self) -> Progress {
+        match self {
+            Self::Stream(response) => response.progress(),
+            Self::CrossCore { opened, .. } => Progress {
+                stream_at_owner: Some(Arc::clone(opened)),
+                ..Progress::default()
+            },
+        }
+    }
+
+    /// The final head, or another attempt; call it after the last interim response. A response that is already known to be broken
+    /// behind its head is an error: nothing of it was passed on.
+    pub(crate) fn head(self) -> Final {
+        let (pipe, has_upload, received, memory) = match self {
+            Self::Stream(response) => return response.head(),
+            Self::CrossCore { head: None, .. } => {
+                return Final::Answer(self.progress(), Err(Error::TunnelLost));
+            }
+            Self::CrossCore {
+                pipe,
+                has_upload,
+                head: Some(received),
+                memory,
+                ..
+            } => (pipe, has_upload, received, memory),
+        };
+        let HeadResult { progress, head } = *received;
+        let begun = match head {
+            Ok(head) => {
+                let mut download = Download::new(BodySource::CrossCore {
+                    pipe,
+                    has_upload,
+                    _memory: memory,
+                });
+                download.begin().map(|()| (head, download))
+            }
+            Err(error) => Err(error),
+        };
+        Final::Answer(progress, begun)
+    }
+}
+
+impl Download {
+    fn new(source: BodySource) -> Self {
+        Self {
+            source,
+            first: None,
+            unreleased: 0,
+        }
+    }
+
+    /// Takes the first part if it was received; fails if the body is already broken.
+    fn begin(&mut self) -> Result<(), Error> {
+        // Needs no waker: the body is polled again before the task waits for it.
+        if let Poll::Ready(first) = self.poll_part(&mut Context::from_waker(Waker::noop())) {
+            self.first = Some(first?);
+        }
+        Ok(())
+    }
+
+    /// The next part of the body. Fails if the body was cut short.
+    pub(crate) fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Result<Part, Error>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Ok(first));
+        }
+        match &mut self.source {
+            // The stream stays charged until the caller has the head. Dropping it resets it and discards data of the agent.
+            BodySource::Stream {
+                has_body: false, ..
+            } => Poll::Ready(Ok(Part::End)),
+            BodySource::Stream { body, .. } => response::poll_part(body, cx),
+            BodySource::CrossCore { pipe, .. } => {
+                Poll::Ready(match ready!(pipe.poll_receive(cx)) {
+                    Ok(Frame::Part(part)) => Ok(part),
+                    Ok(Frame::Broken(error)) => Err(*error),
+                    Ok(Frame::Head(_) | Frame::Uploaded(_)) | Err(OtherEndGone) => {
+                        Err(Error::TunnelLost)
+                    }
+                })
+            }
+        }
+    }
+
+    /// The bytes of the request body that the backend took, if known, once the upload has ended. Call it after the end of the
+    /// response. Fails if the end of the upload will not be known.
+    pub(crate) fn poll_uploaded(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<u64>, Error>> {
+        match &mut self.source {
+            BodySource::Stream { body, carrier, .. } => {
+                body.poll_uploaded(cx).map_err(|_| carrier.lost())
+            }
+            BodySource::CrossCore {
+                has_upload: false, ..
+            } => Poll::Ready(Ok(None)),
+            BodySource::CrossCore { pipe, .. } => {
+                Poll::Ready(match ready!(pipe.poll_receive(cx)) {
+                    Ok(Frame::Uploaded(taken)) => Ok(taken),
+                    Ok(Frame::Broken(error)) => Err(*error),
+                    Ok(Frame::Head(_) | Frame::Part(_)) | Err(OtherEndGone) => {
+                        Err(Error::TunnelLost)
+                    }
+                })
+            }
+        }
+    }
+
+    /// Whether the part just received was the last one with data, as far as that is known.
+    pub(crate) fn is_done(&self) -> bool {
+        match &self.source {
+            BodySource::Stream { body, has_body, .. } => !has_body || body.is_done(),
+            BodySource::CrossCore { .. } => false,
+        }
+    }
+
+    /// Records that `bytes` of the body were passed on. Releases what was passed on to the window of the stream, except
+    /// the last `unsent` bytes, which are still in this process.
+    pub(crate) fn release(&mut self, bytes: usize, unsent: usize) {
+        self.unreleased += bytes;
+        let released = self.unreleased.saturating_sub(unsent);
+        if released == 0 {
+            return;
+        }
+        self.unreleased -= released;
+        match &mut self.source {
+            BodySource::Stream { body, .. } => body.release(released),
+            // A pipe gives credit when a frame is received.
+            BodySource::CrossCore { .. } => {}
+        }
+    }
+}

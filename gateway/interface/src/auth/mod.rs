@@ -1,0 +1,133 @@
+//! Authentication of callers, before a request takes from the service's bucket or opens a stream on its tunnel.
+
+pub mod enrollment_token;
+pub mod jwt;
+pub mod service_key;
+
+use std::sync::Arc;
+
+use gw_base::clock::Timestamp;
+use gw_base::error::Error;
+use gw_base::principal::Principal;
+use gw_shared::http::Fields;
+use gw_shared::http::fields::{X_GW_AUTHORIZATION, X_GW_SERVICE_KEY};
+use gw_store::{Directory, Service};
+use http::header::{HeaderName, HeaderValue};
+
+pub use jwt::VerifiedTokens;
+
+/// Proof that the caller of a request may call the service. Only [`authenticate`], `Self::by_node`
+/// and `Self::administrator` create one.
+pub struct Authenticated {
+    pub service: Arc<Service>,
+    pub by: Principal,
+    _proof: AuthProof,
+}
+
+struct AuthProof;
+
+/// Kinds of credentials, as errors name them.
+pub const TOKENS: &str = "access tokens";
+pub const KEYS: &str = "service keys";
+
+impl Authenticated {
+    /// Checks by this directory that a caller may call the service, after another node of the region has authenticated
+    /// the request: that node may not know yet that an administrator has revoked the access.
+    pub fn by_node(
+        directory: &Directory,
+        service: &Arc<Service>,
+        by: Principal,
+    ) -> Result<Self, Error> {
+        match &by {
+            Principal::Client(_) if !service.settings.modes.jwt => {
+                return Err(Error::AuthModeNotAllowed(TOKENS));
+            }
+            Principal::Client(id) => drop(jwt::check_credential(directory, service, id.as_str())?),
+            Principal::ServiceKey(_) if !service.settings.modes.service_key => {
+                return Err(Error::AuthModeNotAllowed(KEYS));
+            }
+            Principal::ServiceKey(id) => drop(service_key::check(directory, service, id.as_str())?),
+            Principal::Admin => {}
+        }
+        Ok(Self {
+            service: Arc::clone(service),
+            by,
+            _proof: AuthProof,
+        })
+    }
+
+    /// Used for replays, which the admin listener has authenticated.
+    pub fn administrator(service: &Arc<Service>) -> Self {
+        Self {
+            service: Arc::clone(service),
+            by: Principal::Admin,
+            _proof: AuthProof,
+        }
+    }
+}
+
+/// The inputs of authentication besides the request.
+pub struct Checks<'a, Now, MayVerify> {
+    pub directory: &'a Directory,
+    /// The base URL of the region, which must be the issuer of tokens.
+    pub issuer: &'a str,
+    pub service: &'a Arc<Service>,
+    /// Called only where the time is needed.
+    pub now: Now,
+    /// Called before an unknown signature is verified, because that is expensive.
+    pub may_verify: MayVerify,
+}
+
+/// Authenticates the credentials in `headers`.
+pub fn authenticate(
+    checks: Checks<'_, impl FnOnce() -> Timestamp, impl FnOnce() -> Result<(), Error>>,
+    tokens: &mut VerifiedTokens,
+    headers: &Fields,
+) -> Result<Authenticated, Error> {
+    let service = checks.service;
+    let token = single(headers, &X_GW_AUTHORIZATION)?;
+    let key = single(headers, &X_GW_SERVICE_KEY)?;
+    let by = match (token, key) {
+        (None, None) => return Err(Error::AuthRequired),
+        (Some(_), Some(_)) => return Err(Error::AuthAmbiguous),
+        (Some(_), None) if !service.settings.modes.jwt => {
+            return Err(Error::AuthModeNotAllowed(TOKENS));
+        }
+        (Some(token), None) => Principal::Client(jwt::verify(checks, tokens, token)?),
+        (None, Some(_)) if !service.settings.modes.service_key => {
+            return Err(Error::AuthModeNotAllowed(KEYS));
+        }
+        (None, Some(key)) => Principal::ServiceKey(service_key::verify(
+            checks.directory,
+            service,
+            key.as_bytes(),
+        )?),
+    };
+    Ok(Authenticated {
+        service: Arc::clone(service),
+        by,
+        _proof: AuthProof,
+    })
+}
+
+/// The token in a value of the `Bearer` scheme (RFC 6750 §2.1), whose name is case-insensitive (RFC 9110 §11.1).
+pub fn bearer(value: &HeaderValue) -> Option<&str> {
+    let (scheme, token) = std::str::from_utf8(value.as_bytes())
+        .ok()?
+        .split_once(' ')?;
+    scheme
+        .eq_ignore_ascii_case("bearer")
+        .then(|| token.trim_matches(' '))
+}
+
+/// The value of a field that may occur once. An empty field counts as absent; a repeated field is ambiguous.
+fn single<'a>(headers: &'a Fields, name: &HeaderName) -> Result<Option<&'a HeaderValue>, Error> {
+    let mut values = headers.get_all(name);
+    match (values.next(), values.next()) {
+        (_, Some(_)) => Err(Error::AuthAmbiguous),
+        (value, None) => Ok(value.filter(|value| !value.is_empty())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,72 @@
+//! Requests that one process admits by the buckets of another while it is replaced.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gw_base::error::{Error, Overload};
+use gw_base::limits;
+use tokio::sync::mpsc::{Receiver, Sender};
+use tokio::sync::{mpsc, oneshot};
+
+/// The buckets of the process that took over from this one. Cheap to clone.
+#[derive(Clone)]
+pub struct SuccessorBuckets(Sender<SuccessorCharge>);
+
+/// A request that the successor is asked to admit.
+pub struct SuccessorCharge {
+    /// Label of the service.
+    pub service: Arc<str>,
+    /// Receives `None` once the request is admitted, or the time until it can be.
+    pub reply: oneshot::Sender<Option<Duration>>,
+}
+
+/// A request that the predecessor asks this process to admit.
+#[derive(Debug)]
+pub struct PredecessorCharge {
+    /// Label of the service.
+    pub service: String,
+    pub number: u64,
+    pub answers: Sender<ChargeAnswer>,
+}
+
+/// Answer to the request of this number.
+#[derive(Debug)]
+pub struct ChargeAnswer {
+    pub number: u64,
+    /// `None` once the request is admitted, or the time until it can be.
+    pub wait: Option<Duration>,
+}
+
+impl PredecessorCharge {
+    pub fn answer(&self, wait: Option<Duration>) {
+        let number = self.number;
+        // Fails if the predecessor has ended.
+        let _ = self.answers.try_send(ChargeAnswer { number, wait });
+    }
+}
+
+impl SuccessorBuckets {
+    /// The buckets, and the queue of the requests that are to be charged to them.
+    pub fn new() -> (Self, Receiver<SuccessorCharge>) {
+        let (sender, receiver) = mpsc::channel(limits::CHARGES);
+        (Self(sender), receiver)
+    }
+
+    /// Takes one request out of the bucket of `service`.
+    pub async fn take(&self, service: &Arc<str>) -> Result<(), Error> {
+        const DRAINING: Error = Error::Overloaded(Overload::Draining);
+        let (reply, answer) = oneshot::channel();
+        self.0
+            .try_send(SuccessorCharge {
+                service: Arc::clone(service),
+                reply,
+            })
+            .map_err(|_| DRAINING)?;
+        match answer.await {
+            Ok(None) => Ok(()),
+            Ok(Some(retry_after)) => Err(Error::RateLimited { retry_after }),
+            // The successor has ended.
+            Err(_) => Err(DRAINING),
+        }
+    }
+}

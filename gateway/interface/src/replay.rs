@@ -1,0 +1,34 @@
+//! A captured request on its way to the worker that relays it again.
+
+use std::net::IpAddr;
+
+use bytes::Bytes;
+use gw_shared::http::Fields;
+use gw_shared::id::RequestId;
+use http::Method;
+use http::header::{self, HeaderName};
+use http::uri::{Authority, PathAndQuery};
+use tokio::sync::oneshot;
+
+/// Fields of a replayed request that its body decides.
+pub const REPLAY_FRAMING: [HeaderName; 3] = [
+    header::EXPECT,
+    header::TRANSFER_ENCODING,
+    header::CONTENT_LENGTH,
+];
+
+/// A captured request to relay again.
+pub struct Replay {
+    pub original: RequestId,
+    /// Label of the service.
+    pub label: String,
+    pub hostname: Authority,
+    pub method: Method,
+    pub target: PathAndQuery,
+    pub headers: Fields,
+    pub body: Bytes,
+    /// Client address of the original.
+    pub caller: IpAddr,
+    /// Receives the id of the new request once that has ended. Dropping the receiver cancels the request.
+    pub reply: oneshot::Sender<RequestId>,
+}

@@ -1,0 +1,234 @@
+//! Storage of the records: an interface with implementations on SQLite and PostgreSQL, and the directory snapshots that
+//! workers read instead of a database.
+
+mod contents;
+mod postgres;
+mod records;
+mod sealed;
+mod sealing;
+mod source;
+mod sqlite;
+
+use std::borrow::Cow;
+use std::io::ErrorKind;
+
+use gw_base::clock::Timestamp;
+use gw_base::sqlite_file::SqliteOpenError;
+use gw_region::Roster;
+use gw_shared::id::AccountId;
+use rusqlite::ErrorCode;
+use serde::{Deserialize, Serialize};
+
+pub use contents::{Contents, ContentsSummary};
+pub use postgres::Rekeyed;
+pub use postgres::{Authenticator, NamedSecret};
+pub use postgres::{
+    EngineState, KnownRecords, LastChange, PostgresInspector, PostgresSettings, PostgresStore,
+    PostgresUrlError, ProvenKeys, RecordsOfKind, RegionIdentity, RegionState, Replication,
+};
+pub use records::NotRestored;
+pub use records::{
+    AccountRecord, Agent, AgentRecord, Approval, AuthorityRecord, AuthorityRole,
+    CallerSecretRecord, Captures, Directory, EnrollmentRecord, EnrollmentTokenRecord, Indexing,
+    PublicKeyHash, RecordId, RecordKind, Records, SecretAccess, Service, ServicePath,
+    ServiceRecord, SigningKey, SigningKeyRecord, Step, StoredRecord,
+};
+pub use sealed::Sealer;
+pub use sealing::CREDENTIAL as SEAL_KEY_CREDENTIAL;
+pub use sealing::Sealing;
+pub use source::{PostgresSource, StoreSource};
+pub use sqlite::SqliteStore;
+
+/// Durable storage of records and of the audit log.
+pub trait Store: Send {
+    /// Loads all records in one consistent read.
+    fn load(&mut self) -> Result<Snapshot, StoreError>;
+    /// Applies all steps and appends the entry to the audit log, in one durable transaction, and returns its position.
+    /// Fails with [`StoreError::Stale`] if another process has committed a change after `after`.
+    fn commit(
+        &mut self,
+        after: &Position,
+        steps: &[Step],
+        entry: &AuditEntry,
+    ) -> Result<Position, StoreError>;
+    /// The changes after `position` that are committed, in their order.
+    fn changes_after(&mut self, position: &Position) -> Result<History, StoreError>;
+    /// Returns entries of the audit log, the newest first.
+    fn audit_log(&mut self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError>;
+    /// The nodes that share the store; `None` with SQLite.
+    fn nodes(&mut self) -> Result<Option<Roster>, StoreError> {
+        Ok(None)
+    }
+}
+
+/// Number of a committed change. It is also the number of the change's entry in the audit log.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Revision(pub i64);
+
+/// A point in the history of one store.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Position {
+    /// UUID of the region in PostgreSQL; device and inode of the file with SQLite. A database that was created again has
+    /// another one.
+    pub origin: String,
+    pub revision: Revision,
+    /// UUID of the change that made this revision; empty for SQLite, and if no change made it. After a failover that
+    /// lost changes, another change can have the same revision.
+    pub change: String,
+}
+
+/// All records as of one position.
+#[derive(Debug, Clone, Default)]
+pub struct Snapshot {
+    pub position: Position,
+    pub records: Records,
+    /// The last positions of the history up to `position`, as far as they are known.
+    pub recent: Vec<Position>,
+}
+
+/// The changes after a revision.
+#[derive(Debug)]
+pub enum History {
+    /// Each with the position after it, without gaps.
+    Changes(Vec<(Position, Vec<Step>)>),
+    /// The changes are not stored any more: load all records.
+    Forgotten,
+    /// The position is not in the history of the database, which was replaced or restored from a backup. Its records
+    /// apply from now on: load all records.
+    Replaced,
+}
+
+/// An entry of the audit log: one change or one read of captured data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuditEntry {
+    pub at: Timestamp,
+    /// `admin`, `gateway`, `agent ag_…`, `enrollment-token …`.
+    pub actor: String,
+    /// For example `service.create`.
+    pub action: Cow<'static, str>,
+    /// The account that the target belongs to, if any.
+    pub account: Option<AccountId>,
+    /// Identity of the changed record.
+    pub target: String,
+    /// The requested change, as JSON of the administration API. Contains no secrets.
+    pub detail: serde_json::Value,
+}
+
+/// A stored entry with its number. Later entries have higher numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NumberedEntry {
+    pub number: i64,
+    pub entry: AuditEntry,
+}
+
+/// Selects entries of the audit log.
+#[derive(Debug, Clone)]
+pub struct AuditQuery {
+    pub account: Option<String>,
+    /// Only entries with a lower number.
+    pub before: Option<i64>,
+    pub limit: usize,
+}
+
+/// What a pool of connections does that is not of use to a node.
+pub const POOLED: &str = "a connection pool gives the sessions of this node to others, such as PgBouncer with pool_mode = transaction";
+
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("store: {0}")]
+    Sqlite(rusqlite::Error),
+    #[error("store: another process has the data folder open; each gateway needs its own")]
+    InUse,
+    #[error("store: another node has changed the records; nothing was changed, try again")]
+    Stale,
+    #[error("store: PostgreSQL does not answer: {0}")]
+    Unavailable(String),
+    #[error("store: PostgreSQL: {0}")]
+    Postgres(String),
+    #[error(
+        "store: {POOLED}: connect to PostgreSQL itself, or set pool_mode = session for this database"
+    )]
+    Pooled,
+    #[error("store: {0}")]
+    Region(String),
+    #[error(
+        "store: {0} is sealed, and there is no key to open it: set seal_key to the key that sealed it, or have systemd hand \
+         it over (LoadCredentialEncrypted=seal-key: in the unit)"
+    )]
+    Sealed(String),
+    #[error("store: {0}")]
+    SealKey(String),
+    #[error("store: the disk is full; nothing was changed")]
+    Full,
+    #[error(
+        "store: the database has schema {found}, which is too new for this program, of schema {known}: install the version of \
+         gw-gateway that upgraded the database, and replace the process"
+    )]
+    NewerSchema { found: usize, known: usize },
+    #[error(
+        "store: the database has schema {found}, of an older version, and this program has schema {known}: use the program of \
+         the version that ran with it, or start this version's gateway once, which migrates the database"
+    )]
+    OlderSchema { found: usize, known: usize },
+    #[error("store: the database is damaged: {0}")]
+    Damaged(String),
+    #[error(
+        "store: the database was changed by something other than a gateway of this region: {what}; restore it from a \
+         backup, or write the records of a node back with `gw-gateway region repair`"
+    )]
+    Forged {
+        what: String,
+        /// Number of rows.
+        count: usize,
+    },
+    #[error("store: a stored record cannot be read: {0}")]
+    Corrupt(String),
+    #[error("store: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+impl From<rusqlite::Error> for StoreError {
+    fn from(error: rusqlite::Error) -> Self {
+        match error.sqlite_error_code() {
+            Some(ErrorCode::DiskFull) => Self::Full,
+            _ => Self::Sqlite(error),
+        }
+    }
+}
+
+impl From<SqliteOpenError> for StoreError {
+    fn from(error: SqliteOpenError) -> Self {
+        match error {
+            SqliteOpenError::Sqlite(error) => match error.sqlite_error_code() {
+                Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::InUse,
+                _ => error.into(),
+            },
+            SqliteOpenError::Io(error) => Self::Io(error),
+            SqliteOpenError::NewerSchema { found, known } => Self::NewerSchema { found, known },
+            SqliteOpenError::OlderSchema { found, known } => Self::OlderSchema { found, known },
+        }
+    }
+}
+
+impl StoreError {
+    /// What failed, in the words of the operating system; `None` if nothing there did.
+    pub fn kind(&self) -> Option<ErrorKind> {
+        match self {
+            Self::InUse => Some(ErrorKind::ResourceBusy),
+            Self::Full => Some(ErrorKind::StorageFull),
+            Self::Io(error) => Some(error.kind()),
+            Self::Sqlite(error) => match error.sqlite_error_code()? {
+                ErrorCode::CannotOpen | ErrorCode::ReadOnly | ErrorCode::PermissionDenied => {
+                    Some(ErrorKind::PermissionDenied)
+                }
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    fn corrupt(error: impl std::fmt::Display) -> Self {
+        Self::Corrupt(error.to_string())
+    }
+}

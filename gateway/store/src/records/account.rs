@@ -1,0 +1,50 @@
+//! Accounts.
+
+use std::collections::BTreeMap;
+
+use gw_base::clock::Timestamp;
+use gw_shared::id::AccountId;
+use serde::{Deserialize, Serialize};
+
+use super::{Directory, Indexing, RecordKind};
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AccountRecord {
+    pub id: AccountId,
+    /// The plan of the account includes the capture of bodies.
+    #[serde(default)]
+    pub capture_allowed: bool,
+    pub created_at: Timestamp,
+}
+
+impl RecordKind for AccountRecord {
+    type Id = AccountId;
+    type Index = ();
+
+    fn id(&self) -> AccountId {
+        self.id.clone()
+    }
+
+    fn put_into(&self, directory: &mut Directory, all: &Indexing<'_>) {
+        Self::remove_from(&self.id, directory, all);
+    }
+
+    /// Whether bodies may be captured depends on the account.
+    fn remove_from(id: &AccountId, directory: &mut Directory, all: &Indexing<'_>) {
+        for service in all.records.services_of(id) {
+            service.put_into(directory, all);
+        }
+    }
+
+    /// The services follow.
+    fn fill(_: &BTreeMap<AccountId, Self>, _: &mut Directory, _: &Indexing<'_>) {}
+
+    #[cfg(test)]
+    fn sample() -> Self {
+        Self {
+            id: AccountId::new("acme").unwrap(),
+            capture_allowed: true,
+            created_at: Timestamp(1),
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! Counters of ended requests by service, on one worker.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gw_base::limits;
+use gw_shared::telemetry::metrics::{Exposition, Histogram, Kind};
+use gw_store::Directory;
+
+/// Label of services without a place in the table. The label of a service contains `--`.
+pub const OTHER: &str = "other";
+
+/// Classes of requests by the status of the final response; the last is for requests without one.
+pub const CLASSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "none"];
+
+// The counters of all services and the copy in a report take at most 2 MiB per worker.
+const _: () =
+    assert!(2 * limits::SERVICES_COUNTED * (size_of::<ServiceStats>() + 128) <= 2 * 1024 * 1024);
+
+/// Data of one ended request.
+#[derive(Debug, Clone, Copy)]
+pub struct Sample {
+    /// Status of the final response; `None` if there was none.
+    pub status: Option<u16>,
+    /// Code of the gateway's error, if it answered with one.
+    pub code: Option<&'static str>,
+    /// Bytes of the request body.
+    pub bytes_in: u64,
+    /// Bytes of the response body.
+    pub bytes_out: u64,
+    /// Time from the request's head to the end of the response.
+    pub total: Duration,
+    /// Time from the request's head to the response's head; `None` if there was no response.
+    pub response_head: Option<Duration>,
+}
+
+/// Counts since the worker started.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ServiceStats {
+    /// Requests by class, in the order of [`CLASSES`].
+    pub classes: [u64; CLASSES.len()],
+    /// Gateway errors by code. The set of codes is small and closed.
+    pub codes: Vec<(&'static str, u64)>,
+    pub bytes_in: u64,
+    pub bytes_out: u64,
+    pub total: Histogram,
+    pub response_head: Histogram,
+}
+
+/// Counters of one service in a report.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceReport {
+    /// `{account}--{service}`, or [`OTHER`].
+    pub label: Arc<str>,
+    pub stats: ServiceStats,
+}
+
+/// Counters of the services of one worker. Their number is bounded; further services are counted together.
+#[derive(Debug, Default)]
+pub struct ServiceCounters {
+    by_label: RefCell<HashMap<Arc<str>, ServiceStats>>,
+    other: RefCell<ServiceStats>,
+    /// A request was counted as [`OTHER`].
+    overflowed: Cell<bool>,
+}
+
+impl ServiceCounters {
+    /// Counts an ended request of the service `label`, on the worker of its caller's connection.
+    pub fn ended(&self, label: &Arc<str>, sample: Sample) {
+        let mut services = self.by_label.borrow_mut();
+        if let Some(stats) = services.get_mut(&**label) {
+            return stats.count(sample);
+        }
+        if services.len() < limits::SERVICES_COUNTED {
+            services.entry(Arc::clone(label)).or_default().count(sample);
+        } else {
+            self.overflowed.set(true);
+            self.other.borrow_mut().count(sample);
+        }
+    }
+
+    /// Removes deleted services, which frees their places.
+    pub fn retain(&self, directory: &Directory) {
+        self.by_label
+            .borrow_mut()
+            .retain(|label, _| directory.service(label).is_some());
+    }
+
+    pub fn report(&self) -> Vec<ServiceReport> {
+        let services = self.by_label.borrow();
+        let report = |(label, stats): (&Arc<str>, &ServiceStats)| ServiceReport {
+            label: Arc::clone(label),
+            stats: stats.clone(),
+        };
+        let mut reports: Vec<ServiceReport> = services.iter().map(report).collect();
+        if self.overflowed.get() {
+            reports.push(ServiceReport {
+                label: OTHER.into(),
+                stats: self.other.borrow().clone(),
+            });
+        }
+        reports
+    }
+}
+
+impl ServiceStats {
+    fn count(&mut self, sample: Sample) {
+        let class = sample.status.map_or(CLASSES.len() - 1, |status| {
+            usize::from((status / 100).clamp(1, 5)) - 1
+        });
+        self.classes[class] += 1;
+        if let Some(code) = sample.code {
+            self.count_code(code, 1);
+        }
+        self.bytes_in = self.bytes_in.saturating_add(sample.bytes_in);
+        self.bytes_out = self.bytes_out.saturating_add(sample.bytes_out);
+        self.total.observe(sample.total);
+        if let Some(response_head) = sample.response_head {
+            self.response_head.observe(response_head);
+        }
+    }
+
+    fn count_code(&mut self, code: &'static str, count: u64) {
+        match self.codes.iter_mut().find(|(known, _)| *known == code) {
+            Some((_, so_far)) => *so_far += count,
+            None => self.codes.push((code, count)),
+        }
+    }
+
+    pub fn requests(&self) -> u64 {
+        self.classes.iter().sum()
+    }
+
+    /// Adds the counters of another worker.
+    pub fn add(&mut self, other: &Self) {
+        self.classes
+            .iter_mut()
+            .zip(other.classes)
+            .for_each(|(count, more)| *count += more);
+        other
+            .codes
+            .iter()
+            .for_each(|(code, count)| self.count_code(code, *count));
+        self.bytes_in = self.bytes_in.saturating_add(other.bytes_in);
+        self.bytes_out = self.bytes_out.saturating_add(other.bytes_out);
+        self.total.add(&other.total);
+        self.response_head.add(&other.response_head);
+    }
+
+    /// Returns the difference to `earlier`; all counts if one is lower than in `earlier`, which means that counting
+    /// restarted.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let code_before = |code: &str| {
+            earlier
+                .codes
+                .iter()
+                .find(|(known, _)| *known == code)
+                .map_or(0, |it| it.1)
+        };
+        let continues = self
+            .classes
+            .iter()
+            .zip(earlier.classes)
+            .all(|(now, before)| *now >= before)
+            && self
+                .codes
+                .iter()
+                .all(|(code, now)| *now >= code_before(code))
+            && self.bytes_in >= earlier.bytes_in
+            && self.bytes_out >= earlier.bytes_out;
+        if !continues {
+            return self.clone();
+        }
+        let mut delta = self.clone();
+        delta
+            .classes
+            .iter_mut()
+            .zip(earlier.classes)
+            .for_each(|(count, before)| *count -= before);
+        delta
+            .codes
+            .iter_mut()
+            .for_each(|(code, count)| *count -= code_before(code));
+        delta.codes.retain(|(_, count)| *count > 0);
+        delta.bytes_in -= earlier.bytes_in;
+        delta.bytes_out -= earlier.bytes_out;
+        delta.total = self.total.since(&earlier.total);
+        delta.response_head = self.response_head.since(&earlier.response_head);
+        delta
+    }
+}
+
+/// Adds the reports of several workers by service, in the order of their labels.
+pub fn merged<'a>(reports: impl IntoIterator<Item = &'a ServiceReport>) -> Vec<ServiceReport> {
+    let mut sums: std::collections::BTreeMap<&Arc<str>, ServiceStats> =
+        std::collections::BTreeMap::new();
+    for ServiceReport { label, stats } in reports {
+        sums.entry(label).or_default().add(stats);
+    }
+    sums.into_iter()
+        .map(|(label, stats)| ServiceReport {
+            label: Arc::clone(label),
+            stats,
+        })
+        .collect()
+}
+
+/// Writes the metrics of services.
+pub fn write(out: &mut Exposition, services: &[ServiceReport]) {
+    let mut family = out.family(
+        "gw_service_requests_total",
+        Kind::Counter,
+        "Ended requests, by class of their status.",
+    );
+    for ServiceReport { label, stats } in services {
+        for (class, count) in CLASSES
+            .into_iter()
+            .zip(stats.classes)
+            .filter(|(_, count)| *count > 0)
+        {
+            family.sample(&[("service", label), ("class", class)], count);
+        }
+    }
+    let mut family = out.family(
+        "gw_service_errors_total",
+        Kind::Counter,
+        "Requests that the gateway answered with an error.",
+    );
+    for ServiceReport { label, stats } in services {
+        stats
+            .codes
+            .iter()
+            .for_each(|(code, count)| family.sample(&[("service", label), ("code", code)], count));
+    }
+    let mut bytes = |name, help, value: fn(&ServiceReport) -> u64| {
+        let mut family = out.family(name, Kind::Counter, help);
+        services
+            .iter()
+            .for_each(|service| family.sample(&[("service", &service.label)], value(service)));
+    };
+    bytes(
+        "gw_service_request_bytes_total",
+        "Bytes of request bodies.",
+        |service| service.stats.bytes_in,
+    );
+    bytes(
+        "gw_service_response_bytes_total",
+        "Bytes of response bodies.",
+        |service| service.stats.bytes_out,
+    );
+    let help = "Time from a request's head to the end of its response.";
+    let mut family = out.family("gw_service_request_duration_seconds", Kind::Histogram, help);
+    services
+        .iter()
+        .for_each(|service| family.histogram(&[("service", &service.label)], &service.stats.total));
+    let help = "Time from a request's head to the head of its response.";
+    let mut family = out.family(
+        "gw_service_time_to_first_byte_seconds",
+        Kind::Histogram,
+        help,
+    );
+    services.iter().for_each(|service| {
+        family.histogram(&[("service", &service.label)], &service.stats.response_head);
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OK: Sample = Sample {
+        status: Some(200),
+        code: None,
+        bytes_in: 10,
+        bytes_out: 1000,
+        total: Duration::from_millis(3),
+        response_head: Some(Duration::from_millis(2)),
+    };
+    const LIMITED: Sample = Sample {
+        status: Some(429),
+        code: Some("GW_RATE_LIMIT_EXCEEDED"),
+        bytes_in: 0,
+        bytes_out: 80,
+        total: Duration::from_micros(20),
+        response_head: None,
+    };
+
+    fn label(text: &str) -> Arc<str> {
+        text.into()
+    }
+
+    #[test]
+    fn requests_are_counted_by_class_and_code_with_their_bytes_and_durations() {
+        let services = ServiceCounters::default();
+        let api = label("acme--api");
+        for sample in [
+            OK,
+            OK,
+            LIMITED,
+            Sample { status: None, ..OK },
+            Sample {
+                status: Some(999),
+                ..OK
+            },
+        ] {
+            services.ended(&api, sample);
+        }
+        let [report] = &services.report()[..] else {
+            panic!("one service")
+        };
+        assert_eq!((&*report.label, report.stats.requests()), ("acme--api", 5));
+        assert_eq!(report.stats.classes, [0, 2, 0, 1, 1, 1]);
+        assert_eq!(report.stats.codes, [("GW_RATE_LIMIT_EXCEEDED", 1)]);
+        assert_eq!((report.stats.bytes_in, report.stats.bytes_out), (40, 4080));
+        assert_eq!(
+            (
+                report.stats.total.count(),
+                report.stats.response_head.count()
+            ),
+            (5, 4)
+        );
+        assert_eq!(report.stats.total.sum(), Duration::from_micros(12_020));
+    }
+
+    #[test]
+    fn services_beyond_the_maximum_are_counted_together_and_deleted_services_free_their_places() {
+        let services = ServiceCounters::default();
+        for number in 0..limits::SERVICES_COUNTED + 2 {
+            services.ended(&label(&format!("acme--s{number}")), OK);
+        }
+        services.ended(&label("acme--s0"), OK);
+        let reports = services.report();
+        assert_eq!(reports.len(), limits::SERVICES_COUNTED + 1);
+        let of = |name: &str| {
+            reports
+                .iter()
+                .find(|report| &*report.label == name)
+                .unwrap()
+                .stats
+                .requests()
+        };
+        assert_eq!((of(OTHER), of("acme--s0"), of("acme--s7")), (2, 2, 1));
+        services.retain(&Directory::default());
+        services.ended(&label("acme--new"), OK);
+        assert_eq!(
+            services
+                .report()
+                .iter()
+                .map(|report| &*report.label)
+                .collect::<Vec<_>>(),
+            ["acme--new", OTHER]
+        );
+    }
+
+    #[test]
+    fn workers_are_added_and_since_returns_the_difference() {
+        let one = ServiceCounters::default();
+        let two = ServiceCounters::default();
+        one.ended(&label("b--b"), OK);
+        two.ended(&label("a--a"), OK);
+        two.ended(&label("b--b"), LIMITED);
+        let both = [one.report(), two.report()].concat();
+        let sums = merged(&both);
+        assert_eq!(
+            sums.iter()
+                .map(|sum| (&*sum.label, sum.stats.requests()))
+                .collect::<Vec<_>>(),
+            [("a--a", 1), ("b--b", 2)]
+        );
+
+        let before = &one.report()[0].stats;
+        let now = &sums[1].stats;
+        assert_eq!(
+            now.since(before),
+            two.report()
+                .iter()
+                .find(|report| &*report.label == "b--b")
+                .unwrap()
+                .stats
+        );
+        assert_eq!(now.since(now), ServiceStats::default());
+        assert_eq!(before.since(now), *before, "counting restarted");
+    }
+}

@@ -1,0 +1,8 @@
+//! Counters, time series, traces and request log.
+
+pub mod counters;
+pub mod outcome;
+pub mod request_log;
+mod shared_counters;
+pub mod timeseries;
+pub mod trace;
