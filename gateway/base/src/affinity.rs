@@ -35,22 +35,27 @@ pub struct CookieName(Box<str>);
 /// Text that is not an [`Affinity`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidAffinity {
+    /// The text has none of the known forms.
     #[error("must be \"none\", \"cookie\", \"cookie:NAME\", \"header:NAME\" or \"client\"")]
     Unknown,
+    /// The name of the cookie is empty, longer than 64 bytes, or not a token (RFC 9110 §5.6.2).
     #[error(
         "the name of the cookie must have 1 to {NAME_MAX} characters of a-z, A-Z, 0-9 and !#$%&'*+-.^_`|~"
     )]
     CookieName,
+    /// The name of the field is empty, longer than 64 bytes, or not a token (RFC 9110 §5.6.2).
     #[error(
         "the name of the field must have 1 to {NAME_MAX} characters of a-z, A-Z, 0-9 and !#$%&'*+-.^_`|~"
     )]
     HeaderName,
+    /// The field does not reach the agent as the caller sent it: the gateway or another hop sets or removes it.
     #[error(
         "{0} does not reach the agent as the caller sent it; name a field that callers set for each session and that is not \
          Host, Via, a field of the connection, or one that the gateway sets (X-Gw-*, X-Forwarded-*); \"client\" takes the \
          address of the client"
     )]
     NotOfCaller(HeaderName),
+    /// The field is `Cookie`, which carries all cookies of a caller.
     #[error(
         "one Cookie field carries all cookies of a caller and changes with each; \"cookie\" sets a cookie of its own"
     )]
@@ -58,6 +63,7 @@ pub enum InvalidAffinity {
 }
 
 impl Affinity {
+    /// Returns whether requests of the service have no session.
     pub fn is_none(&self) -> bool {
         *self == Self::None
     }
@@ -92,6 +98,7 @@ impl CookieName {
         Ok(Self(name.into()))
     }
 
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -152,10 +159,12 @@ impl AffinityKey {
     /// Name of the key that it is derived as.
     pub const PURPOSE: &'static str = "gw affinity 1";
 
+    /// Wraps a key of HMAC-SHA-256, derived as [`Self::PURPOSE`].
     pub fn new(key: hmac::Key) -> Self {
         Self(key)
     }
 
+    /// Returns the key that signs and verifies cookies.
     pub fn hmac(&self) -> &hmac::Key {
         &self.0
     }

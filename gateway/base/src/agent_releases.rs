@@ -26,6 +26,7 @@ const UPDATABLE: ReleaseLine = ReleaseLine { major: 0, minor: 2 };
 /// Which agents a gateway serves and updates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReleaseSettings {
+    /// Versions of agents that are served (`agent_versions`).
     pub served: AgentVersions,
     /// Folder with programs for agents; `None` for the default folders.
     pub programs: Option<PathBuf>,
@@ -71,6 +72,7 @@ impl ReleaseSettings {
 /// The agents that are served, and the programs of this gateway's release line.
 #[derive(Debug, Default)]
 pub struct AgentReleases {
+    /// Versions of agents that are served.
     pub served: AgentVersions,
     programs: Vec<OfferedProgram>,
     percent: u8,

@@ -27,6 +27,7 @@ pub enum ProxyProtocol {
 }
 
 impl TrustedProxies {
+    /// Returns whether the proxy with this address is trusted.
     pub fn contains(&self, address: IpAddr) -> bool {
         self.proxy_protocol(address).is_some()
     }
@@ -54,6 +55,7 @@ impl TrustedProxies {
         true
     }
 
+    /// Returns whether no proxy is trusted.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -21,6 +21,7 @@ use time::format_description::well_known::Rfc3339;
 pub struct Timestamp(pub i64);
 
 impl Timestamp {
+    /// The time now, by the clock that this process follows.
     pub fn now() -> Self {
         Self::of_us(unix_us(now()))
     }
@@ -29,6 +30,7 @@ impl Timestamp {
         Self(unix_us.div_euclid(1_000_000))
     }
 
+    /// The time `duration` later, without fractions of a second.
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {
         Self(self.0.saturating_add_unsigned(duration.as_secs()))
@@ -100,6 +102,7 @@ impl ClockReading {
         }
     }
 
+    /// The clock of this machine beside that of PostgreSQL at the reading.
     pub fn difference(&self) -> ClockDifference {
         ClockDifference {
             system_us: self.system_us,
@@ -198,6 +201,8 @@ pub struct ClockWatch {
 }
 
 impl ClockWatch {
+    /// Follows a reading; logs when PostgreSQL's clock is left or followed again, and when the two clocks begin or cease to
+    /// differ.
     pub fn note(&mut self, reading: &ClockReading) {
         let is_left = !reading.follow();
         match (std::mem::replace(&mut self.is_left, is_left), is_left) {

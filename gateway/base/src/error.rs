@@ -19,97 +19,146 @@ mod overload;
 /// Party that must change something for the request to succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultyParty {
+    /// The client that sent the request.
     Caller,
     /// Credentials, keys or settings of the service.
     Policy,
+    /// The agent of the service, or its tunnel.
     Agent,
+    /// The backend behind the agent.
     Backend,
+    /// This gateway, or another node of its region.
     Gateway,
 }
 
 /// Reason why a request was not relayed, or not to its end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
+    /// The bucket of the service is empty.
     #[error("Rate limit exceeded")]
-    RateLimited { retry_after: Duration },
+    RateLimited {
+        /// Time until the next request can succeed.
+        retry_after: Duration,
+    },
+    /// The request has no credential.
     #[error("send X-Gw-Authorization: Bearer <token> or X-Gw-Service-Key: gw_sk_<id>.<secret>")]
     AuthRequired,
+    /// The request has several credentials, or one of them twice.
     #[error("send X-Gw-Authorization or X-Gw-Service-Key, one of them, once")]
     AuthAmbiguous,
+    /// The service does not accept this kind of credential, which the text names.
     #[error("this service does not accept {0}")]
     AuthModeNotAllowed(&'static str),
+    /// The access token is malformed or of another issuer; the text is the reason.
     #[error("the access token is not valid here: {0}")]
     TokenInvalid(&'static str),
+    /// The signature of the access token does not verify, or its claims cannot be decoded.
     #[error("the access token is not valid here: its signature or its claims are wrong")]
     TokenForged,
+    /// The access token has expired or is not valid yet; the text is the reason.
     #[error("the access token cannot be used now: {0}")]
     TokenExpired(&'static str),
+    /// The access token has the audience of another service.
     #[error("the access token is for another service")]
     TokenAudienceMismatch,
+    /// The credential of the access token no longer gives access to the service.
     #[error(
         "the credential of this access token is deleted, disabled, or no longer allowed to use this service"
     )]
     CredentialRevoked,
+    /// Authentication of this client address has failed too often.
     #[error("too many failed attempts to authenticate from this address")]
-    AuthRateLimited { retry_after: Duration },
-    #[error("no such service key, or wrong secret")]
-    ServiceKeyInvalid,
-    #[error("this service key does not allow this service")]
-    ServiceKeyNotAllowed,
-    #[error("no service has this hostname")]
-    ServiceNotFound,
-    #[error("this service is disabled")]
-    ServiceDisabled,
-    #[error("{0}")]
-    HeadersTooLarge(InvalidHead),
-    #[error("the tunnel was lost before the response began")]
-    TunnelLost,
-    #[error("the agent's answer is not valid on the tunnel")]
-    TunnelProtocol,
-    #[error("the node of this service cannot be reached; nothing was sent to the backend")]
-    NodeUnavailable,
-    #[error("the connection to the node of this service was lost before the response began")]
-    NodeLost,
-    #[error("Concurrent backend request limit exceeded")]
-    AgentConcurrencyLimit,
-    #[error("{0}")]
-    AgentForward(AgentForwardError),
-    #[error("no active tunnel: the agent of this service is offline or reconnecting")]
-    AgentUnavailable,
-    #[error("not valid HTTP: {0}")]
-    BadRequest(String),
-    #[error("this host is not served here")]
-    Misdirected,
-    #[error("nothing is served at this path")]
-    PathNotFound,
-    #[error("this path takes {0} only")]
-    MethodNotAllowed(&'static str),
-    /// `client` is the kind of client that is limited.
-    #[error("Too many requests from this {client}; try again later")]
-    ApexRateLimited {
-        client: &'static str,
+    AuthRateLimited {
+        /// Time until the next request can succeed.
         retry_after: Duration,
     },
+    /// The service key is malformed, unknown or disabled, or its secret is wrong.
+    #[error("no such service key, or wrong secret")]
+    ServiceKeyInvalid,
+    /// The service key gives access to other services only.
+    #[error("this service key does not allow this service")]
+    ServiceKeyNotAllowed,
+    /// The hostname is one of the region, but no service has it.
+    #[error("no service has this hostname")]
+    ServiceNotFound,
+    /// An administrator has disabled the service.
+    #[error("this service is disabled")]
+    ServiceDisabled,
+    /// The head of the request exceeds a limit.
+    #[error("{0}")]
+    HeadersTooLarge(InvalidHead),
+    /// The tunnel ended before the head of the response arrived.
+    #[error("the tunnel was lost before the response began")]
+    TunnelLost,
+    /// The answer of the agent violates the protocol of the tunnel.
+    #[error("the agent's answer is not valid on the tunnel")]
+    TunnelProtocol,
+    /// No connection to the node that owns the service; the request was not sent.
+    #[error("the node of this service cannot be reached; nothing was sent to the backend")]
+    NodeUnavailable,
+    /// The connection to the node that owns the service ended before the head of the response arrived.
+    #[error("the connection to the node of this service was lost before the response began")]
+    NodeLost,
+    /// The agent already forwards as many requests at once as it may.
+    #[error("Concurrent backend request limit exceeded")]
+    AgentConcurrencyLimit,
+    /// The agent could not forward the request to its backend.
+    #[error("{0}")]
+    AgentForward(AgentForwardError),
+    /// The service has no tunnel that can take the request.
+    #[error("no active tunnel: the agent of this service is offline or reconnecting")]
+    AgentUnavailable,
+    /// The request violates HTTP; the text is the reason.
+    #[error("not valid HTTP: {0}")]
+    BadRequest(String),
+    /// The host of the request is not one of this region (RFC 9110 §15.5.20).
+    #[error("this host is not served here")]
+    Misdirected,
+    /// The apex has nothing at this path.
+    #[error("nothing is served at this path")]
+    PathNotFound,
+    /// The apex does not take this method at this path; the text is the value of `Allow`.
+    #[error("this path takes {0} only")]
+    MethodNotAllowed(&'static str),
+    /// A client sends requests to the apex faster than the gateway allows.
+    #[error("Too many requests from this {client}; try again later")]
+    ApexRateLimited {
+        /// Kind of the client that is limited, as the message names it.
+        client: &'static str,
+        /// Time until the next request can succeed.
+        retry_after: Duration,
+    },
+    /// A request that the gateway answers itself is invalid, for example its body; the text is the reason.
     #[error("{0}")]
     InvalidRequest(String),
+    /// The body of a request to the apex is larger than this number of bytes.
     #[error("the request body is larger than {0} bytes")]
     BodyTooLarge(usize),
+    /// The enrollment token cannot be used; the text is its state.
     #[error("this enrollment token is {0}: ask an administrator for a new one")]
     EnrollmentTokenInvalid(&'static str),
+    /// The enrollment is unknown or has expired, or its proof does not fit the agent.
     #[error("unknown enrollment, wrong secret, or a key of another agent")]
     EnrollmentInvalid,
+    /// An administrator has not approved the agent yet.
     #[error("this agent waits for an administrator to approve it")]
     EnrollmentPending,
+    /// The certificate signing request is refused; the text is the reason.
     #[error("the certificate request is not usable: {0}")]
     CsrInvalid(String),
+    /// The gateway has no room or no time for the request.
     #[error("the gateway is {0}; try again")]
     Overloaded(Overload),
+    /// The agent opened a tunnel without a valid client certificate of this gateway.
     #[error("a tunnel needs a client certificate issued by this gateway")]
     AgentCertificateRequired,
+    /// The gateway has no record of the agent.
     #[error("this agent is unknown: its record was deleted; enroll it again with a token")]
     AgentUnknown,
+    /// An administrator has revoked the agent.
     #[error("this agent is revoked")]
     AgentRevoked,
+    /// The certificate of the agent has expired.
     #[error(
         "the agent's certificate has expired; within 30 days, request a new one at /csr with its key, \
          after that enroll again"
@@ -117,11 +166,20 @@ pub enum Error {
     AgentCertificateExpired,
     /// A challenge instead of an error: without client certificates in TLS, the agent signs it.
     #[error("sign the challenge")]
-    AgentChallenge { challenge: String },
+    AgentChallenge {
+        /// Text that the agent signs, sent in `WWW-Authenticate`.
+        challenge: String,
+    },
+    /// The agent may not serve the service with this hostname.
     #[error("this agent may not serve {0}")]
     AgentNotAllowed(String),
+    /// The agent opens tunnels of the service faster than the gateway allows.
     #[error("too many new tunnels of this service")]
-    TunnelRateLimited { retry_after: Duration },
+    TunnelRateLimited {
+        /// Time until the next request can succeed.
+        retry_after: Duration,
+    },
+    /// The version of the agent is not served; the text is the reason.
     #[error("{0}")]
     VersionMismatch(String),
 }
@@ -135,6 +193,7 @@ pub struct AgentForwardError {
 }
 
 impl AgentForwardError {
+    /// Returns the code of the failure.
     pub fn code(&self) -> AgentErrorCode {
         self.code
     }
@@ -182,6 +241,7 @@ impl Error {
         })
     }
 
+    /// Error of a request whose head cannot be parsed or exceeds a limit.
     pub fn invalid_head(error: InvalidHead) -> Self {
         if error.is_too_large() {
             Self::HeadersTooLarge(error)

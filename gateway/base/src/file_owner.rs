@@ -48,10 +48,12 @@ impl FileOwner {
         Err(io::ErrorKind::NotFound.into())
     }
 
+    /// Returns the id of the user.
     pub fn user(&self) -> u32 {
         self.user.as_raw()
     }
 
+    /// Returns the id of the group that new files get.
     pub fn group(&self) -> u32 {
         self.group.as_raw()
     }

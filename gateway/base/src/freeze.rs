@@ -33,6 +33,7 @@ pub struct AwaitedRead {
 }
 
 impl AwaitedRead {
+    /// A read for which no worker waits. `wake` makes the feed read.
     pub fn new(wake: Arc<Notify>, now: Instant) -> Self {
         Self {
             base: now,
@@ -92,6 +93,8 @@ impl Drop for Waits<'_> {
 }
 
 impl Freeze {
+    /// The state of a worker that starts at `now`. Without `read`, no other process changes the records and freezes have no
+    /// effect.
     pub fn new(read: Option<Arc<AwaitedRead>>, now: Instant) -> Rc<Self> {
         Rc::new(Self {
             read,

@@ -14,6 +14,7 @@ pub struct Region {
 /// The destination that a host name denotes.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Destination<'a> {
+    /// The apex of the region.
     Apex,
     /// One label under the apex, lower case. The directory knows whether such a service exists.
     Tenant(Cow<'a, str>),
@@ -22,6 +23,7 @@ pub enum Destination<'a> {
 }
 
 impl Region {
+    /// The names of the region with this label under this domain, in lower case.
     pub fn new(region: &str, domain: &str) -> Self {
         Self {
             apex: format!("{region}.{domain}").to_ascii_lowercase(),

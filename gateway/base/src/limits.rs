@@ -33,8 +33,9 @@ pub const LINGER: Duration = Duration::from_secs(2);
 pub const DISCARD_WITHIN: Duration = Duration::from_secs(30);
 /// Longest pause of a caller while the rest of its refused request is received.
 pub const DISCARD_PAUSE: Duration = Duration::from_secs(5);
-/// Rests of requests that one worker discards at once, in all and of one client address. A further one ends the oldest.
+/// Rests of requests that one worker discards at once. A further one ends the oldest.
 pub const DISCARDS: usize = 1024;
+/// Such rests of one client address. A further one ends the oldest of that address.
 pub const DISCARDS_PER_ADDRESS: usize = 64;
 /// Bytes of a discarded request body between two turns of other tasks.
 pub const DISCARDED_PER_TURN: usize = 64 * KIB;
@@ -96,6 +97,7 @@ pub const HTTP2_WINDOW_UPDATES: u64 = 100_000;
 pub const TINY_PIECE: usize = 256;
 /// Tiny pieces that are forwarded at once. Later ones are collected for [`TINY_PIECE_WAIT`].
 pub const TINY_PIECES: Rate = Rate::new(64, 60 * 4000).unwrap();
+/// Longest time for which a tiny piece waits for further ones.
 pub const TINY_PIECE_WAIT: Duration = Duration::from_millis(1);
 
 /// Connections of one worker: callers, and agents until their upgrade. [`TUNNELS_PER_SERVICE`] bounds upgraded ones.
@@ -305,6 +307,7 @@ pub const DRAIN_IDLE_SUCCEEDED: Duration = Duration::from_secs(5);
 pub const DRAIN_QUIET: Duration = Duration::from_millis(20);
 /// Panics of workers within [`WORKER_PANICS_WITHIN`] that end the process. A worker starts again after each earlier one.
 pub const WORKER_PANICS: usize = 3;
+/// Time in which [`WORKER_PANICS`] are counted.
 pub const WORKER_PANICS_WITHIN: Duration = Duration::from_secs(60);
 /// Time for running requests when the process ends because of [`WORKER_PANICS`].
 pub const FAILED_DRAIN: Duration = Duration::from_secs(5);
@@ -386,16 +389,18 @@ pub const OPENINGS_PER_TUNNEL: usize = 2;
 /// Programs that one worker sends to agents at once. A further one ends one of the account that has most, or is refused (503)
 /// if its own account would then have more. The agents try again.
 pub const PROGRAM_DOWNLOADS: usize = 32;
-/// Bytes of a program that are written at once, and time for that.
+/// Bytes of a program that are written at once.
 pub const PROGRAM_CHUNK: usize = 64 * KIB;
+/// Time to write [`PROGRAM_CHUNK`].
 pub const PROGRAM_CHUNK_WITHIN: Duration = Duration::from_secs(20);
 /// Time for a whole program, and in proportion for each part of it: agents give up after it.
 pub const PROGRAM_WITHIN: Duration = gw_shared::identity::program::DOWNLOAD_WITHIN;
 /// Connections of one agent that are not yet tunnels, beyond [`OPENINGS_PER_TUNNEL`] for each service.
 pub const OPENINGS_PER_AGENT: usize = 8;
 /// Agents and services whose latest event of a kind (a refusal of the version, the end of a tunnel) one worker keeps for
-/// administrators, for each kind, and how long it keeps an event.
+/// administrators, for each kind.
 pub const LATEST_EVENTS: usize = 1000;
+/// Time for which a worker keeps such an event.
 pub const LATEST_EVENT_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Refused tunnels that are logged as warnings.
 pub const TUNNEL_REFUSAL_LINES: Rate = Rate::new(60, 60).unwrap();

@@ -21,6 +21,7 @@ pub struct PageQuery {
 /// Some of the items, and where the rest begins.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Page<T> {
+    /// Items of this page.
     pub items: Vec<T>,
     /// Ask with it for the items that follow; null on the last page.
     pub next_cursor: Option<String>,

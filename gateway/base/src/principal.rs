@@ -7,6 +7,7 @@ use gw_shared::id::{ClientId, KeyId};
 pub enum Principal {
     /// The client of an access token.
     Client(ClientId),
+    /// The service key that the caller sent.
     ServiceKey(KeyId),
     /// Stands for the administrator in replays of requests.
     Admin,

@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 /// Capacity and refill of a bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rate {
+    /// Requests that a full bucket admits at once.
     pub burst: NonZeroU32,
+    /// Requests that are added per minute, up to `burst`.
     pub refill_per_minute: NonZeroU32,
 }
 
@@ -24,10 +26,12 @@ impl Rate {
         }
     }
 
+    /// Returns the capacity, in requests.
     pub const fn burst(self) -> u32 {
         self.burst.get()
     }
 
+    /// Returns the refill, in requests per minute.
     pub const fn refill_per_minute(self) -> u32 {
         self.refill_per_minute.get()
     }

@@ -26,11 +26,14 @@ pub enum Mode {
 /// Ways in which callers of a service may authenticate, as they are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Modes {
+    /// Access tokens are accepted.
     pub jwt: bool,
+    /// Service keys are accepted.
     pub service_key: bool,
 }
 
 impl Modes {
+    /// Access tokens and service keys.
     pub const BOTH: Self = Self {
         jwt: true,
         service_key: true,
@@ -50,18 +53,25 @@ struct AffinityText(String);
 /// The settings of a service, as they are stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceSettings {
+    /// Credentials that callers may use.
     pub modes: Modes,
+    /// The service accepts requests.
     pub enabled: bool,
+    /// Burst and refill of the bucket of the service.
     pub rate: Rate,
+    /// The metadata of each request is logged.
     #[serde(default)]
     pub request_logging: bool,
+    /// Request bodies are captured in the log.
     #[serde(default)]
     pub capture_request_body: bool,
+    /// Response bodies are captured in the log.
     #[serde(default)]
     pub capture_response_body: bool,
     /// A safe request that may have reached a backend is tried once more on another agent.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub retries: bool,
+    /// What requests for the same agent have in common.
     #[serde(default, skip_serializing_if = "Affinity::is_none")]
     pub affinity: Affinity,
 }
@@ -95,6 +105,7 @@ fn is_yes(value: &bool) -> bool {
 }
 
 declare::settings! {
+    /// Credentials that callers may use.
     modes: Vec<Mode> {
         stored: modes,
         request: {
@@ -105,8 +116,12 @@ declare::settings! {
         help: "A way for callers to authenticate; repeat for each.",
         form: Group::Callers, "Callers authenticate with", "",
     }
+    /// Whether the service accepts requests.
     enabled: bool {
         stored: enabled,
+        request: {
+            /// Whether the service accepts requests.
+        }
         kind: Kind::State,
         help: "Enable it.",
         form: Group::State, "Enabled", "A disabled service refuses every request.",
@@ -115,6 +130,7 @@ declare::settings! {
     burst: u32 {
         stored: rate.burst,
         request: {
+            /// Requests at once before the rate limit applies.
             #[schema(value_type = Option<u64>, minimum = 1, maximum = 4_294_967_295_u64)]
         }
         kind: Kind::Count { min: 1, max: u32::MAX },
@@ -125,26 +141,39 @@ declare::settings! {
     refill_per_minute: u32 {
         stored: rate.refill_per_minute,
         request: {
+            /// Requests per minute after that.
             #[schema(value_type = Option<u64>, minimum = 1, maximum = 4_294_967_295_u64)]
         }
         kind: Kind::Count { min: 1, max: u32::MAX },
         help: "Requests per minute after that.",
         form: Group::Rate, "Refill per minute", "Requests per minute after the burst.",
     }
+    /// Whether the metadata of each request is logged for seven days.
     request_logging: bool {
         stored: request_logging,
+        request: {
+            /// Whether the metadata of each request is logged for seven days.
+        }
         kind: Kind::Switch,
         help: "Whether requests are logged.",
         form: Group::Log, "Request logging", "Log the metadata of each request for seven days.",
     }
+    /// Whether up to 1 MB of each request body is kept in the log.
     capture_request_body: bool {
         stored: capture_request_body,
+        request: {
+            /// Whether up to 1 MB of each request body is kept in the log.
+        }
         kind: Kind::Switch,
         help: "Whether request bodies are captured in the log.",
         form: Group::Log, "Capture request body", "Keep up to 1 MB of each body.",
     }
+    /// Whether up to 1 MB of each response body is kept in the log.
     capture_response_body: bool {
         stored: capture_response_body,
+        request: {
+            /// Whether up to 1 MB of each response body is kept in the log.
+        }
         kind: Kind::Switch,
         help: "Whether response bodies are captured in the log.",
         form: Group::Log, "Capture backend response", "Keep up to 1 MB of each body.",
@@ -153,6 +182,10 @@ declare::settings! {
     /// agent.
     retries: bool {
         stored: retries,
+        request: {
+            /// Whether a GET, HEAD, OPTIONS or TRACE without a body that may have reached a backend is tried once more on
+            /// another agent.
+        }
         kind: Kind::Switch,
         help: "Whether a GET, HEAD, OPTIONS or TRACE without a body that may have reached a backend is tried once more on \
                another agent.",
@@ -164,6 +197,7 @@ declare::settings! {
     affinity: String {
         stored: affinity,
         request: {
+            /// What requests for the same agent have in common: none, cookie, cookie:NAME, header:NAME or client.
             #[schema(value_type = Option<AffinityText>)]
         }
         kind: Kind::Affinity,
@@ -177,7 +211,9 @@ declare::settings! {
 /// A value that a setting cannot have.
 #[derive(Debug, PartialEq, Eq)]
 pub struct InvalidSetting {
+    /// Name of the setting in the API.
     pub field: &'static str,
+    /// Values that the setting can have, as text.
     pub message: String,
 }
 
@@ -190,36 +226,50 @@ pub struct Setting {
     pub option: String,
     /// The name with spaces.
     pub words: String,
+    /// Values that the setting can have, which decide its option and its field in the form.
     pub kind: Kind,
     /// Help of the option.
     pub help: &'static str,
+    /// Part of the form that has the field.
     pub group: Group,
-    /// Label and hint of the field in the form.
+    /// Label of the field in the form.
     pub label: &'static str,
+    /// Hint below the field in the form; empty without one.
     pub hint: &'static str,
 }
 
 /// Which values a setting has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
+    /// A set of [`Mode`]s, of at least one.
     Modes,
     /// On or off, by two options of the command.
     State,
+    /// On or off, by one option of the command with a value.
     Switch,
+    /// A whole number.
     Count {
+        /// Smallest number.
         min: u32,
+        /// Largest number.
         max: u32,
     },
+    /// The text of an [`Affinity`].
     Affinity,
 }
 
 /// A part of the form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Group {
+    /// Whether the service is enabled.
     State,
+    /// Authentication of callers.
     Callers,
+    /// Rate limit.
     Rate,
+    /// Choice of the agent for a request.
     Agents,
+    /// Request log.
     Log,
 }
 

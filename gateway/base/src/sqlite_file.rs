@@ -18,20 +18,35 @@ pub struct FileKind {
     pub set_up: fn(&Connection) -> rusqlite::Result<()>,
 }
 
+/// Reason why a SQLite file cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SqliteOpenError {
+    /// SQLite has failed, for example because the file is not a database.
     #[error("{0}")]
     Sqlite(#[from] rusqlite::Error),
+    /// The file cannot be created or opened.
     #[error("{0}")]
     Io(#[from] io::Error),
+    /// A later version of the program has migrated the file.
     #[error(
         "the file has schema {found}, of a newer version than this program, which has schema {known}"
     )]
-    NewerSchema { found: usize, known: usize },
+    NewerSchema {
+        /// Version of the schema in the file.
+        found: usize,
+        /// Version of the schema of this program.
+        known: usize,
+    },
+    /// The file has not been migrated to the schema of this program.
     #[error(
         "the file has schema {found}, of an older version than this program, which has schema {known}"
     )]
-    OlderSchema { found: usize, known: usize },
+    OlderSchema {
+        /// Version of the schema in the file.
+        found: usize,
+        /// Version of the schema of this program.
+        known: usize,
+    },
 }
 
 impl FileKind {

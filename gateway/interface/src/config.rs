@@ -35,10 +35,13 @@ gw_shared::configuration! {
     #[derive(Debug, Clone)]
     pub struct Config |config, keys|
     given {
+        /// Host names of the region, from `region` and `domain`.
         pub region: Region,
+        /// Folder for the state of this gateway.
         pub data_dir: PathBuf,
     }
     keys {
+        /// Where the records are stored.
         pub store: StoreSettings = StoreSettings::Sqlite, nodes::store_settings(keys);
         /// File with the secret of the region. Present if the store is PostgreSQL, or if the request log is archived.
         pub region_key: Option<PathBuf> = None, keys.path(REGION_KEY, "a file").map(Some);
@@ -50,8 +53,10 @@ gw_shared::configuration! {
         /// File with the key that seals secrets in the data folder; `None` with PostgreSQL, or if they are not sealed.
         pub seal_key: Option<PathBuf> = None,
             nodes::seal_key(keys, config.store.is_postgres()).map(Some);
+        /// Listener for callers and agents.
         pub listen: SocketAddr = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 443)),
             keys.text("listen", "ADDRESS:PORT", |text| text.parse().ok());
+        /// Listener for administrators: the API, the console and the metrics.
         pub admin_listen: SocketAddr = SocketAddr::from((Ipv4Addr::LOCALHOST, 9080)),
             keys.text("admin_listen", "ADDRESS:PORT", |text| text.parse().ok());
         /// Listener for other nodes of the region; `None` if this gateway is the only active node.
@@ -65,17 +70,20 @@ gw_shared::configuration! {
         /// Host names by which browsers reach the console, in addition to those of this machine and of the region.
         pub admin_hosts: Vec<String> = Vec::new(),
             keys.list("admin_hosts", "a host name such as \"gw-admin.example.com\"", parse_domain);
+        /// Certificate of the listener for callers and agents.
         pub certificate: CertificateSource =
             CertificateSource::Development { data_dir: data_dir.clone() },
             certificate_files(keys, PairKeys::CALLERS).map(CertificateSource::from);
         /// Certificate of the admin listener; `None` if it speaks plain HTTP.
         pub admin_certificate: Option<CertificateFiles> = None,
             certificate_files(keys, PairKeys::ADMIN).map(Some);
+        /// When a connection moves to the worker that owns its service.
         pub hand_over: HandOver = HandOver::Auto,
             keys.text("hand_over", "\"auto\", \"always\" or \"never\"", parse_hand_over);
         /// Proxies whose PROXY header and `X-Forwarded-For` are trusted.
         pub trusted_proxies: TrustedProxies = TrustedProxies::default(),
             proxies::trusted_proxies(keys);
+        /// Format of the log of the process.
         pub log_format: LogFormat = LogFormat::default(),
             keys.text("log_format", "\"text\" or \"json\"", |text| text.parse().ok());
         /// Whether the process may leave core dumps, which have its secrets.
@@ -84,13 +92,16 @@ gw_shared::configuration! {
         pub workers: usize = workers_or_cores(0), keys.integer("workers", 0..=1024).map(workers_or_cores);
         /// Default rate of services.
         pub default_rate: Rate = ServiceSettings::RATE, default_rate(keys, config.default_rate);
-        // The rates from here on apply to each client address.
+        /// Requests of one client address for access tokens.
         pub token_requests: Rate = per_minute(60),
             keys.integer("token_requests_per_minute", 1..=1_000_000).map(per_minute);
+        /// Requests of one client address to the enrollment endpoints.
         pub enrollment_requests: Rate = per_minute(60),
             keys.integer("enrollment_requests_per_minute", 1..=1_000_000).map(per_minute);
+        /// Failed attempts of one client address to authenticate, on each worker.
         pub auth_failures: Rate = per_minute(600),
             keys.integer("auth_failures_per_minute", 1..=1_000_000).map(per_minute);
+        /// New connections of one client address, on each worker.
         pub new_connections: Rate = per_minute(60_000),
             keys.integer("new_connections_per_minute", 1..=100_000_000).map(per_minute);
         /// Per worker; at least 1.
@@ -98,11 +109,13 @@ gw_shared::configuration! {
             keys.integer("connections_per_address", 1..=limits::CONNECTIONS_PER_WORKER);
         /// Whether agents authenticate tunnels with a client certificate.
         pub agent_mtls: bool = true, keys.boolean("agent_mtls");
+        /// Lifetime of the certificates that agents get.
         pub agent_certificate_lifetime: Duration = 24 * HOUR,
             keys.integer("agent_certificate_hours", 1..=720).map(|hours: u32| HOUR * hours);
         /// Versions of agents that are served, and programs that are offered to them.
         pub agent_releases: ReleaseSettings = ReleaseSettings::default(),
             Some(ReleaseSettings::take(keys));
+        /// Lifetime of access tokens.
         pub token_lifetime: Duration = HOUR,
             keys.integer("token_lifetime_seconds", 60..=86_400).map(Duration::from_secs);
         /// Age at which a new signing key replaces the old one; `None` disables automatic rotation.
@@ -111,6 +124,7 @@ gw_shared::configuration! {
         /// Limit of the memory that relayed requests hold, in bytes, for all workers together.
         pub relay_memory: usize = memory_limit::default_relay_memory(),
             keys.integer("relay_memory_mib", 16..=16_777_216).map(|mib: usize| mib << 20);
+        /// Longest time that a drain waits for running requests.
         pub drain: Duration = limits::DRAIN,
             keys.integer("drain_seconds", 0..=86_400).map(Duration::from_secs);
         /// Where every request is written as a line of JSON; `None` without an access log.
@@ -142,6 +156,7 @@ impl StoreSettings {
 pub enum HandOver {
     /// Unless that worker is clearly busier.
     Auto,
+    /// Also if that worker is busier.
     Always,
     /// Single requests are sent to the owner instead.
     Never,

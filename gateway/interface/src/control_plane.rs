@@ -29,7 +29,12 @@ pub trait ControlPlane {
 #[derive(Debug, Clone)]
 pub enum AgentProof {
     /// The secret of its enrollment, optionally with the enrollment's id.
-    Enrollment { id: Option<String>, secret: Secret },
+    Enrollment {
+        /// Id of the enrollment, if the agent sent it.
+        id: Option<String>,
+        /// Secret of the enrollment.
+        secret: Secret,
+    },
     /// A signature by the key of its last certificate.
     OldKey(AgentId),
     /// A request through a live tunnel, which is already authenticated.
@@ -46,6 +51,7 @@ impl AgentProof {
         }
     }
 
+    /// Name of the proof, as the audit log has it.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Enrollment { .. } => "enrollment",

@@ -11,9 +11,11 @@ use crate::rate_limit::Claimant;
 
 /// A connection of another node's control plane, whose ClientHello a worker has read.
 pub struct NodeConnection {
+    /// The accepted socket.
     pub socket: OwnedFd,
     /// Bytes received so far: the ClientHello.
     pub received: Bytes,
+    /// Address of the peer.
     pub from: SocketAddr,
     /// Whether `from` is an address of a node.
     pub claimant: Claimant,
@@ -33,6 +35,7 @@ pub struct WaitingConnections {
     of_others: mpsc::Receiver<NodeConnection>,
 }
 
+/// The sending and the receiving end of the queues, with room for [`limits::CLUSTER_WAITING`] connections in each.
 pub fn channel() -> (NodeConnections, WaitingConnections) {
     let (to_nodes, of_nodes) = mpsc::channel(limits::CLUSTER_WAITING);
     let (to_others, of_others) = mpsc::channel(limits::CLUSTER_WAITING);

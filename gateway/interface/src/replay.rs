@@ -19,13 +19,19 @@ pub const REPLAY_FRAMING: [HeaderName; 3] = [
 
 /// A captured request to relay again.
 pub struct Replay {
+    /// Id of the captured request.
     pub original: RequestId,
     /// Label of the service.
     pub label: String,
+    /// Hostname of the service, sent as `Host`.
     pub hostname: Authority,
+    /// Method of the request.
     pub method: Method,
+    /// Path and query.
     pub target: PathAndQuery,
+    /// Fields of the head.
     pub headers: Fields,
+    /// The whole body.
     pub body: Bytes,
     /// Client address of the original.
     pub caller: IpAddr,

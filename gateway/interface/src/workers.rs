@@ -19,6 +19,7 @@ use crate::replay::Replay;
 pub struct ViewApplied {
     /// Number of the publication.
     pub number: u64,
+    /// The worker.
     pub worker: WorkerId,
     /// Levels of the buckets of services that have moved to other nodes.
     pub levels: Vec<Level>,
@@ -27,7 +28,9 @@ pub struct ViewApplied {
 /// A process of another node that does not answer, and that was declared dead or has lost its slot to another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LostNode {
+    /// Slot of the node.
     pub slot: NodeSlot,
+    /// Session of the process.
     pub session: u128,
     /// Only tunnels opened at this time or earlier are cut: later ones came through the next process in the slot.
     pub until: Instant,
@@ -38,6 +41,7 @@ pub struct LostNode {
 /// A trait with one implementor, `worker::WorkerHandles`: the control plane must not import the worker, and a message type of its
 /// own would be matched and forwarded in two places.
 pub trait Workers: Send + Sync {
+    /// Number of workers.
     fn count(&self) -> usize;
     /// Makes every worker use this directory from now on.
     fn publish_directory(&self, directory: &Arc<Directory>);

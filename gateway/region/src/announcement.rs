@@ -33,6 +33,7 @@ pub struct AnnouncementKeys(DerivedKeys<hmac::Key>);
 pub struct TunnelAnnouncement {
     /// The agent, as the sender saw it.
     pub agent: SocketAddr,
+    /// Slot of the node that wrote the header.
     pub sender: NodeSlot,
     /// Session of the process that the tunnel is for.
     pub owner_session: u128,
@@ -41,12 +42,15 @@ pub struct TunnelAnnouncement {
 /// Reason why a connection is not a spliced tunnel.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum InvalidAnnouncement {
+    /// The PROXY header cannot be parsed.
     #[error("announcement of a tunnel: {0}")]
     Malformed(#[from] ParseError),
+    /// The bytes are not a PROXY header of TCP whose only extension is that of a node.
     #[error(
         "announcement of a tunnel: it is not a PROXY header of TCP with the extension of a node"
     )]
     NotANode,
+    /// No accepted region key made the authentication code.
     #[error(
         "announcement of a tunnel: wrong authentication code; region_key of that node may differ"
     )]
@@ -54,6 +58,7 @@ pub enum InvalidAnnouncement {
 }
 
 impl AnnouncementKeys {
+    /// Derives the keys from the accepted region keys.
     pub fn new(keys: &RegionKeys) -> Self {
         Self(keys.derive(|key| key.derive("gw announcement of a spliced tunnel")))
     }

@@ -10,10 +10,13 @@ use super::succession::RosterSource;
 /// Membership of an earlier process that this one continues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CarriedMembership {
+    /// Slot of the node.
     pub slot: NodeSlot,
+    /// Session of the membership, which stays the same.
     pub session: u128,
     /// Number of the last beat, as far as known.
     pub beats: u64,
+    /// The rows that the earlier process knew.
     pub roster: Roster,
     /// The earlier process could admit a moment ago, and does not any more. Otherwise this process admits once a call
     /// has succeeded, or all other owners have said that they know no later epoch.

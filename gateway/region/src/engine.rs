@@ -23,6 +23,7 @@ pub enum NodeState {
 }
 
 impl NodeState {
+    /// All states, in order.
     pub const ALL: [Self; 6] = [
         Self::Joining,
         Self::Live,
@@ -59,6 +60,7 @@ impl NodeState {
         }
     }
 
+    /// The state with this [name](Self::as_str), if there is one.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.as_str() == name)
     }
@@ -67,15 +69,19 @@ impl NodeState {
 /// A row of `nodes`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeRow {
+    /// Slot of the node: the key of the row.
     pub slot: NodeSlot,
     /// Random; differs between two processes, and after each rejoin of one process.
     pub session: u128,
+    /// State of this session.
     pub state: NodeState,
     /// Differs after every beat of the session. Falls when the engine loses a commit.
     pub beat: u64,
     /// Last epoch whose placement all workers of the node use: the node admits by no earlier placement.
     pub acknowledged: u64,
+    /// Address at which the node accepts connections of other nodes.
     pub peer_address: SocketAddr,
+    /// Version of the program of the node.
     pub version: Arc<str>,
     /// Last revision of the records that the node uses.
     pub applied_revision: u64,
@@ -84,6 +90,7 @@ pub struct NodeRow {
 }
 
 impl NodeRow {
+    /// The node as a member of the placement.
     pub fn member(&self) -> Member {
         Member {
             slot: self.slot,
@@ -119,6 +126,7 @@ impl Roster {
         }
     }
 
+    /// The row in this slot, if there is one.
     pub fn slot(&self, slot: NodeSlot) -> Option<&NodeRow> {
         self.rows
             .binary_search_by_key(&slot, |row| row.slot)
@@ -126,6 +134,7 @@ impl Roster {
             .map(|index| &self.rows[index])
     }
 
+    /// The row of this session, if there is one.
     pub fn session(&self, session: u128) -> Option<&NodeRow> {
         self.rows.iter().find(|row| row.session == session)
     }
@@ -176,10 +185,15 @@ pub enum Statement {
     /// session and is neither left nor dead. May be committed asynchronously. `beat` is not incremented by the engine:
     /// after a failover that lost the last beat, the next one would restore the lost value, and look like silence.
     Beat {
+        /// Slot of the row.
         slot: NodeSlot,
+        /// Session of the row.
         session: u128,
+        /// Number of this beat.
         beat: u64,
+        /// Last epoch whose placement all workers of the node use.
         acknowledged: u64,
+        /// Last revision of the records that the node uses.
         applied_revision: u64,
     },
     /// Increments `region.tick`, committed synchronously: proves that the server is still the primary of the region.
@@ -188,30 +202,56 @@ pub enum Statement {
     Join(Join),
     /// `Joining` → `Live` of this session. CAS on the epoch.
     GoLive {
+        /// Slot of the row.
         slot: NodeSlot,
+        /// Session of the row.
         session: u128,
+        /// Known epoch, for the CAS.
         epoch: u64,
     },
     /// `Live` → `Draining` of this session.
-    Drain { slot: NodeSlot, session: u128 },
+    Drain {
+        /// Slot of the row.
+        slot: NodeSlot,
+        /// Session of the row.
+        session: u128,
+    },
     /// `Draining` → `Leaving` of this session. CAS on the epoch.
     Leave {
+        /// Slot of the row.
         slot: NodeSlot,
+        /// Session of the row.
         session: u128,
+        /// Known epoch, for the CAS.
         epoch: u64,
     },
     /// `Leaving` or `Joining` → `Left` of this session.
-    End { slot: NodeSlot, session: u128 },
+    End {
+        /// Slot of the row.
+        slot: NodeSlot,
+        /// Session of the row.
+        session: u128,
+    },
     /// `state` → `Dead` where session, beat and state are as given. CAS on the epoch.
     DeclareDead {
+        /// Slot of the row.
         slot: NodeSlot,
+        /// Session of the row.
         session: u128,
+        /// Known beat of the row.
         beat: u64,
+        /// Known state of the row.
         state: NodeState,
+        /// Known epoch, for the CAS.
         epoch: u64,
     },
     /// Deletes the row of this session where it is left or dead.
-    Remove { slot: NodeSlot, session: u128 },
+    Remove {
+        /// Slot of the row.
+        slot: NodeSlot,
+        /// Session of the row.
+        session: u128,
+    },
 }
 
 impl Statement {
@@ -224,9 +264,13 @@ impl Statement {
 /// Row of a node that joins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Join {
+    /// Slot of the row.
     pub slot: NodeSlot,
+    /// Session of the node.
     pub session: u128,
+    /// Address at which the node accepts connections of other nodes.
     pub peer_address: SocketAddr,
+    /// Version of the program of the node.
     pub version: Arc<str>,
     /// The row to replace. `None`: inserts, and is not applied if the slot has a row.
     pub replaces: Option<Replaced>,
@@ -236,21 +280,27 @@ pub struct Join {
 /// no longer names the earlier session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Replaced {
+    /// Session of the row.
     pub session: u128,
+    /// State of the row.
     pub state: NodeState,
+    /// Known epoch, for the CAS.
     pub epoch: u64,
 }
 
 /// A statement with the number that its result must carry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
+    /// Number of the call, which no other call of the process has.
     pub id: u64,
+    /// The statement to run.
     pub statement: Statement,
 }
 
 /// Result of a [`Call`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CallResult {
+    /// The engine answered.
     Done {
         /// Whether the conditions held.
         applied: bool,

@@ -20,29 +20,46 @@ pub struct RegionKey(Arc<Zeroizing<[u8; RegionKey::BYTES]>>);
 /// Reason why a region key cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionKeyError {
+    /// The file cannot be read or created.
     #[error("{setting}: {path}: {error}")]
     Io {
+        /// Key of the configuration that names the file.
         setting: &'static str,
+        /// Path of the file.
         path: String,
+        /// Error of the system.
         error: io::Error,
     },
+    /// Users other than the owner can read the file, or its group can write it.
     #[error(
         "{setting}: {path}: other users can read it (mode {mode:o}); it must have mode 0600, or 0640 for a group"
     )]
     Readable {
+        /// Key of the configuration that names the file.
         setting: &'static str,
+        /// Path of the file.
         path: String,
+        /// Permissions of the file.
         mode: u32,
     },
+    /// The file contains no key.
     #[error("{setting}: {path}: it must contain 32 bytes, or 64 hexadecimal digits")]
-    Malformed { setting: &'static str, path: String },
+    Malformed {
+        /// Key of the configuration that names the file.
+        setting: &'static str,
+        /// Path of the file.
+        path: String,
+    },
+    /// The system has no random numbers.
     #[error("region_key: the system has no random numbers")]
     Random,
 }
 
 impl RegionKey {
+    /// Length of a key, in bytes.
     pub const BYTES: usize = 32;
 
+    /// The key of these bytes.
     pub fn new(bytes: [u8; Self::BYTES]) -> Self {
         Self(Arc::new(Zeroizing::new(bytes)))
     }

@@ -26,6 +26,7 @@ pub struct DerivedKeys<T> {
 }
 
 impl RegionKeys {
+    /// The keys of a node. `key` is in use and `next` is accepted as well; `previous` only opens objects of the archive.
     pub fn new(key: RegionKey, next: Option<RegionKey>, previous: Option<RegionKey>) -> Self {
         let accepted = std::iter::once(key).chain(next).collect();
         Self(Arc::new(KeyRing {
@@ -40,6 +41,7 @@ impl RegionKeys {
         &self.0.accepted
     }
 
+    /// `region_key_previous`, if it is configured.
     pub fn previous(&self) -> Option<&RegionKey> {
         self.0.previous.as_ref()
     }
@@ -62,6 +64,7 @@ impl RegionKeys {
         }
     }
 
+    /// As [`Self::derive`]; fails with the first error of `derive`.
     pub fn try_derive<T, E>(
         &self,
         derive: impl FnMut(&RegionKey) -> Result<T, E>,

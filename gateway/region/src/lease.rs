@@ -10,8 +10,11 @@ pub enum Isolation {
     /// Goes on serving what it owned.
     #[default]
     Serve,
-    /// Refuses requests after this time without contact.
-    Refuse { max_staleness: Duration },
+    /// Refuses requests after some time without contact.
+    Refuse {
+        /// Time without contact from which the owner refuses.
+        max_staleness: Duration,
+    },
 }
 
 /// Evidence that a node still owns what it owned.

@@ -5,23 +5,21 @@
 //!
 //! # Two owners of one service
 //!
-//! - Planned moves (join, drain), and every move between nodes that are not dead: never. The old owner acknowledges
-//!   that it has stopped; see `succession`. Its bucket levels arrive with the acknowledgment, or, if the link between
-//!   the two nodes is broken or two changes follow each other within the delay of a message, later or not at all: then
-//!   the new owner starts with a full bucket.
-//! - A node that crashes: never, since it admits nothing more. The new owner starts with a full bucket, which is at most
-//!   one more burst.
-//! - A node that is paused, or so slow that it is declared dead: never. Its lease ends before it can be declared dead,
-//!   and after the pause it admits only once a call that started after the pause has succeeded or failed.
-//! - A node that refused connections but lives, or whose slot another process took: until its next call, which is at
-//!   most [`BEAT`] + [`CALL_TIMEOUT`] later, or until its calls fail and then as follows.
+//! - Planned moves (join, drain), and every move between nodes that are not dead: never. The old owner acknowledges that it
+//!   has stopped; see `succession`. Its bucket levels arrive with the acknowledgment, or, if the link between the two nodes
+//!   is broken or two changes follow each other within the delay of a message, later or not at all: then the new owner
+//!   starts with a full bucket.
+//! - A node that crashes: never. The new owner starts with a full bucket, which is at most one more burst.
+//! - A node that is paused, or so slow that it is declared dead: never. Its lease ends before it can be declared dead, and
+//!   after the pause it admits only once a call that started after the pause has succeeded or failed.
+//! - A node that refused connections but lives, or whose slot another process took: until its next call, which is at most
+//!   [`BEAT`] + [`CALL_TIMEOUT`] later, or until its calls fail and then as follows.
 //! - A node whose calls to the engine fail while others' succeed: from its death, at least [`DEAD_AFTER`] after its last
 //!   beat, up to its next successful call or the first message of another node that knows the later epoch. Calls are tried
-//!   every [`BEAT`], so at most [`BEAT`] + [`CALL_TIMEOUT`] after the connection is good again. With
-//!   [`Isolation::Refuse`] it also ends `max_staleness` after the last contact.
+//!   every [`BEAT`], so at most [`BEAT`] + [`CALL_TIMEOUT`] after the connection is good again. With [`Isolation::Refuse`]
+//!   it also ends `max_staleness` after the last contact.
 //!
-//! Add to each bound the time until the workers use a new view. A request that was decided before a pause is not
-//! decided again after it.
+//! Add to each bound the time until the workers use a new view. A request decided before a pause is not decided again.
 
 mod statements;
 
@@ -46,8 +44,11 @@ pub struct NodeConfig {
     pub slot: Option<NodeSlot>,
     /// Random number of this process. Each rejoin uses the next one.
     pub session: u128,
+    /// Address at which this node accepts connections of other nodes.
     pub peer_address: SocketAddr,
+    /// Version of this program.
     pub version: Arc<str>,
+    /// What this node does without contact.
     pub isolation: Isolation,
 }
 
@@ -55,18 +56,33 @@ pub struct NodeConfig {
 #[derive(Debug, Clone)]
 pub enum MembershipEvent {
     /// Result of a [`Call`]. A late one extends no lease.
-    Result { call: u64, result: CallResult },
+    Result {
+        /// Id of the call.
+        call: u64,
+        /// Its result.
+        result: CallResult,
+    },
     /// A connection to the engine broke, with or without an outstanding call.
     Disconnected,
     /// Message of another node.
     Message(NodeMessage),
-    /// The link to another node broke and that node refused the next connection. Not for time-outs, nor for a node that
-    /// announced its end.
-    Refused { slot: NodeSlot, session: u128 },
+    /// The link to a node that announced no end broke, and the node refused the next connection. Not for time-outs.
+    Refused {
+        /// Slot of that node.
+        slot: NodeSlot,
+        /// Session that the link was for.
+        session: u128,
+    },
     /// Another source names an epoch: the feed of changes, or another node that is not the owner.
-    Hint { epoch: u64 },
+    Hint {
+        /// The epoch that it knows.
+        epoch: u64,
+    },
     /// All workers use the view of this epoch, and the bucket levels of services that moved away wait to be sent.
-    Applied { epoch: u64 },
+    Applied {
+        /// Epoch of the view.
+        epoch: u64,
+    },
     /// All workers use the records of this revision.
     Revision(u64),
     /// The directory is loaded and other nodes are connected: the node can own services.
@@ -75,12 +91,12 @@ pub enum MembershipEvent {
     HandedOver,
 }
 
-/// Message of one node to another, sent at every change and every [`BEAT`]. The receiver of the link has checked that
-/// slot and session are those of the sender's certificate.
+/// Message of one node to another, sent at every change and every [`BEAT`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeMessage {
-    /// The sender.
+    /// Slot of the sender.
     pub slot: NodeSlot,
+    /// Session of the sender. The receiver of the link has checked slot and session by the certificate of the sender.
     pub session: u128,
     /// Last epoch that all workers of the sender use. Levels of services that moved to the receiver precede it.
     pub acknowledged: u64,
@@ -91,8 +107,7 @@ pub struct NodeMessage {
 /// What the caller has to do.
 #[derive(Debug, Clone)]
 pub enum MembershipAction {
-    /// Run a statement and report its result. At most one is outstanding. The machine stops waiting after
-    /// [`CALL_TIMEOUT`].
+    /// Run a statement and report its result. At most one is outstanding, for [`CALL_TIMEOUT`] at most.
     Call(Call),
     /// Give the view to all workers, then report [`MembershipEvent::Applied`].
     Publish(Arc<View>),
@@ -169,6 +184,7 @@ struct Outstanding {
 }
 
 impl Membership {
+    /// A node without a row, which joins from `now` on.
     pub fn new(config: NodeConfig, now: Instant) -> Self {
         Self {
             slot: config.slot,

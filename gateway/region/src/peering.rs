@@ -26,9 +26,11 @@ pub struct Peering {
     view: RefCell<Option<Rc<Arc<View>>>>,
     /// Earlier placements, the last one first, with the time of their end.
     earlier: RefCell<VecDeque<(Instant, Option<Arc<View>>)>>,
+    /// Lease of this node, and what its workers tell the membership.
     pub signals: Arc<RegionSignals>,
     /// Wakes tasks that wait for another view.
     changed: Notify,
+    /// Keys of the headers of spliced tunnels.
     pub announcements: AnnouncementKeys,
 }
 
@@ -38,12 +40,18 @@ pub enum NextHop {
     /// This node admits it.
     Here,
     /// The owner by the placement of this epoch.
-    Node { owner: Member, epoch: u64 },
+    Node {
+        /// The owner.
+        owner: Member,
+        /// Epoch of the placement.
+        epoch: u64,
+    },
     /// Not known yet: ask again when the view changes.
     Unknown,
 }
 
 impl Peering {
+    /// A region without a view yet. The keys of announcements are derived from `keys`.
     pub fn new(keys: &RegionKeys, signals: Arc<RegionSignals>) -> Rc<Self> {
         Rc::new(Self {
             view: RefCell::default(),
@@ -54,11 +62,13 @@ impl Peering {
         })
     }
 
+    /// The last view; `None` until the first is published.
     #[expect(clippy::redundant_allocation, reason = "as the field")]
     pub fn view(&self) -> Option<Rc<Arc<View>>> {
         self.view.borrow().clone()
     }
 
+    /// Uses this view from `now` on, and wakes the tasks that wait for another view.
     pub fn replace_view(&self, view: Arc<View>, now: Instant) {
         let epoch = view.epoch();
         let previous = self.view.replace(Some(Rc::new(view)));

@@ -9,6 +9,7 @@ use crate::ownership;
 pub struct NodeSlot(u16);
 
 impl NodeSlot {
+    /// Highest slot.
     pub const MAX: u16 = 1023;
 
     /// `None` above [`Self::MAX`].
@@ -16,6 +17,7 @@ impl NodeSlot {
         (slot <= Self::MAX).then_some(Self(slot))
     }
 
+    /// Returns the number.
     pub fn get(self) -> u16 {
         self.0
     }
@@ -24,6 +26,7 @@ impl NodeSlot {
 /// A node that owns services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
+    /// Slot of the node.
     pub slot: NodeSlot,
     /// Differs between two processes that use the same slot one after the other.
     pub session: u128,
@@ -44,6 +47,7 @@ pub struct Placement {
 pub enum Owner<'a> {
     /// The node that asks.
     Here,
+    /// Another member.
     OtherNode(&'a Member),
 }
 
@@ -62,10 +66,12 @@ impl Placement {
         self.epoch
     }
 
+    /// Slot of the node that asks.
     pub fn here(&self) -> NodeSlot {
         self.here
     }
 
+    /// The nodes that own services.
     pub fn members(&self) -> &[Member] {
         &self.members
     }

@@ -9,12 +9,16 @@ const REQUESTS_MAX: usize = 16;
 /// Why a request of an operator was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OperatorError {
+    /// The slot has no row.
     #[error("no node uses slot {}", .0.get())]
     UnknownSlot(NodeSlot),
+    /// The node is joining, has left, or is dead.
     #[error("the node in slot {} is not live, so it cannot be drained", .0.get())]
     NotLive(NodeSlot),
+    /// The node may still run.
     #[error("the node in slot {} has neither left nor been declared dead: drain it first", .0.get())]
     NotOver(NodeSlot),
+    /// The queue of requests is full.
     #[error("too many requests wait for the database")]
     Busy,
 }

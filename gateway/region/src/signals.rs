@@ -46,11 +46,12 @@ impl RegionSignals {
         self.until.store(u64::MAX, Ordering::Relaxed);
     }
 
-    /// Whether this node refuses requests because its last contact is too long ago.
+    /// Sets whether this node refuses requests because its last contact is too long ago.
     pub fn set_suspended(&self, is_suspended: bool) {
         self.suspended.store(is_suspended, Ordering::Relaxed);
     }
 
+    /// Returns whether this node refuses requests because its last contact is too long ago.
     pub fn is_suspended(&self) -> bool {
         self.suspended.load(Ordering::Relaxed)
     }
@@ -75,6 +76,7 @@ impl RegionSignals {
         self.link_broken.notified().await;
     }
 
+    /// Returns whether the lease lasts beyond `now`, so that this node may admit.
     pub fn holds(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.base).as_nanos()
             < u128::from(self.until.load(Ordering::Relaxed))

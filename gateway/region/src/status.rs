@@ -12,9 +12,11 @@ use super::timing::SUSPECT_AFTER;
 /// The region as one node sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegionStatus {
+    /// Epoch that the node knows.
     pub epoch: u64,
     /// The node that answers; `None` before it has a slot.
     pub here: Option<NodeSlot>,
+    /// Whether the node may admit requests.
     pub standing: Standing,
     /// Time since the start of the last contact with the engine; `None` before the first.
     pub engine_silence: Option<Duration>,
@@ -40,19 +42,24 @@ pub enum Standing {
     Isolated,
     /// A member that does not admit: it was paused, or is isolated for too long.
     Suspended,
+    /// The membership has ended.
     Stopped(StopReason),
 }
 
 /// A row of the roster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeStatus {
+    /// Slot of the node.
     pub slot: NodeSlot,
+    /// State in its row.
     pub state: NodeState,
+    /// Version of its program.
     pub version: Arc<str>,
     /// Services that the node owns by the placement; `None` while they are being counted.
     pub services: Option<usize>,
-    /// Epochs and revisions that the node is behind.
+    /// Epochs that the node is behind; 0 once it has left or is dead.
     pub epoch_lag: u64,
+    /// Revisions of the records that the node is behind; 0 once it has left or is dead.
     pub revision_lag: u64,
     /// Time since this node saw the beat change; `None` before the first read.
     pub silence: Option<Duration>,
@@ -64,6 +71,7 @@ pub struct NodeStatus {
 /// services that have moved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateRefusal {
+    /// Reason that the other node gives.
     pub reason: Arc<str>,
     /// Time since the first refusal.
     pub lasts: Duration,

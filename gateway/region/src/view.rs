@@ -61,7 +61,10 @@ pub enum Decision<'a> {
     /// Forward to the owner.
     Forward(&'a Member),
     /// Answer the other node that this node is not the owner at this epoch.
-    NotOwner { epoch: u64 },
+    NotOwner {
+        /// Epoch of the view of this node.
+        epoch: u64,
+    },
 }
 
 impl View {
@@ -98,14 +101,17 @@ impl View {
         is_among(&self.processes, slot, session)
     }
 
+    /// Epoch of the placement.
     pub fn epoch(&self) -> u64 {
         self.placement.epoch()
     }
 
+    /// The placement at this epoch.
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
 
+    /// The placement at this epoch, shared with this view.
     pub fn shared_placement(&self) -> Arc<Placement> {
         Arc::clone(&self.placement)
     }
@@ -182,6 +188,7 @@ impl OwnerAttempts {
     /// Most attempts after the first.
     pub const RETRIES_MAX: u8 = 2;
 
+    /// Attempts with [`Self::RETRIES_MAX`] retries left.
     pub fn new() -> Self {
         Self {
             retries_left: Self::RETRIES_MAX,

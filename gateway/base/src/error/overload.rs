@@ -44,6 +44,7 @@ macro_rules! reasons {
         }
 
         impl Overload {
+            /// All reasons, in the order of their declaration.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
 
             pub(super) const fn terms(self) -> Terms {
@@ -58,17 +59,27 @@ macro_rules! reasons {
 reasons! {
     /// A queue between workers, between nodes, or to the control plane is full.
     QueueFull => of_owner("overloaded"),
+    /// The process drains and accepts no further requests.
     Draining => of_owner("draining"),
+    /// Relayed requests of all accounts hold the memory that the worker has for them.
     RelayMemory => of_owner("at its limit of relayed requests"),
+    /// Relayed requests of this account hold its share of that memory.
     AccountMemory => of_owner("at this account's limit of relayed requests"),
+    /// The agent has not read the requests that were sent on its tunnel.
     AgentDoesNotRead => of_owner("waiting for the agent of this service to read requests"),
+    /// The worker that decides has stopped.
     Stopping => unavailable("stopping"),
+    /// A newer process has taken over the records.
     HandedOver => unavailable("being replaced by a newer process"),
     /// The control plane has dropped the job.
     JobDropped => unavailable("not able to do this now"),
+    /// The control plane failed to do the job, for example because the store does not answer.
     NotStored => unavailable("not able to store this now"),
+    /// The worker admits tunnels at the highest rate that it allows ([`crate::limits::ADMITTED_TUNNELS`]).
     Admissions => unavailable("admitting as many tunnels as it can"),
+    /// The table of rates of new tunnels is full ([`crate::limits::TUNNEL_BUCKETS`]).
     Openings => unavailable("opening too many tunnels"),
+    /// The worker sends the highest number of programs ([`crate::limits::PROGRAM_DOWNLOADS`]).
     Programs => unavailable("sending programs to other agents"),
     /// An agent gets 2 certificates a minute once its burst is used up.
     Certificates => Terms { retry_after: 30, ..unavailable("asked for certificates too often") },

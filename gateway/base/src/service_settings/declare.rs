@@ -127,13 +127,16 @@ macro_rules! settings {
         #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
         #[schema(as = Service)]
         pub struct ServiceView {
+            /// Id of the service, unique in its account.
             #[schema(value_type = String)]
             pub id: ServiceId,
+            /// Account that the service belongs to.
             #[schema(value_type = String)]
             pub account: AccountId,
             /// `{account}--{id}.{region}.{domain}`
             pub hostname: String,
             $($(#[$shown])* pub $name: $api,)*
+            /// Time at which the service was created, in UTC.
             #[schema(format = DateTime)]
             pub created_at: String,
         }
@@ -165,6 +168,7 @@ macro_rules! settings {
         }
 
         impl ServiceView {
+            /// The view of a service with these `settings`. `created_at` is in the form of RFC 3339.
             pub fn new(
                 id: ServiceId,
                 account: AccountId,
@@ -191,6 +195,7 @@ macro_rules! settings {
                 }
             }
 
+            /// The settings that the request gives.
             pub fn settings(&self) -> ServiceChanges {
                 ServiceChanges {
                     $($name: self.$name.clone(),)*

@@ -50,6 +50,7 @@ impl AdminTls {
         Ok(())
     }
 
+    /// The configuration for new connections.
     pub fn config(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.latest().config)
     }
@@ -59,6 +60,7 @@ impl AdminTls {
         certificate::is_valid_for(&self.latest().certificate, host)
     }
 
+    /// Expiry of the certificate or of an authority in its chain, whichever comes first.
     pub fn not_after(&self) -> Option<Timestamp> {
         self.latest().not_after
     }

@@ -17,6 +17,7 @@ use super::TlsError;
 pub struct TrustedAuthorities {
     /// Issues all certificates now.
     pub issuing: Option<AuthorityId>,
+    /// Certificates that are accepted as issuers, each with its id if it has a subject key identifier.
     pub trusted: Vec<(Option<AuthorityId>, CertificateDer<'static>)>,
     /// Were replaced last.
     pub ended: Vec<CertificateDer<'static>>,
@@ -33,6 +34,7 @@ impl TrustedAuthorities {
         self.trusted.iter().any(|(id, _)| id.as_ref() == issuer)
     }
 
+    /// The certificates of the trusted authorities.
     pub fn certificates(&self) -> Vec<CertificateDer<'static>> {
         self.trusted
             .iter()
@@ -76,7 +78,9 @@ impl TrustedAuthorities {
 pub struct AgentVerifier {
     /// Verifies certificates of all trusted authorities.
     pub of_all: Arc<dyn ClientCertVerifier>,
+    /// A verifier for each trusted authority, with the id of that authority.
     pub of_each: Vec<(Option<AuthorityId>, Arc<dyn ClientCertVerifier>)>,
+    /// Verifies certificates of authorities that have ended; `None` if there are none.
     pub of_ended: Option<Arc<dyn ClientCertVerifier>>,
 }
 

@@ -23,7 +23,9 @@ pub const TENANT: &str = "doctor--doctor";
 /// Names of the configuration keys of a certificate and its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PairKeys {
+    /// Key that names the file of the certificate.
     pub certificate: &'static str,
+    /// Key that names the file of the private key.
     pub key: &'static str,
 }
 
@@ -42,7 +44,9 @@ impl PairKeys {
 
 /// A certificate chain, the server's certificate first, and its key.
 pub struct Pair {
+    /// The certificate of the server, then those of its issuers.
     pub chain: Vec<CertificateDer<'static>>,
+    /// The private key of the first certificate.
     pub key: PrivateKeyDer<'static>,
 }
 
@@ -61,9 +65,19 @@ impl std::error::Error for Mistakes {}
 /// The validity of a chain: the common validity of all of its certificates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChainValidity {
+    /// The validity of a certificate cannot be parsed, or the chain is empty.
     Unreadable,
-    NotYet { from: Timestamp },
-    Expired { at: Timestamp },
+    /// A certificate is not valid yet.
+    NotYet {
+        /// Time from which all certificates are valid.
+        from: Timestamp,
+    },
+    /// A certificate has expired.
+    Expired {
+        /// Earliest expiry in the chain.
+        at: Timestamp,
+    },
+    /// All certificates are valid, up to this time.
     Until(Timestamp),
 }
 

@@ -70,8 +70,18 @@ pub struct ServerConfigs {
 /// The source of the server certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CertificateSource {
-    Files { certificate: PathBuf, key: PathBuf },
-    Development { data_dir: PathBuf },
+    /// Files of the configuration.
+    Files {
+        /// PEM file with the chain, the certificate of the server first.
+        certificate: PathBuf,
+        /// PEM file with the private key.
+        key: PathBuf,
+    },
+    /// A certificate that the development authority issues at each start.
+    Development {
+        /// Folder with the files of that authority.
+        data_dir: PathBuf,
+    },
 }
 
 impl From<CertificateFiles> for CertificateSource {
@@ -83,23 +93,33 @@ impl From<CertificateFiles> for CertificateSource {
 /// The files of a certificate and its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateFiles {
+    /// PEM file with the chain, the certificate of the server first.
     pub certificate: PathBuf,
+    /// PEM file with the private key.
     pub key: PathBuf,
 }
 
+/// Reason why a TLS configuration cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
+    /// A certificate or key is not valid PEM.
     #[error("{path}: {error}")]
     Pem {
+        /// File, or name of the certificate if it has none.
         path: String,
+        /// Error of the parser.
         error: rustls_pki_types::pem::Error,
     },
+    /// The configured certificate cannot be served.
     #[error(transparent)]
     Mistakes(#[from] Mistakes),
+    /// rustls refuses the certificate or the key.
     #[error("server certificate: {0}")]
     Rustls(#[from] rustls::Error),
+    /// No verifier of client certificates can be built from the authorities of agents.
     #[error("agents' authority: {0}")]
     Verifier(#[from] rustls::server::VerifierBuilderError),
+    /// The development authority cannot issue a certificate.
     #[error(transparent)]
     Pki(#[from] PkiError),
 }
@@ -124,6 +144,8 @@ struct Parts {
 }
 
 impl TlsMaterial {
+    /// Creates the keys of session tickets. Reads no certificate yet: see [`Self::load`]. With `agent_mtls`, agents
+    /// authenticate tunnels with a client certificate. Fails without random numbers.
     pub fn new(
         source: CertificateSource,
         region: Region,

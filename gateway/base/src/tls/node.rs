@@ -30,6 +30,7 @@ pub const ALPN_CONTROL: &[u8] = b"gw-control/1";
 /// TLS configurations of this node for connections to other nodes. They verify that the other end has a certificate of the
 /// region's authority; `pki::node_identity` tells whether it is a node's.
 pub struct NodeTls {
+    /// For connections that other nodes open, for links and to the control plane. TLS 1.3.
     pub server: Arc<ServerConfig>,
     /// For links.
     pub client: Arc<ClientConfig>,

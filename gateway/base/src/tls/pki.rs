@@ -33,10 +33,13 @@ const DEVELOPMENT_LIFETIME: Duration = Duration::from_hours(365 * 24);
 /// Certificates are valid from a little before their creation, because clocks differ.
 const CLOCK_SKEW: Duration = Duration::from_secs(300);
 
+/// Reason why a certificate authority cannot be used, or a certificate cannot be issued.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
+    /// A file cannot be read or written.
     #[error("certificate authority: {0}")]
     Io(#[from] io::Error),
+    /// A certificate or key cannot be parsed, created or signed.
     #[error("certificate authority: {0}")]
     Certificate(#[from] rcgen::Error),
 }
@@ -49,13 +52,17 @@ pub struct Authority {
 
 /// A certificate and its private key, both PEM. The gateway does not store the key.
 pub struct Issued {
+    /// The certificate, in PEM.
     pub certificate_pem: String,
+    /// Its private key, in PEM.
     pub key_pem: String,
 }
 
 /// How the private key of an authority is read from its file, and written to it.
 pub trait KeyFile {
+    /// Reads the file; returns the key in PEM.
     fn read(&self, path: &Path) -> io::Result<String>;
+    /// Writes the key, which `text` has in PEM, to a file that only its owner can read.
     fn write(&self, path: &Path, text: &str) -> io::Result<()>;
 }
 
@@ -160,6 +167,7 @@ impl Authority {
         Secret::new(self.issuer.key().serialize_pem())
     }
 
+    /// The certificate of the authority, in PEM.
     pub fn certificate_pem(&self) -> &str {
         &self.certificate_pem
     }
@@ -243,12 +251,16 @@ pub struct CertificateRequest(SubjectPublicKeyInfo, Vec<u8>);
 /// The reason for refusing a certificate signing request.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidCsr {
+    /// The text is not one PEM block of the expected kind, or is too long.
     #[error("it must be one PEM block `CERTIFICATE REQUEST` of at most {CSR_MAX} bytes")]
     NotPem,
+    /// The block is not a request in DER (RFC 2986).
     #[error("it is not a PKCS #10 certificate request")]
     Malformed,
+    /// The key is neither on P-256 nor of Ed25519.
     #[error("its key must be on P-256 or Ed25519")]
     UnsupportedKey,
+    /// The signature is not one by the key of the request.
     #[error("its signature does not match its key")]
     BadSignature,
 }
@@ -307,7 +319,9 @@ pub fn development_authority(data_dir: &Path) -> Result<Authority, PkiError> {
 /// The identity in an agent's certificate.
 #[derive(Debug, PartialEq, Eq)]
 pub struct AgentIdentity {
+    /// Account of the agent.
     pub account: AccountId,
+    /// Id of the agent in the account.
     pub agent: AgentId,
 }
 
@@ -324,8 +338,9 @@ pub fn agent_identity(certificate: &CertificateDer<'_>, region: &Region) -> Opti
 /// The identity in a node's certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeIdentity {
+    /// Slot of the node.
     pub slot: NodeSlot,
-    /// 0 for a node that owns no services.
+    /// Session of the process; 0 for a node that owns no services.
     pub session: u128,
 }
 
@@ -385,7 +400,9 @@ pub fn subject_public_key_info(certificate: &CertificateDer<'_>) -> Option<Vec<u
 /// The time in which a certificate is valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Validity {
+    /// First second in which the certificate is valid.
     pub not_before: Timestamp,
+    /// Expiry.
     pub not_after: Timestamp,
 }
 

@@ -30,14 +30,21 @@ const TOKEN_ID_LENGTH: usize = 22;
 pub struct Claims {
     /// The base URL of the region.
     pub iss: String,
+    /// The client that the token was issued to (RFC 7519 §4.1.2).
     pub sub: ClientId,
+    /// The same client (RFC 8693 §4.3).
     pub client_id: ClientId,
     /// The URL of the service that the token is for, without a port.
     pub aud: String,
+    /// Account and service that the token is for, as `account:… service:…` (RFC 8693 §4.2).
     pub scope: String,
+    /// Time of issue, in seconds since the Unix epoch.
     pub iat: i64,
+    /// Time from which the token is valid, in seconds since the Unix epoch.
     pub nbf: i64,
+    /// Expiry, in seconds since the Unix epoch.
     pub exp: i64,
+    /// Random id of the token.
     pub jti: String,
 }
 

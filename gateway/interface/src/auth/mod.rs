@@ -19,15 +19,18 @@ pub use jwt::VerifiedTokens;
 /// Proof that the caller of a request may call the service. Only [`authenticate`], `Self::by_node`
 /// and `Self::administrator` create one.
 pub struct Authenticated {
+    /// The service that the caller may call.
     pub service: Arc<Service>,
+    /// The originator of the request.
     pub by: Principal,
     _proof: AuthProof,
 }
 
 struct AuthProof;
 
-/// Kinds of credentials, as errors name them.
+/// Access tokens, as errors name them.
 pub const TOKENS: &str = "access tokens";
+/// Service keys, as errors name them.
 pub const KEYS: &str = "service keys";
 
 impl Authenticated {
@@ -68,9 +71,11 @@ impl Authenticated {
 
 /// The inputs of authentication besides the request.
 pub struct Checks<'a, Now, MayVerify> {
+    /// Services, keys and credentials at this moment.
     pub directory: &'a Directory,
     /// The base URL of the region, which must be the issuer of tokens.
     pub issuer: &'a str,
+    /// The service that the request is for.
     pub service: &'a Arc<Service>,
     /// Called only where the time is needed.
     pub now: Now,

@@ -11,8 +11,9 @@ use gw_store::{PostgresSettings, PostgresUrlError, SEAL_KEY_CREDENTIAL};
 
 use super::{Config, StoreSettings};
 
-/// Settings of the keys of a region.
+/// Setting that names the file of the region key.
 pub const REGION_KEY: &str = "region_key";
+/// Setting that names the file of the next region key, while the key is replaced.
 pub const REGION_KEY_NEXT: &str = "region_key_next";
 pub(super) const REGION_KEY_PREVIOUS: &str = "region_key_previous";
 

@@ -26,6 +26,7 @@ pub struct ClientLimits<K> {
 /// An address that counts as one client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AddressKey {
+    /// An IPv4 address, also of a client with the IPv4-mapped IPv6 address (RFC 4291 §2.5.5.2).
     V4(Ipv4Addr),
     /// The /64 of one link (RFC 4291 §2.5.4): a client that has one of its addresses has all of them.
     V6([u8; 8]),
@@ -92,6 +93,7 @@ impl<K: Hash + Eq> ClientLimits<K> {
         }
     }
 
+    /// Takes one request out of the bucket of a client, which is full for a new one. Fails if it is empty.
     pub fn take(&mut self, client: impl Into<K>, now: Instant) -> Result<(), Exhausted> {
         let bucket = self
             .buckets

@@ -27,7 +27,9 @@ pub struct AddressSlot {
 /// The limit that an address has reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TooMany {
+    /// The address has the highest number of open connections.
     Open,
+    /// The address opens connections faster than its rate.
     New,
 }
 
@@ -82,6 +84,7 @@ impl Arrivals {
 }
 
 impl AddressSlot {
+    /// The address that the connection is counted for.
     pub fn address(&self) -> AddressKey {
         self.address
     }

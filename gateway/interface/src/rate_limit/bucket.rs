@@ -28,6 +28,7 @@ impl Bucket {
         }
     }
 
+    /// Returns the rate of the bucket.
     pub fn rate(&self) -> Rate {
         self.rate
     }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct Level {
     /// Label of the service.
     pub service: String,
+    /// Rate of the bucket.
     pub rate: Rate,
     /// Time until the bucket is full, rounded up.
     pub until_full_ms: u64,

@@ -10,6 +10,7 @@ use super::AddressKey;
 /// The client that takes a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Claimant {
+    /// A client address, which has at most its share of the places.
     Address(AddressKey),
     /// A client without a share, such as a trusted proxy, which brings many clients.
     Unshared,
@@ -59,6 +60,7 @@ impl<H> Places<H> {
         }
     }
 
+    /// The holders, the oldest place first.
     pub fn holders(&self) -> impl Iterator<Item = &H> {
         self.taken.values().map(|(_, holder)| holder)
     }

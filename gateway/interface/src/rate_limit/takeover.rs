@@ -25,19 +25,24 @@ pub struct SuccessorCharge {
 pub struct PredecessorCharge {
     /// Label of the service.
     pub service: String,
+    /// Number of the request, which its answer carries.
     pub number: u64,
+    /// Queue of the answers to the predecessor.
     pub answers: Sender<ChargeAnswer>,
 }
 
 /// Answer to the request of this number.
 #[derive(Debug)]
 pub struct ChargeAnswer {
+    /// Number of the request.
     pub number: u64,
     /// `None` once the request is admitted, or the time until it can be.
     pub wait: Option<Duration>,
 }
 
 impl PredecessorCharge {
+    /// Sends the answer: `None` if the request is admitted, or the time until it can be. Never blocks; without room in the
+    /// queue the answer is dropped.
     pub fn answer(&self, wait: Option<Duration>) {
         let number = self.number;
         // Fails if the predecessor has ended.
