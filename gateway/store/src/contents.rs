@@ -14,7 +14,9 @@ const PAGE: usize = 5_000;
 /// All records as of one revision, and the audit log up to it.
 #[derive(Debug)]
 pub struct Contents {
+    /// Revision of the store that the contents were read at.
     pub revision: Revision,
+    /// Records of all kinds, in the order of their kinds and identities.
     pub records: Vec<StoredRecord>,
     /// The oldest first.
     pub audit: Vec<NumberedEntry>,
@@ -25,6 +27,7 @@ pub struct Contents {
 pub struct ContentsSummary {
     /// Number of records by kind. A kind without records is left out.
     pub records: BTreeMap<&'static str, usize>,
+    /// Number of entries of the audit log.
     pub audit_entries: usize,
     /// SHA-256 of all records and all audit entries, in hexadecimal.
     pub sha256: String,
@@ -55,6 +58,7 @@ impl Contents {
         })
     }
 
+    /// Returns the number of records and audit entries, and the digest of all of them. Fails if a record cannot be encoded.
     pub fn summary(&self) -> Result<ContentsSummary, StoreError> {
         let mut digest = Digest(Context::new(&SHA256));
         let mut documents = Vec::with_capacity(self.records.len());

@@ -72,6 +72,7 @@ pub struct Position {
     /// UUID of the region in PostgreSQL; device and inode of the file with SQLite. A database that was created again has
     /// another one.
     pub origin: String,
+    /// Revision at this point.
     pub revision: Revision,
     /// UUID of the change that made this revision; empty for SQLite, and if no change made it. After a failover that
     /// lost changes, another change can have the same revision.
@@ -81,7 +82,9 @@ pub struct Position {
 /// All records as of one position.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
+    /// Position that the records were read at.
     pub position: Position,
+    /// Records of all kinds.
     pub records: Records,
     /// The last positions of the history up to `position`, as far as they are known.
     pub recent: Vec<Position>,
@@ -102,6 +105,7 @@ pub enum History {
 /// An entry of the audit log: one change or one read of captured data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditEntry {
+    /// Time of the change or read.
     pub at: Timestamp,
     /// `admin`, `gateway`, `agent ag_…`, `enrollment-token …`.
     pub actor: String,
@@ -118,72 +122,105 @@ pub struct AuditEntry {
 /// A stored entry with its number. Later entries have higher numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NumberedEntry {
+    /// Number of the entry; for a change, its [`Revision`].
     pub number: i64,
+    /// The entry as it was committed.
     pub entry: AuditEntry,
 }
 
 /// Selects entries of the audit log.
 #[derive(Debug, Clone)]
 pub struct AuditQuery {
+    /// Only entries of this account; `None` for all entries.
     pub account: Option<String>,
     /// Only entries with a lower number.
     pub before: Option<i64>,
+    /// Most entries that are returned.
     pub limit: usize,
 }
 
 /// What a pool of connections does that is not of use to a node.
 pub const POOLED: &str = "a connection pool gives the sessions of this node to others, such as PgBouncer with pool_mode = transaction";
 
+/// Reason why a call of a [`Store`] failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
+    /// SQLite reported an error other than a full disk.
     #[error("store: {0}")]
     Sqlite(rusqlite::Error),
+    /// Another process has locked the data folder or the file of SQLite.
     #[error("store: another process has the data folder open; each gateway needs its own")]
     InUse,
+    /// Another node committed a change first. Nothing was changed.
     #[error("store: another node has changed the records; nothing was changed, try again")]
     Stale,
+    /// PostgreSQL cannot be reached, or the connection ended.
     #[error("store: PostgreSQL does not answer: {0}")]
     Unavailable(String),
+    /// PostgreSQL refused a statement.
     #[error("store: PostgreSQL: {0}")]
     Postgres(String),
+    /// The connection goes through a pool that shares sessions between nodes.
     #[error(
         "store: {POOLED}: connect to PostgreSQL itself, or set pool_mode = session for this database"
     )]
     Pooled,
+    /// The database holds no region or another one, its key is not a key of this node, or its state does not
+    /// permit the operation.
     #[error("store: {0}")]
     Region(String),
+    /// This file or record is sealed, and no seal key is set.
     #[error(
         "store: {0} is sealed, and there is no key to open it: set seal_key to the key that sealed it, or have systemd hand \
          it over (LoadCredentialEncrypted=seal-key: in the unit)"
     )]
     Sealed(String),
+    /// The seal key cannot be read, or does not open what is sealed.
     #[error("store: {0}")]
     SealKey(String),
+    /// The disk is full. Nothing was changed.
     #[error("store: the disk is full; nothing was changed")]
     Full,
+    /// A later version of the program has migrated the database.
     #[error(
         "store: the database has schema {found}, which is too new for this program, of schema {known}: install the version of \
          gw-gateway that upgraded the database, and replace the process"
     )]
-    NewerSchema { found: usize, known: usize },
+    NewerSchema {
+        /// Schema version of the database.
+        found: usize,
+        /// Newest schema version that this program knows.
+        known: usize,
+    },
+    /// The database has the schema of an earlier version, and the caller asked for no migration.
     #[error(
         "store: the database has schema {found}, of an older version, and this program has schema {known}: use the program of \
          the version that ran with it, or start this version's gateway once, which migrates the database"
     )]
-    OlderSchema { found: usize, known: usize },
+    OlderSchema {
+        /// Schema version of the database.
+        found: usize,
+        /// Schema version of this program.
+        known: usize,
+    },
+    /// SQLite's check found damage in the file.
     #[error("store: the database is damaged: {0}")]
     Damaged(String),
+    /// Rows of PostgreSQL have no valid tag, or the set of rows is not the one that the nodes wrote.
     #[error(
         "store: the database was changed by something other than a gateway of this region: {what}; restore it from a \
          backup, or write the records of a node back with `gw-gateway region repair`"
     )]
     Forged {
+        /// The rows, for the message.
         what: String,
         /// Number of rows.
         count: usize,
     },
+    /// A stored value cannot be decoded, decrypted or encoded.
     #[error("store: a stored record cannot be read: {0}")]
     Corrupt(String),
+    /// A file cannot be read, written or locked.
     #[error("store: {0}")]
     Io(#[from] std::io::Error),
 }

@@ -16,6 +16,7 @@ const PURPOSE: &str = "gw store 1";
 pub struct Sealer(DerivedKeys<RandomizedNonceKey>);
 
 impl Sealer {
+    /// Derives the sealing keys from the region keys. Fails with [`StoreError::Corrupt`] if a derived key is not accepted.
     pub fn new(keys: &RegionKeys) -> Result<Self, StoreError> {
         let derived = keys
             .try_derive(|key| RandomizedNonceKey::new(&AES_256_GCM, &*key.derive_bytes(PURPOSE)));
@@ -35,6 +36,8 @@ impl Sealer {
         Ok(STANDARD.encode([&nonce.as_ref()[..], &sealed].concat()))
     }
 
+    /// Opens a secret that was sealed under this name. Fails with [`StoreError::Corrupt`] if it is not base64, was
+    /// changed, or was sealed under another name or key.
     pub fn open(&self, name: &str, sealed: &str) -> Result<Vec<u8>, StoreError> {
         let refused = || StoreError::Corrupt(format!("{name} does not open with this region key"));
         let bytes = STANDARD.decode(sealed).map_err(|_| refused())?;

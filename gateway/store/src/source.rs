@@ -13,15 +13,18 @@ use super::{
 pub enum StoreSource {
     /// A file in the data folder, and how its secrets are sealed.
     Sqlite(PathBuf, Sealing),
+    /// A PostgreSQL database, which all nodes of a region share.
     Postgres(PostgresSource),
 }
 
 /// A database that the nodes of a region share.
 #[derive(Clone)]
 pub struct PostgresSource {
+    /// Servers, database and credentials.
     pub settings: PostgresSettings,
     /// `{region}.{domain}`
     pub apex: String,
+    /// Region keys, which authenticate the rows and seal the secrets of the database.
     pub keys: RegionKeys,
     /// Name of this node in the database.
     pub node: String,
@@ -45,6 +48,8 @@ impl StoreSource {
         }
     }
 
+    /// Opens the store. With SQLite, opens or creates the file; with PostgreSQL, locks [`PostgresSource::lock`] and
+    /// connects at the first call. Fails with [`StoreError::InUse`] if another process has the data folder open.
     pub fn open(&self) -> Result<Box<dyn Store>, StoreError> {
         Ok(match self {
             Self::Sqlite(path, sealing) => {

@@ -22,8 +22,11 @@ pub enum AttemptFailure {
     NotOpened,
     /// The agent could not connect to a backend.
     BackendUnreachable,
+    /// TLS to the backend failed.
     BackendTls,
+    /// The backend broke the connection off.
     BackendReset,
+    /// The backend's response was not valid HTTP.
     BackendInvalidResponse,
     /// The tunnel ended before the response began.
     TunnelLost,
@@ -36,6 +39,7 @@ pub enum AttemptFailure {
 }
 
 impl AttemptFailure {
+    /// All reasons.
     pub const ALL: [Self; 10] = [
         Self::NoSlot,
         Self::NotOpened,
@@ -49,6 +53,7 @@ impl AttemptFailure {
         Self::NodeLost,
     ];
 
+    /// Returns the name of the reason, for example `no_slot`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NoSlot => "no_slot",
@@ -64,6 +69,7 @@ impl AttemptFailure {
         }
     }
 
+    /// Returns the reason with this name; `None` if the name is not known.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|reason| reason.as_str() == text)
     }

@@ -21,8 +21,11 @@ use crate::request_log::{Ended, Protocol, Timing};
 /// Destination of a worker's spans, and the share of traces that begin here that is recorded.
 #[derive(Clone)]
 pub struct SpanDestination {
+    /// Queue of the thread that exports spans.
     pub queue: SpanQueue<FinishedSpan>,
+    /// Share of the traces beginning here that is recorded, from 0 to 1.
     pub sample_ratio: f64,
+    /// Masks secrets in paths.
     pub masker: Masker,
 }
 
@@ -31,6 +34,7 @@ pub struct SpanDestination {
 pub struct Tracing(Option<Rc<Tracer<FinishedSpan>>>, Masker);
 
 impl Tracing {
+    /// Sends spans to `destination`; without one, records none.
     pub fn new(destination: Option<SpanDestination>) -> Self {
         let masker = destination
             .as_ref()
@@ -87,7 +91,9 @@ impl Tracing {
 /// A finished span.
 #[derive(Debug, Clone)]
 pub enum FinishedSpan {
+    /// Span of a whole request.
     Request(GatewaySpan),
+    /// Span of an attempt, within that of its request.
     Attempt(AttemptSpan),
 }
 
@@ -96,7 +102,9 @@ pub enum FinishedSpan {
 pub struct EndedAttempt {
     /// `None` if the node with its tunnel was lost before it had named the agent.
     pub agent: Option<AgentId>,
+    /// Time at which the attempt began.
     pub start: SystemTime,
+    /// Time from then to its failure, or to the head of the response.
     pub took: Duration,
     /// Why it failed; `None` of the attempt that the response came from.
     pub failure: Option<AttemptFailure>,
@@ -161,25 +169,33 @@ fn service(label: Option<&str>, attributes: &mut Vec<KeyValue>) {
 /// Data of an ended request. The query is left out: it may contain secrets.
 #[derive(Debug, Clone)]
 pub struct GatewaySpan {
+    /// Trace context from [`Tracing::begin`].
     pub context: SpanContext,
     /// Time at which the request's head had been read.
     pub start: SystemTime,
+    /// Durations of the stages of the request.
     pub timing: Timing,
+    /// Id of the request, as in the request log.
     pub id: RequestId,
+    /// Method of the request.
     pub method: Method,
     /// Result of [`Tracing::path`].
     pub path: Box<str>,
     /// `Host` or `:authority`; `None` if it is longer than a host name can be.
     pub authority: Option<Authority>,
+    /// Address of the client.
     pub client: IpAddr,
+    /// Protocol of the client.
     pub protocol: Protocol,
     /// Label of the service, `{account}--{service}`; `None` if the service does not exist.
     pub service: Option<Arc<str>>,
+    /// Agent of the last stream that was opened for the request; `None` if no stream was opened.
     pub agent: Option<AgentId>,
     /// Status of the final response; `None` if there was none.
     pub status: Option<u16>,
     /// Code of the gateway's error.
     pub code: Option<&'static str>,
+    /// How the request ended.
     pub ended: Ended,
 }
 

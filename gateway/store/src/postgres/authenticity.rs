@@ -68,6 +68,7 @@ pub(super) struct RecordRow {
 }
 
 impl Authenticator {
+    /// Derives the key of the tags from a region key.
     pub fn new(key: &RegionKey) -> Self {
         Self(key.derive(PURPOSE))
     }

@@ -49,6 +49,7 @@ pub struct PostgresInspector {
 pub struct EngineState {
     /// Address and port that the server sees; `None` on a Unix socket.
     pub address: Option<String>,
+    /// Version of the server, as its setting `server_version` has it.
     pub version: String,
     /// The version is new enough.
     pub is_supported: bool,
@@ -56,6 +57,7 @@ pub struct EngineState {
     pub is_primary: bool,
     /// An acknowledged commit is on the disk of this server.
     pub is_durable: bool,
+    /// Whether standbys have acknowledged commits.
     pub replication: Replication,
     /// Number of connected standbys.
     pub standbys: i64,
@@ -65,6 +67,7 @@ pub struct EngineState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Replication {
+    /// A connected standby has each commit before it is acknowledged.
     Synchronous,
     /// Commits wait for a synchronous standby, but none is connected.
     SynchronousMissing,
@@ -81,21 +84,25 @@ pub struct RegionState {
     pub id: String,
     /// `{region}.{domain}`
     pub name: String,
+    /// Revision of the records.
     pub revision: Revision,
     /// Version of the tables.
     pub schema: usize,
     /// Newest version of the tables that this program knows.
     #[serde(skip)]
     pub schema_known: usize,
+    /// Column `feature_level` of `gw.region`; 1 unless a later version of the program has raised it.
     pub feature_level: i32,
     #[serde(skip)]
     key_check: String,
 }
 
+/// Number and size of the records of one kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RecordsOfKind {
     /// `account`, `service`, …; `audit` for entries of the audit log.
     pub kind: String,
+    /// Number of records.
     pub count: i64,
     /// Length of all documents.
     pub bytes: i64,
@@ -104,9 +111,13 @@ pub struct RecordsOfKind {
 /// The newest entry of the audit log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LastChange {
+    /// Number of the entry; for a change, its [`Revision`].
     pub number: i64,
+    /// Time of the change.
     pub at: Timestamp,
+    /// As [`AuditEntry::actor`](crate::AuditEntry::actor).
     pub actor: String,
+    /// As [`AuditEntry::action`](crate::AuditEntry::action).
     pub action: String,
     /// The node that committed it; `None` after a day.
     pub node: Option<String>,
@@ -131,6 +142,7 @@ impl PostgresInspector {
         Self::connect(&settings.with_standbys(), node)
     }
 
+    /// Reads version, role, durability and replication of the connected server.
     pub fn engine(&mut self) -> Result<EngineState, StoreError> {
         let row = self.engine.call(CALL, async |session: &mut SqlSession| {
             session.client.query_one(ENGINE, &[]).await
@@ -207,6 +219,7 @@ impl PostgresInspector {
             .collect())
     }
 
+    /// Reads the newest entry of the audit log; `None` if the log is empty.
     pub fn last_change(&mut self) -> Result<Option<LastChange>, StoreError> {
         const SELECT: &str = "
             SELECT number, at, actor, action, node FROM gw.audit LEFT JOIN gw.changes ON changes.revision = audit.number

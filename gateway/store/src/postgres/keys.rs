@@ -125,7 +125,9 @@ pub(super) fn other_key() -> StoreError {
 /// The region keys that the process of a node has, as its row shows them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProvenKeys {
+    /// Slot of the node.
     pub slot: NodeSlot,
+    /// State of the node in its row.
     pub state: NodeState,
     /// Which of the keys that were asked for, in their order.
     pub has: Vec<bool>,

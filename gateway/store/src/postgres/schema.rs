@@ -105,6 +105,7 @@ const LOCK: &str = "SELECT pg_advisory_xact_lock(7446251)";
 pub struct RegionIdentity {
     /// UUID, made by `region init`.
     pub id: String,
+    /// Revision of the records.
     pub revision: Revision,
 }
 

@@ -30,12 +30,16 @@ pub struct PostgresSettings {
 /// Reason why a URL cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PostgresUrlError {
+    /// The text is not a `postgres://` URL that can be parsed.
     #[error("it must be \"sqlite\" or a URL such as \"postgres://gw@db1,db2/gw\": {0}")]
     Url(String),
+    /// The URL has no host or no user.
     #[error("it names no {0}")]
     Missing(&'static str),
+    /// The file of the password cannot be read.
     #[error("{0}")]
     Password(String),
+    /// The file of the certificate authorities cannot be read, or has no valid certificate.
     #[error("{0}")]
     Authorities(String),
 }

@@ -8,12 +8,15 @@ use serde::{Deserialize, Serialize};
 
 use super::{Directory, Indexing, RecordKind};
 
+/// An account: the owner of services, credentials, service keys and agents.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccountRecord {
+    /// Id of the account, the first part of the hostnames of its services.
     pub id: AccountId,
     /// The plan of the account includes the capture of bodies.
     #[serde(default)]
     pub capture_allowed: bool,
+    /// Time of creation.
     pub created_at: Timestamp,
 }
 

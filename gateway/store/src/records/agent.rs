@@ -12,12 +12,18 @@ use serde::{Deserialize, Serialize};
 
 use super::{Directory, Indexing, RecordKind, Service};
 
+/// An agent of an account, from its enrollment on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentRecord {
+    /// Id of the agent, assigned at enrollment.
     pub id: AgentId,
+    /// Account that the agent belongs to.
     pub account: AccountId,
+    /// Display name.
     pub name: String,
+    /// Services of the account that the agent may serve.
     pub services: BTreeSet<ServiceId>,
+    /// Whether the agent awaits approval, is approved or is revoked.
     pub status: EnrollmentStatus,
     /// Gets requests only while no other agent of the service can take them. An agent can also say so itself.
     #[serde(default)]
@@ -50,13 +56,17 @@ pub struct AgentRecord {
     /// Authority that has issued the newest certificate; absent in records of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authority: Option<AuthorityId>,
+    /// Time of the enrollment; 0 in records of earlier versions.
     #[serde(default)]
     pub created_at: Timestamp,
 }
 
+/// Enrollment of an agent that may still ask for its first certificate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EnrollmentRecord {
+    /// Id of the enrollment, as the agent has it.
     pub id: EnrollmentId,
+    /// Hash of the secret that authenticates the agent until it has its first certificate.
     pub secret: SecretHash,
     /// Time from which the enrollment secret is refused.
     pub expires_at: Timestamp,
@@ -68,6 +78,7 @@ pub struct EnrollmentRecord {
 pub struct PublicKeyHash(String);
 
 impl PublicKeyHash {
+    /// Hashes a SubjectPublicKeyInfo in DER (RFC 5280 §4.1.2.7).
     pub fn of(subject_public_key_info: &[u8]) -> Self {
         use base64::Engine;
         let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, subject_public_key_info);
@@ -75,10 +86,14 @@ impl PublicKeyHash {
     }
 }
 
+/// Data of an agent that admission needs, from its [`AgentRecord`].
 #[derive(Debug)]
 pub struct Agent {
+    /// Account that the agent belongs to.
     pub account: AccountId,
+    /// Services of the account that the agent may serve.
     pub services: BTreeSet<ServiceId>,
+    /// Whether the agent awaits approval, is approved or is revoked.
     pub status: EnrollmentStatus,
     /// The administrator's setting; the agent can also say so itself.
     pub standby: bool,
@@ -159,6 +174,7 @@ impl RecordKind for AgentRecord {
 }
 
 impl Directory {
+    /// Returns the agent with this id.
     pub fn agent(&self, id: &str) -> Option<&Agent> {
         self.agents.agents.get(id)
     }

@@ -11,13 +11,16 @@ use super::{RecordId, RecordKind, Step, StoredRecord};
 /// then on, only these count.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct AuthorityRecord {
+    /// Key identifier of the certificate, in hexadecimal.
     pub id: AuthorityId,
+    /// Role of the authority.
     pub role: AuthorityRole,
     /// PEM.
     pub certificate: String,
     /// PKCS #8, PEM. Present while the authority issues certificates, or will.
     #[serde(with = "gw_shared::identity::secret::revealed_if_present", default)]
     pub private_key: Option<Secret>,
+    /// Time of creation.
     pub created_at: Timestamp,
 }
 

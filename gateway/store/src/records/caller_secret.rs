@@ -13,13 +13,18 @@ use super::{Directory, Indexing, RecordKind, Service};
 /// The access that a caller secret gives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SecretAccess {
+    /// Account that the secret belongs to.
     pub account: AccountId,
     /// Display name; unique among the records of one kind in an account.
     #[serde(default)]
     pub name: Option<String>,
+    /// Hash of the secret.
     pub secret: SecretHash,
+    /// Services of the account that the secret gives access to.
     pub allowed_services: BTreeSet<ServiceId>,
+    /// Whether the secret is accepted.
     pub enabled: bool,
+    /// Time of creation; 0 in records of earlier versions.
     #[serde(default)]
     pub created_at: Timestamp,
 }
@@ -28,7 +33,9 @@ pub struct SecretAccess {
 /// is a service key, which callers send with each request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallerSecretRecord<Id> {
+    /// Public part of the secret: client id or key id.
     pub id: Id,
+    /// Hash of the secret, and the access that it gives.
     #[serde(flatten)]
     pub access: SecretAccess,
 }
@@ -109,10 +116,12 @@ impl SecretAccess {
 }
 
 impl Directory {
+    /// Returns the service key with this key id.
     pub fn service_key(&self, id: &str) -> Option<(&KeyId, &SecretAccess)> {
         self.service_keys.get_key_value(id)
     }
 
+    /// Returns the credential with this client id.
     pub fn credential(&self, id: &str) -> Option<(&ClientId, &SecretAccess)> {
         self.credentials.get_key_value(id)
     }

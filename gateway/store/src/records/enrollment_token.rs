@@ -24,23 +24,32 @@ use super::RecordKind;
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Approval {
+    /// The agent is approved when it enrolls.
     #[default]
     Auto,
+    /// The agent waits until an administrator approves it.
     Manual,
 }
 
 /// Lets agents enroll, each once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EnrollmentTokenRecord {
+    /// Id in the token, which has the form `gw_et_{id}.{secret}`.
     pub id: EnrollmentTokenId,
+    /// Account of the agents that enroll with the token.
     pub account: AccountId,
+    /// Hash of the secret part of the token.
     pub secret: SecretHash,
+    /// Services that these agents may serve.
     pub services: BTreeSet<ServiceId>,
+    /// Whether these agents need the approval of an administrator.
     pub approval: Approval,
     /// Its agents are ephemeral, see [`AgentRecord::ephemeral`](super::AgentRecord::ephemeral).
     #[serde(default)]
     pub ephemeral: bool,
+    /// Time of creation.
     pub created_at: Timestamp,
+    /// Time from which the token is refused.
     pub expires_at: Timestamp,
     /// Number of agents that may use it.
     #[serde(default = "once")]
@@ -91,6 +100,7 @@ impl EnrollmentTokenRecord {
         self.used.max(u32::from(self.used_by.is_some()))
     }
 
+    /// Whether as many agents have used the token as may use it.
     pub fn is_used_up(&self) -> bool {
         self.times_used() >= self.uses
     }

@@ -30,6 +30,7 @@ use super::StoreError;
 
 /// A kind of record.
 pub trait RecordKind: Sized {
+    /// Identity of a record, unique among the records of this kind.
     type Id: Clone + Ord + Display;
     /// What the directory holds of the records of this kind; `()` if admission does not use them.
     type Index: Clone + Default;
@@ -39,6 +40,7 @@ pub trait RecordKind: Sized {
     /// Whether a record can contain a secret as it is, which is sealed in the store. Of other secrets only hashes are stored.
     const HAS_SECRET: bool = false;
 
+    /// Returns the identity of the record.
     fn id(&self) -> Self::Id;
 
     /// The secret that is sealed in the store; `None` if the record has none.
@@ -59,6 +61,7 @@ pub trait RecordKind: Sized {
         }
     }
 
+    /// Returns a record with a value in every field.
     #[cfg(test)]
     fn sample() -> Self;
 }
@@ -67,6 +70,7 @@ pub trait RecordKind: Sized {
 pub struct Indexing<'a> {
     /// All records, after the change.
     pub records: &'a Records,
+    /// Region of this gateway, for the hostnames of services.
     pub region: &'a Region,
     /// Number of workers.
     pub workers: usize,
@@ -74,9 +78,11 @@ pub struct Indexing<'a> {
 
 /// Records of one kind that a restored backup does not keep.
 pub struct NotRestored {
+    /// Name of the kind in the store, for example `enrollment_token`.
     pub kind: &'static str,
     /// See [`RecordKind::DELETED_BY_RESTORE`].
     pub notice: &'static str,
+    /// Identities of the records of this kind.
     pub ids: Vec<RecordId>,
 }
 
@@ -87,19 +93,30 @@ macro_rules! kinds {
         /// One record of any kind.
         #[derive(Debug, Clone, Serialize, Deserialize)]
         pub enum StoredRecord {
-            $(#[serde(rename = $name)] $variant($record),)*
+            $(
+                #[doc = concat!("Record of the kind `", $name, "`.")]
+                #[serde(rename = $name)]
+                $variant($record),
+            )*
         }
 
         /// The identity of a record.
         #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
         pub enum RecordId {
-            $(#[serde(rename = $name)] $variant(<$record as RecordKind>::Id),)*
+            $(
+                #[doc = concat!("Identity of a record of the kind `", $name, "`.")]
+                #[serde(rename = $name)]
+                $variant(<$record as RecordKind>::Id),
+            )*
         }
 
         /// Every record, by identity.
         #[derive(Debug, Clone, Default)]
         pub struct Records {
-            $(pub $place: BTreeMap<<$record as RecordKind>::Id, $record>,)*
+            $(
+                #[doc = concat!("Records of the kind `", $name, "`, by identity.")]
+                pub $place: BTreeMap<<$record as RecordKind>::Id, $record>,
+            )*
         }
 
         /// The data that admission needs, indexed for its lookups: the immutable snapshot that every worker holds a
@@ -135,6 +152,7 @@ macro_rules! kinds {
                 .map_err(StoreError::corrupt)
             }
 
+            /// Returns the identity of the record.
             pub fn id(&self) -> RecordId {
                 match self {
                     $(Self::$variant(record) => RecordId::$variant(record.id()),)*
@@ -177,6 +195,7 @@ macro_rules! kinds {
         }
 
         impl Records {
+            /// Returns the records kind by kind, those of a kind in the order of their identities.
             pub fn into_vec(self) -> Vec<StoredRecord> {
                 let mut all = Vec::new();
                 $(all.extend(self.$place.into_values().map(StoredRecord::$variant));)*
@@ -193,6 +212,7 @@ macro_rules! kinds {
                 all
             }
 
+            /// Inserts the record; replaces the record of the same identity.
             pub fn put(&mut self, record: StoredRecord) {
                 match record {
                     $(StoredRecord::$variant(record) => drop(self.$place.insert(record.id(), record)),)*
@@ -254,6 +274,7 @@ fn unknown_kind(kind: &str) -> StoreError {
 pub enum Step {
     /// Creates or replaces the record of the same identity.
     Put(StoredRecord),
+    /// Deletes the record with this identity, if it exists.
     Delete(RecordId),
 }
 
@@ -266,6 +287,7 @@ impl FromIterator<StoredRecord> for Records {
 }
 
 impl Records {
+    /// Applies one step of a change.
     pub fn apply(&mut self, step: Step) {
         match step {
             Step::Put(record) => self.put(record),

@@ -14,12 +14,17 @@ use serde::{Deserialize, Serialize};
 
 use super::{Directory, Indexing, RecordKind, Records};
 
+/// A service of an account, with its settings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceRecord {
+    /// Account that the service belongs to.
     pub account: AccountId,
+    /// Id of the service, unique in its account.
     pub id: ServiceId,
+    /// Settings of the service.
     #[serde(flatten)]
     pub settings: ServiceSettings,
+    /// Time of creation; 0 in records of earlier versions.
     #[serde(default)]
     pub created_at: Timestamp,
 }
@@ -43,17 +48,22 @@ impl FromStr for ServicePath {
     }
 }
 
+/// A service as workers use it, from its [`ServiceRecord`].
 #[derive(Debug)]
 pub struct Service {
     /// `{account}--{service}`: the first label of the hostname, and the name of the service within workers.
     pub label: Arc<str>,
+    /// `{account}--{service}.{region}.{domain}`
     pub hostname: String,
     /// `aud` of the service's tokens: `https://{hostname}`, never with a port.
     pub audience: String,
     /// The worker that holds the bucket and the tunnels of this service.
     pub owner: WorkerId,
+    /// Account that the service belongs to.
     pub account: AccountId,
+    /// Id of the service, unique in its account.
     pub id: ServiceId,
+    /// Settings of the service.
     pub settings: ServiceSettings,
     /// As the settings say, if the account may capture.
     pub captures: Captures,
@@ -62,7 +72,9 @@ pub struct Service {
 /// Which bodies are captured in the request log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Captures {
+    /// Bodies of requests are captured.
     pub requests: bool,
+    /// Bodies of responses are captured.
     pub responses: bool,
 }
 
@@ -146,10 +158,12 @@ impl Records {
 }
 
 impl Directory {
+    /// Returns all services, in no particular order.
     pub fn services(&self) -> impl Iterator<Item = &Arc<Service>> {
         self.services.values()
     }
 
+    /// Returns the service with the label `{account}--{service}`.
     pub fn service(&self, label: &str) -> Option<&Arc<Service>> {
         self.services.get(label)
     }

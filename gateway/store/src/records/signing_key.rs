@@ -19,11 +19,14 @@ use super::{Directory, Indexing, RecordKind};
 /// A key that signs access tokens, from its `active_from` to that of the next key.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SigningKeyRecord {
+    /// Thumbprint of the public key (RFC 7638): `kid` of the tokens that it signs.
     pub id: SigningKeyId,
     /// Ed25519, PKCS #8, base64url. As sensitive as the authority's key in the data folder.
     #[serde(with = "gw_shared::identity::secret::revealed")]
     pub private_key: Secret,
+    /// Time of creation.
     pub created_at: Timestamp,
+    /// Time from which the key signs tokens. The JWK Set has the key before.
     pub active_from: Timestamp,
 }
 
@@ -92,6 +95,7 @@ impl SigningKeys {
 }
 
 impl Directory {
+    /// Returns the signing key with this id, the `kid` of a token.
     pub fn signing_key(&self, id: &str) -> Option<&SigningKey> {
         self.signing_keys.keys.get(id)
     }
@@ -124,8 +128,11 @@ impl Directory {
 pub struct SigningKey {
     /// Thumbprint of the public key (RFC 7638).
     pub id: SigningKeyId,
+    /// Time from which the key signs tokens.
     pub active_from: Timestamp,
+    /// Key that signs tokens with EdDSA (RFC 8037).
     pub private: EncodingKey,
+    /// Key that verifies tokens.
     pub public: DecodingKey,
     /// Ed25519, 32 bytes as base64url: `x` of the JWK (RFC 8037).
     pub x: String,
@@ -134,8 +141,10 @@ pub struct SigningKey {
 /// Reason why the record of a signing key is not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidSigningKey {
+    /// The private key is not base64url of an Ed25519 key in PKCS #8.
     #[error("its private key is not Ed25519 in PKCS #8")]
     PrivateKey,
+    /// The id is not the thumbprint of the public key.
     #[error("its id is not the thumbprint of its key")]
     Id,
 }

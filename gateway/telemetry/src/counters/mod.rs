@@ -23,10 +23,12 @@ pub use tunnels::with_shares;
 pub struct Counter(Cell<u64>);
 
 impl Counter {
+    /// Adds 1.
     pub fn increment(&self) {
         self.0.set(self.0.get() + 1);
     }
 
+    /// Returns the count since the worker started.
     pub fn value(&self) -> u64 {
         self.0.get()
     }
@@ -37,10 +39,12 @@ impl Counter {
 pub struct Reasons(RefCell<BTreeMap<&'static str, u64>>);
 
 impl Reasons {
+    /// Adds 1 to the counter of `reason`.
     pub fn increment(&self, reason: &'static str) {
         *self.0.borrow_mut().entry(reason).or_default() += 1;
     }
 
+    /// Returns the counts by reason; reasons that did not occur are left out.
     pub fn values(&self) -> BTreeMap<&'static str, u64> {
         self.0.borrow().clone()
     }
@@ -79,10 +83,12 @@ macro_rules! counters {
         }
 
         impl Counters {
+            /// Returns the totals by name, without the prefix `gw_` and the suffix `_total` of the metrics.
             pub fn totals(&self) -> BTreeMap<&'static str, u64> {
                 BTreeMap::from([$(($name, self.$total.value())),*])
             }
 
+            /// Returns the counts by reason of each metric.
             pub fn by_reason(&self) -> ReasonCounts {
                 ReasonCounts { $($reasons: self.$reasons.values(),)* }
             }
@@ -186,10 +192,15 @@ pub struct Scrape {
 /// Counters and state of one worker.
 #[derive(Debug, Clone, Default)]
 pub struct WorkerReport {
+    /// The worker that the report is of.
     pub worker: WorkerId,
+    /// Result of [`Counters::totals`].
     pub totals: BTreeMap<&'static str, u64>,
+    /// Counts by reason of each metric.
     pub by_reason: ReasonCounts,
+    /// Open connections, not including tunnels.
     pub connections: usize,
+    /// Requests in progress for callers on other workers.
     pub crossings_served: usize,
     /// Open links to other nodes.
     pub node_links: usize,
@@ -203,14 +214,17 @@ pub struct WorkerReport {
     pub socket_bytes: usize,
     /// Limit of these bytes for all workers together.
     pub socket_limit: usize,
+    /// Recent share of time that the worker was busy, in thousandths.
     pub busy_per_mille: u32,
     /// How often the worker has started again after a panic.
     pub restarts: u32,
+    /// Live tunnels of the worker.
     pub tunnels: Vec<TunnelReport>,
     /// Tunnels, replaced ones included, whose certificate is of another authority than the one that issues now.
     pub tunnels_of_another_authority: usize,
     /// Agents that were refused because of their version.
     pub refused_versions: Vec<RefusedVersion>,
+    /// The last end of a tunnel of each agent and service, for a day.
     pub ended_tunnels: Vec<EndedTunnel>,
     /// Empty unless requested.
     pub services: Vec<ServiceReport>,
@@ -297,10 +311,13 @@ pub fn write(out: &mut Exposition, reports: &[WorkerReport]) {
 /// Refusal of an agent because of its version, until it gets a tunnel of the service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RefusedVersion {
+    /// Id of the agent.
     pub agent_id: String,
     /// `{account}--{service}`
     pub service: String,
+    /// Version of the agent's program.
     pub agent_version: String,
+    /// Version of the gateway that refused it.
     pub gateway_version: String,
     /// Time since the last refusal.
     pub seconds_ago: u64,
@@ -337,6 +354,7 @@ impl fmt::Display for AgentUpdate {
 /// The last end of a tunnel of an agent and service, for a day.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndedTunnel {
+    /// Id of the agent.
     pub agent_id: String,
     /// `{account}--{service}`
     pub service: String,
@@ -398,7 +416,9 @@ impl AgentUpdate {
 pub struct TunnelReport {
     /// `{account}--{service}`
     pub service: String,
+    /// Id of the agent.
     pub agent_id: String,
+    /// Version of the agent's program.
     pub agent_version: String,
     /// Whether the agent updates itself, and how far it is; absent until it has reported that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -406,11 +426,14 @@ pub struct TunnelReport {
     /// When the agent's newest certificate expires.
     #[schema(format = DateTime)]
     pub certificate_not_after: Option<String>,
+    /// Number of the tunnel on its worker. A later tunnel has a higher number.
     pub generation: u64,
     /// Slot of the node that has the tunnel; absent if the gateway is the only node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<u16>,
+    /// Index of the worker that has the tunnel.
     pub worker: usize,
+    /// Seconds since the tunnel was opened.
     pub age_seconds: u64,
     /// Seconds since anything was relayed on it; 0 while a request is under way.
     pub idle_seconds: u64,
@@ -424,7 +447,9 @@ pub struct TunnelReport {
     pub held_bytes: usize,
     /// As the agent last reported them; `None` until it has.
     pub slots: Option<u32>,
+    /// Slots in use, as the agent last reported them; null until it has.
     pub slots_in_use: Option<u32>,
+    /// Whether the tunnel gets no new requests because it is about to end.
     pub draining: bool,
     /// `ready`; `probing`: it failed, and gets one request at a time; `breaker_open`: it failed, and gets none for a while;
     /// `unhealthy`: the agent reports that no backend takes connections; `suspect`: the agent left a PING unanswered;

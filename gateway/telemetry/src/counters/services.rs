@@ -43,9 +43,13 @@ pub struct ServiceStats {
     pub classes: [u64; CLASSES.len()],
     /// Gateway errors by code. The set of codes is small and closed.
     pub codes: Vec<(&'static str, u64)>,
+    /// Bytes of request bodies.
     pub bytes_in: u64,
+    /// Bytes of response bodies.
     pub bytes_out: u64,
+    /// Times from the request's head to the end of the response.
     pub total: Histogram,
+    /// Times from the request's head to the response's head.
     pub response_head: Histogram,
 }
 
@@ -54,6 +58,7 @@ pub struct ServiceStats {
 pub struct ServiceReport {
     /// `{account}--{service}`, or [`OTHER`].
     pub label: Arc<str>,
+    /// Counts of the service.
     pub stats: ServiceStats,
 }
 
@@ -88,6 +93,7 @@ impl ServiceCounters {
             .retain(|label, _| directory.service(label).is_some());
     }
 
+    /// Copies the counts of each service; those of services without a place in the table are summed as [`OTHER`].
     pub fn report(&self) -> Vec<ServiceReport> {
         let services = self.by_label.borrow();
         let report = |(label, stats): (&Arc<str>, &ServiceStats)| ServiceReport {
@@ -129,6 +135,7 @@ impl ServiceStats {
         }
     }
 
+    /// Returns the number of ended requests.
     pub fn requests(&self) -> u64 {
         self.classes.iter().sum()
     }

@@ -18,6 +18,7 @@ pub enum TunnelState {
     Ready,
     /// The breaker is half open: one request at a time is let through.
     Probing,
+    /// The breaker is open: the tunnel failed, and gets no requests for a while.
     BreakerOpen,
     /// The agent reports that no backend takes connections.
     Unhealthy,
@@ -28,6 +29,7 @@ pub enum TunnelState {
 }
 
 impl TunnelState {
+    /// All states.
     pub const ALL: [Self; 6] = [
         Self::Ready,
         Self::Probing,
@@ -37,6 +39,7 @@ impl TunnelState {
         Self::Draining,
     ];
 
+    /// Returns the name of the state in reports and metrics, for example `breaker_open`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ready => "ready",

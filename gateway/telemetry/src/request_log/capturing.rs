@@ -16,6 +16,7 @@ use super::record::{BodyCapture, CAPTURE_MAX, Capture, MessageCapture, Truncatio
 pub struct CaptureBudget(Cell<usize>);
 
 impl CaptureBudget {
+    /// Creates a budget of this many bytes.
     pub fn new(bytes: usize) -> Rc<Self> {
         Rc::new(Self(Cell::new(bytes)))
     }
@@ -75,22 +76,27 @@ impl Capturing {
         }
     }
 
+    /// Adds a part of the request's body.
     pub fn request_data(&self, data: &Bytes) {
         self.of_request(|half| half.append(data));
     }
 
+    /// Marks the request as whole.
     pub fn request_ends(&self) {
         self.of_request(|half| half.whole = true);
     }
 
+    /// Sets the fields of the response. Credentials are left out.
     pub fn response_head(&self, headers: &Fields) {
         self.of_response(|half| half.headers = without_credentials(headers));
     }
 
+    /// Adds a part of the response's body.
     pub fn response_data(&self, data: &Bytes) {
         self.of_response(|half| half.append(data));
     }
 
+    /// Marks the response as whole.
     pub fn response_ends(&self) {
         self.of_response(|half| half.whole = true);
     }

@@ -100,32 +100,41 @@ struct Archiving {
     uploading: Uploading,
 }
 
+/// Reason why the request log or the access log cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// A field of a search is invalid.
     #[error("{field}: {message}")]
     Invalid {
+        /// Name of the field.
         field: &'static str,
+        /// What is wrong with its value.
         message: String,
     },
+    /// SQLite reported an error.
     #[error("request log: {0}")]
     Sqlite(#[from] rusqlite::Error),
+    /// A file or folder of the log cannot be used.
     #[error("request log: {0}")]
     Io(#[from] io::Error),
     /// Stored data cannot be decoded.
     #[error("request log: damaged: {0}")]
     Damaged(&'static str),
+    /// The file of a day has a schema that this program does not know.
     #[error("request log: the file of a day was written by another version of the program")]
     OtherSchema,
     /// A record cannot be encoded.
     #[error("request log: cannot be encoded: {0}")]
     Encode(&'static str),
+    /// The access log cannot be opened or appended to.
     #[error(
         "access_log: cannot append to {target}: {error}; name a file in an existing folder that the user of the gateway \
          may write to, or \"stdout\""
     )]
     AccessLog {
+        /// Where the access log goes.
         target: AccessLogTarget,
+        /// Cause of the failure.
         error: io::Error,
     },
 }
@@ -133,7 +142,9 @@ pub enum LogError {
 /// Recorded request with its captured message, as needed to replay it.
 #[derive(Debug, Clone)]
 pub struct CapturedRequest {
+    /// The request as the administration API shows it.
     pub view: RequestView,
+    /// Method of the request.
     pub method: Method,
     /// Path and query as received, with the gateway's secrets masked.
     pub target: String,

@@ -70,7 +70,9 @@ shared_counters! {
             "Memory of the records in the queue of the request log.";
     }
     LogStats beside {
+        /// Counters of the archive.
         archive: ArchiveStats;
+        /// Counters of the access log.
         access_log: AccessLogStats;
     }
     LogCounters beside {

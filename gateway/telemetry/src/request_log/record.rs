@@ -33,10 +33,13 @@ pub const CAPTURE_MAX: usize = 1024 * 1024;
 pub struct RequestRecord {
     /// UUIDv7, whose timestamp is the time at which the request's head had been read, in milliseconds.
     pub id: RequestId,
+    /// Method of the request.
     pub method: Method,
     /// Path and query as received.
     pub target: Box<str>,
+    /// Address of the caller.
     pub caller: IpAddr,
+    /// Protocol of the caller.
     pub protocol: Protocol,
     /// Authenticated caller; `None` if there was none.
     pub by: Option<CallerId>,
@@ -44,6 +47,7 @@ pub struct RequestRecord {
     pub status: Option<u16>,
     /// Code of the gateway's error.
     pub code: Option<&'static str>,
+    /// How the request ended.
     pub ended: Ended,
     /// Bytes of the request body.
     pub bytes_in: u64,
@@ -51,13 +55,17 @@ pub struct RequestRecord {
     pub bytes_taken: Option<u64>,
     /// Bytes of the response body.
     pub bytes_out: u64,
+    /// Durations of its stages.
     pub timing: Timing,
+    /// Agent of the last stream that was opened for the request; `None` if no stream was opened.
     pub agent: Option<AgentId>,
     /// Attempts that failed, in order; the log keeps [`ATTEMPTS_MAX`].
     pub attempts: Box<[RecordedAttempt]>,
+    /// The request that this one replays; `None` if it is not a replay.
     pub replayed_from: Option<RequestId>,
     /// W3C trace id, if the request is part of a trace.
     pub trace_id: Option<[u8; 16]>,
+    /// Captured messages; `None` if none were captured.
     pub capture: Option<Box<Capture>>,
 }
 
@@ -89,6 +97,7 @@ macro_rules! columns {
             $($(#[$attribute])* pub $name: $shown,)*
             /// The captured request, without its bytes; null if it was not captured.
             pub captured_request: Option<CapturedView>,
+            /// The captured response, without its bytes; null if it was not captured.
             pub captured_response: Option<CapturedView>,
         }
 
@@ -102,18 +111,22 @@ macro_rules! columns {
 }
 
 columns! {
+    /// UUIDv7. Its timestamp is the time at which the request's head had been read, in milliseconds.
     id: RequestId => String;
     /// When its head had been read: RFC 3339, milliseconds.
     #[schema(format = DateTime)]
     time: String => String;
     /// Empty, as `service` is, of requests to the regional apex.
     account: &'a str => String;
+    /// Id of the service in its account.
     service: &'a str => String;
     /// `-` if it could not be read.
     method: &'a str => String;
+    /// Path as received, with secrets masked.
     path: &'a str => String;
     /// Without `?`; null if there was none.
     query: Option<&'a str> => Option<String>;
+    /// IP address of the caller.
     caller_address: IpAddr => String;
     /// `HTTP/1.0`, `HTTP/1.1`, `HTTP/2` or `replay`
     protocol: &'static str => String;
@@ -127,17 +140,22 @@ columns! {
     code: Option<&'a str> => Option<String>;
     /// `complete`, `cut` or `caller_gone`
     ended: &'static str => String;
+    /// Bytes of the request body.
     bytes_in: u64 => u64;
     /// Bytes of the request body that the connection to the backend took. Null if the request was not relayed, has no body or
     /// was broken off.
     bytes_taken: Option<u64> => Option<u64>;
+    /// Bytes of the response body.
     bytes_out: u64 => u64;
+    /// Durations of the stages, in microseconds.
     durations_us: Timing => Timing;
+    /// Agent that the request was last sent to; null if it was sent to none.
     agent_id: Option<&'a str> => Option<String>;
     /// Attempts that failed, in order, at most 3. After an error of an agent, the last of them is the one that the error
     /// comes from. Empty if the first agent answered, and for a service with one tunnel.
     #[serde(default)]
     attempts: Vec<AttemptView> => Vec<AttemptView>;
+    /// Id of the request that this one replays; null if it is not a replay.
     replayed_from: Option<RequestId> => Option<String>;
     /// W3C trace id, hexadecimal.
     trace_id: Option<String> => Option<String>, "trace";
@@ -263,7 +281,9 @@ impl RequestRecord {
 pub struct RecordedAttempt {
     /// `None`, shown as an empty text, if the node with the tunnel was lost before it had named the agent.
     pub agent_id: Option<AgentId>,
+    /// Name of the [`AttemptFailure`](crate::outcome::AttemptFailure).
     pub reason: &'static str,
+    /// Microseconds from the beginning of the attempt to its failure.
     pub duration_us: u32,
 }
 
@@ -284,8 +304,11 @@ impl RecordedAttempt {
 /// Protocol of the caller. Kept by position: append only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Protocol {
+    /// HTTP/1.0.
     Http10,
+    /// HTTP/1.1.
     Http11,
+    /// HTTP/2.
     Http2,
     /// A replay, which has no caller.
     Replay,
@@ -336,7 +359,9 @@ impl From<Outcome> for Ended {
 /// Captured messages of a relayed request.
 #[derive(Debug, Clone, Default)]
 pub struct Capture {
+    /// The request; `None` if it was not captured.
     pub request: Option<MessageCapture>,
+    /// The response; `None` if it was not captured.
     pub response: Option<MessageCapture>,
 }
 
@@ -355,10 +380,13 @@ impl Capture {
 /// Captured message: fields without credentials, and the beginning of the body.
 #[derive(Debug, Clone, Default)]
 pub struct MessageCapture {
+    /// Header fields, without credentials.
     pub headers: Fields,
+    /// The beginning of the body.
     pub body: BodyCapture,
 }
 
+/// Captured beginning of a body.
 #[derive(Debug, Clone, Default)]
 pub struct BodyCapture {
     /// The first bytes, at most [`CAPTURE_MAX`].
@@ -382,6 +410,7 @@ pub enum Truncation {
 }
 
 impl Truncation {
+    /// Returns the name of the reason in the administration API: `size`, `memory` or `interrupted`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Size => "size",

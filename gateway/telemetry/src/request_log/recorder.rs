@@ -23,6 +23,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
+    /// Creates a recorder that sends its batches to `queue`.
     pub fn new(queue: LogQueue) -> Self {
         Self {
             queue,

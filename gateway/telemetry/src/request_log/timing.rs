@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 #[schema(as = Durations)]
 // Blocks keep the fields by position: another order or another field is another version of the format.
 pub struct Timing {
+    /// From the request's head until the caller was authenticated; 0 if it was not.
     pub authenticate: u32,
     /// From there until its stream on the tunnel was open.
     pub wait: Option<u32>,
@@ -17,15 +18,18 @@ pub struct Timing {
     pub backend_first_byte: Option<u32>,
     /// From the beginning until the response head was at the gateway.
     pub response_head: Option<u32>,
+    /// From the request's head until the request ended.
     pub total: u64,
 }
 
 /// One stage of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimingStage {
+    /// Name of the stage for display.
     pub name: &'static str,
     /// Time from the start of the request.
     pub start_us: u64,
+    /// Duration of the stage, in microseconds.
     pub length_us: u64,
 }
 

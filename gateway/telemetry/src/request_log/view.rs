@@ -26,6 +26,7 @@ pub struct CapturedView {
     pub headers: Vec<(String, String)>,
     /// Bytes of the body that were kept.
     pub bytes: u64,
+    /// Whether less than the whole body was kept.
     pub truncated: bool,
     /// Why: longer than 1 MiB (`size`), the memory for captures was used up (`memory`), or the message broke off
     /// (`interrupted`). Null if it is whole, or was kept by a version that did not tell.
@@ -36,10 +37,15 @@ pub struct CapturedView {
 /// Captured body, with the content coding of the message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BodyView {
+    /// Field `Content-Type` of the message.
     pub content_type: Option<String>,
+    /// Field `Content-Encoding` of the message.
     pub content_encoding: Option<String>,
+    /// Whether less than the whole body was kept.
     pub truncated: bool,
+    /// Reason why it is truncated, if it is known.
     pub truncated_by: Option<Truncation>,
+    /// Captured bytes, in the content coding of the message.
     pub bytes: Vec<u8>,
 }
 
@@ -47,13 +53,16 @@ pub struct BodyView {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
+    /// The request.
     Request,
+    /// The response.
     Response,
 }
 
 /// Requests of all nodes of the region, and where the rest begins.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RequestPage {
+    /// Requests, the newest first.
     pub items: Vec<RequestView>,
     /// Ask with it for the items that follow; null on the last page.
     pub next_cursor: Option<String>,
@@ -63,6 +72,7 @@ pub struct RequestPage {
 }
 
 impl Side {
+    /// Returns `request` or `response`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Request => "request",
@@ -76,6 +86,7 @@ impl Side {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct SearchQuery {
+    /// Requests of this account; without it, of all accounts and to the regional apex.
     #[param(pattern = "^[a-z0-9]{3,15}$")]
     pub account: Option<String>,
     /// Service id; needs `account`.
@@ -89,6 +100,7 @@ pub struct SearchQuery {
     pub code: Option<String>,
     /// Requests to the regional apex only (`true`, without `account`), or without them (`false`).
     pub apex: Option<bool>,
+    /// Requests whose path begins with this text.
     #[param(pattern = "^(/|\\*$)")]
     pub path_prefix: Option<String>,
     /// Client id or key id.

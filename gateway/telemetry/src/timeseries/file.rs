@@ -83,14 +83,19 @@ pub(super) fn step_at(age: i64) -> i64 {
         .step
 }
 
+/// Reason why the file of the time series cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
+    /// SQLite reported an error.
     #[error("{0}")]
     Sqlite(#[from] rusqlite::Error),
+    /// The file cannot be opened or created.
     #[error("{0}")]
     Io(#[from] io::Error),
+    /// The schema of the file is not one that this program can use or migrate.
     #[error("the file was written by a newer version of the program")]
     Newer,
+    /// A stored point is not valid JSON.
     #[error("a point cannot be read: {0}")]
     Point(#[from] serde_json::Error),
 }

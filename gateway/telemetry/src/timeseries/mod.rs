@@ -50,14 +50,18 @@ struct SeriesState {
     failing: bool,
 }
 
+/// Reason why a query of the time series failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SeriesError {
     /// A query parameter is invalid.
     #[error("{field}: {message}")]
     Invalid {
+        /// Name of the parameter.
         field: &'static str,
+        /// What is wrong with its value.
         message: String,
     },
+    /// The file of the time series cannot be read.
     #[error(transparent)]
     File(#[from] FileError),
 }
@@ -65,6 +69,7 @@ pub enum SeriesError {
 /// Services whose points are selected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selection {
+    /// The sum of all services.
     All,
     /// Account id.
     Account(String),

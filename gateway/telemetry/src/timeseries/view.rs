@@ -63,7 +63,9 @@ pub struct Point {
     pub classes: [u64; CLASSES.len()],
     /// Gateway errors by code.
     pub errors: BTreeMap<String, u64>,
+    /// Bytes of request bodies.
     pub bytes_in: u64,
+    /// Bytes of response bodies.
     pub bytes_out: u64,
     /// Total duration at the 50th, 90th and 99th percentile in milliseconds; `None` without requests.
     pub quantiles_ms: Option<[f64; 3]>,
@@ -73,11 +75,15 @@ pub struct Point {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Series)]
 pub struct SeriesView {
+    /// Start of the first point: RFC 3339.
     #[schema(format = DateTime)]
     pub since: String,
+    /// End of the last point: RFC 3339.
     #[schema(format = DateTime)]
     pub until: String,
+    /// Seconds that each point covers.
     pub step_seconds: i64,
+    /// Points in the order of time.
     pub points: Vec<PointView>,
     /// With `partial=true`: slots of nodes that do not answer, whose counts are missing. Left out if all answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -88,6 +94,7 @@ pub struct SeriesView {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Point)]
 pub struct PointView {
+    /// Start of the point: RFC 3339.
     #[schema(format = DateTime)]
     pub at: String,
     /// Requests that ended.
@@ -96,11 +103,15 @@ pub struct PointView {
     pub classes: BTreeMap<String, u64>,
     /// Errors of the gateway by code.
     pub errors: BTreeMap<String, u64>,
+    /// Bytes of request bodies.
     pub bytes_in: u64,
+    /// Bytes of response bodies.
     pub bytes_out: u64,
     /// Milliseconds that half of the requests took at most; null without any.
     pub p50_ms: Option<f64>,
+    /// Milliseconds that 90 % of the requests took at most; null without any.
     pub p90_ms: Option<f64>,
+    /// Milliseconds that 99 % of the requests took at most; null without any.
     pub p99_ms: Option<f64>,
 }
 
@@ -121,6 +132,7 @@ pub struct SeriesPlan {
 pub struct SeriesCounts(Vec<Totals>);
 
 impl SeriesPlan {
+    /// Checks a query. Fails with [`SeriesError::Invalid`] if a parameter is invalid.
     pub fn check(query: &SeriesQuery, now: Timestamp) -> Result<Self, SeriesError> {
         let selection = match (&query.account, &query.service) {
             (None, None) => Selection::All,
@@ -220,6 +232,7 @@ impl SeriesPlan {
         }
     }
 
+    /// Returns the counts of this plan as points, in the order of time.
     pub fn points(&self, counts: SeriesCounts) -> Vec<Point> {
         let times = (self.since..).step_by(usize::try_from(self.step).unwrap_or(1));
         times
@@ -228,6 +241,7 @@ impl SeriesPlan {
             .collect()
     }
 
+    /// Returns the counts of this plan as the administration API shows them.
     pub fn view(&self, counts: SeriesCounts) -> SeriesView {
         SeriesView {
             since: Timestamp(self.since).to_string(),

@@ -29,6 +29,7 @@ use crate::shared_counters::shared_counters;
 /// Where the access log goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AccessLogTarget {
+    /// Standard output of the process.
     Stdout,
     /// An absolute path.
     File(PathBuf),

@@ -9,9 +9,13 @@ use super::{ArchiveError, ArchiveSettings};
 /// Step of the check, for its advice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckStep {
+    /// Sealing and writing the object.
     Write,
+    /// Listing the folder of the object.
     List,
+    /// Reading and opening the object.
     Read,
+    /// Deleting the object.
     Delete,
 }
 

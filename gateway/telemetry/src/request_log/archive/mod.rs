@@ -74,13 +74,17 @@ struct Cache {
     bytes: usize,
 }
 
+/// Reason why an operation of the archive failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
     /// The store did not do what was asked.
     #[error("archive: cannot {action} {name}: {reason}")]
     Store {
+        /// The operation that failed, as a verb.
         action: &'static str,
+        /// Name of the object or folder.
         name: String,
+        /// Cause of the failure.
         reason: String,
     },
     /// An object is not what a node wrote.
@@ -88,16 +92,29 @@ pub enum ArchiveError {
         "archive: {0}: does not open with the region key: it was changed, or is of another region"
     )]
     Refused(String),
+    /// An object opened, and its contents cannot be decoded.
     #[error("archive: {name}: {error}")]
-    Damaged { name: String, error: LogError },
+    Damaged {
+        /// Name of the object.
+        name: String,
+        /// Reason why it cannot be decoded.
+        error: LogError,
+    },
+    /// An object of this name cannot be encrypted or its key cannot be derived.
     #[error("archive: cannot seal {0}")]
     Seal(String),
     /// A file of the local log cannot be read.
     #[error("archive: {name}: {error}")]
-    File { name: String, error: LogError },
+    File {
+        /// Name of the file.
+        name: String,
+        /// Reason why it cannot be read.
+        error: LogError,
+    },
     /// For example, a field of a search is invalid.
     #[error(transparent)]
     Log(#[from] LogError),
+    /// A pass of the upload panicked.
     #[error("archive: the thread panicked; please report it")]
     Panicked,
     /// The process stops.
@@ -144,6 +161,7 @@ impl Archive {
         })
     }
 
+    /// Returns the counters of the archive.
     pub fn stats(&self) -> ArchiveStats {
         self.counters.stats()
     }

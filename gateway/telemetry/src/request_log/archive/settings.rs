@@ -17,6 +17,7 @@ const DEFAULT_MIB_PER_SECOND: u64 = 16;
 /// A bucket with the access to it. `Debug` prints no secret.
 #[derive(Debug, Clone)]
 pub struct ArchiveSettings {
+    /// Name of the bucket.
     pub bucket: String,
     /// Beginning of the names of all objects, without a `/` at its ends. May be empty.
     pub prefix: String,
@@ -24,10 +25,13 @@ pub struct ArchiveSettings {
     pub endpoint: Option<String>,
     /// Region of the bucket, which is part of signatures.
     pub region: String,
+    /// Id of the access key.
     pub access_key_id: String,
+    /// Secret of the access key, which signs requests.
     pub secret_key: Secret,
     /// File that the secret key was read from.
     pub secret_key_file: Option<PathBuf>,
+    /// Session token of temporary credentials; `None` for an access key that is permanent.
     pub session_token: Option<Secret>,
     /// Authorities of the server's certificate; `None` for those of the system.
     pub authorities: Option<Vec<CertificateDer<'static>>>,
