@@ -28,7 +28,9 @@ pub(crate) fn size_of_fields(fields: &Fields) -> usize {
 /// A stream that was opened for a request.
 #[derive(Debug, Clone)]
 pub struct OpenedStream {
+    /// Time at which the stream was opened.
     pub at: Instant,
+    /// Agent at the other end of the tunnel.
     pub agent: AgentId,
 }
 
@@ -77,7 +79,9 @@ impl Progress {
 /// Head of a relayed response, fields cleaned for the next hop.
 #[derive(Debug)]
 pub struct RelayedHead {
+    /// Status code of the response.
     pub status: StatusCode,
+    /// Header fields for the next hop.
     pub headers: Fields,
     /// Data or trailers follow.
     pub has_body: bool,

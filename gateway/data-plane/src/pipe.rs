@@ -24,12 +24,14 @@ pub trait PipeFrame {
 #[derive(Debug, PartialEq, Eq)]
 pub struct OtherEndGone;
 
+/// Sending end of a pipe. Dropping it ends the pipe.
 pub struct Sender<F: PipeFrame> {
     /// `None` only while being dropped.
     queue: Option<crossbeam_channel::Sender<F>>,
     shared: Arc<PipeState>,
 }
 
+/// Receiving end of a pipe. Dropping it makes the sender fail.
 pub struct Receiver<F: PipeFrame> {
     queue: Option<crossbeam_channel::Receiver<F>>,
     /// Frames received since this task last yielded.
@@ -234,6 +236,7 @@ impl<F: PipeFrame> Receiver<F> {
         received
     }
 
+    /// Waits for the next frame. Fails once the sender is gone and every frame was received.
     pub async fn receive(&mut self) -> Result<F, OtherEndGone> {
         std::future::poll_fn(|cx| self.poll_receive(cx)).await
     }

@@ -38,10 +38,13 @@ use unread::Unread;
 /// State of the request handlers.
 #[derive(Clone)]
 pub struct Admin {
+    /// Control plane of this process.
     pub control: Arc<Control>,
+    /// Request log of this process.
     pub request_log: Arc<RequestLog>,
     /// `None` without a collector of spans.
     pub spans: Option<Arc<SpanCounts>>,
+    /// Time series of this process.
     pub series: Arc<Series>,
     /// Set while the gateway drains.
     pub draining: Arc<AtomicBool>,

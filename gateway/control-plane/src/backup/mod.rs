@@ -41,31 +41,59 @@ pub struct Manifest {
     pub revision: i64,
 }
 
+/// Why a backup cannot be made or restored.
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
+    /// The records of the region are in PostgreSQL.
     #[error("{IN_POSTGRES}")]
     InPostgres,
+    /// A file of the data folder cannot be read or written.
     #[error("{}: {error}{}", path.display(), remedy(Some(error.kind())))]
-    File { path: PathBuf, error: io::Error },
+    File {
+        /// The file or folder.
+        path: PathBuf,
+        /// The error of the operating system.
+        error: io::Error,
+    },
+    /// Cancelled by the caller.
     #[error("cancelled")]
     Cancelled,
     /// The archive cannot be written.
     #[error("{0}")]
     Output(io::Error),
+    /// Error of the database.
     #[error("{0}{remedy}", remedy = remedy(.0.kind()))]
     Store(#[from] StoreError),
+    /// The data folder is not empty.
     #[error("data_dir: {} is not empty: it has {entry}; move the folder away, or restore into another one", path.display())]
-    NotEmpty { path: PathBuf, entry: String },
+    NotEmpty {
+        /// The data folder.
+        path: PathBuf,
+        /// Name of an entry in it.
+        entry: String,
+    },
+    /// Another restore into the data folder is running.
     #[error("{}: another restore into this folder is running; wait until it has ended", path.display())]
-    Restoring { path: PathBuf },
+    Restoring {
+        /// The data folder.
+        path: PathBuf,
+    },
+    /// The archive cannot be read to its end.
     #[error("the archive is damaged or incomplete: {0}; use another backup")]
     Damaged(io::Error),
+    /// The archive has other contents than a backup, as the text explains.
     #[error("this is no backup of a gateway: {0}; use another file")]
     Refused(String),
+    /// The backup is of another region than the configured one.
     #[error(
         "the backup is of the region {found}, and the configuration is of {configured}; use a backup of {configured}"
     )]
-    OtherRegion { found: String, configured: String },
+    OtherRegion {
+        /// Apex of the region of the backup.
+        found: String,
+        /// Apex of the configured region.
+        configured: String,
+    },
 }
 
 /// What to do about an error of the data folder.

@@ -26,6 +26,7 @@ const LOST_AND_FOUND: &str = "lost+found";
 /// A restored backup.
 #[derive(Debug)]
 pub struct Restored {
+    /// Region, time and revision of the backup.
     pub manifest: Manifest,
     /// Number of records in the database.
     pub records: usize,

@@ -51,6 +51,7 @@ struct Idle {
 /// Why a call of another node's control plane has no response.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeCallError {
+    /// This node has no certificate to show.
     #[error("this node has no certificate yet")]
     NoCertificate,
     /// No process listens at the address.
@@ -59,10 +60,13 @@ pub enum NodeCallError {
     /// The certificate there has another slot or session.
     #[error("another process than the member answers there")]
     OtherProcess(Option<NodeIdentity>),
+    /// The response did not arrive in time.
     #[error("no answer in time")]
     TimedOut,
+    /// Error of the connection or of its TLS handshake.
     #[error("connection: {0}")]
     Io(#[from] io::Error),
+    /// Error of HTTP on the connection.
     #[error("HTTP: {0}")]
     Http(#[from] hyper::Error),
     /// It ended early, or is too long.
@@ -78,6 +82,7 @@ struct NoResponse {
 }
 
 impl NodeClient {
+    /// Creates a client that shows the certificate of `node` to other nodes.
     pub fn new(node: Arc<LocalNode>) -> Self {
         Self(Arc::new(Inner {
             node,

@@ -30,6 +30,7 @@ struct LatestView {
 }
 
 impl LocalNode {
+    /// Creates a node of `region` without a view and TLS configurations.
     pub fn new(region: Region) -> Arc<Self> {
         Arc::new(Self {
             region,
@@ -38,6 +39,7 @@ impl LocalNode {
         })
     }
 
+    /// Newest TLS configurations; `None` until the first view is published.
     pub fn tls(&self) -> Option<Arc<NodeTls>> {
         self.tls.borrow().clone()
     }
@@ -54,6 +56,7 @@ impl LocalNode {
         self.latest().certificates_used
     }
 
+    /// Newest placement of the services; `None` until the first view is published.
     pub fn placement(&self) -> Option<Arc<Placement>> {
         self.latest()
             .view

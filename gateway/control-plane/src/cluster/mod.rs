@@ -22,6 +22,7 @@ pub use self::server::{for_nodes, serve};
 /// A node of the region that is needed for an answer and does not give it.
 #[derive(Debug)]
 pub struct UnavailableNode {
+    /// Slot of the node.
     pub slot: u16,
     /// The rest of a sentence that begins with the node.
     pub reason: String,

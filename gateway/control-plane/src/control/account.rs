@@ -13,6 +13,7 @@ use super::{Actor, Control, ControlError, Plan};
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Account)]
 pub struct AccountView {
+    /// Id of the account: the first part of its hostnames.
     #[schema(value_type = String)]
     pub id: AccountId,
     /// Its plan includes keeping bodies: of the services that are set to.
@@ -22,6 +23,7 @@ pub struct AccountView {
     pub created_at: String,
 }
 
+/// An account to create.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewAccount {
@@ -37,6 +39,7 @@ pub struct NewAccount {
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AccountChanges {
+    /// Whether its plan includes keeping bodies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capture_allowed: Option<bool>,
 }
@@ -87,6 +90,7 @@ pub fn create(
     })
 }
 
+/// Lists all accounts, page by page.
 pub fn list(control: &Control, query: &PageQuery) -> Result<Page<AccountView>, ControlError> {
     let state = control.state();
     Ok(Page::of(
@@ -97,10 +101,12 @@ pub fn list(control: &Control, query: &PageQuery) -> Result<Page<AccountView>, C
     )?)
 }
 
+/// Returns an account. Fails with [`ControlError::NotFound`] if it does not exist.
 pub fn show(control: &Control, id: &str) -> Result<AccountView, ControlError> {
     find(&control.state().records, id).map(AccountView::from)
 }
 
+/// Changes the settings of an account.
 pub fn change(
     control: &Control,
     actor: &Actor,

@@ -20,18 +20,22 @@ use super::{Actor, Control, ControlError, Plan, account, checked_name};
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Agent)]
 pub struct AgentView {
+    /// Id of the agent.
     #[schema(value_type = String)]
     pub agent_id: AgentId,
     /// The enrollment that it came by, as its own log has it.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub enrollment_id: Option<EnrollmentId>,
+    /// Account that the agent belongs to.
     #[schema(value_type = String)]
     pub account: AccountId,
+    /// Name for administrators.
     pub name: String,
     /// Services that the agent may serve.
     #[schema(value_type = Vec<String>)]
     pub services: BTreeSet<ServiceId>,
+    /// Status of the enrollment: `pending`, `approved` or `revoked`.
     #[schema(value_type = String, example = "approved")]
     pub status: EnrollmentStatus,
     /// Whether the agent gets requests only while no other agent of the service can take them. An agent can also say so
@@ -63,6 +67,7 @@ pub struct AgentView {
     /// When its newest certificate expires.
     #[schema(format = DateTime)]
     pub certificate_not_after: Option<String>,
+    /// When the agent enrolled, RFC 3339.
     #[schema(format = DateTime)]
     pub created_at: String,
     /// Its live tunnels, one a service.
@@ -75,11 +80,13 @@ pub struct AgentView {
 /// What the workers of a node report of agents.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct LiveAgents {
+    /// Open tunnels.
     #[serde(rename = "list")]
     pub tunnels: Vec<TunnelReport>,
     /// Agents that were refused because of their version.
     #[serde(default)]
     pub(crate) refused_versions: Vec<RefusedVersion>,
+    /// Tunnels that ended.
     #[serde(default)]
     pub ended_tunnels: Vec<EndedTunnel>,
 }
@@ -88,6 +95,7 @@ pub struct LiveAgents {
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AgentChanges {
+    /// Name for administrators, 1 to 100 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(
         min_length = 1,
@@ -178,6 +186,7 @@ impl AgentView {
 }
 
 impl LiveAgents {
+    /// Adds the tunnels and refused agents of one worker.
     pub fn add(&mut self, report: WorkerReport) {
         self.tunnels.extend(report.tunnels);
         self.refused_versions.extend(report.refused_versions);
@@ -210,11 +219,13 @@ pub fn list(
     )?)
 }
 
+/// Returns an agent of the account. Fails with [`ControlError::NotFound`] if it does not exist.
 pub fn show(control: &Control, account: &str, id: &str) -> Result<AgentView, ControlError> {
     let live = live_agents(control);
     find(&control.state().records, account, id).map(|record| AgentView::new(record, &live))
 }
 
+/// Changes the name, services or standby of an agent.
 pub fn change(
     control: &Control,
     actor: &Actor,
@@ -290,6 +301,7 @@ pub fn revoke(
     )
 }
 
+/// Deletes an agent. Fails with [`ControlError::NotFound`] if it does not exist.
 pub fn delete(
     control: &Control,
     actor: &Actor,

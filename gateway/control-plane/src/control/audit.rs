@@ -17,14 +17,18 @@ use super::{Actor, Control, ControlError, ReplayEdits};
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = AuditEntry)]
 pub struct AuditEntryView {
+    /// Number of the entry. Later entries have higher numbers.
     pub number: i64,
+    /// Time of the change, RFC 3339.
     #[schema(format = DateTime)]
     pub at: String,
     /// `admin`, `gateway`, `agent …` or `enrollment-token …`
     pub actor: String,
     /// For example `service.create`.
     pub action: String,
+    /// Account that the target belongs to, if any.
     pub account: Option<String>,
+    /// Identity of the changed record.
     pub target: String,
     /// The requested values.
     pub detail: serde_json::Value,

@@ -39,6 +39,7 @@ pub(super) struct Authorities {
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = AgentCa)]
 pub struct AgentCaView {
+    /// The authorities, ordered by role.
     pub authorities: Vec<AuthorityView>,
     /// Slots of nodes of the region that do not use the last change yet: the next authority issues once they do.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -66,7 +67,9 @@ pub struct AuthorityView {
     /// The subject key identifier of its certificate.
     #[schema(value_type = String)]
     pub id: AuthorityId,
+    /// What the authority is used for.
     pub role: AuthorityRole,
+    /// When its certificate expires, RFC 3339.
     #[schema(format = DateTime)]
     pub not_after: Option<String>,
     /// Its certificate, PEM.
@@ -76,10 +79,13 @@ pub struct AuthorityView {
 /// An agent whose newest certificate is of another authority than the issuing one.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct LeftAgent {
+    /// Account that the agent belongs to.
     #[schema(value_type = String)]
     pub account: AccountId,
+    /// Id of the agent.
     #[schema(value_type = String)]
     pub agent_id: AgentId,
+    /// Name for administrators.
     pub name: String,
     /// When that certificate expires. The agent renews it long before if it is connected.
     #[schema(format = DateTime)]

@@ -43,6 +43,7 @@ pub trait SecretKind: Clone + Ord + fmt::Display + Borrow<str> {
     fn view(record: &CallerSecretRecord<Self>) -> Self::View;
     #[doc(hidden)]
     fn new_view(record: &CallerSecretRecord<Self>, secret: Option<&Secret>) -> Self::NewView;
+    /// Returns the id of the secret in `view`.
     fn id_of(view: &Self::NewView) -> &Self;
 }
 
@@ -59,14 +60,20 @@ pub struct Actions {
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Credential)]
 pub struct CredentialView {
+    /// Client id for the token endpoint (RFC 6749 §2.2).
     #[schema(value_type = String)]
     pub client_id: ClientId,
+    /// Account that the credential belongs to.
     #[schema(value_type = String)]
     pub account: AccountId,
+    /// Name for administrators.
     pub name: Option<String>,
+    /// Services that the credential gives access to.
     #[schema(value_type = Vec<String>)]
     pub allowed_services: BTreeSet<ServiceId>,
+    /// Whether the credential is accepted.
     pub enabled: bool,
+    /// When the credential was created, RFC 3339.
     #[schema(format = DateTime)]
     pub created_at: String,
 }
@@ -75,6 +82,7 @@ pub struct CredentialView {
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = NewCredential)]
 pub struct NewCredentialView {
+    /// The credential without its secret.
     #[serde(flatten)]
     pub credential: CredentialView,
     /// Shown this once. Absent if a credential of this name was there already.
@@ -86,14 +94,20 @@ pub struct NewCredentialView {
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = ServiceKey)]
 pub struct ServiceKeyView {
+    /// Id of the key, which is a part of its text.
     #[schema(value_type = String)]
     pub key_id: KeyId,
+    /// Account that the key belongs to.
     #[schema(value_type = String)]
     pub account: AccountId,
+    /// Name for administrators.
     pub name: Option<String>,
+    /// Services that the key gives access to.
     #[schema(value_type = Vec<String>)]
     pub allowed_services: BTreeSet<ServiceId>,
+    /// Whether the key is accepted.
     pub enabled: bool,
+    /// When the key was created, RFC 3339.
     #[schema(format = DateTime)]
     pub created_at: String,
 }
@@ -102,6 +116,7 @@ pub struct ServiceKeyView {
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = NewServiceKey)]
 pub struct NewServiceKeyView {
+    /// The key without its secret.
     #[serde(flatten)]
     pub key: ServiceKeyView,
     /// `gw_sk_{key_id}.{secret}`. Shown this once. Absent if a key of this name was there already.
@@ -124,6 +139,7 @@ pub struct NewCallerSecret {
     /// Services of the account that it gives access to.
     #[schema(value_type = Vec<ServiceIdText>, max_items = 500)]
     pub allowed_services: Vec<String>,
+    /// Whether the secret is accepted. On if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
 }
@@ -132,6 +148,7 @@ pub struct NewCallerSecret {
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CallerSecretChanges {
+    /// Name for administrators, 1 to 100 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(
         min_length = 1,
@@ -139,9 +156,11 @@ pub struct CallerSecretChanges {
         pattern = r"^[^\p{C}\s]([^\p{C}]*[^\p{C}\s])?$"
     )]
     pub name: Option<String>,
+    /// Services of the account that it gives access to. Replaces the whole list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Vec<ServiceIdText>>, max_items = 500)]
     pub allowed_services: Option<Vec<String>>,
+    /// Whether the secret is accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
 }
@@ -311,6 +330,7 @@ pub fn create<K: SecretKind>(
     })
 }
 
+/// Lists the secrets of an account, page by page.
 pub fn list<K: SecretKind>(
     control: &Control,
     account: &str,
@@ -329,6 +349,7 @@ pub fn list<K: SecretKind>(
     )?)
 }
 
+/// Returns a secret of the account. Fails with [`ControlError::NotFound`] if it does not exist.
 pub fn show<K: SecretKind>(
     control: &Control,
     account: &str,
@@ -337,6 +358,7 @@ pub fn show<K: SecretKind>(
     find::<K>(&control.state().records, account, id).map(K::view)
 }
 
+/// Changes a secret. Fails with [`ControlError::Conflict`] if another one has the new name.
 pub fn change<K: SecretKind>(
     control: &Control,
     actor: &Actor,
@@ -396,6 +418,7 @@ pub fn rotate<K: SecretKind>(
     })
 }
 
+/// Deletes a secret.
 pub fn delete<K: SecretKind>(
     control: &Control,
     actor: &Actor,

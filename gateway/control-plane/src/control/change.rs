@@ -26,7 +26,9 @@ pub enum Actor {
     Admin,
     /// The gateway itself: key rotation by age, deletion of expired records.
     Gateway,
+    /// An agent, at the issuance of its certificate.
     Agent(AgentId),
+    /// An enrollment token, at the enrollment of an agent with it.
     EnrollmentToken(EnrollmentTokenId),
 }
 

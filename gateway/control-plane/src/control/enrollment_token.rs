@@ -26,19 +26,24 @@ pub(super) const TOKEN_SHOWN: Duration = Duration::from_secs(24 * 3600);
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = EnrollmentToken)]
 pub struct EnrollmentTokenView {
+    /// Id of the token.
     #[schema(value_type = String)]
     pub id: EnrollmentTokenId,
+    /// Account that the agents will belong to.
     #[schema(value_type = String)]
     pub account: AccountId,
     /// What the agents will serve.
     #[schema(value_type = Vec<String>)]
     pub services: BTreeSet<ServiceId>,
+    /// Whether an agent has to wait for an administrator.
     pub approval: Approval,
     /// Whether its agents are deleted when they have had no tunnel for an hour.
     #[serde(default)]
     pub ephemeral: bool,
+    /// When the token was created, RFC 3339.
     #[schema(format = DateTime)]
     pub created_at: String,
+    /// When the token expires, RFC 3339.
     #[schema(format = DateTime)]
     pub expires_at: String,
     /// Number of agents that may enroll with it.
@@ -54,14 +59,17 @@ pub struct EnrollmentTokenView {
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = NewEnrollmentTokenCreated)]
 pub struct NewEnrollmentTokenView {
+    /// The token without its text.
     #[serde(flatten)]
     pub enrollment_token: EnrollmentTokenView,
     /// `gw_et_{id}.{secret}`. Shown this once.
     pub token: String,
+    /// Address of the gateway, for the agents.
     #[serde(flatten)]
     pub gateway: GatewayAddress,
 }
 
+/// An enrollment token to create.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewEnrollmentToken {
@@ -104,6 +112,7 @@ impl EnrollmentTokenView {
         }
     }
 
+    /// Whether no further agent may enroll with the token.
     pub fn is_used_up(&self) -> bool {
         self.used >= self.uses
     }
@@ -204,6 +213,7 @@ pub fn create(
     })
 }
 
+/// Lists the enrollment tokens of an account, page by page.
 pub fn list(
     control: &Control,
     account: &str,
@@ -230,6 +240,7 @@ pub fn list(
     )?)
 }
 
+/// Returns an enrollment token of the account. Fails with [`ControlError::NotFound`] if it does not exist.
 pub fn show(
     control: &Control,
     account: &str,

@@ -13,20 +13,32 @@ use gw_telemetry::request_log::LogError;
 
 use crate::cluster::UnavailableNode;
 
+/// An error of the control plane.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
+    /// A record that does not exist.
     #[error("no {kind} {id}")]
-    NotFound { kind: &'static str, id: String },
+    NotFound {
+        /// Kind of the record, for example `service`.
+        kind: &'static str,
+        /// Requested id.
+        id: String,
+    },
     /// An invalid value, with the name of its field.
     #[error("{field}: {message}")]
     Invalid {
+        /// Name of the field in the request.
         field: &'static str,
+        /// What is wrong with the value.
         message: String,
     },
+    /// The request contradicts the present state, as the text explains.
     #[error("{0}")]
     Conflict(String),
+    /// Another process is taking over, so the store is closed here.
     #[error("another process is taking over from this one; try again")]
     HandedOver,
+    /// The process is stopping, so the request has no result.
     #[error("the gateway stopped before the replay ended")]
     Stopping,
     /// Nodes of the region that are needed for an answer.
@@ -35,22 +47,38 @@ pub enum ControlError {
     /// The request of an agent was refused.
     #[error("{0}")]
     Refused(gw_base::error::Error),
+    /// Error of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// Error of a key or certificate.
     #[error(transparent)]
     Pki(#[from] PkiError),
+    /// Error of a TLS configuration.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// Error of a file.
     #[error("{0}")]
     Io(#[from] io::Error),
+    /// Error of the request log.
     #[error(transparent)]
     RequestLog(LogError),
     /// The data folder cannot be used.
     #[error("data_dir {}: {reason}", path.display())]
-    DataFolder { path: PathBuf, reason: String },
+    DataFolder {
+        /// The data folder.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
     /// Another process uses the data folder.
     #[error("data_dir {}: {reason}", path.display())]
-    DataFolderInUse { path: PathBuf, reason: String },
+    DataFolderInUse {
+        /// The data folder.
+        path: PathBuf,
+        /// The other process, and what to do.
+        reason: String,
+    },
+    /// A cryptographic operation failed. The library gives no cause.
     #[error("cryptography: {0}")]
     Crypto(#[from] aws_lc_rs::error::Unspecified),
 }

@@ -60,6 +60,7 @@ fn refusal(error: ControlError) -> Error {
 }
 
 impl JobQueue {
+    /// Creates the queue from the receiving end of the executor.
     pub fn new(jobs: mpsc::Receiver<Job>) -> Self {
         Self(jobs)
     }

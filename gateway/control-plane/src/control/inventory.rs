@@ -21,6 +21,7 @@ pub struct Inventory {
     pub first_agent_expiry: Option<Timestamp>,
     /// First expiry among the server certificate, that of the admin listener, and the authorities in their chains.
     pub server_certificate_expiry: Option<Timestamp>,
+    /// State of the store.
     pub store: StoreStatus,
 }
 

@@ -145,6 +145,7 @@ impl Control {
         }
     }
 
+    /// Host names of the region.
     pub fn region(&self) -> &Region {
         &self.region
     }
@@ -159,10 +160,12 @@ impl Control {
         self.node_client.local_node()
     }
 
+    /// Token that authenticates the administrator.
     pub fn admin_token(&self) -> &Secret {
         &self.admin_token
     }
 
+    /// TLS of the admin listener; `None` if it speaks plain HTTP.
     pub fn admin_tls(&self) -> Option<&Arc<AdminTls>> {
         self.admin_tls.as_ref()
     }
@@ -241,6 +244,7 @@ impl Control {
         Ok(())
     }
 
+    /// Whether the store is open in this process, so that changes are possible.
     pub fn has_store(&self) -> bool {
         self.store().is_some()
     }

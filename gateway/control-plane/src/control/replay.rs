@@ -26,6 +26,7 @@ use super::{Actor, Control, ControlError, audit, service};
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReplayEdits {
+    /// Request method.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<String>,
     /// Path and query.
@@ -38,6 +39,7 @@ pub struct ReplayEdits {
     /// Fields that are set, or with null taken out; the others stay. Credentials were not kept: give them here.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub set_headers: BTreeMap<String, Option<String>>,
+    /// The body, if it is text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<String>,
     /// The body in base64, if it is not text.
@@ -49,7 +51,9 @@ pub struct ReplayEdits {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReplayField {
+    /// Name of the field.
     pub name: String,
+    /// Value of the field.
     pub value: String,
 }
 

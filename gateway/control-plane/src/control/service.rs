@@ -89,6 +89,7 @@ pub fn create(
     })
 }
 
+/// Lists the services of an account, page by page.
 pub fn list(
     control: &Control,
     account: &str,
@@ -104,10 +105,12 @@ pub fn list(
     )?)
 }
 
+/// Returns a service of the account. Fails with [`ControlError::NotFound`] if it does not exist.
 pub fn show(control: &Control, account: &str, id: &str) -> Result<ServiceView, ControlError> {
     find(&control.state().records, account, id).map(|record| view_of(record, &control.region))
 }
 
+/// Changes the settings of a service.
 pub fn change(
     control: &Control,
     actor: &Actor,

@@ -13,16 +13,19 @@ use serde::{Deserialize, Serialize};
 pub struct SharedSecret {
     /// Its name in the database.
     pub name: &'static str,
+    /// Names of the files in the data folder.
     pub files: &'static [&'static str],
     /// Every data folder has it.
     pub(crate) is_required: bool,
 }
 
+/// Key and certificate of the first authority of agents and nodes.
 pub const AGENT_CA: SharedSecret = SharedSecret {
     name: "agent-ca",
     files: &["agent-ca.key", "agent-ca.crt"],
     is_required: true,
 };
+/// Token that authenticates the administrator.
 pub const ADMIN_TOKEN: SharedSecret = SharedSecret {
     name: "admin token",
     files: &["admin.token"],

@@ -16,13 +16,16 @@ use super::{Actor, Control, ControlError, Plan};
 /// Time that a new key is published before it signs. Longer than the `max-age` of the JWKS, so that every cache has it.
 const PUBLISHED_AHEAD: Duration = Duration::from_secs(600);
 
+/// A key that signs access tokens.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = SigningKey)]
 pub struct SigningKeyView {
     /// RFC 7638 thumbprint, as in the JWKS.
     #[schema(value_type = String)]
     pub kid: SigningKeyId,
+    /// Whether the key does not sign yet, signs, or signs no longer.
     pub status: SigningKeyStatus,
+    /// When the key was created, RFC 3339.
     #[schema(format = DateTime)]
     pub created_at: String,
     /// When it signs from.
@@ -30,11 +33,13 @@ pub struct SigningKeyView {
     pub active_from: String,
 }
 
+/// Status of a signing key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SigningKeyStatus {
     /// Published, not signing yet.
     Next,
+    /// Signs new access tokens.
     Active,
     /// Published until the tokens it signed have expired.
     Retired,
@@ -153,6 +158,7 @@ pub(super) fn forget_old(control: &Control, now: Timestamp) -> Result<(), Contro
     })
 }
 
+/// Lists the signing keys, page by page.
 pub fn list(control: &Control, query: &PageQuery) -> Result<Page<SigningKeyView>, ControlError> {
     let state = control.state();
     let now = Timestamp::now();

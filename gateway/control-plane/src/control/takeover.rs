@@ -25,6 +25,7 @@ pub(super) struct UnsentChanges {
 #[derive(Debug, thiserror::Error)]
 #[error("changes after revision {} of the records are missing", .after.0)]
 pub struct MissingChanges {
+    /// Revision before the first missing change.
     pub after: Revision,
 }
 

@@ -24,6 +24,7 @@ const REMEDY: &str = "the service fails with its last ready agent: look at the l
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = Warnings)]
 pub struct WarningsView {
+    /// The warnings, at most 100.
     pub items: Vec<WarningView>,
     /// Slots of nodes that do not answer, so that warnings of services that they own are missing; absent if all answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -34,8 +35,10 @@ pub struct WarningsView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Warning)]
 pub struct WarningView {
+    /// Account of the service.
     #[schema(value_type = String)]
     pub account: AccountId,
+    /// Id of the service.
     #[schema(value_type = String)]
     pub service: ServiceId,
     /// The ready agent, and why the others are not ready.

@@ -47,13 +47,19 @@ const TELL_AGAIN: Duration = Duration::from_millis(50);
 const NAME: &str = "the membership";
 /// What the loop starts with.
 pub struct MembersSetup {
+    /// Tasks of the process, which the loop joins.
     pub tasks: Tasks,
+    /// Control plane of this process.
     pub control: Arc<Control>,
+    /// Database that the nodes of the region share.
     pub store: PostgresStore,
+    /// What the node is told about itself.
     pub node: NodeConfig,
     /// Membership that an earlier process has handed over.
     pub carried: Option<CarriedMembership>,
+    /// Lease of this node, and what its workers learn from other nodes.
     pub signals: Arc<RegionSignals>,
+    /// Data folder, with the file of the node.
     pub data_dir: PathBuf,
     /// Called when the node has a slot, and again if it gets another.
     pub on_slot: Box<dyn Fn(NodeSlot) + Send>,
@@ -135,6 +141,7 @@ impl Members {
         })
     }
 
+    /// Passes events and messages to the loop.
     pub fn inputs(&self) -> &RegionInputs {
         &self.inputs
     }

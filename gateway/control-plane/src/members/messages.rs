@@ -12,7 +12,9 @@ use serde::{Deserialize, Serialize};
 /// What a node tells another about the members, with the levels of services that have moved there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateMessage {
+    /// The sender, and the members that it knows.
     pub state: NodeMessage,
+    /// Levels of the buckets of services that have moved to the receiver.
     pub levels: Vec<Level>,
     /// Time without contact after which the sender refuses requests; `None` if it serves without a limit.
     pub(crate) max_staleness: Option<Duration>,
@@ -77,19 +79,25 @@ impl From<SessionHex> for String {
 /// Why a message is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidNodeMessage {
+    /// Invalid JSON, or a missing member.
     #[error("not a message between nodes: {0}")]
     Json(#[from] serde_json::Error),
+    /// A number that is not a slot.
     #[error("{0} is not the slot of a node")]
     Slot(u16),
+    /// An unknown state of a node.
     #[error("{0:?} is not the state of a node")]
     State(String),
+    /// A number above the range of the database, 2^63 - 1.
     #[error("a number is larger than any in the database")]
     Number,
+    /// Nodes that are not in the order of their slots.
     #[error("the nodes are not in the order of their slots")]
     Order,
 }
 
 impl StateMessage {
+    /// Encodes the message as JSON.
     pub fn to_json(&self) -> Result<Vec<u8>, serde_json::Error> {
         let NodeMessage {
             slot,
@@ -110,6 +118,7 @@ impl StateMessage {
         })
     }
 
+    /// Decodes a message from JSON and checks it.
     pub fn parse(json: &[u8]) -> Result<Self, InvalidNodeMessage> {
         let Wire {
             slot,

@@ -77,7 +77,9 @@ pub(crate) struct ApexLimits {
 
 /// Asks the owner of a bucket to take one request out of it.
 pub struct ApexCharge {
+    /// Bucket to take the request out of.
     pub bucket: ApexBucket,
+    /// Receives whether the request was taken.
     pub reply: oneshot::Sender<Result<(), Exhausted>>,
 }
 

@@ -33,15 +33,20 @@ pub(crate) struct ApexNodes {
 pub enum NodeQuestion {
     /// Whether a request can be taken out of the bucket of another node.
     Charge {
+        /// Node that owns the bucket.
         owner: Member,
+        /// Path of the request to the control plane of that node. It names the bucket.
         path: String,
         /// `None` if the owner does not answer.
         reply: oneshot::Sender<Option<ChargeVerdict>>,
     },
     /// Whether the nodes keep the change that made a position; answered when they do, or after a second.
     Keep {
+        /// Nodes to ask.
         nodes: Vec<Member>,
+        /// Position of the change.
         position: Position,
+        /// Receives a message once the nodes keep the change, or after a second.
         reply: oneshot::Sender<()>,
     },
 }

@@ -23,6 +23,7 @@ struct AwaitedTunnels {
 }
 
 impl TunnelGrace {
+    /// Expects these numbers of tunnels, keyed by the label of the service, from `since` on.
     pub fn new(tunnels: BTreeMap<String, usize>, since: Instant) -> Self {
         let tunnels = tunnels.into_iter();
         let services: HashMap<_, _> = tunnels

@@ -14,10 +14,12 @@ use crate::pipe;
 
 /// A request on its way to the worker that owns its service.
 pub struct CrossCoreRequest {
+    /// Proof that the caller may call the service, with the service.
     pub request: Authenticated,
     pub(crate) outbound: OutboundRequest,
     /// The request body; `None` if there is none.
     pub body: Option<pipe::Receiver<Part>>,
+    /// Sending end of the pipe for the response.
     pub response: pipe::Sender<Frame>,
     /// Set once the request is open on a tunnel.
     pub opened: Arc<OnceLock<OpenedStream>>,

@@ -10,13 +10,16 @@ use crate::pipe;
 #[derive(Debug)]
 pub struct HeadResult {
     pub(crate) progress: Progress,
+    /// Head of the response, or the error to refuse the request with.
     pub head: Result<RelayedHead, Error>,
 }
 
+/// An item of the pipe that carries a response to the worker of the caller.
 #[derive(Debug)]
 pub enum Frame {
     /// First frame of a response.
     Head(Box<HeadResult>),
+    /// Data or trailers of the response body, or its end.
     Part(Part),
     /// The response broke off; no frame follows.
     Broken(Box<Error>),

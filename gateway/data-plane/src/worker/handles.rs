@@ -26,7 +26,9 @@ use crate::upstream::CrossCoreRequest;
 /// Time limit for the reports of all workers.
 const REPORT_WITHIN: Duration = Duration::from_secs(2);
 
+/// Mailboxes and state of all workers of a process.
 pub struct WorkerHandles {
+    /// Mailbox of each worker, at the index of its id.
     pub mailboxes: Vec<Mailbox<WorkerMessage>>,
     /// Share of its time that each worker was busy lately, in per mille.
     pub busy: Arc<[AtomicU32]>,
@@ -46,6 +48,7 @@ struct LatestBroadcast {
 }
 
 impl WorkerHandles {
+    /// Creates the handles of workers with these mailboxes.
     pub fn new(mailboxes: Vec<Mailbox<WorkerMessage>>) -> Arc<Self> {
         let zeros = || mailboxes.iter().map(|_| AtomicU32::default());
         let busy = zeros().collect();

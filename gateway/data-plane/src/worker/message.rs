@@ -40,7 +40,10 @@ pub enum WorkerMessage {
     /// Continue the buckets of services that come to this node at these levels.
     NodeLevels(Arc<Vec<Level>>),
     /// Ask the agents whose tunnels come through the node `via` to connect again.
-    MoveTunnels { via: NodeSlot },
+    MoveTunnels {
+        /// Node that the tunnels come through.
+        via: NodeSlot,
+    },
     /// End the connections with this node, and the tunnels that come through it.
     NodeLost(LostNode),
     /// Use this configuration for new links to other nodes.
@@ -59,7 +62,10 @@ pub enum WorkerMessage {
     Scrape(Scrape),
     /// Accept no more connections, finish running requests; with a successor, leave it the connections that wait to be
     /// accepted.
-    Drain { successor: bool },
+    Drain {
+        /// Whether another process takes over.
+        successor: bool,
+    },
     /// In a drain: report whether no request runs or may be on its way.
     ReportQuiet(Sender<bool>),
     /// No request runs on any worker: end connections without a request.
@@ -77,6 +83,7 @@ pub enum WorkerMessage {
 pub struct NewView {
     /// Number of the publication.
     pub number: u64,
+    /// View to use from now on.
     pub view: Arc<View>,
     /// Receives a message once the worker uses the view.
     pub(crate) applied: UnboundedSender<ViewApplied>,
@@ -84,6 +91,7 @@ pub struct NewView {
 
 /// The buckets of the process that takes over.
 pub struct Succeeded {
+    /// Asks the other process to admit requests.
     pub buckets: SuccessorBuckets,
     /// Receives the levels of the buckets that are not full.
     pub levels: Sender<Vec<Level>>,

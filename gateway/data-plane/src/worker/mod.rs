@@ -60,28 +60,39 @@ const LAST_REQUESTS_TICK: Duration = Duration::from_millis(10);
 
 /// Everything a worker starts with. [`Setup::again`] makes that of a later start.
 pub struct Setup {
+    /// Id of the worker: its index among the workers of the process.
     pub id: WorkerId,
+    /// Handles of all workers of the process.
     pub handles: Arc<WorkerHandles>,
+    /// Listening sockets for callers and agents.
     pub listeners: Vec<TcpListener>,
     /// No other process listens on them.
     pub listeners_are_ours: bool,
     /// `None` if this gateway is the only node of its region.
     pub region: Option<RegionSetup>,
+    /// Directory at the start. [`WorkerMessage::Directory`] replaces it.
     pub directory: Arc<Directory>,
     /// `None` if no other process changes the records.
     pub awaited_read: Option<Arc<AwaitedRead>>,
+    /// Server certificates at the start. [`WorkerMessage::Certificates`] replaces them.
     pub certificates: Arc<ServerConfigs>,
+    /// Key that signs affinity cookies.
     pub affinity_key: AffinityKey,
     /// Tunnels that agents had with the predecessor.
     pub tunnel_grace: Arc<TunnelGrace>,
     /// Levels from the last stop; `None` if a predecessor sends them later.
     pub levels: Option<Arc<Vec<Level>>>,
+    /// Configuration of the gateway.
     pub config: Arc<Config>,
+    /// Agent versions that are served, and the programs for agents that update themselves.
     pub agent_releases: Arc<AgentReleases>,
+    /// Submits jobs to the control plane.
     pub executor: Executor,
+    /// Sending end of the queue of the request log.
     pub log: LogQueue,
     /// `None` without a collector of spans.
     pub traces: Option<trace::SpanDestination>,
+    /// Largest number of connections of this worker.
     pub connection_limit: usize,
     /// Kernel memory of the callers of all workers.
     pub socket_budget: Arc<SocketBudget>,
@@ -91,12 +102,15 @@ pub struct Setup {
 
 /// What a worker of a node in a region of several nodes starts with.
 pub struct RegionSetup {
+    /// Region keys that this node accepts.
     pub keys: RegionKeys,
+    /// Lease of this node, and what its workers learn from other nodes.
     pub signals: Arc<RegionSignals>,
     /// For other nodes.
     pub listeners: Vec<TcpListener>,
     /// Takes connections of other nodes' control planes.
     pub control_plane: NodeConnections,
+    /// Sends questions of the apex to the other nodes.
     pub apex_questions: NodeQuestions,
 }
 

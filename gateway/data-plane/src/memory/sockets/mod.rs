@@ -55,6 +55,7 @@ pub struct SocketBudget {
 }
 
 impl SocketBudget {
+    /// Creates a budget of `total` bytes for this number of workers.
     pub fn new(total: usize, workers: usize) -> Self {
         let held = (0..workers).map(|_| AtomicUsize::new(0)).collect();
         Self {

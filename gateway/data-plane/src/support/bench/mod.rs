@@ -256,6 +256,7 @@ fn send_now(sender: &pipe::Sender<Frame>, frame: Frame) -> bool {
 pub struct LocalPipe(pipe::Sender<Frame>, pipe::Receiver<Frame>);
 
 impl LocalPipe {
+    /// Creates a pipe with both ends at `worker`.
     pub fn new(worker: &IdleWorker) -> Self {
         let (sender, receiver) = pipe_between(&worker.mailbox, &worker.mailbox);
         Self(sender, receiver)

@@ -193,6 +193,7 @@ pub struct Http1Caller {
 }
 
 impl Http1Caller {
+    /// Creates a connection that `gateway` serves.
     pub fn new(gateway: &Rc<BenchWorker>) -> Self {
         Self {
             gateway: Rc::clone(gateway),
