@@ -190,6 +190,7 @@ const CRATES: [(&str, &[&str]); 10] = [
             "engine",
             "placement",
             "ownership",
+            "random",
         ],
     ),
     (

@@ -1,5 +1,7 @@
 //! What all crates of the gateway use: errors, limits, clock, host names, TLS, tasks beside the workers, mailboxes.
 
+#![warn(missing_docs)]
+
 pub mod affinity;
 pub mod agent_releases;
 pub mod background;

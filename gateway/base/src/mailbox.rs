@@ -86,9 +86,9 @@ impl<M> Mailbox<M> {
         Ok(())
     }
 
-    /// Leaves a message, waiting for room. Only for threads that may block; `Err` if the worker has ended.
-    pub fn post_blocking(&self, message: M) -> Result<(), ()> {
-        self.queue.send(message).map_err(drop)?;
+    /// Leaves a message, waiting for room. Only for threads that may block. Gives the message back if the worker has ended.
+    pub fn post_blocking(&self, message: M) -> Result<(), M> {
+        self.queue.send(message).map_err(|error| error.0)?;
         self.bell.ring();
         Ok(())
     }

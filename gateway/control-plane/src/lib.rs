@@ -1,6 +1,8 @@
 //! The control plane: changes of the records, the administration API, the console, HTTP between nodes, backups. Blocking
 //! and tokio code that runs outside the worker threads.
 
+#![warn(missing_docs)]
+
 pub mod admin;
 pub mod admin_client;
 pub mod backup;

@@ -3,6 +3,8 @@
 //! The path of a request: `ingress` → `downstream` → `relay` → `gw_interface::auth` → `upstream` →
 //! `gw_interface::rate_limit` → `tunnel`, and back.
 
+#![warn(missing_docs)]
+
 pub mod apex;
 mod caller_session;
 mod connections;

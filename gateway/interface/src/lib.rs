@@ -4,6 +4,8 @@
 //! ([`control_plane`]) and connections of other nodes ([`node_connections`]). Both planes use the configuration, the rate
 //! limits and the checks of credentials.
 
+#![warn(missing_docs)]
+
 pub mod auth;
 pub mod config;
 pub mod control_plane;

@@ -1,5 +1,7 @@
 //! A region of several nodes: which nodes are members, which of them owns a service, and what nodes prove to each other.
 
+#![warn(missing_docs)]
+
 mod announcement;
 mod carried;
 mod engine;
@@ -11,6 +13,8 @@ mod observer;
 pub mod ownership;
 mod peering;
 mod placement;
+#[doc(hidden)]
+pub mod random;
 mod requests;
 mod signals;
 #[cfg(test)]

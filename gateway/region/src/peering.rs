@@ -63,7 +63,6 @@ impl Peering {
     }
 
     /// The last view; `None` until the first is published.
-    #[expect(clippy::redundant_allocation, reason = "as the field")]
     pub fn view(&self) -> Option<Rc<Arc<View>>> {
         self.view.borrow().clone()
     }

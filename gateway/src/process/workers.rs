@@ -231,7 +231,8 @@ impl WorkerSupervisor {
 }
 
 // Panics can be injected in debug builds.
-#[cfg(all(test, debug_assertions))]
+#[cfg(debug_assertions)]
+#[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
     use std::net::TcpStream;

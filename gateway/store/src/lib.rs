@@ -1,6 +1,8 @@
 //! Storage of the records: an interface with implementations on SQLite and PostgreSQL, and the directory snapshots that
 //! workers read instead of a database.
 
+#![warn(missing_docs)]
+
 mod contents;
 mod postgres;
 mod records;

@@ -1,5 +1,7 @@
 //! Counters, time series, traces and request log.
 
+#![warn(missing_docs)]
+
 pub mod counters;
 pub mod outcome;
 pub mod request_log;

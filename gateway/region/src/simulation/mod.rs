@@ -6,7 +6,6 @@ mod checks;
 mod engine;
 mod flaws;
 mod model_scenarios;
-pub mod random;
 mod scenarios;
 mod schedule;
 mod setup;
@@ -16,10 +15,10 @@ use std::time::Duration;
 
 use self::checks::Coverage;
 use self::flaws::Flaws;
-use self::random::Random;
 use self::schedule::Schedule;
 use self::world::World;
 use super::lease::Isolation;
+use crate::random::Random;
 
 /// Random schedules of a usual test run.
 const SCHEDULES: u64 = 2_000;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::random::Random;
+use crate::random::Random;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Fault {

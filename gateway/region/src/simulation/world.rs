@@ -18,8 +18,8 @@ use super::super::placement::NodeSlot;
 use super::super::view::{ArrivedFrom, Decision, OwnerAttempts, Retry, View};
 use super::engine::{EngineMode, FakeEngine};
 use super::flaws::Flaws;
-use super::random::Random;
 use super::schedule::{Fault, Schedule};
+use crate::random::Random;
 use links::{Certificate, Links};
 use records::{RecordsEvent, SimulatedRecords};
 

@@ -236,6 +236,7 @@ impl RequestLog {
         self.queue.clone()
     }
 
+    /// Values of the counters of the request log.
     pub fn stats(&self) -> LogStats {
         let archive = self
             .archive()

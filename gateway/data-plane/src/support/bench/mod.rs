@@ -100,7 +100,7 @@ impl IdleWorker {
     fn post(&self, message: WorkerMessage) -> io::Result<()> {
         self.mailbox
             .post_blocking(message)
-            .map_err(|()| io::Error::other("the worker has ended"))
+            .map_err(|_| io::Error::other("the worker has ended"))
     }
 }
 

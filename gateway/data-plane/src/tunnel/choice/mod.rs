@@ -6,10 +6,6 @@
 //! candidates are used only if there is no other one at all: they are no spare room of full ones, because requests
 //! that fail there would be tried on the full ones again.
 
-// The same generator as in the simulation of a region, which this crate cannot import: that is code of tests.
-#[cfg(test)]
-#[path = "../../../../region/src/simulation/random.rs"]
-mod random;
 #[cfg(test)]
 mod simulation;
 #[cfg(test)]

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use super::random::Random;
+use gw_region::random::Random;
 
 use super::*;
 

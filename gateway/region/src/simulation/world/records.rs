@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::super::super::engine::{NodeRow, NodeState};
 use super::super::super::placement::NodeSlot;
 use super::super::engine::EngineMode;
-use super::super::random::Random;
 use super::{Work, World};
+use crate::random::Random;
 
 /// Interval at which a host reads changes.
 const POLL: Duration = Duration::from_millis(250);

@@ -61,7 +61,7 @@ impl ServiceHistory {
             0..60 => {
                 self.requests += 1;
                 self.budget.request(self.now);
-                let session = self.random.percent(30).then(|| self.random.next());
+                let session = self.random.percent(30).then(|| self.random.number());
                 let request = Request::new(session, self.random.percent(50));
                 self.attempt(request);
             }

@@ -3,7 +3,7 @@
 mod history;
 mod load;
 
-use super::random::Random;
+use gw_region::random::Random;
 
 use super::*;
 use crate::tunnel::attempt_budget::{AttemptBudget, FailedAttempts, Transmission};
