@@ -300,12 +300,7 @@ fn module_of(path: &Path) -> Option<String> {
 
 /// Code without comments and without the `mod tests` at its end.
 fn product_code(text: &str) -> String {
-    let starts = [
-        "#[cfg(test)]\nmod ",
-        "#[cfg(all(test, debug_assertions))]\nmod ",
-    ];
-    let end = starts.iter().filter_map(|start| text.find(start)).min();
-    let end = end.unwrap_or(text.len());
+    let end = text.find("#[cfg(test)]\nmod ").unwrap_or(text.len());
     let lines = text[..end]
         .lines()
         .map(|line| line.split_once("//").map_or(line, |(code, _)| code));

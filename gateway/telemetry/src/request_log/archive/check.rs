@@ -36,7 +36,7 @@ pub fn check(
     let mut sealed = Vec::new();
     key.seal(0, CONTENT.to_vec(), &mut sealed)
         .map_err(at(CheckStep::Write))?;
-    bucket.put(&name, sealed).map_err(at(CheckStep::Write))?;
+    bucket.put(&name, &sealed).map_err(at(CheckStep::Write))?;
     let listed = bucket
         .objects(&folder, usize::MAX)
         .map_err(at(CheckStep::List));

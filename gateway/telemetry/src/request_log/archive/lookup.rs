@@ -112,7 +112,7 @@ impl Archive {
             return Ok(Some(StoredMessage { head, body }));
         }
         let end = message.offset.saturating_add(message.length.into());
-        let body = self.stored_body(object, message.offset..end)?;
+        let body = self.stored_body(object, &(message.offset..end))?;
         Ok(body.map(|body| StoredMessage { head, body }))
     }
 }

@@ -249,14 +249,13 @@ impl Archive {
     fn stored_body(
         &self,
         name: &ObjectName,
-        range: Range<u64>,
+        range: &Range<u64>,
     ) -> Result<Option<Vec<u8>>, ArchiveError> {
         let path = name.path(&self.region, ObjectKind::Bodies);
-        let offset = range.start;
         let Some(sealed) = self.bucket.get(&path, Some(range))? else {
             return Ok(None);
         };
-        self.opened(&path, offset, &sealed).map(Some)
+        self.opened(&path, range.start, &sealed).map(Some)
     }
 
     fn opened(&self, path: &str, offset: u64, sealed: &[u8]) -> Result<Vec<u8>, ArchiveError> {

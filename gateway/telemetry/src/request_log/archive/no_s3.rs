@@ -20,14 +20,14 @@ impl S3Bucket {
         })
     }
 
-    pub(super) fn put(&self, _: &str, _: Vec<u8>) -> Result<(), ArchiveError> {
+    pub(super) fn put(&self, _: &str, _: &[u8]) -> Result<(), ArchiveError> {
         match self.0 {}
     }
 
     pub(super) fn get(
         &self,
         _: &str,
-        _: Option<Range<u64>>,
+        _: Option<&Range<u64>>,
     ) -> Result<Option<Vec<u8>>, ArchiveError> {
         match self.0 {}
     }

@@ -1,27 +1,24 @@
-//! Bucket of an S3-compatible server: the `object_store` crate on ureq, the HTTP client of the rest of the product.
+//! Bucket of an S3-compatible server, reached with ureq, the HTTP client of the rest of the product.
 //!
-//! All functions block. Futures of the store never wait, since each request is sent within one poll.
+//! All functions block. Only threads of the uploader and of readers call them.
 
+mod answer;
+mod signature;
+
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use bytes::Bytes;
-use futures_executor::block_on;
-use futures_util::TryStreamExt;
 use gw_base::clock::Timestamp;
-use http::{Method, Request};
-use http_body_util::BodyExt;
-use object_store::aws::{AmazonS3, AmazonS3Builder};
-use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
-};
-use object_store::path::Path;
-use object_store::{ClientOptions, GetOptions, ObjectStore, ObjectStoreExt, RetryConfig};
+use http::uri::{Authority, Scheme};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use rustls::crypto::aws_lc_rs;
+use time::OffsetDateTime;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
+use self::answer::{Listed, reason, shortened};
+use self::signature::{Credentials, Request, escaped};
 use super::{ArchiveError, ArchiveSettings};
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
@@ -31,201 +28,355 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 const REQUEST_WITHIN: Duration = Duration::from_secs(120);
 /// Most bytes read of one response.
 pub(super) const OBJECT_MAX: u64 = 64 << 20;
-/// Most objects listed at once.
+/// Most bytes read of a list, which has 1,000 names of at most 1,024 bytes.
+const LIST_MAX: u64 = 8 << 20;
+/// Most bytes read of an error, or of the answer to a write.
+const MESSAGE_MAX: u64 = 64 << 10;
+/// Most objects or folders listed at once.
 const LISTED_MAX: usize = 20_000;
-/// Longest text of a server's error in a message.
-const REASON_MAX: usize = 300;
+/// Most requests for one list: a server may answer with few names at a time.
+const PAGES_MAX: usize = 1000;
 
 /// The bucket, and the beginning of the names of all objects in it.
 pub(super) struct S3Bucket {
-    store: AmazonS3,
+    agent: ureq::Agent,
+    credentials: Credentials,
+    scheme: Scheme,
+    authority: Authority,
+    /// Path of the bucket without a `/` at its end: empty if the bucket is in the host.
+    path: String,
     prefix: String,
     place: String,
 }
 
+/// A response that was read completely.
+struct Answer {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Vec<u8>,
+}
+
 impl S3Bucket {
     pub(super) fn new(settings: &ArchiveSettings) -> Result<Self, ArchiveError> {
-        let mut builder = AmazonS3Builder::new()
-            .with_bucket_name(&settings.bucket)
-            .with_region(&settings.region)
-            .with_access_key_id(&settings.access_key_id)
-            .with_secret_access_key(settings.secret_key.reveal())
-            .with_virtual_hosted_style_request(!settings.path_style)
-            // Not all servers delete several objects at once.
-            .with_disable_bulk_delete(true)
-            .with_allow_http(true)
-            // The uploader retries with a backoff of its own. The store's would wait in a runtime of tokio.
-            .with_retry(RetryConfig {
-                max_retries: 0,
-                ..RetryConfig::default()
-            })
-            .with_http_connector(Connector(agent(settings)));
-        if let Some(endpoint) = &settings.endpoint {
-            // The store expects the bucket in the host of the endpoint, if requests are to have it there.
-            let hosted = endpoint.replacen("://", &format!("://{}.", settings.bucket), 1);
-            builder = builder.with_endpoint(if settings.path_style {
-                endpoint
-            } else {
-                &hosted
-            });
-        }
-        if let Some(token) = &settings.session_token {
-            builder = builder.with_token(token.reveal());
-        }
         let place = settings.place();
-        let store = builder
-            .build()
-            .map_err(|error| failure("use", &place, &error))?;
+        let (scheme, authority) =
+            server(settings).map_err(|error| failure("use", &place, error.to_string()))?;
+        let credentials = Credentials {
+            access_key_id: settings.access_key_id.clone(),
+            secret_key: settings.secret_key.clone(),
+            session_token: settings.session_token.clone(),
+            region: settings.region.clone(),
+        };
         Ok(Self {
-            store,
+            agent: agent(settings),
+            credentials,
+            scheme,
+            authority,
+            path: match settings.path_style {
+                true => format!("/{}", settings.bucket),
+                false => String::new(),
+            },
             prefix: settings.prefix.clone(),
             place,
         })
     }
 
     /// Writes or replaces an object.
-    pub(super) fn put(&self, name: &str, content: Vec<u8>) -> Result<(), ArchiveError> {
-        let written = block_on(
-            self.store
-                .put(&self.path(name), Bytes::from(content).into()),
-        );
-        written
-            .map(drop)
-            .map_err(|error| failure("write", name, &error))
+    pub(super) fn put(&self, name: &str, content: &[u8]) -> Result<(), ArchiveError> {
+        let request = Request {
+            content,
+            ..self.object(Method::PUT, name)
+        };
+        let answer = self.send(request, MESSAGE_MAX);
+        answer
+            .and_then(|answer| answer.successful().map(drop))
+            .map_err(|reason| failure("write", name, reason))
     }
 
     /// Reads an object, or a part of it. `None` if it does not exist.
     pub(super) fn get(
         &self,
         name: &str,
-        range: Option<Range<u64>>,
+        range: Option<&Range<u64>>,
     ) -> Result<Option<Vec<u8>>, ArchiveError> {
-        let options = GetOptions {
-            range: range.map(Into::into),
-            ..GetOptions::default()
-        };
-        let read = block_on(async {
-            self.store
-                .get_opts(&self.path(name), options)
-                .await?
-                .bytes()
-                .await
+        let mut request = self.object(Method::GET, name);
+        if let Some(Range { start, end }) = range {
+            let last = end.saturating_sub(1);
+            request
+                .headers
+                .insert("range", format!("bytes={start}-{last}"));
+        }
+        let answer = self.send(request, OBJECT_MAX);
+        let read = answer.and_then(|answer| {
+            let Some(answer) = answer.found()? else {
+                return Ok(None);
+            };
+            if let Some(range) = range {
+                answer.is_range(range)?;
+            }
+            Ok(Some(answer.body))
         });
-        found(read, "read", name).map(|bytes| bytes.map(Vec::from))
+        read.map_err(|reason| failure("read", name, reason))
     }
 
     /// When an object was written, by the clock of the server. `None` if it does not exist.
     pub(super) fn written_at(&self, name: &str) -> Result<Option<Timestamp>, ArchiveError> {
-        let meta = block_on(self.store.head(&self.path(name)));
-        Ok(found(meta, "read", name)?.map(|meta| Timestamp(meta.last_modified.timestamp())))
+        let answer = self.send(self.object(Method::HEAD, name), MESSAGE_MAX);
+        let written_at = answer.and_then(|answer| {
+            let answer = answer.found()?;
+            answer.map(|answer| answer.last_modified()).transpose()
+        });
+        written_at.map_err(|reason| failure("read", name, reason))
     }
 
     /// Deletes an object. It may be missing.
     pub(super) fn delete(&self, name: &str) -> Result<(), ArchiveError> {
-        found(
-            block_on(self.store.delete(&self.path(name))),
-            "delete",
-            name,
-        )
-        .map(drop)
+        let answer = self.send(self.object(Method::DELETE, name), MESSAGE_MAX);
+        answer
+            .and_then(|answer| answer.found().map(drop))
+            .map_err(|reason| failure("delete", name, reason))
     }
 
     /// Names of the objects directly or further below `folder`, at most `limit`.
     pub(super) fn objects(&self, folder: &str, limit: usize) -> Result<Vec<String>, ArchiveError> {
-        let mut objects = self.store.list(Some(&self.path(folder)));
+        let limit = limit.min(LISTED_MAX);
         let mut names = Vec::new();
-        block_on(async {
-            while names.len() < limit.min(LISTED_MAX)
-                && let Some(object) = objects.try_next().await?
-            {
-                names.extend(self.name(&object.location));
-            }
-            Ok(names)
-        })
-        .map_err(|error| failure("list", folder, &error))
+        self.list(folder, None, |page| {
+            names.extend(page.objects.iter().filter_map(|key| self.name(key)));
+            names.len() < limit
+        })?;
+        names.truncate(limit);
+        Ok(names)
     }
 
     /// Names of the folders directly below `folder`, without it.
     pub(super) fn folders(&self, folder: &str) -> Result<Vec<String>, ArchiveError> {
-        let listed = block_on(self.store.list_with_delimiter(Some(&self.path(folder))));
-        let listed = listed.map_err(|error| failure("list", folder, &error))?;
-        let folders = listed
-            .common_prefixes
-            .iter()
-            .filter_map(|path| path.parts().next_back());
-        Ok(folders.map(|part| part.as_ref().to_owned()).collect())
+        let mut names = Vec::new();
+        self.list(folder, Some("/"), |page| {
+            let names_of_page = page.folders.iter().filter_map(|key| {
+                let (_, name) = key.strip_suffix('/')?.rsplit_once('/')?;
+                Some(name.to_owned())
+            });
+            names.extend(names_of_page);
+            names.len() < LISTED_MAX
+        })?;
+        Ok(names)
     }
 
     pub(super) fn place(&self) -> &str {
         &self.place
     }
 
-    fn path(&self, name: &str) -> Path {
+    /// Lists what is below `folder`, until the end or until `each` returns `false`.
+    fn list(
+        &self,
+        folder: &str,
+        delimiter: Option<&str>,
+        mut each: impl FnMut(&Listed) -> bool,
+    ) -> Result<(), ArchiveError> {
+        let failed = |reason| failure("list", folder, reason);
+        let prefix = format!("{}/", self.key(folder));
+        let mut continuation = None;
+        for _ in 0..PAGES_MAX {
+            let page = self
+                .page(&prefix, delimiter, continuation.as_deref())
+                .map_err(failed)?;
+            if !each(&page) || page.continuation.is_none() {
+                return Ok(());
+            }
+            continuation = page.continuation;
+        }
+        Err(failed(format!(
+            "the list does not end within {PAGES_MAX} requests"
+        )))
+    }
+
+    fn page(
+        &self,
+        prefix: &str,
+        delimiter: Option<&str>,
+        continuation: Option<&str>,
+    ) -> Result<Listed, String> {
+        let optional = [
+            ("continuation-token", continuation),
+            ("delimiter", delimiter),
+        ];
+        let mut query = BTreeMap::from([("list-type", "2"), ("prefix", prefix)]);
+        query.extend(
+            optional
+                .into_iter()
+                .filter_map(|(name, it)| Some((name, it?))),
+        );
+        let path = match self.path.as_str() {
+            "" => "/".to_owned(),
+            path => path.to_owned(),
+        };
+        let request = Request {
+            query,
+            ..self.request(Method::GET, path)
+        };
+        let answer = self.send(request, LIST_MAX)?.successful()?;
+        Listed::parse(&answer.body)
+            .map_err(|error| shortened(format!("the answer is not a list of objects: {error}")))
+    }
+
+    fn object<'a>(&self, method: Method, name: &str) -> Request<'a> {
+        self.request(
+            method,
+            format!("{}/{}", self.path, escaped(&self.key(name))),
+        )
+    }
+
+    fn request<'a>(&self, method: Method, path: String) -> Request<'a> {
+        Request {
+            method,
+            path,
+            query: BTreeMap::new(),
+            headers: BTreeMap::from([("host", self.authority.to_string())]),
+            content: b"",
+        }
+    }
+
+    /// Signs and sends a request. Reads at most `limit` bytes of the body.
+    fn send(&self, mut request: Request<'_>, limit: u64) -> Result<Answer, String> {
+        self.credentials
+            .sign(&mut request, OffsetDateTime::now_utc());
+        let uri = Uri::builder()
+            .scheme(self.scheme.clone())
+            .authority(self.authority.clone())
+            .path_and_query(request.target())
+            .build()
+            .map_err(|error| error.to_string())?;
+        let mut sent = http::Request::new(());
+        *sent.method_mut() = request.method;
+        *sent.uri_mut() = uri;
+        for (name, value) in request.headers {
+            let mut value = HeaderValue::try_from(value)
+                .map_err(|_| format!("the header {name} cannot have its value"))?;
+            value.set_sensitive(true);
+            sent.headers_mut().insert(name, value);
+        }
+        let response = match *sent.method() {
+            Method::PUT => self.agent.run(sent.map(|()| request.content)),
+            _ => self.agent.run(sent),
+        };
+        let (parts, mut body) = response.map_err(|error| innermost(&error))?.into_parts();
+        let body = body.with_config().limit(limit).read_to_vec();
+        Ok(Answer {
+            status: parts.status,
+            headers: parts.headers,
+            body: body.map_err(|error| innermost(&error))?,
+        })
+    }
+
+    /// Name of an object in the bucket.
+    fn key(&self, name: &str) -> String {
         if self.prefix.is_empty() {
-            Path::from(name)
+            name.to_owned()
         } else {
-            Path::from(format!("{}/{name}", self.prefix))
+            format!("{}/{name}", self.prefix)
         }
     }
 
     /// Name without the prefix. `None` of an object outside it.
-    fn name(&self, path: &Path) -> Option<String> {
-        let text = path.as_ref();
+    fn name(&self, key: &str) -> Option<String> {
         let rest = if self.prefix.is_empty() {
-            Some(text)
+            Some(key)
         } else {
-            text.strip_prefix(&self.prefix)?.strip_prefix('/')
+            key.strip_prefix(&self.prefix)?.strip_prefix('/')
         };
         rest.map(str::to_owned)
     }
 }
 
-fn found<T>(
-    result: object_store::Result<T>,
-    action: &'static str,
-    name: &str,
-) -> Result<Option<T>, ArchiveError> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        // Servers tell a missing bucket by the same status.
-        Err(object_store::Error::NotFound { source, .. })
-            if !source.to_string().contains("NoSuchBucket") =>
-        {
-            Ok(None)
+impl Answer {
+    fn successful(self) -> Result<Self, String> {
+        match self.status.is_success() {
+            true => Ok(self),
+            false => Err(reason(self.status, &self.body)),
         }
-        Err(error) => Err(failure(action, name, &error)),
+    }
+
+    /// `None` if the object does not exist.
+    fn found(self) -> Result<Option<Self>, String> {
+        if self.status != StatusCode::NOT_FOUND {
+            return self.successful().map(Some);
+        }
+        // Servers tell a missing bucket by the same status.
+        let reason = reason(self.status, &self.body);
+        match reason.contains("NoSuchBucket") {
+            true => Err(reason),
+            false => Ok(None),
+        }
+    }
+
+    /// Checks that the body is this part of an object.
+    fn is_range(&self, range: &Range<u64>) -> Result<(), String> {
+        let Range { start, end } = range;
+        let expected = format!("bytes {start}-{}/", end.saturating_sub(1));
+        let given = self.header(&header::CONTENT_RANGE).unwrap_or_default();
+        let is_partial = self.status == StatusCode::PARTIAL_CONTENT;
+        if is_partial && given.starts_with(&expected) && self.body.len() as u64 == end - start {
+            Ok(())
+        } else {
+            Err(shortened(format!(
+                "bytes {start} to {end} were requested; the server answered {} with {} bytes, Content-Range: {given}",
+                self.status,
+                self.body.len()
+            )))
+        }
+    }
+
+    fn last_modified(&self) -> Result<Timestamp, String> {
+        let text = self.header(&header::LAST_MODIFIED).unwrap_or_default();
+        let time = httpdate::parse_http_date(text)
+            .map_err(|_| shortened(format!("the server answered Last-Modified: {text}")))?;
+        Ok(Timestamp(OffsetDateTime::from(time).unix_timestamp()))
+    }
+
+    fn header(&self, name: &header::HeaderName) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
     }
 }
 
-fn failure(action: &'static str, name: &str, error: &object_store::Error) -> ArchiveError {
+/// Scheme and authority of the URLs, as a client writes them in `Host`: without the port of the scheme.
+fn server(settings: &ArchiveSettings) -> Result<(Scheme, Authority), http::Error> {
+    let endpoint: Uri = match &settings.endpoint {
+        Some(endpoint) => endpoint.parse()?,
+        None => Uri::try_from(format!("https://s3.{}.amazonaws.com", settings.region))?,
+    };
+    let is_http = endpoint.scheme() == Some(&Scheme::HTTP);
+    let (scheme, port_of_scheme) = match is_http {
+        true => (Scheme::HTTP, 80),
+        false => (Scheme::HTTPS, 443),
+    };
+    let mut host = endpoint.host().unwrap_or_default().to_ascii_lowercase();
+    if !settings.path_style {
+        host = format!("{}.{host}", settings.bucket);
+    }
+    let port = endpoint.port_u16().filter(|port| *port != port_of_scheme);
+    let authority = match port {
+        Some(port) => format!("{host}:{port}"),
+        None => host,
+    };
+    Ok((scheme, Authority::try_from(authority)?))
+}
+
+fn failure(action: &'static str, name: &str, reason: String) -> ArchiveError {
     ArchiveError::Store {
         action,
         name: name.to_owned(),
-        reason: reason(error),
+        reason,
     }
 }
 
-/// The server's own code and message if it sent them, else the innermost cause.
-fn reason(error: &object_store::Error) -> String {
-    let text = error.to_string();
-    let element = |name: &str| {
-        let (_, rest) = text.split_once(&format!("<{name}>"))?;
-        rest.split_once("</")
-            .map(|(content, _)| content.trim().to_owned())
-    };
-    let mut reason = match (element("Code"), element("Message")) {
-        (Some(code), Some(message)) => format!("{code}: {message}"),
-        (Some(code), None) => code,
-        _ => {
-            let mut cause: &dyn std::error::Error = error;
-            while let Some(next) = cause.source() {
-                cause = next;
-            }
-            cause.to_string()
-        }
-    };
-    reason.truncate(reason.floor_char_boundary(REASON_MAX));
-    reason.replace(char::is_control, " ")
+/// The cause that an error of the network begins with.
+fn innermost(error: &ureq::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    shortened(cause.to_string())
 }
 
 fn agent(settings: &ArchiveSettings) -> ureq::Agent {
@@ -260,50 +411,149 @@ fn agent(settings: &ArchiveSettings) -> ureq::Agent {
     config.tls_config(tls).build().new_agent()
 }
 
-#[derive(Debug)]
-struct Connector(ureq::Agent);
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::TcpListener;
+    use std::thread::{self, JoinHandle};
 
-impl HttpConnector for Connector {
-    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
-        Ok(HttpClient::new(Client(self.0.clone())))
+    use gw_shared::identity::secret::Secret;
+
+    use super::*;
+
+    fn settings(endpoint: Option<&str>, path_style: bool) -> ArchiveSettings {
+        ArchiveSettings {
+            bucket: "logs".to_owned(),
+            prefix: "eu".to_owned(),
+            endpoint: endpoint.map(str::to_owned),
+            region: "eu-west-1".to_owned(),
+            access_key_id: "id".to_owned(),
+            secret_key: Secret::new("secret".to_owned()),
+            secret_key_file: None,
+            session_token: Some(Secret::new("token".to_owned())),
+            authorities: Some(Vec::new()),
+            path_style,
+            bytes_per_second: 1,
+        }
     }
-}
 
-#[derive(Debug)]
-struct Client(ureq::Agent);
+    #[test]
+    fn the_bucket_is_in_the_path_or_in_the_host() {
+        let aws = "s3.eu-west-1.amazonaws.com";
+        for (endpoint, path_style, expected) in [
+            (None, false, format!("https://logs.{aws}/eu/a%20b")),
+            (None, true, format!("https://{aws}/logs/eu/a%20b")),
+            (
+                Some("https://S3.example.com:443"),
+                true,
+                "https://s3.example.com/logs/eu/a%20b".to_owned(),
+            ),
+            (
+                Some("http://s3.example.com:9000"),
+                false,
+                "http://logs.s3.example.com:9000/eu/a%20b".to_owned(),
+            ),
+            (
+                Some("http://[::1]:80"),
+                true,
+                "http://[::1]/logs/eu/a%20b".to_owned(),
+            ),
+        ] {
+            let bucket = S3Bucket::new(&settings(endpoint, path_style)).unwrap();
+            let path = bucket.object(Method::GET, "a b").target();
+            let url = format!("{}://{}{path}", bucket.scheme, bucket.authority);
+            assert_eq!(url, expected);
+        }
+    }
 
-#[async_trait]
-impl HttpService for Client {
-    /// Blocks. Only threads of the uploader and of readers call this.
-    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let (parts, body) = request.into_parts();
-        let body = match body.as_bytes() {
-            Some(bytes) => bytes.clone(),
-            None => body.collect().await?.to_bytes(),
+    /// A bucket on a server with these answers, each for one connection. The thread returns the heads of the requests.
+    fn bucket(answers: &'static [&'static str]) -> (S3Bucket, JoinHandle<Vec<String>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let answer = move |answer: &&str| {
+            let (stream, _) = listener.accept().unwrap();
+            let mut head = String::new();
+            let mut reader = BufReader::new(&stream);
+            while !head.ends_with("\r\n\r\n") {
+                reader.read_line(&mut head).unwrap();
+            }
+            let (status, body) = answer.split_once('|').unwrap();
+            let length = body.len();
+            let text = format!(
+                "HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+            );
+            (&stream).write_all(text.as_bytes()).unwrap();
+            head
         };
-        self.send(Request::from_parts(parts, body))
-            .map_err(|error| HttpError::new(kind(&error), error))
+        let server = thread::spawn(move || answers.iter().map(answer).collect());
+        (
+            S3Bucket::new(&settings(Some(&endpoint), true)).unwrap(),
+            server,
+        )
     }
-}
 
-impl Client {
-    fn send(&self, request: Request<Bytes>) -> Result<HttpResponse, ureq::Error> {
-        let (parts, body) = request.into_parts();
-        let response = match parts.method {
-            Method::PUT | Method::POST => self.0.run(Request::from_parts(parts, &body[..]))?,
-            _ => self.0.run(Request::from_parts(parts, ()))?,
+    #[test]
+    fn lists_go_on_after_their_first_part() {
+        let (bucket, server) = bucket(&[
+            "200 OK|<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>+1</NextContinuationToken>\
+             <Contents><Key>eu/day/a</Key></Contents><Contents><Key>us/day/b</Key></Contents></ListBucketResult>",
+            "200 OK|<ListBucketResult><Contents><Key>eu/day/c</Key></Contents></ListBucketResult>",
+            "301 Moved|<Error><Code>PermanentRedirect</Code><Message>Use another endpoint</Message></Error>",
+        ]);
+        assert_eq!(bucket.objects("day", 9).unwrap(), ["day/a", "day/c"]);
+        let error = bucket.folders("day").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "archive: cannot list day: PermanentRedirect: Use another endpoint"
+        );
+        let heads = server.join().unwrap();
+        for (head, start) in heads.iter().zip([
+            "GET /logs?list-type=2&prefix=eu%2Fday%2F HTTP/1.1\r\n",
+            "GET /logs?continuation-token=%2B1&list-type=2&prefix=eu%2Fday%2F HTTP/1.1\r\n",
+            "GET /logs?delimiter=%2F&list-type=2&prefix=eu%2Fday%2F HTTP/1.1\r\n",
+        ]) {
+            assert!(head.starts_with(start), "{head}");
+            assert!(
+                head.contains("\r\nx-amz-security-token: token\r\n"),
+                "{head}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_part_of_an_object_must_be_the_requested_one() {
+        let (bucket, server) = bucket(&[
+            "206 Partial\r\nContent-Range: bytes 4-6/9|abc",
+            "206 Partial\r\nContent-Range: bytes 0-2/9|abc",
+            "200 OK|abcdefghi",
+            "404 Not Found|",
+            "503 Slow|busy",
+        ]);
+        let read = || {
+            bucket
+                .get("a", Some(&(4..7)))
+                .map_err(|error| error.to_string())
         };
-        let (parts, mut body) = response.into_parts();
-        let body = body.with_config().limit(OBJECT_MAX).read_to_vec()?;
-        Ok(HttpResponse::from_parts(parts, body.into()))
-    }
-}
-
-fn kind(error: &ureq::Error) -> HttpErrorKind {
-    match error {
-        ureq::Error::Timeout(_) => HttpErrorKind::Timeout,
-        ureq::Error::ConnectionFailed | ureq::Error::HostNotFound => HttpErrorKind::Connect,
-        ureq::Error::Io(_) => HttpErrorKind::Interrupted,
-        _ => HttpErrorKind::Unknown,
+        assert_eq!(read().unwrap().unwrap(), b"abc");
+        for _ in 0..2 {
+            let error = read().unwrap_err();
+            assert!(
+                error.starts_with(
+                    "archive: cannot read a: bytes 4 to 7 were requested; the server answered 20"
+                ),
+                "{error}"
+            );
+        }
+        assert_eq!(read().unwrap(), None);
+        assert_eq!(
+            read().unwrap_err(),
+            "archive: cannot read a: the server answered 503 Service Unavailable: busy"
+        );
+        let heads = server.join().unwrap();
+        assert!(
+            heads
+                .iter()
+                .all(|head| head.contains("\r\nrange: bytes=4-6\r\n"))
+        );
     }
 }

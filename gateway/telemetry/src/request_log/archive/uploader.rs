@@ -219,14 +219,14 @@ impl Uploader {
         // Bodies first: readers find them by the other object.
         if !bodies.is_empty() {
             let (path, sealed) = seal(ObjectKind::Bodies, bodies)?;
-            self.put(&path, sealed)?;
+            self.put(&path, &sealed)?;
         }
         let (path, sealed) = seal(ObjectKind::Blocks, vec![(0, content)])?;
-        self.put(&path, sealed)
+        self.put(&path, &sealed)
     }
 
     /// Writes an object, then waits so that no more bytes are written in a second than configured.
-    fn put(&self, path: &str, content: Vec<u8>) -> Result<(), ArchiveError> {
+    fn put(&self, path: &str, content: &[u8]) -> Result<(), ArchiveError> {
         self.go_on()?;
         let began = Instant::now();
         let bytes = content.len() as u64;
@@ -269,7 +269,7 @@ impl Uploader {
             ..
         } = &*self.archive;
         let clock = format!("{region}/clock/{:04}", self.slot.get());
-        bucket.put(&clock, Vec::from(*b"Shows the time of the store."))?;
+        bucket.put(&clock, b"Shows the time of the store.")?;
         let store_now = bucket.written_at(&clock)?.unwrap_or(Timestamp(0));
         let store_days = Now(Arc::new(move || store_now)).days();
         let oldest = *self.now.days().start().min(store_days.start());
