@@ -8,13 +8,14 @@ use std::io::{self, IsTerminal};
 use std::time::Instant;
 
 use serde::Deserialize;
-use tracing::Level;
 use tracing::field::Field;
 use tracing::level_filters::{LevelFilter, STATIC_MAX_LEVEL};
+use tracing::{Level, Subscriber};
+use tracing_subscriber::Registry;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::FormatFields;
 use tracing_subscriber::fmt::format::{self, JsonFields, Writer};
-use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::layer::{Filter, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
 use repeats::Limited;
@@ -60,7 +61,8 @@ pub fn start(format: LogFormat, default: Level) {
             Err(problem) => (default, Some(problem)),
         },
     };
-    if !init(format, filter) {
+    // Fails only if logging has already started.
+    if subscriber(format, filter).try_init().is_err() {
         return;
     }
     if let Some(problem) = problem {
@@ -71,13 +73,14 @@ pub fn start(format: LogFormat, default: Level) {
     }
 }
 
-/// Installs the subscriber. Returns `false` if logging has already started.
-fn init(format: LogFormat, filter: Targets) -> bool {
+fn subscriber(format: LogFormat, filter: Targets) -> Box<dyn Subscriber + Send + Sync> {
     // https://no-color.org: any text but the empty one turns colours off.
     let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let has_colours = io::stderr().is_terminal() && !no_colour;
+    // The level of the whole subscriber is the highest one of its parts. Below it, an event costs a comparison.
+    let level = Filter::<Registry>::max_level_hint(&filter).unwrap_or(LevelFilter::TRACE);
     let logs = tracing_subscriber::fmt()
-        .with_max_level(LevelFilter::TRACE)
+        .with_max_level(level)
         .with_writer(io::stderr)
         .with_ansi(has_colours);
     // An error of standard error would be printed there, and end the process: the terminal may have been closed.
@@ -85,22 +88,21 @@ fn init(format: LogFormat, filter: Targets) -> bool {
     match format {
         LogFormat::Text => {
             let text = format::format().with_target(false);
-            logs.fmt_fields(text_fields())
-                .event_format(Limited::new(text, format, Instant::now))
-                .finish()
-                .with(filter)
-                .try_init()
+            let logs = logs.fmt_fields(text_fields()).event_format(Limited::new(
+                text,
+                format,
+                Instant::now,
+            ));
+            Box::new(logs.finish().with(filter))
         }
         LogFormat::Json => {
             let json = format::format().json().flatten_event(true);
-            logs.fmt_fields(JsonFields::new())
-                .event_format(Limited::new(json, format, Instant::now))
-                .finish()
-                .with(filter)
-                .try_init()
+            let logs = logs
+                .fmt_fields(JsonFields::new())
+                .event_format(Limited::new(json, format, Instant::now));
+            Box::new(logs.finish().with(filter))
         }
     }
-    .is_ok()
 }
 
 /// Formats the fields of an event as text. Escapes them, because they may hold text from outside. Colours are for time
@@ -114,4 +116,23 @@ fn text_fields() -> impl for<'a> FormatFields<'a> + 'static {
             name => write!(Escaping(out), " {name}={value:?}"),
         },
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_level_of_all_events_is_the_highest_of_the_filter() {
+        for (text, level) in [
+            ("info,h2=error", LevelFilter::INFO),
+            ("warn,h2=debug", LevelFilter::DEBUG),
+            ("off", LevelFilter::OFF),
+        ] {
+            for format in [LogFormat::Text, LogFormat::Json] {
+                let subscriber = subscriber(format, filter::filter(text).unwrap());
+                assert_eq!(subscriber.max_level_hint(), Some(level), "{text}");
+            }
+        }
+    }
 }
