@@ -51,17 +51,20 @@ impl Restoring {
             prepared,
         };
         eventually("the restore has begun", || {
-            restoring
-                .folder()
-                .join("restore.partial")
-                .exists()
-                .then_some(())
+            restoring.is_locked().then_some(())
         });
         restoring
     }
 
     fn folder(&self) -> PathBuf {
         self.prepared.path("target")
+    }
+
+    /// Whether the process has locked the folder of unchecked files. It creates the folder shortly before.
+    fn is_locked(&self) -> bool {
+        let locks = fs::read_to_string("/proc/locks").unwrap();
+        fs::metadata(self.folder().join("restore.partial"))
+            .is_ok_and(|folder| locks.contains(&format!(":{} ", folder.ino())))
     }
 
     /// Gives the restore the whole archive; its exit code and messages.
