@@ -23,11 +23,15 @@ use super::RecordKind;
     clap::ValueEnum,
 )]
 #[serde(rename_all = "snake_case")]
+#[expect(
+    missing_docs,
+    reason = "clap would print the help of every option of the command on lines of its own"
+)]
 pub enum Approval {
-    /// The agent is approved when it enrolls.
+    // The agent is approved when it enrolls.
     #[default]
     Auto,
-    /// The agent waits until an administrator approves it.
+    // The agent waits until an administrator approves it.
     Manual,
 }
 
