@@ -115,7 +115,7 @@ impl Freeze {
         self.ended.get().is_none()
     }
 
-    /// Looks at the clock. Called more often than every [`limits::FREEZE`].
+    /// Looks at the clock. Called more often than every `limits::FREEZE`.
     pub fn look(&self, now: Instant) {
         let Some(read) = &self.read else { return };
         if now >= self.next_look.get() {
@@ -142,7 +142,7 @@ impl Freeze {
         self.told.notify_waiters();
     }
 
-    /// Waits until [`Self::is_over`], for [`limits::FREEZE_WAIT`] after each freeze at most: without PostgreSQL, the records
+    /// Waits until [`Self::is_over`], for `limits::FREEZE_WAIT` after each freeze at most: without PostgreSQL, the records
     /// in memory count. Fails if too many requests wait.
     pub async fn over(&self) -> Result<(), Error> {
         for _ in 0..ROUNDS {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-/// Default limit on the memory of all relayed requests: a quarter of [`limit`]. Close to the limit, windows shrink to
+/// Default limit on the memory of all relayed requests: a quarter of `limit`. Close to the limit, windows shrink to
 /// [`gw_shared::tunnel::window::LEAST`]. A request without room for that is refused (503).
 pub fn default_relay_memory() -> usize {
     limit() / 4

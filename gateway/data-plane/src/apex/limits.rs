@@ -57,7 +57,7 @@ impl ApexBucket {
         }
     }
 
-    /// The opposite of [`Self::names`].
+    /// The opposite of `names`.
     pub fn parse(kind: &str, client: &str) -> Option<Self> {
         match kind {
             "token" => client.parse().ok().map(Self::Token),

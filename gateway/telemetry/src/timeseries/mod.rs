@@ -186,7 +186,7 @@ impl SeriesState {
     }
 }
 
-/// Starts to take a point every [`STEP`] seconds. Takes a last one when `tasks` stop, for which the workers must still
+/// Starts to take a point every `STEP` seconds. Takes a last one when `tasks` stop, for which the workers must still
 /// answer. `reports` returns the counters of all workers that answer, those of services included.
 pub fn record(
     tasks: &Tasks,

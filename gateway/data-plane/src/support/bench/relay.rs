@@ -3,7 +3,7 @@
 //! Everything between the bytes of a request and the bytes of its response runs as in the product: head, route, directory,
 //! service key, bucket, tunnel, response, counters, and the record for the request log. Not included: TLS, sockets, the
 //! table of connections with its deadlines, and the HTTP/2 codec. What passes between this module and those parts, such
-//! as the choice of the response's framing, repeats [`crate::downstream`].
+//! as the choice of the response's framing, repeats `downstream`.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
