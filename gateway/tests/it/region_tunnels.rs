@@ -303,7 +303,7 @@ fn limits_apply_to_the_address_of_the_agent() {
     let different: Vec<TcpStream> = (0..5).map(connect).collect();
     for mut socket in &different {
         // The node answers the ClientHello.
-        assert_eq!(socket.read(&mut [0]).unwrap(), 1);
+        socket.read_exact(&mut [0]).unwrap();
     }
     assert_eq!(nodes.turned_away(owner, "address_connections"), 0);
     // All tunnels of a service are on one worker.
