@@ -117,6 +117,15 @@ fn replaced(
     Cow::Owned(shown)
 }
 
+/// Two lower-case digits for each byte.
+pub fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut digits, byte| {
+        // Writing to a string does not fail.
+        let _ = write!(digits, "{byte:02x}");
+        digits
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -48,7 +48,7 @@ pub struct NodeConfig {
     pub peer_address: SocketAddr,
     /// Version of this program.
     pub version: Arc<str>,
-    /// What this node does without contact.
+    /// Behaviour of this node without contact.
     pub isolation: Isolation,
 }
 

@@ -1,7 +1,7 @@
 //! The contents of a store, for a move to another store.
 
+use gw_shared::text::hexadecimal;
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 use aws_lc_rs::digest::{Context, SHA256};
 use serde::Serialize;
@@ -119,12 +119,7 @@ impl Digest {
     }
 
     fn finish(self) -> String {
-        let mut digits = String::new();
-        for byte in self.0.finish().as_ref() {
-            // Writing to a string cannot fail.
-            let _ = write!(digits, "{byte:02x}");
-        }
-        digits
+        hexadecimal(self.0.finish().as_ref())
     }
 }
 

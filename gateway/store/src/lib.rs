@@ -177,7 +177,7 @@ pub enum StoreError {
          it over (LoadCredentialEncrypted=seal-key: in the unit)"
     )]
     Sealed(String),
-    /// The seal key cannot be read, or does not open what is sealed.
+    /// The seal key cannot be read, or is not the key of the sealed secrets.
     #[error("store: {0}")]
     SealKey(String),
     /// The disk is full. Nothing was changed.

@@ -2,6 +2,7 @@
 //! the tunnel on the pages are those of the code.
 
 use gw_shared::tunnel::{control, endpoint, frame, handshake, window};
+use num_format::{Locale, ToFormattedString};
 use serde_json::Value;
 
 use crate::markdown::rows;
@@ -108,45 +109,44 @@ fn further_figures_of_the_comparison_are_those_of_the_results() {
     }
 }
 
-/// A number with commas.
-fn grouped(number: usize) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 #[test]
 fn bounds_of_a_tunnel_on_the_pages_are_those_of_the_code() {
     let kib = |bytes: usize| format!("{} KiB", bytes / 1024);
     let tunnel = [
-        format!("below {}.", grouped(endpoint::STREAMS_MAX)),
-        format!("HELLO, at most {} |", grouped(endpoint::STREAMS_MAX)),
+        format!(
+            "below {}.",
+            endpoint::STREAMS_MAX.to_formatted_string(&Locale::en)
+        ),
+        format!(
+            "HELLO, at most {} |",
+            endpoint::STREAMS_MAX.to_formatted_string(&Locale::en)
+        ),
         format!("accepts {} more", endpoint::STREAMS_BEYOND_SLOTS),
-        format!("0 to {}; 0 only with END", grouped(frame::DATA_MAX)),
+        format!(
+            "0 to {}; 0 only with END",
+            frame::DATA_MAX.to_formatted_string(&Locale::en)
+        ),
         format!(
             "9 + {} + {}",
             frame::CODE_MAX,
-            grouped(frame::MESSAGE_TEXT_MAX)
+            frame::MESSAGE_TEXT_MAX.to_formatted_string(&Locale::en)
         ),
         format!(
             "1 to {}; from an agent to {}",
             kib(control::MESSAGE_MAX),
             kib(control::TO_GATEWAY_MAX)
         ),
-        format!("({}) of unused credit", grouped(window::MOST as usize)),
+        format!(
+            "({}) of unused credit",
+            window::MOST.to_formatted_string(&Locale::en)
+        ),
         format!(
             "Before the first WINDOW it is {}.",
-            grouped(window::FIRST as usize)
+            window::FIRST.to_formatted_string(&Locale::en)
         ),
         format!(
             "that of a request with {}.",
-            grouped(window::LEAST as usize)
+            window::LEAST.to_formatted_string(&Locale::en)
         ),
         format!(
             "at most {} and {} fields",
@@ -154,7 +154,10 @@ fn bounds_of_a_tunnel_on_the_pages_are_those_of_the_code() {
             handshake::HEAD_LIMITS.fields
         ),
     ];
-    let configuration = [format!("uses at most {} |", grouped(endpoint::STREAMS_MAX))];
+    let configuration = [format!(
+        "uses at most {} |",
+        endpoint::STREAMS_MAX.to_formatted_string(&Locale::en)
+    )];
     for (page, bounds) in [
         ("docs/tunnel.md", tunnel.as_slice()),
         ("docs/configuration.md", &configuration),

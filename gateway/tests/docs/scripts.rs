@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::markdown::{code, rows};
 use crate::{assert_same, read, repository};
 
-/// Folders that git does not keep, or whose files are others' work.
+/// Folders that git ignores, and the vendored crate.
 const LEFT_OUT: [&str; 6] = [
     ".ci/cache",
     ".git",

@@ -5,12 +5,13 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use aws_lc_rs::digest::{Digest, SHA256, digest};
+use aws_lc_rs::digest::{SHA256, digest};
 use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, UnparsedPublicKey};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
+use crate::text::hexadecimal;
 use crate::version::Version;
 
 /// Path on an agent's connection below which the programs are, by their SHA-256.
@@ -94,7 +95,7 @@ impl SignedProgram {
         key: &Ed25519KeyPair,
     ) -> Self {
         let size = program.len() as u64;
-        let sha256 = hex(&digest(&SHA256, program));
+        let sha256 = hexadecimal(digest(&SHA256, program).as_ref());
         let target = target.to_owned();
         let signature = String::new();
         let mut signed = Self {
@@ -164,7 +165,7 @@ impl SignedProgram {
                 found,
             });
         }
-        if hex(&digest(&SHA256, program)) == self.sha256 {
+        if hexadecimal(digest(&SHA256, program).as_ref()) == self.sha256 {
             Ok(())
         } else {
             Err(InvalidProgram::Hash)
@@ -185,14 +186,6 @@ impl SignedProgram {
         let minimum = minimum.map_or_else(String::new, |version| format!("\0{version}"));
         format!("gw-agent program\0{version}\0{target}\0{size}\0{sha256}{minimum}").into_bytes()
     }
-}
-
-fn hex(digest: &Digest) -> String {
-    digest
-        .as_ref()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
 }
 
 impl ReleaseKey {

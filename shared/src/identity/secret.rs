@@ -7,6 +7,8 @@ use aws_lc_rs::{constant_time, digest};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zeroize::Zeroizing;
 
+use crate::text::hexadecimal;
+
 /// A secret in clear text. `Debug` does not print it.
 #[derive(Clone)]
 pub struct Secret(Zeroizing<String>);
@@ -77,13 +79,7 @@ impl PartialEq for SecretHash {
 /// Writes 64 hexadecimal digits.
 impl Serialize for SecretHash {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        use fmt::Write;
-        let mut text = String::with_capacity(2 * self.0.len());
-        self.0
-            .iter()
-            .try_for_each(|byte| write!(text, "{byte:02x}"))
-            .map_err(serde::ser::Error::custom)?;
-        serializer.serialize_str(&text)
+        serializer.serialize_str(&hexadecimal(&self.0))
     }
 }
 

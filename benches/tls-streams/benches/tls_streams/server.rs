@@ -153,7 +153,7 @@ impl Job {
     }
 }
 
-/// Bytes whose order shows.
+/// Bytes in a pattern that shows a change of their order.
 pub(crate) fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at * 31 % 251) as u8).collect()
 }

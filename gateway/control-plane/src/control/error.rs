@@ -29,7 +29,7 @@ pub enum ControlError {
     Invalid {
         /// Name of the field in the request.
         field: &'static str,
-        /// What is wrong with the value.
+        /// Why the value is invalid.
         message: String,
     },
     /// The request contradicts the present state, as the text explains.
@@ -67,7 +67,7 @@ pub enum ControlError {
     DataFolder {
         /// The data folder.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// Cause and remedy.
         reason: String,
     },
     /// Another process uses the data folder.

@@ -108,7 +108,7 @@ pub enum LogError {
     Invalid {
         /// Name of the field.
         field: &'static str,
-        /// What is wrong with its value.
+        /// Why its value is invalid.
         message: String,
     },
     /// SQLite reported an error.

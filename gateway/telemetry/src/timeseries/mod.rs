@@ -58,7 +58,7 @@ pub enum SeriesError {
     Invalid {
         /// Name of the parameter.
         field: &'static str,
-        /// What is wrong with its value.
+        /// Why its value is invalid.
         message: String,
     },
     /// The file of the time series cannot be read.

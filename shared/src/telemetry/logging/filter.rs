@@ -6,6 +6,8 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 ///
 /// A target is the beginning of a module's path. The longest one that matches an event decides. Without a directive,
 /// only errors are logged.
+///
+/// `Targets` parses this syntax itself, but takes an empty directive for `error`, and does not name an invalid one.
 pub(super) fn filter(text: &str) -> Result<Targets, String> {
     let directives = text.split(',').map(str::trim);
     let mut directives = directives

@@ -167,7 +167,7 @@ impl S3Bucket {
         &self.place
     }
 
-    /// Lists what is below `folder`, until the end or until `each` returns `false`.
+    /// Lists the objects below `folder` page by page. Ends early if `each` returns `false`.
     fn list(
         &self,
         folder: &str,
@@ -261,6 +261,10 @@ impl S3Bucket {
             _ => self.agent.run(sent),
         };
         let (parts, mut body) = response.map_err(|error| innermost(&error))?.into_parts();
+        let limit = match parts.status.is_success() {
+            true => limit,
+            false => limit.min(MESSAGE_MAX),
+        };
         let body = body.with_config().limit(limit).read_to_vec();
         Ok(Answer {
             status: parts.status,

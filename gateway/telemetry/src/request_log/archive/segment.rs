@@ -1,6 +1,7 @@
 //! Content of an archived object: blocks as they are in the file of the day, labels of their services, and heads of captured
 //! messages. Bodies are in an object beside it.
 
+use gw_shared::text::hexadecimal;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -156,13 +157,7 @@ impl Bodies {
         for (_, body) in &self.all {
             context.update(body);
         }
-        let digest = context.finish();
-        let digits = digest
-            .as_ref()
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect::<String>();
-        digits[..DIGEST_DIGITS].to_owned()
+        hexadecimal(context.finish().as_ref())[..DIGEST_DIGITS].to_owned()
     }
 }
 

@@ -6,6 +6,7 @@ use axum::extract::Path;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use gw_shared::identity::secret::SecretHash;
+use gw_shared::text::hexadecimal;
 
 use super::failure::ErrorPage;
 
@@ -50,10 +51,7 @@ const ASSETS: [Asset; 6] = [
 pub(crate) fn version() -> &'static str {
     static VERSION: LazyLock<String> = LazyLock::new(|| {
         let all: String = ASSETS.iter().map(|asset| asset.content).collect();
-        SecretHash::of(&all).as_bytes()[..8]
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect()
+        hexadecimal(&SecretHash::of(&all).as_bytes()[..8])
     });
     &VERSION
 }

@@ -1,10 +1,12 @@
 //! Answers of an S3-compatible server: lists of objects, and errors.
 
 use http::StatusCode;
-use roxmltree::{Document, Node};
+use roxmltree::{Document, Node, ParsingOptions};
 
 /// Longest text of a server's error in a message.
 const REASON_MAX: usize = 300;
+/// Most elements and texts of an answer. They take more memory than their bytes; a list of 1,000 objects has about 30,000.
+const NODES_MAX: u32 = 100_000;
 
 /// Part of a list of objects.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -21,7 +23,7 @@ impl Listed {
     /// Parses the answer to `ListObjectsV2`.
     pub(super) fn parse(body: &[u8]) -> Result<Self, String> {
         let text = std::str::from_utf8(body).map_err(|error| error.to_string())?;
-        let document = Document::parse(text).map_err(|error| error.to_string())?;
+        let document = document(text).map_err(|error| error.to_string())?;
         let root = document.root_element();
         if root.tag_name().name() != "ListBucketResult" {
             return Err(format!("it is a {:?}", root.tag_name().name()));
@@ -49,7 +51,7 @@ impl Listed {
 /// The code and the message of a server's error. Without them the status, and the beginning of the body.
 pub(super) fn reason(status: StatusCode, body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
-    let reason = match Document::parse(&text) {
+    let reason = match document(&text) {
         Ok(document) => {
             let of_error = |name| text_of(document.root_element(), name).map(str::trim);
             match (of_error("Code"), of_error("Message")) {
@@ -62,6 +64,14 @@ pub(super) fn reason(status: StatusCode, body: &[u8]) -> String {
         Err(_) => format!("the server answered {status}: {}", text.trim()),
     };
     shortened(reason)
+}
+
+fn document(text: &str) -> Result<Document<'_>, roxmltree::Error> {
+    let options = ParsingOptions {
+        nodes_limit: NODES_MAX,
+        ..ParsingOptions::default()
+    };
+    Document::parse_with_options(text, options)
 }
 
 /// Limits the length of a message that a server or the network brought about, and removes control characters.
@@ -125,6 +135,19 @@ mod tests {
             let error = Listed::parse(body).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn a_list_of_too_many_elements_is_refused() {
+        let elements = |count| {
+            format!(
+                "<ListBucketResult>{}</ListBucketResult>",
+                "<a/>".repeat(count)
+            )
+        };
+        assert!(Listed::parse(elements(90_000).as_bytes()).is_ok());
+        let error = Listed::parse(elements(100_000).as_bytes()).unwrap_err();
+        assert!(error.contains("nodes limit"), "{error}");
     }
 
     #[test]

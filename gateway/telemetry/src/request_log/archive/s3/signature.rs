@@ -4,11 +4,11 @@
 //! of one core), signs no content, and puts the session token in URLs.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 use aws_lc_rs::digest::{SHA256, digest};
 use aws_lc_rs::hmac;
 use gw_shared::identity::secret::Secret;
+use gw_shared::text::hexadecimal;
 use http::Method;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use time::OffsetDateTime;
@@ -122,14 +122,6 @@ pub(super) fn escaped(name: &str) -> String {
 
 fn hash(bytes: &[u8]) -> String {
     hexadecimal(digest(&SHA256, bytes).as_ref())
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a string does not fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 #[cfg(test)]
