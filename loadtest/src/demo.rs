@@ -11,7 +11,7 @@ use serde::Deserialize;
 use tempfile::TempDir;
 
 use crate::client::Target;
-use crate::failure::{Failure, ensure};
+use crate::failure::Failure;
 use crate::process::{self, Process};
 
 /// A rate that is never reached, for scenarios that do not test the rate limit.
@@ -90,10 +90,6 @@ impl Demo {
         gateway: &Path,
         options: &Options,
     ) -> Result<Self, Failure> {
-        ensure(gateway.is_file(), || {
-            "the product is not built: cargo build --release -p gw-gateway, or give --gateway PATH"
-                .to_owned()
-        })?;
         let mut command = process::command(gateway, &options.cores)?;
         command.args([
             "demo",

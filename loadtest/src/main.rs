@@ -31,10 +31,12 @@ mod services;
 mod sink;
 mod stalled;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use crate::failure::{Failure, ensure};
 
 /// The product's allocator, because scenario `log` runs a part of the product in this process.
 #[global_allocator]
@@ -90,27 +92,38 @@ enum Scenario {
 
 fn main() -> ExitCode {
     let Arguments { gateway, scenario } = Arguments::parse();
-    let result = match scenario {
-        Scenario::Compare(options) => compare::run(&gateway, &options),
-        Scenario::Bulk(options) => bulk::run(&gateway, &options),
-        Scenario::Stalled => stalled::run(&gateway),
-        Scenario::Cancel => cancel::run(&gateway),
-        Scenario::Bucket => bucket::run(&gateway),
-        Scenario::Abuse(options) => abuse::run(&gateway, &options),
-        Scenario::Logging => logging::run(&gateway),
-        Scenario::Expiry => expiry::run(&gateway),
-        Scenario::Memory { short } => memory::run(&gateway, short),
-        Scenario::Services(options) => services::run(&gateway, &options),
-        Scenario::Region(options) => region::run(&gateway, &options),
-        Scenario::Restarts(options) => restarts::run(&gateway, &options),
-        Scenario::Agents(options) => agents::run(&gateway, &options),
-        Scenario::Log(options) => request_log::run(&options),
-    };
-    match result {
+    match run(scenario, &gateway) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("gw-loadtest: {failure}");
             ExitCode::FAILURE
         }
+    }
+}
+
+fn run(scenario: Scenario, gateway: &Path) -> Result<(), Failure> {
+    // The log is loaded in this process.
+    let needs_gateway = !matches!(scenario, Scenario::Log(_));
+    ensure(!needs_gateway || gateway.is_file(), || {
+        format!(
+            "{} does not exist: build it with cargo build --release -p gw-gateway, or give --gateway PATH",
+            gateway.display()
+        )
+    })?;
+    match scenario {
+        Scenario::Compare(options) => compare::run(gateway, &options),
+        Scenario::Bulk(options) => bulk::run(gateway, &options),
+        Scenario::Stalled => stalled::run(gateway),
+        Scenario::Cancel => cancel::run(gateway),
+        Scenario::Bucket => bucket::run(gateway),
+        Scenario::Abuse(options) => abuse::run(gateway, &options),
+        Scenario::Logging => logging::run(gateway),
+        Scenario::Expiry => expiry::run(gateway),
+        Scenario::Memory { short } => memory::run(gateway, short),
+        Scenario::Services(options) => services::run(gateway, &options),
+        Scenario::Region(options) => region::run(gateway, &options),
+        Scenario::Restarts(options) => restarts::run(gateway, &options),
+        Scenario::Agents(options) => agents::run(gateway, &options),
+        Scenario::Log(options) => request_log::run(&options),
     }
 }
