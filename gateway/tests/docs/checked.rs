@@ -104,13 +104,7 @@ fn mistake_of_program(words: &[&str]) -> Option<String> {
             mistake_of_program(words)
         }
         "gw-gateway" | "gw-agent" => refusal(&built(program), arguments),
-        // Built by ./test, but not by `cargo test`, as it has no integration tests.
-        "target/release/gw-loadtest" => {
-            let is_checked = std::env::var_os("CI").is_some() || path_of("gw-loadtest").exists();
-            is_checked
-                .then(|| refusal(&built("gw-loadtest"), arguments))
-                .flatten()
-        }
+        "target/release/gw-loadtest" => refusal(&built("gw-loadtest"), arguments),
         "./test" | "packaging/build" => refusal(&repository().join(program), arguments),
         "systemctl" => {
             let units = arguments
@@ -165,12 +159,8 @@ fn missing(kind: &str, mut names: impl Iterator<Item = impl AsRef<str>>) -> Opti
         .map(|name| format!("no such {kind}: {}", name.as_ref()))
 }
 
-fn path_of(program: &str) -> PathBuf {
-    Path::new(env!("CARGO_BIN_EXE_gw-gateway")).with_file_name(program)
-}
-
 pub(crate) fn built(program: &str) -> PathBuf {
-    let path = path_of(program);
+    let path = Path::new(env!("CARGO_BIN_EXE_gw-gateway")).with_file_name(program);
     assert!(
         path.exists(),
         "build the whole workspace: cargo build --workspace --bins"
