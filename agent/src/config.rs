@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use gw_shared::config::{ConfigErrors, Keys, parse_table, unknown_in_environment};
-use gw_shared::core_dump;
 use gw_shared::identity::program::ReleaseKeys;
+use gw_shared::process::core_dump;
 use gw_shared::telemetry::logging::LogFormat;
 use gw_shared::telemetry::trace::CollectorSettings;
 use gw_shared::tunnel::endpoint::STREAMS_MAX;

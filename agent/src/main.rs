@@ -18,7 +18,7 @@ use gw_agent::identity::state::DEFAULT;
 use gw_agent::process::{self, AgentExit, Hangup};
 use gw_agent::{Config, RelayedService};
 use gw_shared::command::{self, Failure};
-use gw_shared::core_dump;
+use gw_shared::process::core_dump;
 use gw_shared::telemetry::logging::{self, LogFormat};
 use gw_shared::text::escaped;
 

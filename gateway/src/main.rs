@@ -8,13 +8,13 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use gw_base::background::Background;
+use gw_base::process::background::Background;
 use gw_gateway::process::config_file::ConfigFile;
 use gw_gateway::process::doctor;
 use gw_gateway::{Gateway, Predecessor, Program, Signals};
 use gw_shared::command::{self, Failure};
 use gw_shared::config::unknown_in_environment;
-use gw_shared::core_dump;
+use gw_shared::process::core_dump;
 use gw_shared::telemetry::logging;
 
 use cli::arguments::{Arguments, Command};
@@ -89,7 +89,7 @@ fn serve_unreplaced(path: &Path) -> Result<(), Failure> {
 fn examine(config: Option<&Path>, json: bool) -> Result<(), Failure> {
     let mut examination = doctor::examine(config, |name| std::env::var(name).ok());
     if let Some(config) = config {
-        cli::warnings::examine(&mut examination, config);
+        cli::administration::warnings::examine(&mut examination, config);
     }
     examination.print(json)
 }

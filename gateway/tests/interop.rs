@@ -10,13 +10,13 @@
 )]
 
 #[allow(dead_code, reason = "shared with other tests")]
-#[path = "it/support/caller.rs"]
+#[path = "it/support/peers/caller.rs"]
 mod caller;
 #[allow(dead_code, reason = "shared with other tests")]
-#[path = "it/support/http1_peer.rs"]
+#[path = "it/support/peers/http1_peer.rs"]
 mod http1_peer;
 #[allow(dead_code, reason = "shared with other tests")]
-#[path = "it/support/http2_caller.rs"]
+#[path = "it/support/peers/http2_caller.rs"]
 mod http2_caller;
 #[path = "../../shared/tests/programs/mod.rs"]
 mod programs;
@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-use gw_base::rate::Rate;
+use gw_base::service::rate::Rate;
 use gw_interface::config::Config;
 
 use gw_gateway::demo::{Demo, Options};

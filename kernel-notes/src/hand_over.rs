@@ -11,7 +11,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gw_base::rate::Rate;
+use gw_base::service::rate::Rate;
 use gw_gateway::demo::{Demo, Options};
 use gw_interface::config::HandOver;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};

@@ -12,7 +12,8 @@ use tempfile::TempDir;
 
 use crate::client::Target;
 use crate::failure::Failure;
-use crate::process::{self, Process};
+use crate::machine::process;
+use crate::machine::process::Process;
 
 /// A rate that is never reached, for scenarios that do not test the rate limit.
 pub(crate) const UNLIMITED: u32 = 1_000_000_000;

@@ -9,8 +9,9 @@ use tempfile::TempDir;
 
 use crate::demo::Demo;
 use crate::failure::{Failure, ensure};
+use crate::machine::process;
+use crate::machine::process::Process;
 use crate::metrics;
-use crate::process::{self, Process};
 
 /// Timeout for the tunnels of one agent.
 pub(crate) const TUNNELS_WITHIN: Duration = Duration::from_secs(30);

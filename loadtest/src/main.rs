@@ -1,35 +1,20 @@
 //! `gw-loadtest`: runs a scenario against the product.
 
-mod abuse;
 mod admin_api;
-mod agents;
 mod backend;
-mod bucket;
-mod bulk;
 mod callers;
-mod cancel;
 mod client;
-mod compare;
 mod demo;
 mod enrolled;
-mod expiry;
 mod failure;
 mod http2;
 mod latency;
 mod load;
-mod logging;
-mod memory;
+mod machine;
 mod metrics;
-mod process;
-mod procfs;
-mod region;
 mod report;
-mod request_log;
-mod restarts;
-mod scheduling;
-mod services;
+mod scenarios;
 mod sink;
-mod stalled;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -57,9 +42,9 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Scenario {
     /// CPU time, latency and memory beside haproxy, nginx and rathole, in one run.
-    Compare(compare::Options),
+    Compare(scenarios::compare::Options),
     /// Large bodies in both directions: bytes unchanged, memory bounded.
-    Bulk(bulk::Options),
+    Bulk(scenarios::bulk::Options),
     /// Callers that stop reading do not delay others.
     Stalled,
     /// Callers that disconnect release their slots; slots are neither lost nor exceeded.
@@ -67,7 +52,7 @@ enum Scenario {
     /// The rate limit admits exactly the configured rate.
     Bucket,
     /// Attacks do not slow down other callers.
-    Abuse(abuse::Options),
+    Abuse(scenarios::abuse::Options),
     /// CPU cost of the request log, and its completeness at full speed.
     Logging,
     /// Expiry of a day of the request log does not slow down callers.
@@ -79,15 +64,15 @@ enum Scenario {
         short: bool,
     },
     /// A gateway with many services: cost of a change, start, memory, and CPU time per request.
-    Services(services::Options),
+    Services(scenarios::services::Options),
     /// Three nodes: cost of crossing requests, losses, replacements, revocations, silence of PostgreSQL.
-    Region(region::Options),
+    Region(scenarios::region::Options),
     /// Gateway and agents are stopped, started and upgraded under load.
-    Restarts(restarts::Options),
+    Restarts(scenarios::restarts::Options),
     /// Several agents of one service, of which one is sick, lost, slow or restarted.
-    Agents(agents::Options),
+    Agents(scenarios::agents::Options),
     /// CPU time of the request log's thread, and speed of searches.
-    Log(request_log::Options),
+    Log(scenarios::request_log::Options),
 }
 
 fn main() -> ExitCode {
@@ -111,19 +96,19 @@ fn run(scenario: Scenario, gateway: &Path) -> Result<(), Failure> {
         )
     })?;
     match scenario {
-        Scenario::Compare(options) => compare::run(gateway, &options),
-        Scenario::Bulk(options) => bulk::run(gateway, &options),
-        Scenario::Stalled => stalled::run(gateway),
-        Scenario::Cancel => cancel::run(gateway),
-        Scenario::Bucket => bucket::run(gateway),
-        Scenario::Abuse(options) => abuse::run(gateway, &options),
-        Scenario::Logging => logging::run(gateway),
-        Scenario::Expiry => expiry::run(gateway),
-        Scenario::Memory { short } => memory::run(gateway, short),
-        Scenario::Services(options) => services::run(gateway, &options),
-        Scenario::Region(options) => region::run(gateway, &options),
-        Scenario::Restarts(options) => restarts::run(gateway, &options),
-        Scenario::Agents(options) => agents::run(gateway, &options),
-        Scenario::Log(options) => request_log::run(&options),
+        Scenario::Compare(options) => scenarios::compare::run(gateway, &options),
+        Scenario::Bulk(options) => scenarios::bulk::run(gateway, &options),
+        Scenario::Stalled => scenarios::stalled::run(gateway),
+        Scenario::Cancel => scenarios::cancel::run(gateway),
+        Scenario::Bucket => scenarios::bucket::run(gateway),
+        Scenario::Abuse(options) => scenarios::abuse::run(gateway, &options),
+        Scenario::Logging => scenarios::logging::run(gateway),
+        Scenario::Expiry => scenarios::expiry::run(gateway),
+        Scenario::Memory { short } => scenarios::memory::run(gateway, short),
+        Scenario::Services(options) => scenarios::services::run(gateway, &options),
+        Scenario::Region(options) => scenarios::region::run(gateway, &options),
+        Scenario::Restarts(options) => scenarios::restarts::run(gateway, &options),
+        Scenario::Agents(options) => scenarios::agents::run(gateway, &options),
+        Scenario::Log(options) => scenarios::request_log::run(&options),
     }
 }

@@ -17,11 +17,9 @@
 //! - [`text`]: text from outside, made safe for terminals and logs
 //! - [`files`], [`signal`], [`version`], [`id`], [`clock`], [`allocator`]
 
-pub mod allocator;
 pub mod clock;
 pub mod command;
 pub mod config;
-pub mod core_dump;
 pub mod doctor;
 pub mod error_body;
 pub mod error_code;
@@ -31,8 +29,8 @@ pub mod http2;
 pub mod id;
 pub mod identity;
 pub mod net;
+pub mod process;
 pub mod runtime;
-pub mod signal;
 pub mod telemetry;
 pub mod text;
 pub mod tunnel;

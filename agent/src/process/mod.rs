@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 
 use gw_shared::command::Failure;
-use gw_shared::core_dump;
+use gw_shared::process::core_dump;
 use gw_shared::telemetry::logging;
 use tokio::runtime::{Builder, Runtime};
 

@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 
 use gw_shared::config::{ConfigErrors, Keys};
-use gw_shared::core_dump;
 use gw_shared::identity::program::ReleaseKeys;
+use gw_shared::process::core_dump;
 use gw_shared::telemetry::logging::LogFormat;
 
 use crate::config::{ConfigError, read, release_keys};

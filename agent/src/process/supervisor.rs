@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use gw_shared::core_dump;
 use gw_shared::identity::program::{ReleaseKeys, SignedProgram};
-use gw_shared::signal::is_ignored;
+use gw_shared::process::core_dump;
+use gw_shared::process::signal::is_ignored;
 use gw_shared::version::Version;
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;

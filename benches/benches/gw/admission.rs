@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion};
 use gw_base::clock::Timestamp;
-use gw_base::hostname::Region;
-use gw_base::rate::Rate;
-use gw_base::service_settings::ServiceSettings;
+use gw_base::service::hostname::Region;
+use gw_base::service::rate::Rate;
+use gw_base::service::service_settings::ServiceSettings;
 use gw_data_plane::support::bench::LabelCounts;
 use gw_interface::auth::jwt::Claims;
 use gw_interface::auth::{Checks, VerifiedTokens, authenticate};

@@ -2,22 +2,16 @@
 
 #![warn(missing_docs)]
 
-pub mod affinity;
 pub mod agent_releases;
-pub mod background;
 pub mod client_address;
 pub mod clock;
 pub mod error;
-pub mod file_owner;
-pub mod freeze;
-pub mod hostname;
 pub mod limits;
 pub mod mailbox;
-pub mod memory_limit;
 pub mod page;
 pub mod principal;
-pub mod rate;
-pub mod service_settings;
+pub mod process;
+pub mod service;
 pub mod sqlite_file;
 pub mod strict_json;
 pub mod tls;

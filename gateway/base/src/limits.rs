@@ -7,7 +7,7 @@ use std::time::Duration;
 use gw_shared::http::HeadLimits;
 use gw_shared::{net, tunnel};
 
-use crate::rate::Rate;
+use crate::service::rate::Rate;
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use atomic_waker::AtomicWaker;
 use crossbeam_channel::{Receiver, Sender, TrySendError};
-use gw_region::ownership::WorkerId;
+use gw_region::owners::ownership::WorkerId;
 use gw_shared::runtime;
 
 use crate::limits;

@@ -11,8 +11,8 @@ use aws_lc_rs::{hmac, rand};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
-use gw_base::affinity::{Affinity, AffinityKey, CookieName};
 use gw_base::client_address::{TrustedProxies, client_address};
+use gw_base::service::affinity::{Affinity, AffinityKey, CookieName};
 use gw_interface::rate_limit::AddressKey;
 use gw_shared::http::Fields;
 use gw_shared::http::fields::X_FORWARDED_FOR;
@@ -223,8 +223,8 @@ mod tests {
 
     use gw_base::client_address::ProxyProtocol;
     use gw_base::clock::Timestamp;
-    use gw_base::hostname::Region;
-    use gw_base::service_settings::ServiceSettings;
+    use gw_base::service::hostname::Region;
+    use gw_base::service::service_settings::ServiceSettings;
     use gw_shared::http::Framing;
     use gw_store::{Directory, Records, ServiceRecord, StoredRecord};
     use http::Method;

@@ -12,7 +12,7 @@ use atomic_waker::AtomicWaker;
 use crossbeam_channel::{TryRecvError, TrySendError};
 use gw_base::limits;
 use gw_base::mailbox::Post;
-use gw_region::ownership::WorkerId;
+use gw_region::owners::ownership::WorkerId;
 
 /// An item of a pipe.
 pub trait PipeFrame {

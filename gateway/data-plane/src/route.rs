@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use gw_base::client_address::{TrustedProxies, client_address};
 use gw_base::error::{Error, Overload};
-use gw_base::hostname::{Destination, Region};
+use gw_base::service::hostname::{Destination, Region};
 use gw_shared::http::{InvalidHeadParts, RequestHead};
 
 use crate::apex::Apex;

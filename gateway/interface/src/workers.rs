@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use gw_base::tls::ServerConfigs;
 use gw_base::tls::node::NodeTls;
-use gw_region::ownership::WorkerId;
+use gw_region::owners::ownership::WorkerId;
 use gw_region::{NodeSlot, View};
 use gw_store::Directory;
 use gw_telemetry::counters::WorkerReport;

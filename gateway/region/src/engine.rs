@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::placement::{Member, NodeSlot};
+use super::owners::placement::{Member, NodeSlot};
 
 /// State of a row of `nodes`. A session only moves forward in this order, or from any of the first four to `Dead`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -21,6 +21,10 @@
 //!
 //! Add to each bound the time until the workers use a new view. A request decided before a pause is not decided again.
 
+pub(super) mod carried;
+mod events;
+pub(super) mod observer;
+pub(super) mod requests;
 mod statements;
 
 use std::collections::BTreeMap;
@@ -28,14 +32,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use self::observer::Observer;
+use self::requests::{OperatorError, Requests};
 use super::engine::{Call, CallResult, NodeState, Roster, Statement};
-use super::lease::{Isolation, OwnerLease};
-use super::observer::Observer;
-use super::placement::NodeSlot;
-use super::requests::{OperatorError, Requests};
-use super::succession::{RosterSource, ViewSuccession};
+use super::owners::lease::{Isolation, OwnerLease};
+use super::owners::placement::NodeSlot;
+use super::owners::succession::{RosterSource, ViewSuccession};
+use super::owners::view::View;
 use super::timing::{BEAT, CALL_TIMEOUT, DEAD_AFTER, HINT_GAP, JOIN_GAP, LEASE, LEVELS_AHEAD};
-use super::view::View;
+
+pub use self::events::{MembershipAction, MembershipEvent, NodeMessage, StopReason};
 
 /// What a node is told about itself at its start.
 #[derive(Debug, Clone)]
@@ -50,80 +56,6 @@ pub struct NodeConfig {
     pub version: Arc<str>,
     /// Behaviour of this node without contact.
     pub isolation: Isolation,
-}
-
-/// What happened.
-#[derive(Debug, Clone)]
-pub enum MembershipEvent {
-    /// Result of a [`Call`]. A late one extends no lease.
-    Result {
-        /// Id of the call.
-        call: u64,
-        /// Its result.
-        result: CallResult,
-    },
-    /// A connection to the engine broke, with or without an outstanding call.
-    Disconnected,
-    /// Message of another node.
-    Message(NodeMessage),
-    /// The link to a node that announced no end broke, and the node refused the next connection. Not for time-outs.
-    Refused {
-        /// Slot of that node.
-        slot: NodeSlot,
-        /// Session that the link was for.
-        session: u128,
-    },
-    /// Another source names an epoch: the feed of changes, or another node that is not the owner.
-    Hint {
-        /// The epoch that it knows.
-        epoch: u64,
-    },
-    /// All workers use the view of this epoch, and the bucket levels of services that moved away wait to be sent.
-    Applied {
-        /// Epoch of the view.
-        epoch: u64,
-    },
-    /// All workers use the records of this revision.
-    Revision(u64),
-    /// The directory is loaded and other nodes are connected: the node can own services.
-    Ready,
-    /// The services of a draining node have tunnels at their next owners, or time is up.
-    HandedOver,
-}
-
-/// Message of one node to another, sent at every change and every [`BEAT`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeMessage {
-    /// Slot of the sender.
-    pub slot: NodeSlot,
-    /// Session of the sender. The receiver of the link has checked slot and session by the certificate of the sender.
-    pub session: u128,
-    /// Last epoch that all workers of the sender use. Levels of services that moved to the receiver precede it.
-    pub acknowledged: u64,
-    /// The rows that the sender knows.
-    pub roster: Arc<Roster>,
-}
-
-/// What the caller has to do.
-#[derive(Debug, Clone)]
-pub enum MembershipAction {
-    /// Run a statement and report its result. At most one is outstanding, for [`CALL_TIMEOUT`] at most.
-    Call(Call),
-    /// Give the view to all workers, then report [`MembershipEvent::Applied`].
-    Publish(Arc<View>),
-    /// Send to all other nodes. Bucket levels of services that moved go first.
-    Tell(NodeMessage),
-    /// The node has ended its membership: exit after the last messages were sent.
-    Stop(StopReason),
-}
-
-/// Why a node ended its membership.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StopReason {
-    /// The node drained.
-    Left,
-    /// Another process took the slot.
-    TakenOver,
 }
 
 /// The state machine.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::engine::{NodeRow, NodeState};
 use super::membership::{Membership, StopReason};
-use super::placement::{Member, NodeSlot};
+use super::owners::placement::{Member, NodeSlot};
 #[cfg(doc)]
 use super::timing::SUSPECT_AFTER;
 

@@ -11,8 +11,8 @@ use gw_shared::text::escaped;
 use gw_store::StoreError;
 use serde_json::json;
 
-use super::api::ApiError;
-use super::connection::{AdminConnection, load_config};
+use super::client::api::ApiError;
+use super::client::connection::{AdminConnection, load_config};
 use super::interrupt::Interrupt;
 
 /// Name of standard input and output.

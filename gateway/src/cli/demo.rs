@@ -3,13 +3,13 @@
 use std::io::{self, StdoutLock, Write};
 use std::path::Path;
 
-use gw_base::rate::Rate;
+use gw_base::service::rate::Rate;
 use gw_gateway::demo::nodes::{self, NodesDemo, NodesError, NodesOptions};
 use gw_gateway::demo::{Demo, DemoError, Options};
 use gw_interface::config::workers_or_cores;
 use gw_shared::command::Failure;
 use gw_shared::config::Keys;
-use gw_shared::core_dump;
+use gw_shared::process::core_dump;
 use gw_shared::telemetry::logging::{self, LogFormat};
 use gw_shared::telemetry::trace::CollectorSettings;
 use gw_testbed::{User, become_program, end_with};

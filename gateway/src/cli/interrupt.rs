@@ -8,7 +8,7 @@ use std::thread;
 use crossbeam_channel::{Receiver, RecvError, Sender, TryRecvError, bounded, select};
 use futures_util::future::select_all;
 use gw_shared::command::Failure;
-use gw_shared::signal::is_ignored;
+use gw_shared::process::signal::is_ignored;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Bytes of one read.

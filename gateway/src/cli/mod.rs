@@ -4,30 +4,14 @@ pub(crate) mod arguments;
 #[cfg(feature = "demo")]
 pub(crate) mod demo;
 
-mod account;
-mod agent;
-pub(crate) mod agent_ca;
+pub(crate) mod administration;
 mod agent_program;
-mod agent_progress;
-mod api;
-mod audit;
 pub(crate) mod backup;
-mod caller_secret;
-mod connection;
-mod enrollment_token;
+mod client;
 pub(crate) mod init;
 mod interrupt;
-mod output;
-mod pending_nodes;
 pub(crate) mod region;
-mod request;
-mod service;
-mod service_access;
-mod signing_key;
-mod table;
 mod this_node;
-mod tunnel;
-pub(crate) mod warnings;
 
 use std::io;
 
@@ -35,17 +19,17 @@ use clap::{Args, Subcommand};
 use gw_shared::command::Failure;
 use gw_shared::id::{ClientId, KeyId, ServiceId};
 
-use account::AccountCommand;
-use agent::AgentCommand;
-use agent_ca::AgentCaCommand;
-use caller_secret::CallerSecretCommand;
-use connection::AdminConnection;
-use enrollment_token::EnrollmentTokenCommand;
-use output::CommandError;
-use request::RequestCommand;
-use service::ServiceCommand;
-use signing_key::SigningKeyCommand;
-use tunnel::TunnelCommand;
+use administration::account::AccountCommand;
+use administration::agent::AgentCommand;
+use administration::agent_ca::AgentCaCommand;
+use administration::caller_secret::CallerSecretCommand;
+use administration::enrollment_token::EnrollmentTokenCommand;
+use administration::request::RequestCommand;
+use administration::service::ServiceCommand;
+use administration::signing_key::SigningKeyCommand;
+use administration::tunnel::TunnelCommand;
+use client::connection::AdminConnection;
+use client::output::CommandError;
 
 /// One family of commands for each kind of record.
 #[derive(Subcommand)]
@@ -73,7 +57,7 @@ pub(crate) enum Administration {
     /// The audit log of all changes, the newest first.
     Audit {
         #[command(flatten)]
-        query: audit::AuditArguments,
+        query: administration::audit::AuditArguments,
         #[command(flatten)]
         connection: AdminConnection,
     },

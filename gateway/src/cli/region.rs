@@ -15,9 +15,9 @@ use gw_shared::command::Failure;
 use gw_shared::text::escaped_json;
 use gw_store::{ContentsSummary, Replication};
 
-use super::connection::load_config;
-use super::output::{joined, or_dash, yes_or_no};
-use super::table;
+use super::client::connection::load_config;
+use super::client::output::{joined, or_dash, yes_or_no};
+use super::client::table;
 use super::this_node::ThisNode;
 
 #[derive(Subcommand)]

@@ -7,9 +7,9 @@ use std::time::Duration;
 use http::Method;
 use serde_json::Value;
 
-use super::connection::AdminConnection;
-use super::output::or_dash;
-use super::table;
+use super::client::connection::AdminConnection;
+use super::client::output::or_dash;
+use super::client::table;
 
 /// Longest wait for the process, which may hang.
 const WITHIN: Duration = Duration::from_secs(5);

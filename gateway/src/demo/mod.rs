@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use gw_agent::AgentHandle;
-use gw_base::hostname::Region;
-use gw_base::rate::Rate;
-use gw_base::service_settings::ServiceSettings;
+use gw_base::service::hostname::Region;
+use gw_base::service::rate::Rate;
+use gw_base::service::service_settings::ServiceSettings;
 use gw_control_plane::admin_client::console_url;
 use gw_control_plane::control::ControlError;
 use gw_interface::config::{Config, HandOver};

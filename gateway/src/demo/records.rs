@@ -1,11 +1,13 @@
 //! The records of a demo: an account, a service, a credential, a service key and an enrollment token.
 
 use gw_base::page::PageQuery;
-use gw_base::rate::Rate;
+use gw_base::service::rate::Rate;
+use gw_control_plane::control::records::{
+    account, agent, caller_secret, enrollment_token, service,
+};
 use gw_control_plane::control::{
     AccountChanges, Actor, Control, ControlError, NewAccount, NewCallerSecret, NewEnrollmentToken,
-    NewService, SecretKind, ServiceChanges, account, agent, caller_secret, enrollment_token,
-    service,
+    NewService, SecretKind, ServiceChanges,
 };
 use gw_shared::id::{ClientId, KeyId};
 use gw_shared::identity::secret::Secret;

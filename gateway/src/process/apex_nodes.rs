@@ -8,9 +8,9 @@ use axum::extract::{Path, State};
 use axum::routing::post;
 use axum::{Json, Router};
 use bytes::Bytes;
-use gw_base::background::Tasks;
 use gw_base::limits;
 use gw_base::mailbox::Post;
+use gw_base::process::background::Tasks;
 use gw_control_plane::cluster::NodeClient;
 use gw_control_plane::members::nodes_behind;
 use gw_data_plane::apex::{

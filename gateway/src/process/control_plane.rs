@@ -8,15 +8,13 @@ use gw_base::limits;
 use gw_base::tls::admin::AdminTls;
 use gw_control_plane::admin::{self, Admin};
 use gw_control_plane::cluster::{self, ServerLimits};
-use gw_control_plane::control;
-use gw_control_plane::members;
+use gw_control_plane::{control, members};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::apex_nodes;
 use super::gateway::{Gateway, StartError};
-use super::listeners::ListenError;
-use super::spliced_tunnels;
+use super::sockets::listeners::ListenError;
+use super::{apex_nodes, spliced_tunnels};
 
 /// Longest wait for running requests when the control plane stops.
 const REQUESTS_END_WITHIN: Duration = Duration::from_secs(2);

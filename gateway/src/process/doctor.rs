@@ -23,7 +23,7 @@ use gw_store::{Sealing, StoreError};
 use gw_telemetry::request_log::AccessLogTarget;
 
 use super::config_file::ConfigFile;
-use super::listen_advice::advice;
+use super::sockets::listen_advice::advice;
 
 /// Open files that a busy gateway needs.
 const OPEN_FILES: u64 = 65_536;

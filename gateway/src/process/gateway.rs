@@ -10,20 +10,20 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::Receiver;
 use gw_base::agent_releases::AgentReleases;
-use gw_base::background::{Background, Tasks};
 use gw_base::limits;
 use gw_base::mailbox::{Inbox, mailbox};
+use gw_base::process::background::{Background, Tasks};
 use gw_control_plane::admin_client::console_url;
 use gw_control_plane::control::{self, Control, ControlError, JobQueue};
 use gw_control_plane::members::Members;
 use gw_data_plane::memory::sockets::{self, SocketBudget, TcpMemory};
-use gw_data_plane::tunnel::grace::TunnelGrace;
+pub(crate) use gw_data_plane::tunnel::waiting::grace::TunnelGrace;
 use gw_data_plane::worker::{RegionSetup, Setup, WorkerHandles, WorkerMessage};
 use gw_interface::config::Config;
 use gw_interface::control_plane::{self, Executor};
 use gw_interface::node_connections::{self, NodeConnections, WaitingConnections};
 use gw_interface::rate_limit::Level;
-use gw_region::ownership::WorkerId;
+use gw_region::owners::ownership::WorkerId;
 use gw_region::{
     CarriedMembership, NodeSlot, Placement, RegionKeyError, RegionKeys, RegionSignals, View,
 };
@@ -39,9 +39,10 @@ use tokio::sync::{Mutex, Notify};
 
 use super::apex_nodes;
 use super::config_file::ConfigFile;
-use super::last_stop::{self, LastStop};
-use super::listeners::{Inherited, ListenError, Listeners};
 use super::membership::MemberSettings;
+use super::sockets::listeners::{Inherited, ListenError, Listeners};
+use super::stop::last_stop;
+use super::stop::last_stop::LastStop;
 use super::takeover::{Predecessor, TakeoverError};
 use super::workers::Workers;
 

@@ -1,7 +1,8 @@
 //! Records that `gw-gateway init` makes without a running gateway.
 
-use gw_base::background::Background;
-use gw_control_plane::control::{Actor, Control, ControlError, NewAccount, account};
+use gw_base::process::background::Background;
+use gw_control_plane::control::records::account;
+use gw_control_plane::control::{Actor, Control, ControlError, NewAccount};
 use gw_data_plane::worker::WorkerHandles;
 use gw_interface::config::Config;
 use gw_shared::id::AccountId;

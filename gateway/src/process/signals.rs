@@ -2,8 +2,8 @@
 
 use std::io;
 
-use gw_base::background::Background;
 use gw_base::limits;
+use gw_base::process::background::Background;
 use gw_control_plane::members::Members;
 use gw_shared::command::Failure;
 use rustix::process::{Pid, kill_process};

@@ -12,12 +12,12 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use gw_base::background::Tasks;
 use gw_base::limits;
 use gw_base::mailbox::Inbox;
+use gw_base::process::background::Tasks;
 use gw_control_plane::control::Control;
 use gw_data_plane::worker::{self, Setup, WorkerHandles, WorkerMessage};
-use gw_region::ownership::WorkerId;
+use gw_region::owners::ownership::WorkerId;
 use gw_shared::runtime::Driver;
 use tokio::sync::Notify;
 
@@ -238,10 +238,11 @@ mod tests {
     use std::net::TcpStream;
     use std::time::Duration;
 
-    use gw_control_plane::control::{Actor, service};
+    use gw_control_plane::control::Actor;
+    use gw_control_plane::control::records::service;
     use gw_data_plane::relay::PANICKING_PATH;
     use gw_interface::config::HandOver;
-    use gw_region::ownership;
+    use gw_region::owners::ownership;
     use gw_telemetry::counters::WorkerReport;
     use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
     use rustls_pki_types::CertificateDer;

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::commands::pages;
-use crate::markdown::{Block, code, split};
 use crate::not_run::NOT_RUN;
-use crate::words::simple_commands;
+use crate::support::markdown::{Block, code, split};
+use crate::support::words::simple_commands;
 use crate::{configuration, read, repository};
 
 /// Words that stand for values, with one.

@@ -12,8 +12,8 @@
 use std::fs;
 
 use crate::checked::first_word;
-use crate::markdown::{Block, split};
-use crate::session::{Given, run};
+use crate::support::markdown::{Block, split};
+use crate::support::session::{Given, run};
 use crate::{programs, read, repository};
 
 macro_rules! pages {

@@ -5,8 +5,8 @@ use gw_shared::tunnel::{control, endpoint, frame, handshake, window};
 use num_format::{Locale, ToFormattedString};
 use serde_json::Value;
 
-use crate::markdown::rows;
 use crate::read;
+use crate::support::markdown::rows;
 
 /// Setups that the tables compare Gw with.
 const PEERS: [&str; 2] = ["haproxy", "nginx"];

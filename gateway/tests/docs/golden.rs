@@ -1,17 +1,16 @@
 //! The interface of both programs is that of the files in `gateway/tests/golden`, so that a commit shows in its diff what
 //! it changes for users.
 
-use std::env;
 use std::fmt::Write;
-use std::fs;
 use std::process::Command;
+use std::{env, fs};
 
 use serde_json::{Value, json};
 
 use crate::checked::built;
 use crate::configuration::{self, Agent};
-use crate::markdown::{code, rows, section};
-use crate::served::served;
+use crate::support::markdown::{code, rows, section};
+use crate::support::served::served;
 use crate::usage::commands;
 use crate::{read, repository};
 

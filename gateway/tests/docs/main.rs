@@ -13,17 +13,14 @@ mod figures;
 mod files;
 mod golden;
 mod links;
-mod markdown;
 mod names;
 mod not_run;
 mod paths;
 #[path = "../../../shared/tests/programs/mod.rs"]
 mod programs;
 mod scripts;
-mod served;
-mod session;
+mod support;
 mod usage;
-mod words;
 
 use std::collections::BTreeSet;
 use std::fs;

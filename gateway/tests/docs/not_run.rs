@@ -1,7 +1,7 @@
 //! Blocks that no test can run, with what they need.
 
 const REGION: &str =
-    "several machines; gateway/tests/it/region_commands runs the commands on PostgreSQL";
+    "several machines; gateway/tests/it/region/commands.rs runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
 pub(crate) const NOT_RUN: [(&str, &str, &str); 43] = [
@@ -149,11 +149,11 @@ pub(crate) const NOT_RUN: [(&str, &str, &str); 43] = [
     (
         "docs/security.md",
         "sudo gw-gateway agent-ca replace",
-        "agents that renew; gateway/tests/it/agent_ca runs the commands",
+        "agents that renew; gateway/tests/it/identity/agent_ca.rs runs the commands",
     ),
     (
         "docs/upgrade.md",
         "gw-gateway agent-program",
-        "two programs; gateway/tests/it/agent_updates signs programs",
+        "two programs; gateway/tests/it/identity/agent_updates.rs signs programs",
     ),
 ];

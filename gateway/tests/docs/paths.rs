@@ -7,8 +7,8 @@ use std::fs;
 use std::path::Path;
 
 use crate::links::pages;
-use crate::markdown::split;
 use crate::repository;
+use crate::support::markdown::split;
 
 /// It names files of earlier versions.
 const LEFT_OUT: &str = "CHANGELOG.md";

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use gw_base::service_settings::{SETTINGS, ServiceSettings};
+use gw_base::service::service_settings::{SETTINGS, ServiceSettings};
 use gw_control_plane::control::ServiceChanges;
 use serde_json::{Value, json};
 
-use crate::markdown::{code, rows, section, split};
-use crate::served::served;
+use crate::support::markdown::{code, rows, section, split};
+use crate::support::served::served;
 use crate::{assert_same, read};
 
 const PAGE: &str = "docs/administration.md";

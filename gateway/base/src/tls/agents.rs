@@ -154,7 +154,7 @@ mod tests {
 
     use super::*;
     use crate::clock::Timestamp;
-    use crate::hostname::Region;
+    use crate::service::hostname::Region;
     use crate::tls::pki::{self, Authority, CertificateRequest};
 
     fn der(pem: &str) -> CertificateDer<'static> {

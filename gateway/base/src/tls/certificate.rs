@@ -1,9 +1,8 @@
 //! Checks of a server certificate: matching key, names of the region, order of the chain, validity period.
 
-use std::fmt;
-use std::io;
 use std::net::IpAddr;
 use std::path::Path;
+use std::{fmt, io};
 
 use rustls::client::verify_server_name;
 use rustls::crypto::aws_lc_rs;
@@ -15,7 +14,7 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::clock::Timestamp;
-use crate::hostname::Region;
+use crate::service::hostname::Region;
 
 /// An example of a tenant label.
 pub const TENANT: &str = "doctor--doctor";

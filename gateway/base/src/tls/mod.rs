@@ -49,7 +49,7 @@ use self::agents::{AgentVerifier, TrustedAuthorities};
 use self::certificate::{Mistakes, Pair, PairKeys};
 use self::pki::{Issued, PkiError};
 use crate::clock::{ProcessClock, Timestamp};
-use crate::hostname::Region;
+use crate::service::hostname::Region;
 
 /// ALPN identifier of HTTP/2 over TLS (RFC 9113 §3.3).
 pub const ALPN_HTTP2: &[u8] = b"h2";

@@ -193,7 +193,7 @@ mod tests {
     use super::super::pki::{Authority, CertificateRequest, NodeIdentity};
     use super::*;
     use crate::clock::Timestamp;
-    use crate::hostname::Region;
+    use crate::service::hostname::Region;
     use gw_shared::id::{AccountId, AgentId};
 
     const DAY: i64 = 86_400;

@@ -24,7 +24,7 @@ use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::prelude::{FromDer, GeneralName, ParsedExtension, X509Certificate};
 
 use crate::clock::Timestamp;
-use crate::hostname::Region;
+use crate::service::hostname::Region;
 
 /// Lifetime of the authorities.
 const AUTHORITY_LIFETIME: Duration = Duration::from_hours(3650 * 24);

@@ -10,7 +10,7 @@ use tokio::time::sleep;
 
 use super::nodes::{Live, LiveQuery};
 use super::{Admin, Panicked};
-use crate::control::ephemeral_agents;
+use crate::control::records::ephemeral_agents;
 
 /// Interval at which tunnels are compared with the records.
 const INTERVAL: Duration = Duration::from_secs(60);

@@ -8,7 +8,7 @@ use axum::http::uri::Authority;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use gw_base::hostname::{Destination, Region};
+use gw_base::service::hostname::{Destination, Region};
 use gw_shared::text::printable;
 
 use super::Admin;

@@ -1,7 +1,7 @@
 //! The gateway's metrics as Prometheus text.
 
-use gw_base::background;
 use gw_base::clock::ClockDifference;
+use gw_base::process::background;
 use gw_region::{NodeState, RegionStatus, Standing};
 use gw_shared::telemetry::logging;
 use gw_shared::telemetry::metrics::{Exposition, Kind, process};
@@ -190,7 +190,7 @@ mod tests {
 
     use gw_base::clock::Timestamp;
     use gw_base::limits;
-    use gw_region::ownership::WorkerId;
+    use gw_region::owners::ownership::WorkerId;
     use gw_store::Revision;
     use gw_telemetry::counters::services::Sample;
     use gw_telemetry::counters::{Counters, ReasonCounts, TunnelReport};

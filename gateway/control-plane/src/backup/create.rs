@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use gw_base::clock::Timestamp;
-use gw_base::file_owner::FileOwner;
+use gw_base::process::file_owner::FileOwner;
 use gw_interface::config::{Config, StoreSettings};
 use gw_shared::files;
 use gw_store::{AuditQuery, NumberedEntry, Sealing, Snapshot, SqliteStore, Store, StoreSource};

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use gw_base::clock::Timestamp;
-use gw_base::file_owner::FileOwner;
+use gw_base::process::file_owner::FileOwner;
 use gw_base::tls::certificate;
 use gw_interface::config::{Config, StoreSettings};
 use gw_shared::files;

@@ -3,7 +3,7 @@
 use std::io::{Cursor, Write};
 use std::path::PathBuf;
 
-use gw_base::hostname::Region;
+use gw_base::service::hostname::Region;
 use gw_base::tls::pki::Authority;
 use gw_interface::config::{Config, StoreSettings};
 use gw_store::{PostgresSettings, SqliteStore};

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gw_base::hostname::Region;
 use gw_base::limits;
+use gw_base::service::hostname::Region;
 use gw_base::tls::node::NodeTls;
 use gw_base::tls::pki::NodeIdentity;
 use gw_region::{NodeSlot, Placement, View};

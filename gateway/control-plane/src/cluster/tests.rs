@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use bytes::{Bytes, BytesMut};
-use gw_base::hostname::Region;
+use gw_base::service::hostname::Region;
 use gw_base::tls::node::NodeTls;
 use gw_base::tls::pki::{Authority, NodeIdentity};
 use gw_interface::node_connections::{NodeConnection, channel};

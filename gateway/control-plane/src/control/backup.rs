@@ -5,7 +5,8 @@ use std::path::Path;
 use gw_store::{AuditQuery, NumberedEntry, Sealing, Snapshot, StoreSource};
 use serde_json::json;
 
-use super::{Actor, Control, ControlError, audit};
+use super::changes::audit;
+use super::{Actor, Control, ControlError};
 
 /// The folder of the database; `None` if it is PostgreSQL.
 pub(crate) fn data_dir(control: &Control) -> Option<&Path> {

@@ -3,19 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gw_base::background::Tasks;
 use gw_base::clock::Timestamp;
 use gw_base::error::{Error, Overload};
+use gw_base::process::background::Tasks;
 use gw_interface::control_plane::{AgentProof, ControlPlane, Job};
-use gw_shared::allocator;
 use gw_shared::id::AgentId;
 use gw_shared::identity::enrollment::{CertificateReply, EnrollReply, EnrollRequest, StatusReply};
 use gw_shared::identity::secret::Secret;
+use gw_shared::process::allocator;
 use gw_store::{Position, PublicKeyHash};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use super::{Control, ControlError, certificate, enrollment};
+use super::identity::{certificate, enrollment};
+use super::{Control, ControlError};
 
 /// Interval of the maintenance of the records.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(60);

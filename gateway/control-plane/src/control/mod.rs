@@ -4,32 +4,16 @@
 //! Every change takes the same path: `Control::change` plans it on the records in memory, commits it to the store
 //! together with its audit entry, then publishes the new directory to the workers and returns.
 
-pub mod account;
-pub mod agent;
-pub mod audit;
-pub mod authority;
 pub mod backup;
-pub mod caller_secret;
-pub mod certificate;
-mod change;
+pub mod changes;
 mod data_folder;
-pub mod enrollment;
-pub mod enrollment_token;
-pub mod ephemeral_agents;
 mod error;
 mod executor;
-mod feed;
 mod gateway_address;
-mod inventory;
-mod journal;
-mod name;
+pub mod identity;
 mod open;
+pub mod records;
 pub(crate) mod replay;
-pub mod service;
-mod service_counts;
-mod shared_files;
-pub mod signing_key;
-mod takeover;
 pub(crate) mod warnings;
 
 use std::path::PathBuf;
@@ -37,9 +21,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use gw_base::clock::Timestamp;
-use gw_base::freeze::AwaitedRead;
-use gw_base::hostname::Region;
-use gw_base::rate::Rate;
+use gw_base::process::freeze::AwaitedRead;
+use gw_base::service::hostname::Region;
+use gw_base::service::rate::Rate;
 use gw_base::tls::admin::AdminTls;
 use gw_base::tls::certificate::Mistakes;
 use gw_base::tls::pki::{Authority, NodeIdentity};
@@ -57,39 +41,41 @@ use gw_telemetry::counters::WorkerReport;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Notify, watch};
 
-pub use account::{AccountChanges, AccountView, NewAccount};
-pub use agent::{AgentChanges, AgentView, LiveAgents};
-pub use audit::AuditEntryView;
-use authority::Authorities;
-pub use authority::{AgentCaView, AuthorityEnd, AuthorityReplacement, AuthorityView, LeftAgent};
-pub use caller_secret::{
+pub use changes::audit::AuditEntryView;
+pub use changes::change::Actor;
+use changes::change::{ControlState, Plan};
+use changes::feed::EngineHealth;
+pub(crate) use changes::feed::StoreStatus;
+pub use changes::feed::{follow, read_copy};
+use changes::journal::Journal;
+pub use changes::takeover::MissingChanges;
+pub(crate) use data_folder::INCOMPLETE_RESTORE;
+pub use error::ControlError;
+pub use executor::{JobQueue, maintain};
+pub use gateway_address::{BACKEND_PORT, GatewayAddress};
+pub use gw_base::service::service_settings::{Mode, NewService, ServiceChanges, ServiceView};
+pub use gw_interface::control_plane::AgentProof;
+use identity::authority::Authorities;
+pub use identity::authority::{
+    AgentCaView, AuthorityEnd, AuthorityReplacement, AuthorityView, LeftAgent,
+};
+pub use identity::shared_files::{ADMIN_TOKEN, AGENT_CA, SHARED_SECRETS};
+pub use open::{node_name, postgres_source};
+pub use records::account::{AccountChanges, AccountView, NewAccount};
+pub use records::agent::{AgentChanges, AgentView, LiveAgents};
+pub use records::caller_secret::{
     CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView,
     SecretKind, ServiceKeyView,
 };
-pub use change::Actor;
-use change::{ControlState, Plan};
-pub(crate) use data_folder::INCOMPLETE_RESTORE;
-pub use enrollment_token::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
-pub use error::ControlError;
-pub use executor::JobQueue;
-pub use executor::maintain;
-use feed::EngineHealth;
-pub(crate) use feed::StoreStatus;
-pub use feed::follow;
-pub use feed::read_copy;
-pub use gateway_address::{BACKEND_PORT, GatewayAddress};
-pub use gw_base::service_settings::{Mode, NewService, ServiceChanges, ServiceView};
-pub use gw_interface::control_plane::AgentProof;
-pub use inventory::Inventory;
-use journal::Journal;
-use name::checked_name;
-pub use open::{node_name, postgres_source};
+pub use records::enrollment_token::{
+    EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView,
+};
+pub use records::inventory::Inventory;
+use records::name::checked_name;
+use records::service_counts::ServiceCounts;
+pub use records::signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
 pub(crate) use replay::not_captured;
 pub use replay::{ReplayEdits, ReplayField};
-use service_counts::ServiceCounts;
-pub use shared_files::{ADMIN_TOKEN, AGENT_CA, SHARED_SECRETS};
-pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
-pub use takeover::MissingChanges;
 pub use warnings::{WarningView, WarningsView};
 
 use crate::cluster::{LocalNode, NodeClient};
@@ -218,9 +204,9 @@ impl Control {
 
     /// Runs the maintenance that is due at `now`: rotates the signing key and deletes expired records.
     pub fn maintain(&self, now: Timestamp) -> Result<(), ControlError> {
-        signing_key::rotate_by_age(self, now)?;
-        signing_key::forget_old(self, now)?;
-        enrollment::forget_old(self, now)
+        records::signing_key::rotate_by_age(self, now)?;
+        records::signing_key::forget_old(self, now)?;
+        identity::enrollment::forget_old(self, now)
     }
 
     /// Closes the store, so that another process can open it. Until it is reopened, no change is possible here.

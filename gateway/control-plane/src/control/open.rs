@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use gw_base::background::Tasks;
 use gw_base::clock::Timestamp;
-use gw_base::freeze::AwaitedRead;
+use gw_base::process::background::Tasks;
+use gw_base::process::freeze::AwaitedRead;
 use gw_base::tls::admin::AdminTls;
 use gw_base::tls::pki::{self, Authority};
 use gw_base::tls::{CertificateSource, TlsMaterial};
@@ -19,12 +19,11 @@ use gw_store::{
 };
 use tokio::sync::{Notify, watch};
 
-use super::authority::{Authorities, COMMON_NAME};
-use super::data_folder;
-use super::feed::{EngineHealth, read_copy};
-use super::service_counts::ServiceCounts;
-use super::shared_files::{ADMIN_TOKEN, AGENT_CA, DEVELOPMENT_CA, SharedSecret};
-use super::{Control, ControlError, ControlState, Journal, Workers, new_secret};
+use super::changes::feed::{EngineHealth, read_copy};
+use super::identity::authority::{Authorities, COMMON_NAME};
+use super::identity::shared_files::{ADMIN_TOKEN, AGENT_CA, DEVELOPMENT_CA, SharedSecret};
+use super::records::service_counts::ServiceCounts;
+use super::{Control, ControlError, ControlState, Journal, Workers, data_folder, new_secret};
 use crate::cluster::{LocalNode, NodeClient};
 
 const ADMIN_TOKEN_FILE: &str = "admin.token";

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use gw_base::hostname::tenant_label;
 use gw_base::limits;
+use gw_base::service::hostname::tenant_label;
 use gw_interface::replay::Replay;
-use gw_region::ownership;
+use gw_region::owners::ownership;
 use gw_shared::http::{Fields, InvalidHead};
 use gw_shared::id::RequestId;
 use gw_shared::telemetry::mask;
@@ -20,7 +20,9 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use utoipa::ToSchema;
 
-use super::{Actor, Control, ControlError, audit, service};
+use super::changes::audit;
+use super::records::service;
+use super::{Actor, Control, ControlError};
 
 /// Changes of a replayed request. Omitted members keep the captured values.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use gw_base::hostname::tenant_label;
+use gw_base::service::hostname::tenant_label;
 use gw_shared::id::{AccountId, ServiceId};
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_store::{AgentRecord, Records};

@@ -11,9 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
-use gw_base::background::{self, Tasks};
 use gw_base::clock::ClockDifference;
 use gw_base::limits;
+use gw_base::process::background;
+use gw_base::process::background::Tasks;
 use gw_interface::workers::ViewApplied;
 use gw_region::{
     Call, CallResult, CarriedMembership, Isolation, Member, Membership, MembershipAction,
@@ -31,8 +32,7 @@ use super::inputs::{ANSWER_WITHIN, RegionInput, RegionInputs};
 use super::messages::StateMessage;
 use super::messenger;
 use super::node_file::NodeFile;
-use super::outbox::Delivery;
-use super::outbox::MessageOutbox;
+use super::outbox::{Delivery, MessageOutbox};
 use super::pending::DeadNodes;
 use super::probes::Probes;
 use super::publications::Publications;

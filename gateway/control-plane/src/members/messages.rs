@@ -260,7 +260,7 @@ fn parse_slot(slot: u16) -> Result<NodeSlot, InvalidNodeMessage> {
 
 #[cfg(test)]
 mod tests {
-    use gw_base::rate::Rate;
+    use gw_base::service::rate::Rate;
 
     use super::*;
 

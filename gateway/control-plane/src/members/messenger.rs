@@ -3,13 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Extension;
-use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::routing::put;
-use gw_base::background::Tasks;
+use axum::{Extension, Router};
 use gw_base::limits;
+use gw_base::process::background::Tasks;
 use gw_base::tls::pki::NodeIdentity;
 use gw_region::{DerivedKeys, Member};
 use gw_shared::text::printable;

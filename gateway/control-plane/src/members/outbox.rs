@@ -133,7 +133,7 @@ fn refilled(level: &Level, after: Duration) -> Option<Level> {
 
 #[cfg(test)]
 mod tests {
-    use gw_base::rate::Rate;
+    use gw_base::service::rate::Rate;
     use gw_region::{NodeSlot, Roster};
 
     use super::*;

@@ -21,8 +21,8 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use gw_base::background::Tasks;
 use gw_base::limits;
+use gw_base::process::background::Tasks;
 use gw_interface::workers::LostNode;
 use gw_region::{Member, Membership, NodeSlot, NodeState, Roster, is_rejoin};
 use http::Request;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gw_interface::workers::ViewApplied;
 use gw_region::View;
-use gw_region::ownership::WorkerId;
+use gw_region::owners::ownership::WorkerId;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// Views that not all workers use yet, the oldest first.

@@ -10,8 +10,7 @@ use gw_shared::http::{Fields, RequestHead};
 use gw_shared::identity::enrollment::{CsrRequest, EnrollRequest};
 use gw_shared::identity::secret::{Secret, SecretHash};
 use gw_store::Directory;
-use http::header;
-use http::{Method, Response, StatusCode};
+use http::{Method, Response, StatusCode, header};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -158,8 +157,8 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use gw_base::clock::Timestamp;
-    use gw_base::hostname::Region;
-    use gw_base::rate::Rate;
+    use gw_base::service::hostname::Region;
+    use gw_base::service::rate::Rate;
     use gw_shared::id::{AgentId, EnrollmentId};
     use gw_shared::identity::enrollment::EnrollmentStatus;
     use gw_store::{AgentRecord, EnrollmentRecord, Records, StoredRecord};

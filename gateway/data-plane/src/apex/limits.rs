@@ -7,9 +7,10 @@ use std::time::Instant;
 
 use gw_base::error::{Error, Overload};
 use gw_base::limits;
-use gw_base::rate::Rate;
+use gw_base::service::rate::Rate;
 use gw_interface::rate_limit::{AddressKey, ClientLimits, Exhausted};
-use gw_region::ownership::{self, WorkerId};
+use gw_region::owners::ownership;
+use gw_region::owners::ownership::WorkerId;
 use gw_shared::id::AgentId;
 use tokio::sync::oneshot;
 

@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gw_base::error::{Error, request_id_value};
-use gw_base::freeze::Freeze;
-use gw_base::hostname::Region;
 use gw_base::mailbox::Post;
+use gw_base::process::freeze::Freeze;
+use gw_base::service::hostname::Region;
 use gw_interface::control_plane::Executor;
-use gw_region::ownership::WorkerId;
+use gw_region::owners::ownership::WorkerId;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::http::{Fields, RequestHead};
 use gw_shared::identity::enrollment;

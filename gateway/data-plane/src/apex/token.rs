@@ -9,7 +9,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use gw_base::clock::Timestamp;
 use gw_base::error::Error;
-use gw_base::hostname::tenant_label;
+use gw_base::service::hostname::tenant_label;
 use gw_base::strict_json;
 use gw_interface::auth::jwt::Claims;
 use gw_shared::http::{Fields, RequestHead};

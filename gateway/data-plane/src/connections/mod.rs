@@ -396,7 +396,7 @@ mod tests {
 
     use std::sync::Arc;
 
-    use gw_region::ownership::WorkerId;
+    use gw_region::owners::ownership::WorkerId;
     use gw_shared::runtime::Driver;
 
     use super::*;

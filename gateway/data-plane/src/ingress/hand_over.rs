@@ -5,11 +5,12 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use gw_base::hostname::Destination;
 use gw_base::limits;
+use gw_base::service::hostname::Destination;
 use gw_interface::config::HandOver;
 use gw_interface::rate_limit::Claimant;
-use gw_region::ownership::{self, WorkerId};
+use gw_region::owners::ownership;
+use gw_region::owners::ownership::WorkerId;
 use gw_shared::net::Socket;
 use gw_shared::net::tls::{ClientHello, Greeting};
 

@@ -11,16 +11,15 @@ use std::time::Instant;
 
 use bytes::{Buf, BytesMut};
 use futures_util::future::{Either, select};
-use gw_base::hostname::Destination;
 use gw_base::limits;
+use gw_base::service::hostname::Destination;
 use gw_base::tls::node::{ALPN_CONTROL, ALPN_NODE};
 use gw_base::tls::pki::{self, NodeIdentity};
 use gw_interface::node_connections::NodeConnection;
 use gw_interface::rate_limit::Claimant;
 use gw_region::{InvalidAnnouncement, Member, Owner, Peering, TunnelAnnouncement};
-use gw_shared::net::Socket;
-use gw_shared::net::TlsStream;
 use gw_shared::net::tls::{ClientHello, Greeting};
+use gw_shared::net::{Socket, TlsStream};
 use gw_shared::runtime;
 
 use super::splice::{self, SpliceTo};

@@ -161,7 +161,7 @@ impl Drop for Reserved {
 mod tests {
     use std::sync::Arc;
 
-    use gw_region::ownership::WorkerId;
+    use gw_region::owners::ownership::WorkerId;
 
     use super::*;
     use crate::memory::sockets::SocketBudget;

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use gw_base::clock::Timestamp;
 use gw_base::error::Error;
-use gw_base::rate::Rate;
+use gw_base::service::rate::Rate;
 use gw_interface::auth::{self, Authenticated};
 use gw_interface::rate_limit::{AddressKey, ClientLimits, Exhausted};
 use gw_shared::http::Fields;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use gw_base::limits;
-use gw_region::ownership;
+use gw_region::owners::ownership;
 use gw_shared::id::AgentId;
 use gw_shared::tunnel::control::BackendHealth;
 use gw_shared::tunnel::endpoint::{Endpoint, STREAMS_BEYOND_SLOTS, STREAMS_MAX};

@@ -13,8 +13,8 @@ use gw_shared::tunnel::cut_reason::CutReason;
 use gw_store::PublicKeyHash;
 
 use super::Tunnels;
-use super::openings::TunnelOpening;
-use super::replaced_keys;
+use super::handshake::openings::TunnelOpening;
+use super::handshake::replaced_keys;
 use super::session::Session;
 
 /// Registers the tunnel once the agent has sent its HELLO, then handles its messages until the tunnel ends.

@@ -1,6 +1,9 @@
 //! Handshake of a tunnel: authenticates the agent on its TLS connection, authorises it for the service, then starts
 //! the tunnel.
 
+pub(super) mod openings;
+pub(super) mod replaced_keys;
+
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -10,8 +13,8 @@ use std::time::Instant;
 use bytes::{Bytes, BytesMut};
 use gw_base::clock::{self, Timestamp};
 use gw_base::error::{Error, Overload};
-use gw_base::hostname::Destination;
 use gw_base::limits;
+use gw_base::service::hostname::Destination;
 use gw_base::tls::pki;
 use gw_region::NodeSlot;
 use gw_shared::http::{ConnectionField, Fields, Framing, RequestHead, head};

@@ -10,7 +10,7 @@ use gw_base::agent_releases::AgentReleases;
 use gw_base::clock::Timestamp;
 use gw_base::limits;
 use gw_region::NodeSlot;
-use gw_region::ownership::WorkerId;
+use gw_region::owners::ownership::WorkerId;
 use gw_shared::id::AgentId;
 use gw_shared::tunnel::control::ToAgent;
 use gw_shared::tunnel::cut_reason::CutReason;
@@ -20,12 +20,12 @@ use gw_telemetry::counters::{EndedTunnel, RefusedVersion, TunnelReport};
 
 use super::attempt_budget::AttemptBudget;
 use super::choice::{self, Candidate, Choice, Wanted};
-use super::grace::TunnelGrace;
+use super::handshake::openings::Openings;
 use super::health::{HealthTier, median_latency};
 use super::latest::LatestEvents;
-use super::lost::LostServices;
-use super::openings::Openings;
 use super::session::Session;
+use super::waiting::grace::TunnelGrace;
+use super::waiting::lost::LostServices;
 
 /// The live tunnels of the services that one worker owns.
 pub(crate) struct Registry {

@@ -16,7 +16,7 @@ use gw_base::limits;
 use gw_interface::control_plane::{AgentProof, Executor};
 use gw_interface::rate_limit::Bucket;
 use gw_region::NodeSlot;
-use gw_region::ownership::WorkerId;
+use gw_region::owners::ownership::WorkerId;
 use gw_shared::http::InvalidHead;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::id::{AgentId, AuthorityId, ServiceId};
@@ -38,13 +38,12 @@ use gw_shared::version::{self, Version};
 use gw_store::{Directory, PublicKeyHash, Service};
 use gw_telemetry::counters::{AgentUpdate, TunnelReport};
 
-use super::Tunnels;
 use super::candidate::{Candidacy, InFlight};
-use super::control;
 use super::flow_control::FlowControl;
+use super::handshake::openings::TunnelOpening;
 use super::health::TunnelCondition;
-use super::openings::TunnelOpening;
 use super::waiting::Waiting;
+use super::{Tunnels, control};
 
 /// The agent at the other end of a tunnel, and the service that the tunnel is for.
 pub(crate) struct Party {

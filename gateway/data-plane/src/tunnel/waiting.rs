@@ -1,6 +1,9 @@
 //! Requests that wait for a tunnel of their service, or for a free slot of one. They go in order, one at a time, so that the
 //! first tunnel of a service is not flooded.
 
+pub mod grace;
+pub(super) mod lost;
+
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;

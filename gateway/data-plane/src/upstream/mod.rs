@@ -25,7 +25,7 @@ use gw_base::limits;
 use gw_base::mailbox::Post;
 use gw_interface::auth::Authenticated;
 use gw_interface::rate_limit::Buckets;
-use gw_region::ownership::WorkerId;
+use gw_region::owners::ownership::WorkerId;
 use gw_shared::http::{Fields, Part};
 use gw_shared::tunnel::body::ReceivedBody;
 use gw_shared::tunnel::connection::StreamSender;

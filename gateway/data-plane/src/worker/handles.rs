@@ -12,7 +12,7 @@ use gw_interface::rate_limit::Level;
 use gw_interface::replay::Replay;
 use gw_interface::workers::{LostNode, ViewApplied, Workers};
 use gw_region::View;
-use gw_region::ownership::WorkerId;
+use gw_region::owners::ownership::WorkerId;
 use gw_store::Directory;
 use gw_telemetry::counters::{Scrape, WorkerReport};
 use tokio::sync::mpsc::UnboundedSender;

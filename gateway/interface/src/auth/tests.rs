@@ -1,7 +1,7 @@
 use std::time::Duration;
 
-use gw_base::hostname::Region;
-use gw_base::service_settings::{Modes, ServiceSettings};
+use gw_base::service::hostname::Region;
+use gw_base::service::service_settings::{Modes, ServiceSettings};
 use gw_shared::id::{AccountId, ClientId, KeyId, ServiceId};
 use gw_shared::identity::secret::SecretHash;
 use gw_store::{

@@ -6,8 +6,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use gw_base::limits;
-use gw_base::rate::Rate;
-use gw_region::ownership::{self, WorkerId};
+use gw_base::service::rate::Rate;
+use gw_region::owners::ownership;
+use gw_region::owners::ownership::WorkerId;
 use gw_shared::id::AgentId;
 use lru::LruCache;
 

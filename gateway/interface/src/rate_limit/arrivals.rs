@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Instant;
 
-use gw_base::rate::Rate;
+use gw_base::service::rate::Rate;
 
 use super::{AddressKey, ClientLimits};
 

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use gw_base::rate::Rate;
+use gw_base::service::rate::Rate;
 
 /// A bucket of requests, connections or messages.
 #[derive(Debug, Clone)]

@@ -2,7 +2,7 @@
 //! between a stop and a start.
 
 use gw_base::limits;
-use gw_base::rate::Rate;
+use gw_base::service::rate::Rate;
 use serde::{Deserialize, Serialize};
 
 /// The level of a bucket that is not full.

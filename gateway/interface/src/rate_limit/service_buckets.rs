@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gw_base::error::Error;
-use gw_region::ownership::WorkerId;
+use gw_region::owners::ownership::WorkerId;
 use gw_shared::runtime;
 use gw_store::{Directory, Service};
 use tokio::sync::watch;

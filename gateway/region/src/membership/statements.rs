@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::super::engine::{Join, NodeRow, NodeState, Replaced, Statement};
-use super::super::placement::NodeSlot;
-use super::super::timing::BEAT;
 use super::{Membership, NodeConfig, StopReason};
+use crate::owners::placement::NodeSlot;
+use crate::timing::BEAT;
 
 impl Membership {
     pub(super) fn next_statement(&mut self, now: Instant) -> Option<Statement> {

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::super::engine::Statement;
-use super::super::placement::{Member, NodeSlot, Owner, Placement};
-use super::super::view::View;
 use super::engine::{EndKind, EngineMode};
 use super::world::{Process, WORKER_DELAY, World};
+use crate::owners::placement::{Member, NodeSlot, Owner, Placement};
+use crate::owners::view::View;
 
 /// Longest time for which a node that lives and reaches the engine does not know that its session has ended.
 const UNAWARE_MAX: Duration = Duration::from_millis(1_300);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::super::engine::{Join, NodeRow, NodeState, Roster, Statement};
-use super::super::placement::NodeSlot;
+use crate::owners::placement::NodeSlot;
 
 /// What the engine does with statements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

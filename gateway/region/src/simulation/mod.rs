@@ -17,7 +17,7 @@ use self::checks::Coverage;
 use self::flaws::Flaws;
 use self::schedule::Schedule;
 use self::world::World;
-use super::lease::Isolation;
+use super::owners::lease::Isolation;
 use crate::random::Random;
 
 /// Random schedules of a usual test run.

@@ -3,15 +3,15 @@
 use std::time::{Duration, Instant};
 
 use super::super::engine::{Call, CallResult, NodeState, Roster, Statement};
-use super::super::lease::Isolation;
 use super::super::membership::{Membership, MembershipAction, MembershipEvent, NodeConfig};
-use super::super::placement::NodeSlot;
 use super::super::status::Standing;
-use super::super::timing::CALL_TIMEOUT;
 use super::engine::FakeEngine;
 use super::schedule::{Fault, Schedule};
 use super::setup::{admitted, cut_engine, cut_peers, machine, region, region_with, run, started};
 use super::world::World;
+use crate::owners::lease::Isolation;
+use crate::owners::placement::NodeSlot;
+use crate::timing::CALL_TIMEOUT;
 
 const ALL: u32 = 0xff;
 

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::super::lease::Isolation;
 use super::super::membership::Membership;
 use super::schedule::{Fault, Schedule};
 use super::world::World;
+use crate::owners::lease::Isolation;
 
 /// A region of hosts that start together, with these faults.
 pub(super) fn region(hosts: usize, faults: &[(u64, Fault)]) -> World {

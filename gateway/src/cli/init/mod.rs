@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use gw_base::file_owner::FileOwner;
+use gw_base::process::file_owner::FileOwner;
 use gw_control_plane::control::ControlError;
 use gw_gateway::Gateway;
 use gw_gateway::process::init::create_account;
@@ -21,8 +21,8 @@ use gw_shared::id::AccountId;
 use self::answers::{Answers, Dialogue, domain, region};
 use self::next_steps::{SetupStage, next_steps};
 use self::systemd::Systemd;
-use super::account::AccountCommand;
-use super::connection::AdminConnection;
+use super::administration::account::AccountCommand;
+use super::client::connection::AdminConnection;
 
 /// What is not given is asked on a terminal, unless domain and account are given.
 #[derive(Args, Default)]

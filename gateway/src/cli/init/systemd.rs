@@ -1,13 +1,12 @@
 //! The gateway as a service of systemd: its unit, its user, its start.
 
-use std::fs;
-use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
-use gw_base::file_owner::FileOwner;
+use gw_base::process::file_owner::FileOwner;
 use gw_control_plane::admin_client::AdminAddress;
 use gw_interface::config::Config;
 use gw_shared::command::Failure;

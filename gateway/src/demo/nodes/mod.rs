@@ -5,7 +5,7 @@ mod about;
 mod agent;
 mod options;
 
-use gw_base::hostname::Region;
+use gw_base::service::hostname::Region;
 use gw_control_plane::control::ControlError;
 use gw_interface::config::Config;
 use gw_testbed::{Settings, Starter, without_password};

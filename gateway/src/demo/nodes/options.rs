@@ -1,7 +1,7 @@
 //! Options of a demo of several nodes, and their checks.
 
-use gw_base::memory_limit;
-use gw_base::rate::Rate;
+use gw_base::process::memory_limit;
+use gw_base::service::rate::Rate;
 use gw_interface::config::workers_or_cores;
 use gw_store::PostgresSettings;
 use gw_testbed::without_password;
@@ -59,7 +59,7 @@ impl NodesOptions {
 
 #[cfg(test)]
 mod tests {
-    use gw_base::service_settings::ServiceSettings;
+    use gw_base::service::service_settings::ServiceSettings;
 
     use super::*;
 

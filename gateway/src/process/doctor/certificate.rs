@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use gw_base::clock::Timestamp;
-use gw_base::hostname::Region;
+use gw_base::service::hostname::Region;
 use gw_base::tls::certificate::{self, ChainValidity, PairKeys};
 use gw_shared::doctor::Examination;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};

@@ -1,10 +1,9 @@
 //! `region import` and `region export`: the data of a single gateway to a region, and back.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
-use gw_base::file_owner::FileOwner;
+use gw_base::process::file_owner::FileOwner;
 use gw_control_plane::control::SHARED_SECRETS;
 use gw_interface::config::Config;
 use gw_shared::files;

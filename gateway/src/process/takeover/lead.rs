@@ -5,12 +5,12 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, bounded};
-use gw_base::background::Tasks;
 use gw_base::limits;
+use gw_base::process::background::Tasks;
 use gw_control_plane::control::{Control, MissingChanges};
 use gw_data_plane::worker::{WorkerHandles, WorkerMessage};
 use gw_interface::rate_limit::{ChargeAnswer, Level, PredecessorCharge, levels};
-use gw_region::ownership;
+use gw_region::owners::ownership;
 use gw_store::{History, Position};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -177,10 +177,10 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
-    use gw_base::background::Background;
     use gw_base::clock::Timestamp;
-    use gw_base::hostname::Region;
     use gw_base::mailbox::{Inbox, mailbox};
+    use gw_base::process::background::Background;
+    use gw_base::service::hostname::Region;
     use gw_data_plane::worker::WorkerMessage;
     use gw_interface::config::Config;
     use gw_interface::rate_limit::SuccessorBuckets;

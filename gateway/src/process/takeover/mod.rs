@@ -1,7 +1,7 @@
 //! Takeover: a successor process replaces a running one without closing its listening sockets.
 //!
 //! The successor is a child process. It inherits the listening sockets and one end of a socket pair, by names: [`SOCKETS`]
-//! lists them as `NAME=DESCRIPTOR`, separated by colons, and [`Inherited`](super::listeners::Inherited) sorts them as it
+//! lists them as `NAME=DESCRIPTOR`, separated by colons, and [`Inherited`](super::sockets::listeners::Inherited) sorts them as it
 //! sorts those of the service manager. Over the socket pair, both send lines of JSON ([`message`]):
 //!
 //! | predecessor | successor |
@@ -37,8 +37,8 @@ mod successor;
 
 use std::io;
 
-use gw_base::background::Tasks;
 use gw_base::limits;
+use gw_base::process::background::Tasks;
 use gw_control_plane::control::MissingChanges;
 use gw_store::StoreError;
 

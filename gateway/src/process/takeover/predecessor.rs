@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use crossbeam_channel::Receiver;
-use gw_base::background::Tasks;
+use gw_base::process::background::Tasks;
 use gw_control_plane::control::Control;
 use gw_control_plane::members::CarriedNode;
 use gw_data_plane::worker::WorkerHandles;
@@ -17,7 +17,7 @@ use gw_store::Position;
 use super::channel::Channel;
 use super::message::TakeoverMessage;
 use super::{CHANNEL, PREDECESSOR, SOCKETS, TakeoverError, lead};
-use crate::process::listeners::{Inherited, ListenError};
+use crate::process::sockets::listeners::{Inherited, ListenError};
 
 /// Process that this one replaces.
 pub struct Predecessor {

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-use gw_base::background::Tasks;
+use gw_base::process::background::Tasks;
 use gw_control_plane::control::Control;
 use gw_control_plane::members::CarriedNode;
 use gw_data_plane::worker::WorkerHandles;
@@ -20,7 +20,7 @@ use super::channel::Channel;
 use super::message::TakeoverMessage;
 use super::program::Program;
 use super::{CHANNEL, PREDECESSOR, SOCKETS, TakeoverError, follow};
-use crate::process::listeners::Listeners;
+use crate::process::sockets::listeners::Listeners;
 
 /// Process that replaces this one. It is killed when this is dropped before it serves.
 pub(crate) struct Successor {

@@ -9,7 +9,7 @@ use super::super::{
     Contents, ContentsSummary, NumberedEntry, Position, Revision, Sealer, StoreError, StoredRecord,
 };
 use super::authenticity::{Authenticator, RecordSet, RowCodec, SetMember, Tag};
-use super::engine::SqlSession;
+use super::connection::engine::SqlSession;
 use super::load::read_all;
 use super::secrets::FIND_SECRET;
 use super::steps::RecordColumns;

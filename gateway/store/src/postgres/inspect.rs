@@ -10,12 +10,12 @@ use tokio_postgres::Row;
 
 use super::super::{Revision, StoreError};
 use super::authenticity::Authenticator;
-use super::engine::{CALL, Engine, SqlSession};
+use super::connection::engine::{CALL, Engine, SqlSession};
+use super::connection::server_clock;
+use super::connection::settings::PostgresSettings;
 use super::keys::ProvenKeys;
 use super::nodes;
 use super::schema::{self, MIGRATIONS, SERVER_LEAST};
-use super::server_clock;
-use super::settings::PostgresSettings;
 
 /// Longest count of all rows.
 const COUNT: Duration = Duration::from_secs(30);

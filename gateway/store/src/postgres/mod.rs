@@ -4,7 +4,7 @@
 //! No lock is held between statements, so a stopped node blocks no other.
 
 mod authenticity;
-mod engine;
+mod connection;
 mod fill;
 mod inspect;
 mod keys;
@@ -14,8 +14,6 @@ mod rekey;
 mod repair;
 mod schema;
 mod secrets;
-mod server_clock;
-mod settings;
 mod steps;
 
 use std::borrow::Cow;
@@ -30,10 +28,10 @@ use tokio::sync::Notify;
 use tokio_postgres::types::{FromSql, ToSql};
 use tokio_postgres::{IsolationLevel, Row};
 
-pub use self::authenticity::Authenticator;
-pub use self::authenticity::KnownRecords;
+pub use self::authenticity::{Authenticator, KnownRecords};
 use self::authenticity::{forged_change, is_tag};
-use self::engine::{CALL, Engine, SqlSession};
+use self::connection::engine::{CALL, Engine, SqlSession};
+pub use self::connection::settings::{PostgresSettings, PostgresUrlError};
 pub use self::fill::NamedSecret;
 pub use self::inspect::{
     EngineState, LastChange, PostgresInspector, RecordsOfKind, RegionState, Replication,
@@ -43,7 +41,6 @@ use self::keys::{StoreKey, StoreKeys};
 use self::load::{read_all, read_position};
 pub use self::rekey::Rekeyed;
 pub use self::schema::RegionIdentity;
-pub use self::settings::{PostgresSettings, PostgresUrlError};
 use self::steps::FinalSteps;
 use super::{
     AuditEntry, AuditQuery, History, NumberedEntry, Position, PostgresSource, Revision, Snapshot,
@@ -520,7 +517,7 @@ fn column<'a, T: FromSql<'a>>(row: &'a Row, at: usize) -> Result<T, StoreError> 
     let forged = |error: tokio_postgres::Error| StoreError::Forged {
         what: format!(
             "a row has a value that no gateway writes ({})",
-            settings::with_cause(&error)
+            connection::settings::with_cause(&error)
         ),
         count: 1,
     };

@@ -9,7 +9,7 @@ use tokio_postgres::types::ToSql;
 
 use super::super::StoreError;
 use super::authenticity::forged_node;
-use super::engine::{CALL, Engine, SqlSession};
+use super::connection::engine::{CALL, Engine, SqlSession};
 use super::keys::{StoreKey, StoreKeys};
 use super::{PostgresStore, column};
 

@@ -11,7 +11,7 @@ use tokio_postgres::{Error, Row, Transaction};
 
 use super::super::{AuditEntry, Position, Revision, StoreError, StoredRecord};
 use super::authenticity::{Element, RefusedRows, forged_node, forged_secret, forged_set, is_tag};
-use super::engine::SqlSession;
+use super::connection::engine::SqlSession;
 use super::fill::TRANSFER;
 use super::keys::{ProvenKeys, StoreKey, other_key};
 use super::load::{read_all, read_position};

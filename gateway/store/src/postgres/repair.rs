@@ -4,7 +4,7 @@ use tokio_postgres::types::ToSql;
 
 use super::super::{AuditEntry, History, Position, Records, Revision, Snapshot, Store, StoreError};
 use super::authenticity::RecordSet;
-use super::engine::SqlSession;
+use super::connection::engine::SqlSession;
 use super::fill::{NamedSecret, TRANSFER, insert_secrets};
 use super::steps::RecordColumns;
 use super::{PostgresStore, column};

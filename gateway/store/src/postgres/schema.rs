@@ -9,10 +9,9 @@ use tokio_postgres::{Error, Row, Transaction};
 
 use super::super::{Position, Revision, StoreError, StoredRecord};
 use super::authenticity::Authenticator;
-use super::column;
-use super::engine::{CALL, Engine, SqlSession};
+use super::connection::engine::{CALL, Engine, SqlSession};
 use super::keys::{StoreKeys, other_key};
-use super::nodes;
+use super::{column, nodes};
 
 /// Oldest server, as of `server_version_num`.
 pub(super) const SERVER_LEAST: i32 = 150_000;

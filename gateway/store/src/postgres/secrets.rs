@@ -6,7 +6,7 @@ use gw_base::clock::Timestamp;
 
 use super::super::{AuditEntry, Position, Store, StoreError};
 use super::authenticity::{SetMember, forged_secret};
-use super::engine::{CALL, SqlSession};
+use super::connection::engine::{CALL, SqlSession};
 use super::steps::FinalSteps;
 use super::{COMMIT, PostgresStore, WithDeadline, column, read_position};
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use gw_base::clock::Timestamp;
-use gw_base::hostname::tenant_label;
+use gw_base::service::hostname::tenant_label;
 use gw_shared::id::{AccountId, AgentId, AuthorityId, EnrollmentId, EnrollmentTokenId, ServiceId};
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::identity::secret::SecretHash;

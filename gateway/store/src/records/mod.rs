@@ -14,7 +14,7 @@ mod signing_key;
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use gw_base::hostname::Region;
+use gw_base::service::hostname::Region;
 use gw_shared::id::{ClientId, KeyId};
 use gw_shared::identity::secret::Secret;
 use serde::{Deserialize, Serialize};

@@ -5,9 +5,10 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use gw_base::clock::Timestamp;
-use gw_base::hostname::tenant_label;
-use gw_base::service_settings::ServiceSettings;
-use gw_region::ownership::{self, WorkerId};
+use gw_base::service::hostname::tenant_label;
+use gw_base::service::service_settings::ServiceSettings;
+use gw_region::owners::ownership;
+use gw_region::owners::ownership::WorkerId;
 use gw_shared::id::{AccountId, InvalidId, ServiceId};
 use rpds::HashTrieMapSync;
 use serde::{Deserialize, Serialize};
@@ -126,7 +127,7 @@ impl RecordKind for ServiceRecord {
 
     #[cfg(test)]
     fn sample() -> Self {
-        use gw_base::service_settings::Modes;
+        use gw_base::service::service_settings::Modes;
         Self {
             account: AccountId::new("acme").unwrap(),
             id: ServiceId::new("api").unwrap(),
@@ -171,7 +172,7 @@ impl Directory {
 
 #[cfg(test)]
 mod tests {
-    use gw_base::affinity::Affinity;
+    use gw_base::service::affinity::Affinity;
 
     use super::super::StoredRecord;
     use super::*;

@@ -222,7 +222,7 @@ fn key_set(keys: &[SigningKey]) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use gw_base::hostname::Region;
+    use gw_base::service::hostname::Region;
 
     use super::super::{Records, StoredRecord};
     use super::*;

@@ -2,10 +2,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
-use gw_base::affinity::Affinity;
 use gw_base::clock::Timestamp;
-use gw_base::rate::Rate;
-use gw_base::service_settings::{Modes, ServiceSettings};
+use gw_base::service::affinity::Affinity;
+use gw_base::service::rate::Rate;
+use gw_base::service::service_settings::{Modes, ServiceSettings};
 use gw_shared::id::{AccountId, AgentId, EnrollmentId, ServiceId};
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::identity::secret::SecretHash;

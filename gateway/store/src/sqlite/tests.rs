@@ -1,7 +1,7 @@
 //! Tests of the store on SQLite.
 
-use gw_base::rate::Rate;
-use gw_base::service_settings::Modes;
+use gw_base::service::rate::Rate;
+use gw_base::service::service_settings::Modes;
 use gw_shared::id::{AgentId, KeyId};
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::identity::secret::Secret;

@@ -8,15 +8,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use gw_base::error::Error;
-use gw_region::ownership::WorkerId;
+use gw_region::owners::ownership::WorkerId;
 use gw_shared::telemetry::metrics::{Exposition, Kind};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::outcome::{AttemptFailure, Outcome};
 use services::{ServiceCounters, ServiceReport};
-pub use tunnels::TunnelState;
-pub use tunnels::with_shares;
+pub use tunnels::{TunnelState, with_shares};
 
 /// Counter used by its own worker only.
 #[derive(Debug, Default)]

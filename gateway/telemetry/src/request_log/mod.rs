@@ -5,16 +5,9 @@ mod access_log;
 mod alarm;
 pub mod archive;
 mod block;
-mod capture;
-mod capturing;
-mod day;
-mod day_file;
-mod day_search;
-mod expiry;
-mod lookup;
-mod query;
+mod captures;
+mod days;
 mod queue;
-mod readers;
 pub mod record;
 mod recorder;
 mod search;
@@ -25,17 +18,16 @@ pub mod view;
 mod writer;
 mod zone_map;
 
-use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use std::{fmt, io};
 
-use gw_base::background::{Background, Tasks};
 use gw_base::clock::Timestamp;
 use gw_base::limits;
 use gw_base::page::Page;
+use gw_base::process::background::{Background, Tasks};
 use gw_base::sqlite_file::SqliteOpenError;
 use gw_region::{NodeSlot, RegionKeys};
 use gw_shared::files;
@@ -46,24 +38,22 @@ use rusqlite::ErrorCode;
 
 use self::access_log::AccessLog;
 use self::archive::{Archive, ArchiveError, ArchiveSettings, Uploading};
-use self::capture::StoredMessage;
-use self::day::{Day, Now};
-use self::day_search::DayFiles;
-use self::lookup::Found;
-use self::query::Criteria;
+use self::captures::capture::StoredMessage;
+use self::days::day::{Day, Now};
+use self::days::readers::{Reader, Readers};
 use self::queue::{LogCommand, LogCounters};
-use self::readers::{Reader, Readers};
+use self::search::day_search::DayFiles;
+use self::search::lookup::Found;
+use self::search::query::Criteria;
 use self::search::{Search, WORK_MAX};
 use self::writer::Writer;
 
 pub use access_log::{AccessLogStats, AccessLogTarget};
-pub use capturing::{CaptureBudget, Capturing};
+pub use captures::capturing::{CaptureBudget, Capturing};
 pub use queue::{LogQueue, LogStats};
-pub use record::ATTEMPTS_MAX;
-pub use record::METHOD_MAX;
 pub use record::{
-    Batch, BodyCapture, CallerId, Capture, Ended, MessageCapture, Protocol, RecordedAttempt,
-    RequestRecord, RequestView, Truncation,
+    ATTEMPTS_MAX, Batch, BodyCapture, CallerId, Capture, Ended, METHOD_MAX, MessageCapture,
+    Protocol, RecordedAttempt, RequestRecord, RequestView, Truncation,
 };
 pub use recorder::Recorder;
 pub use timing::{Timing, TimingStage};

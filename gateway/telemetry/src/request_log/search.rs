@@ -1,17 +1,21 @@
 //! Searches from the newest second to the oldest, block by block, wherever the blocks are: in the files of days or in the
 //! archive.
 
+pub(super) mod day_search;
+pub(super) mod lookup;
+pub(super) mod query;
+
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use gw_base::page::Page;
 use gw_shared::id::RequestId;
 
+use self::lookup::{References, add_captured};
+use self::query::Criteria;
 use super::LogError;
 use super::block::{DecodedBlock, SLOT_MS, UnpackedBlock};
-use super::day::{DAY_MS, Day};
-use super::lookup::{References, add_captured};
-use super::query::Criteria;
+use super::days::day::{DAY_MS, Day};
 use super::record::RequestView;
 
 /// Approximate number of rows that one search reads. Then the page ends early, after one to two seconds, or some seconds

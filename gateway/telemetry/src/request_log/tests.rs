@@ -14,7 +14,7 @@ use http::header::{HeaderName, HeaderValue};
 use rusqlite::Connection;
 use serde_json::json;
 
-use super::day::DAY_MS;
+use super::days::day::DAY_MS;
 use super::*;
 
 mod searches;

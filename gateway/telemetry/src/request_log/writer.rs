@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use gw_base::background;
+use gw_base::process::background;
 use gw_shared::telemetry::mask::Masker;
 use rusqlite::ErrorCode;
 use zstd::bulk::Compressor;
@@ -16,9 +16,9 @@ use super::LogError;
 use super::access_log::AccessLogQueue;
 use super::alarm::Alarm;
 use super::block::{Encoder, SLOT_MS};
-use super::day::{Day, Now};
-use super::day_file::{DayFile, ORDER_SERVICE_BITS, OrderedRecord, Tools, set_aside};
-use super::expiry::Expiry;
+use super::days::day::{Day, Now};
+use super::days::day_file::{DayFile, ORDER_SERVICE_BITS, OrderedRecord, Tools, set_aside};
+use super::days::expiry::Expiry;
 use super::queue::{LogCommand, LogCounters, Queued};
 
 /// Time for which batches are collected before they are written together.

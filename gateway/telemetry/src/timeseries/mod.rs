@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use gw_base::background::Tasks;
 use gw_base::clock::Timestamp;
 use gw_base::limits;
+use gw_base::process::background::Tasks;
 use gw_shared::clock;
 use tokio::time::sleep;
 
@@ -235,7 +235,7 @@ fn early_ms(now: SystemTime) -> u128 {
 
 #[cfg(test)]
 mod tests {
-    use gw_region::ownership::WorkerId;
+    use gw_region::owners::ownership::WorkerId;
 
     use super::*;
     use crate::counters::services::{ServiceReport, ServiceStats};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gw_base::clock::Timestamp;
-use gw_base::hostname::tenant_label;
+use gw_base::service::hostname::tenant_label;
 use gw_shared::id::{AccountId, ServiceId};
 use gw_shared::telemetry::metrics::Histogram;
 use serde::{Deserialize, Serialize};

@@ -2,8 +2,8 @@
 
 use gw_gateway::demo::Demo;
 
-use super::caller::{Caller, connect_to};
-use super::http1_peer::Response;
+use super::peers::caller::{Caller, connect_to};
+use super::peers::http1_peer::Response;
 
 pub(crate) const APEX: &str = "eu1.gw.localhost";
 

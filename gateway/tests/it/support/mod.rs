@@ -1,39 +1,21 @@
 //! Helpers of the tests: callers, backends, agents, processes, and a complete gateway and agent in this process.
 
 pub(crate) mod admin_api;
+pub(crate) mod agents;
 pub(crate) mod apex;
-pub(crate) mod backend;
-pub(crate) mod caller;
-pub(crate) mod gate;
-pub(crate) mod held_backend;
-pub(crate) mod http1_peer;
-pub(crate) mod http2_backend;
-pub(crate) mod http2_caller;
-pub(crate) mod http2_frames;
-pub(crate) mod modified_agent;
-pub(crate) mod node_peer;
-pub(crate) mod nodes;
-pub(crate) mod postgres;
-pub(crate) mod prepared;
-pub(crate) mod process;
+pub(crate) mod peers;
+pub(crate) mod processes;
 #[path = "../../../../shared/tests/programs/mod.rs"]
 pub(crate) mod programs;
-pub(crate) mod proxy_protocol;
-pub(crate) mod region;
 pub(crate) mod request_log;
 pub(crate) mod setup;
-pub(crate) mod several;
 pub(crate) mod stopwatch;
-pub(crate) mod successor;
-pub(crate) mod supervised_agent;
-pub(crate) mod tinyproxy;
-pub(crate) mod tunnel_frames;
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use gw_base::rate::Rate;
+use gw_base::service::rate::Rate;
 use gw_telemetry::counters::{TunnelReport, WorkerReport};
 
 use gw_gateway::demo::{Demo, Options};

@@ -4,8 +4,8 @@ use gw_gateway::demo::Demo;
 use serde_json::{Value, json};
 
 use super::admin_api::Api;
-use super::caller::connect;
 use super::eventually;
+use super::peers::caller::connect;
 
 /// Waits for the record of the request with this id.
 pub(crate) fn record(api: &Api<'_>, id: &str) -> Value {

@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use gw_agent::identity::enroll::TokenSource;
+use gw_control_plane::control::records::{account, caller_secret, enrollment_token, service};
 use gw_control_plane::control::{
     Actor, Control, NewAccount, NewCallerSecret, NewCredentialView, NewEnrollmentToken, NewService,
-    NewServiceKeyView, account, caller_secret, enrollment_token, service,
+    NewServiceKeyView,
 };
 use gw_shared::id::{AgentId, ClientId, KeyId};
 use gw_shared::identity::secret::Secret;

@@ -11,7 +11,8 @@ use utoipa_axum::routes;
 use super::created;
 use crate::admin::Admin;
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::control::{AccountChanges, AccountView, Actor, NewAccount, account};
+use crate::control::records::account;
+use crate::control::{AccountChanges, AccountView, Actor, NewAccount};
 
 pub(crate) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new()

@@ -13,9 +13,8 @@ use utoipa_axum::routes;
 use crate::admin::Admin;
 use crate::admin::nodes::LiveQuery;
 use crate::admin::problem::{JsonBody, Problem, ReadProblems, WriteProblems};
-use crate::control::{
-    Actor, AgentCaView, AuthorityEnd, AuthorityReplacement, ControlError, authority,
-};
+use crate::control::identity::authority;
+use crate::control::{Actor, AgentCaView, AuthorityEnd, AuthorityReplacement, ControlError};
 
 pub(crate) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new()

@@ -16,7 +16,8 @@ use utoipa_axum::routes;
 
 use crate::admin::Admin;
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::control::{Actor, AgentChanges, AgentView, Control, ControlError, agent};
+use crate::control::records::agent;
+use crate::control::{Actor, AgentChanges, AgentView, Control, ControlError};
 
 pub(crate) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new()

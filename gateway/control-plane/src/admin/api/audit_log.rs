@@ -16,7 +16,8 @@ use utoipa_axum::routes;
 
 use crate::admin::Admin;
 use crate::admin::problem::{Problem, Query, ReadProblems};
-use crate::control::{AuditEntryView, ControlError, audit};
+use crate::control::changes::audit;
+use crate::control::{AuditEntryView, ControlError};
 
 pub(crate) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new().routes(routes!(list_audit_log))

@@ -13,9 +13,10 @@ use utoipa_axum::routes;
 use super::{created, secret};
 use crate::admin::Admin;
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
+use crate::control::records::caller_secret;
 use crate::control::{
     Actor, CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView,
-    NewServiceKeyView, ServiceKeyView, caller_secret,
+    NewServiceKeyView, ServiceKeyView,
 };
 
 pub(crate) fn routes() -> OpenApiRouter<Admin> {

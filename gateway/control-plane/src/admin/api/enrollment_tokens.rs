@@ -11,9 +11,8 @@ use utoipa_axum::routes;
 use super::{created, secret};
 use crate::admin::Admin;
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::control::{
-    Actor, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView, enrollment_token,
-};
+use crate::control::records::enrollment_token;
+use crate::control::{Actor, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
 
 pub(crate) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new()

@@ -11,7 +11,8 @@ use utoipa_axum::routes;
 use super::created;
 use crate::admin::Admin;
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::control::{Actor, NewService, ServiceChanges, ServiceView, service};
+use crate::control::records::service;
+use crate::control::{Actor, NewService, ServiceChanges, ServiceView};
 
 pub(crate) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new()

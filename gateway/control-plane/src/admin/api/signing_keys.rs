@@ -11,7 +11,8 @@ use utoipa_axum::routes;
 
 use crate::admin::Admin;
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::control::{Actor, Rotation, SigningKeyView, signing_key};
+use crate::control::records::signing_key;
+use crate::control::{Actor, Rotation, SigningKeyView};
 
 pub(crate) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new()

@@ -16,7 +16,8 @@ use super::merge::merge;
 use super::serve::{WireBody, WireCaptured};
 use crate::admin::{Admin, NoResult};
 use crate::cluster::UnavailableNode;
-use crate::control::{Actor, Control, ControlError, audit};
+use crate::control::changes::audit;
+use crate::control::{Actor, Control, ControlError};
 
 /// A request, and where its record is.
 pub(in crate::admin) struct Located {

@@ -16,15 +16,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use gw_base::limits;
-use gw_region::ownership::WorkerId;
+use gw_region::owners::ownership::WorkerId;
 use gw_shared::id::AccountId;
 use gw_shared::net::{Buffers, Socket};
 use gw_shared::runtime;
 use gw_telemetry::counters::Counter;
 use slab::Slab;
 
-pub use self::pressure::TcpMemory;
-pub use self::pressure::watch;
+pub use self::pressure::{TcpMemory, watch};
 
 /// Bytes that a connection carries before it is measured for the first time, while a request runs.
 const COUNTED_FROM: u64 = 64 * 1024;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use gw_base::background::Tasks;
+use gw_base::process::background::Tasks;
 use tokio::time::sleep;
 
 use super::SocketBudget;

@@ -14,15 +14,15 @@ use std::time::{Duration, Instant};
 
 use ::aws_lc_rs::hmac;
 use bytes::Bytes;
-use gw_base::affinity::AffinityKey;
-use gw_base::hostname::Region;
 use gw_base::limits;
 use gw_base::mailbox::{Mailbox, mailbox};
+use gw_base::service::affinity::AffinityKey;
+use gw_base::service::hostname::Region;
 use gw_base::tls::ServerConfigs;
 use gw_base::tls::agents::{AgentVerifier, TrustedAuthorities};
 use gw_interface::config::Config;
 use gw_interface::control_plane;
-use gw_region::ownership::WorkerId;
+use gw_region::owners::ownership::WorkerId;
 use gw_shared::http::Part;
 use gw_shared::runtime::{self, Driver};
 use gw_store::Directory;

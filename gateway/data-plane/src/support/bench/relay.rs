@@ -13,12 +13,12 @@ use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use gw_base::clock::Timestamp;
-use gw_base::hostname::Region;
 use gw_base::limits;
 use gw_base::mailbox::{Inbox, mailbox};
-use gw_base::rate::Rate;
-use gw_base::service_settings::ServiceSettings;
-use gw_region::ownership::WorkerId;
+use gw_base::service::hostname::Region;
+use gw_base::service::rate::Rate;
+use gw_base::service::service_settings::ServiceSettings;
+use gw_region::owners::ownership::WorkerId;
 use gw_shared::http::body::{self, BodyDecoder};
 use gw_shared::http::head::{self, Framing, HeadScanner};
 use gw_shared::http::{ConnectionField, Fields, Part};

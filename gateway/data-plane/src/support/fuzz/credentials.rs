@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use ::http::header::{HeaderName, HeaderValue};
 use gw_base::error::Error;
-use gw_base::hostname::{Region, tenant_label};
 use gw_base::principal::Principal;
-use gw_base::service_settings::ServiceSettings;
+use gw_base::service::hostname::{Region, tenant_label};
+use gw_base::service::service_settings::ServiceSettings;
 use gw_interface::auth::enrollment_token::parse_token;
 use gw_interface::auth::jwt::Claims;
 use gw_interface::auth::{self, Checks, VerifiedTokens, service_key as key_format};

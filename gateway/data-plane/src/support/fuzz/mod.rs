@@ -21,7 +21,7 @@ mod tunnel_frames;
 
 use aws_lc_rs::signature::Ed25519KeyPair;
 use gw_base::clock::Timestamp;
-use gw_base::hostname::Region;
+use gw_base::service::hostname::Region;
 use gw_shared::id::AccountId;
 
 pub use self::addresses::{client_address, hostname, proxy_header};

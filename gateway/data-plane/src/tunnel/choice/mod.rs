@@ -13,7 +13,7 @@ mod tests;
 
 use std::time::{Duration, Instant};
 
-use gw_region::ownership;
+use gw_region::owners::ownership;
 
 use super::health::HealthTier;
 

@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use gw_base::hostname::Region;
+use gw_base::service::hostname::Region;
 use gw_base::tls::node::NodeTls;
 use gw_region::{NodeSlot, Peering, View};
 use gw_shared::net::Closer;

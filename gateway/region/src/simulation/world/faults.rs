@@ -4,11 +4,11 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::super::super::carried::CarriedMembership;
 use super::super::super::membership::{Membership, MembershipEvent, NodeConfig};
 use super::super::engine::EngineMode;
 use super::super::schedule::Fault;
 use super::{Process, Work, World};
+use crate::membership::carried::CarriedMembership;
 
 impl World {
     pub(super) fn fault(&mut self, fault: Fault) {

@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::super::super::engine::{NodeRow, NodeState};
-use super::super::super::placement::NodeSlot;
 use super::super::engine::EngineMode;
 use super::{Work, World};
+use crate::owners::placement::NodeSlot;
 use crate::random::Random;
 
 /// Interval at which a host reads changes.

@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use gw_base::background::Tasks;
 use gw_base::limits;
+use gw_base::process::background::Tasks;
 use gw_shared::config::Keys;
 use gw_shared::telemetry::mask::Masker;
 use gw_shared::telemetry::metrics::{Exposition, Kind};

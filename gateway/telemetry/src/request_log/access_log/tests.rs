@@ -3,7 +3,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use gw_base::background::Background;
+use gw_base::process::background::Background;
 use gw_shared::id::{AgentId, ClientId, KeyId, RequestId, RequestIds};
 use gw_shared::identity::secret::Secret;
 use gw_shared::text::is_hidden;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use gw_base::background::{self, Tasks};
+use gw_base::process::background;
+use gw_base::process::background::Tasks;
 use gw_shared::telemetry::mask::Masker;
 use gw_shared::text::escaped_json;
 use tokio::sync::mpsc::Receiver;

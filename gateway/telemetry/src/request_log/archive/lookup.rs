@@ -7,13 +7,13 @@ use gw_shared::id::RequestId;
 
 use super::super::LogError;
 use super::super::block::{SLOT_MS, Unpacker};
-use super::super::capture::StoredMessage;
-use super::super::day::Day;
-use super::super::lookup::Found;
 use super::super::view::Side;
 use super::name::{HOUR, ObjectName, hour_folder};
 use super::segment::Segment;
 use super::{Archive, ArchiveError};
+use crate::request_log::captures::capture::StoredMessage;
+use crate::request_log::days::day::Day;
+use crate::request_log::search::lookup::Found;
 
 /// Most objects of one hour: as many as a busy node writes, and those of requests that lasted for hours.
 pub(super) const OBJECTS_OF_HOUR: usize = 10_000;

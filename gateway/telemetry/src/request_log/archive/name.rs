@@ -4,7 +4,7 @@ use std::fmt;
 
 use gw_region::NodeSlot;
 
-use super::super::day::Day;
+use crate::request_log::days::day::Day;
 
 /// Seconds of one folder.
 pub(super) const HOUR: u32 = 3600;

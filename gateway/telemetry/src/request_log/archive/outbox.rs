@@ -15,13 +15,13 @@ use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
 
 use super::super::LogError;
 use super::super::block::{DecodedBlock, Unpacker};
-use super::super::capture::{StoredCapture, StoredMessage};
-use super::super::day::Day;
-use super::super::day_file::{open_to_change, second_of_key};
-use super::super::lookup::References;
-use super::super::readers::read_arrived;
 use super::name::HOUR;
 use super::segment::{Block, Draft};
+use crate::request_log::captures::capture::{StoredCapture, StoredMessage};
+use crate::request_log::days::day::Day;
+use crate::request_log::days::day_file::{open_to_change, second_of_key};
+use crate::request_log::days::readers::read_arrived;
+use crate::request_log::search::lookup::References;
 
 const TABLES: &str = "
     CREATE TABLE archiving (slot INTEGER NOT NULL, uploads INTEGER NOT NULL, claimed INTEGER) STRICT;

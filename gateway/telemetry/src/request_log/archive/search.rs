@@ -7,11 +7,11 @@ use gw_region::NodeSlot;
 
 use super::super::LogError;
 use super::super::block::Unpacker;
-use super::super::day::Day;
 use super::super::search::{PageEnd, Search, Source};
 use super::name::{HOUR, ObjectName, node_folder};
 use super::segment::Segment;
 use super::{Archive, ArchiveError};
+use crate::request_log::days::day::Day;
 
 /// Work of fetching an object, in rows, in addition to that of its rows.
 const FETCH: u64 = 10_000;

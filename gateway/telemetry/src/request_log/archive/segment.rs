@@ -9,11 +9,12 @@ use aws_lc_rs::digest::{self, SHA256};
 use serde::{Deserialize, Serialize};
 
 use super::super::LogError;
-use super::super::capture::{self, StoredCapture, StoredMessage};
-use super::super::lookup::References;
 use super::super::view::{CapturedView, Side};
 use super::name::DIGEST_DIGITS;
 use super::seal;
+use crate::request_log::captures::capture;
+use crate::request_log::captures::capture::{StoredCapture, StoredMessage};
+use crate::request_log::search::lookup::References;
 
 /// First byte of the content. Another format has another number.
 const VERSION: u8 = 1;

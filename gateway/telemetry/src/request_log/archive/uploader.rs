@@ -6,17 +6,18 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, bounded};
-use gw_base::background::{self, Tasks};
 use gw_base::clock::Timestamp;
+use gw_base::process::background;
+use gw_base::process::background::Tasks;
 use gw_region::NodeSlot;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use super::super::day::{Day, Now};
 use super::name::{ObjectKind, ObjectName, day_folder};
 use super::outbox::{Claim, Outbox};
 use super::segment::{Draft, Encoded};
 use super::{Archive, ArchiveError};
+use crate::request_log::days::day::{Day, Now};
 
 /// Interval of passes. A lost node loses the records of at most this time, and those that the store has not taken.
 const INTERVAL: Duration = Duration::from_secs(30);

@@ -12,7 +12,8 @@ use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
-use crate::control::{AccountChanges, AccountView, Actor, NewAccount, account};
+use crate::control::records::account;
+use crate::control::{AccountChanges, AccountView, Actor, NewAccount};
 
 #[derive(Template)]
 #[template(path = "accounts.html")]

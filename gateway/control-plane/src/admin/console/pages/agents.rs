@@ -19,9 +19,8 @@ use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
-use crate::control::{
-    Actor, AgentChanges, AgentView, Control, EnrollmentTokenView, agent, enrollment_token,
-};
+use crate::control::records::{agent, enrollment_token};
+use crate::control::{Actor, AgentChanges, AgentView, Control, EnrollmentTokenView};
 
 #[derive(Template)]
 #[template(path = "agents.html")]

@@ -11,7 +11,8 @@ use crate::admin::Admin;
 use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Section, Visit, render};
-use crate::control::{AuditEntryView, audit};
+use crate::control::AuditEntryView;
+use crate::control::changes::audit;
 
 const ENTRIES: usize = 50;
 

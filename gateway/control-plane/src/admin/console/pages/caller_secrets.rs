@@ -17,9 +17,9 @@ use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
+use crate::control::records::{caller_secret, service};
 use crate::control::{
-    Actor, CallerSecretChanges, Control, ControlError, NewCallerSecret, SecretKind, caller_secret,
-    service,
+    Actor, CallerSecretChanges, Control, ControlError, NewCallerSecret, SecretKind,
 };
 
 /// Error of an empty list of services.

@@ -14,9 +14,9 @@ use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
+use crate::control::records::enrollment_token;
 use crate::control::{
     Actor, BACKEND_PORT, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView,
-    enrollment_token,
 };
 
 #[derive(Template)]

@@ -5,9 +5,9 @@ use axum::Extension;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
-use gw_base::affinity::Affinity;
 use gw_base::page::Page;
-use gw_base::service_settings::{Group, Kind, SETTINGS, ServiceSettings, Setting};
+use gw_base::service::affinity::Affinity;
+use gw_base::service::service_settings::{Group, Kind, SETTINGS, ServiceSettings, Setting};
 use gw_telemetry::counters::EndedTunnel;
 use serde_json::{Map, Value, json};
 
@@ -19,9 +19,9 @@ use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, render};
 use crate::admin::nodes::LiveQuery;
+use crate::control::records::{account, service};
 use crate::control::{
-    Actor, Control, Mode, NewService, ServiceChanges, ServiceView, WarningView, account, service,
-    warnings,
+    Actor, Control, Mode, NewService, ServiceChanges, ServiceView, WarningView, warnings,
 };
 
 #[derive(Template)]

@@ -1,0 +1,6 @@
+//! This process: its tasks and threads, its memory, freezes, and work with the rights of another user.
+
+pub mod background;
+pub mod file_owner;
+pub mod freeze;
+pub mod memory_limit;

@@ -1,0 +1,181 @@
+//! The audit log: its entries, and the entries for reads and replays of captured requests, which may hold personal
+//! data.
+
+use gw_base::clock::Timestamp;
+use gw_base::page::Page;
+use gw_shared::id::AccountId;
+use gw_store::{AuditEntry, AuditQuery, NumberedEntry, StoreError};
+use gw_telemetry::request_log::{RequestView, Side};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use utoipa::ToSchema;
+
+use super::change::COMMIT_ATTEMPTS;
+use crate::control::{Actor, Control, ControlError, ReplayEdits};
+
+/// One change: its actor, object and time.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = AuditEntry)]
+pub struct AuditEntryView {
+    /// Number of the entry. Later entries have higher numbers.
+    pub number: i64,
+    /// Time of the change, RFC 3339.
+    #[schema(format = DateTime)]
+    pub at: String,
+    /// `admin`, `gateway`, `agent …` or `enrollment-token …`
+    pub actor: String,
+    /// For example `service.create`.
+    pub action: String,
+    /// Account that the target belongs to, if any.
+    pub account: Option<String>,
+    /// Identity of the changed record.
+    pub target: String,
+    /// The requested values.
+    pub detail: serde_json::Value,
+}
+
+impl From<NumberedEntry> for AuditEntryView {
+    fn from(NumberedEntry { number, entry }: NumberedEntry) -> Self {
+        let AuditEntry {
+            at,
+            actor,
+            action,
+            account,
+            target,
+            detail,
+        } = entry;
+        let at = at.to_string();
+        let action = action.into_owned();
+        let account = account.map(String::from);
+        Self {
+            number,
+            at,
+            actor,
+            action,
+            account,
+            target,
+            detail,
+        }
+    }
+}
+
+/// A page of the audit log, the newest entry first. The cursor is the number of the page's last entry.
+pub fn list(control: &Control, query: &AuditQuery) -> Result<Page<AuditEntryView>, ControlError> {
+    // One more entry than the page has tells whether another page follows.
+    let one_more = AuditQuery {
+        limit: query.limit.saturating_add(1),
+        ..query.clone()
+    };
+    let mut entries = control
+        .store()
+        .as_mut()
+        .ok_or(ControlError::HandedOver)?
+        .audit_log(&one_more)?;
+    let has_more = entries.len() > query.limit;
+    entries.truncate(query.limit);
+    let next_cursor = entries
+        .last()
+        .filter(|_| has_more)
+        .map(|last| last.number.to_string());
+    Ok(Page {
+        items: entries.into_iter().map(AuditEntryView::from).collect(),
+        next_cursor,
+    })
+}
+
+/// Records in the audit log that a captured body of `request` is read. Must be called before the body is returned.
+pub(crate) fn note_body_read(
+    control: &Control,
+    actor: &Actor,
+    request: &RequestView,
+    side: Side,
+) -> Result<(), ControlError> {
+    note_request(
+        control,
+        actor,
+        "request.read_body",
+        request,
+        json!({ "body": side }),
+    )
+}
+
+/// Records a replay of `request` in the audit log, with the names of the edited parts.
+pub(crate) fn note_replay(
+    control: &Control,
+    actor: &Actor,
+    request: &RequestView,
+    edits: &ReplayEdits,
+) -> Result<(), ControlError> {
+    let edited = [
+        ("method", edits.method.is_some()),
+        ("target", edits.target.is_some()),
+        (
+            "headers",
+            edits.headers.is_some() || !edits.set_headers.is_empty(),
+        ),
+        ("body", edits.body.is_some() || edits.body_base64.is_some()),
+    ];
+    let edited: Vec<&str> = edited
+        .into_iter()
+        .filter_map(|(name, is_edited)| is_edited.then_some(name))
+        .collect();
+    note_request(
+        control,
+        actor,
+        "request.replay",
+        request,
+        json!({ "body": Side::Request, "edited": edited }),
+    )
+}
+
+fn note_request(
+    control: &Control,
+    actor: &Actor,
+    action: &'static str,
+    request: &RequestView,
+    detail: serde_json::Value,
+) -> Result<(), ControlError> {
+    note(
+        control,
+        actor,
+        action,
+        AccountId::new(&request.account).ok(),
+        request.id.clone(),
+        detail,
+    )
+}
+
+/// Adds an entry to the audit log about something that changes no record.
+pub(crate) fn note(
+    control: &Control,
+    actor: &Actor,
+    action: &'static str,
+    account: Option<AccountId>,
+    target: String,
+    detail: serde_json::Value,
+) -> Result<(), ControlError> {
+    let at = Timestamp::now();
+    let entry = AuditEntry {
+        at,
+        actor: actor.to_string(),
+        action: action.into(),
+        account,
+        target,
+        detail,
+    };
+    let mut store = control.store();
+    for _ in 0..COMMIT_ATTEMPTS {
+        let after = control.position();
+        if let Some(position) = control.commit(&mut store, &after, &[], &entry)? {
+            tracing::info!(
+                actor = entry.actor,
+                action,
+                target = entry.target,
+                "audited"
+            );
+            control.apply(&after, vec![(position, Vec::new())]);
+            return Ok(());
+        }
+    }
+    Err(StoreError::Stale.into())
+}

@@ -1,0 +1,90 @@
+//! Counts of records and the next expiries, for monitoring.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gw_base::clock::Timestamp;
+use gw_base::service::hostname::tenant_label;
+use gw_region::Owner;
+use gw_shared::identity::enrollment::EnrollmentStatus;
+use gw_telemetry::counters::WorkerReport;
+
+use crate::control::{Control, StoreStatus};
+
+/// Counts of the records, and the next expiries.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Inventory {
+    /// Labels of the enabled services, sorted.
+    pub services: Vec<String>,
+    /// Number of agents by status: `pending`, `approved`, `expired` (its certificate has expired) or `revoked`.
+    pub agents: BTreeMap<&'static str, u64>,
+    /// The first expiry among the certificates of agents with a tunnel.
+    pub first_agent_expiry: Option<Timestamp>,
+    /// First expiry among the server certificate, that of the admin listener, and the authorities in their chains.
+    pub server_certificate_expiry: Option<Timestamp>,
+    /// State of the store.
+    pub store: StoreStatus,
+}
+
+impl Control {
+    /// Computes the inventory at `now`; `reports` lists the tunnels of the agents.
+    pub fn inventory(&self, reports: &[WorkerReport], now: Timestamp) -> Inventory {
+        let connected: BTreeSet<&str> = reports
+            .iter()
+            .flat_map(|report| &report.tunnels)
+            .map(|tunnel| tunnel.agent_id.as_str())
+            .collect();
+        let store = self.store_status();
+        // Another node reports the services that it owns.
+        let placement = self.local_node().placement();
+        let is_ours = |label: &String| {
+            let hostname = format!("{label}.{}", self.region.apex());
+            placement
+                .as_ref()
+                .is_none_or(|placement| placement.owner(&hostname) == Owner::Here)
+        };
+        let records = &self.state().records;
+        let mut agents =
+            BTreeMap::from(["pending", "approved", "expired", "revoked"].map(|state| (state, 0)));
+        for agent in records.agents.values() {
+            let state = match agent.status {
+                EnrollmentStatus::Pending => "pending",
+                EnrollmentStatus::Revoked => "revoked",
+                EnrollmentStatus::Approved
+                    if agent.certificate_not_after.is_some_and(|it| it <= now) =>
+                {
+                    "expired"
+                }
+                EnrollmentStatus::Approved => "approved",
+            };
+            *agents.entry(state).or_default() += 1;
+        }
+        let connected = records
+            .agents
+            .values()
+            .filter(|agent| connected.contains(agent.id.as_str()));
+        let enabled = records
+            .services
+            .values()
+            .filter(|service| service.settings.enabled);
+        let mut services: Vec<String> = enabled
+            .filter_map(|service| tenant_label(&service.account, &service.id))
+            .filter(is_ours)
+            .collect();
+        services.sort_unstable();
+        Inventory {
+            services,
+            agents,
+            first_agent_expiry: connected
+                .filter_map(|agent| agent.certificate_not_after)
+                .min(),
+            server_certificate_expiry: [
+                self.tls.not_after(),
+                self.admin_tls().and_then(|tls| tls.not_after()),
+            ]
+            .into_iter()
+            .flatten()
+            .min(),
+            store,
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! Rules of each kind of record: what a request may change, and what it answers.
+
+pub mod account;
+pub mod agent;
+pub mod caller_secret;
+pub mod enrollment_token;
+pub mod ephemeral_agents;
+pub(crate) mod inventory;
+pub(crate) mod name;
+pub mod service;
+pub(crate) mod service_counts;
+pub mod signing_key;

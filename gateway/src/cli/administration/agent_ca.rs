@@ -1,0 +1,100 @@
+//! `gw-gateway agent-ca`
+
+use clap::Subcommand;
+use gw_control_plane::control::{AgentCaView, AuthorityEnd, AuthorityReplacement, AuthorityView};
+use gw_store::AuthorityRole;
+use serde_json::json;
+
+use crate::cli::client::output::{CommandError, Output, Shown, joined};
+
+#[derive(Subcommand)]
+pub(crate) enum AgentCaCommand {
+    /// Show the authorities of agents and nodes, and the agents, tunnels and nodes that still use the earlier one.
+    Status,
+    /// Replace the authority while agents and nodes run. Run it again if it waits for nodes.
+    Replace {
+        /// End the authority at once: for a stolen key. Tunnels end, and the agents ask for other certificates with their
+        /// keys.
+        #[arg(long)]
+        immediately: bool,
+    },
+    /// End the earlier authority. Refused while agents, tunnels or nodes use it.
+    Finish {
+        /// End it all the same: requests on such tunnels are aborted, and the agents ask for other certificates with their
+        /// keys.
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+impl AgentCaCommand {
+    pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
+        match self {
+            Self::Status => output.show::<AgentCaView>("/agent-ca"),
+            Self::Replace { immediately } => output.act::<AgentCaView>(
+                "/agent-ca/replace",
+                Some(&json!(AuthorityReplacement { immediately })),
+            ),
+            Self::Finish { force } => {
+                output.act::<AgentCaView>("/agent-ca/finish", Some(&json!(AuthorityEnd { force })))
+            }
+        }
+    }
+}
+
+impl Shown for AgentCaView {
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        let of_authority = |authority: &AuthorityView| {
+            let label = match authority.role {
+                AuthorityRole::Next => "next",
+                AuthorityRole::Issuing => "issuing",
+                AuthorityRole::Earlier => "earlier",
+                AuthorityRole::Ended => "ended",
+            };
+            let until = authority.not_after.as_deref().unwrap_or("?");
+            (label, format!("{}, expires {until}", authority.id))
+        };
+        let mut facts: Vec<_> = self.authorities.iter().map(of_authority).collect();
+        if !self.waits_for_nodes.is_empty() {
+            facts.push(("waits for nodes", joined(&self.waits_for_nodes)));
+        }
+        if self.with_role(AuthorityRole::Earlier).is_some() {
+            facts.push((
+                "agents left",
+                format!("{} of {}", self.agents_left, self.agents),
+            ));
+            let agents = self.left.iter().map(|left| {
+                let until = left.certificate_not_after.as_deref().unwrap_or("?");
+                format!("{}/{} (until {until})", left.account, left.agent_id)
+            });
+            if self.agents_left > 0 {
+                facts.push(("left", joined(agents)));
+            }
+            facts.push(("tunnels left", self.tunnels_left.to_string()));
+            if !self.nodes_left.is_empty() {
+                facts.push(("nodes left", joined(&self.nodes_left)));
+            }
+        }
+        if !self.missing_nodes.is_empty() {
+            facts.push(("nodes that do not answer", joined(&self.missing_nodes)));
+        }
+        facts
+    }
+
+    fn note(&self) -> Option<&'static str> {
+        if self.with_role(AuthorityRole::Next).is_some() {
+            return Some(
+                "Every node must trust the next authority before it issues. Run `gw-gateway agent-ca replace` again.",
+            );
+        }
+        self.with_role(AuthorityRole::Earlier)?;
+        let is_done =
+            self.agents_left + self.tunnels_left + self.nodes_left.len() + self.missing_nodes.len()
+                == 0;
+        Some(if is_done {
+            "Nothing uses the earlier authority any more. End it with `gw-gateway agent-ca finish`."
+        } else {
+            "Connected agents renew their certificates now, agents of the line before at their usual time."
+        })
+    }
+}

@@ -1,0 +1,5 @@
+//! The connection to PostgreSQL: its settings, time limits, and the clock of the server.
+
+pub(super) mod engine;
+pub(super) mod server_clock;
+pub(super) mod settings;

@@ -1,0 +1,6 @@
+//! Days of the log: their files, readers of them, and their expiry.
+
+pub(crate) mod day;
+pub(crate) mod day_file;
+pub(crate) mod expiry;
+pub(crate) mod readers;

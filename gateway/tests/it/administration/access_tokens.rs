@@ -1,0 +1,565 @@
+//! Access tokens: the token endpoint, the key set, service modes, revocation, key rotation and rate limits.
+
+mod limits;
+mod signing_keys;
+
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use gw_base::service::rate::Rate;
+use gw_control_plane::control::records::{caller_secret, service};
+use gw_control_plane::control::{Actor, CallerSecretChanges, Mode, ServiceChanges};
+use gw_gateway::demo::{Demo, Options};
+use gw_shared::id::{ClientId, KeyId};
+
+use crate::support::apex::{APEX, ask, demo_token, token};
+use crate::support::peers::caller::{Caller, HOST, connect};
+use crate::support::peers::http1_peer::Response;
+use crate::support::stopwatch::within_a_second;
+use crate::support::{demo, eventually, reports, setup};
+
+const SCOPE: &str = "account:demo service:echo";
+
+fn call(caller: &mut Caller, fields: &str) -> Response {
+    caller.send(format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n{fields}\r\n"));
+    caller.response()
+}
+
+fn bearer(token: &str) -> String {
+    format!("X-Gw-Authorization: Bearer {token}\r\n")
+}
+
+/// Status and error code of a response; `200 ` for a relayed request.
+fn outcome(response: &Response) -> String {
+    let code = if response.status == 200 {
+        String::new()
+    } else {
+        response.code()
+    };
+    format!("{} {code}", response.status.as_u16())
+}
+
+#[test]
+fn a_token_is_minted_with_every_allowed_client_authentication() {
+    let demo = demo(None);
+    let id = &demo.about.client_id;
+    let secret = &demo.about.client_secret;
+    let json = format!(
+        r#"{{"grant_type":"client_credentials","client_id":"{id}","client_secret":"{secret}","scope":"{SCOPE}"}}"#
+    );
+    let form = format!("scope=service%3Aecho+account%3Ademo&client_id={id}&client_secret={secret}");
+    let basic = STANDARD.encode(format!("{id}:{secret}"));
+    let json_type = "Content-Type: application/json\r\n";
+    let form_type = "Content-Type: application/x-www-form-urlencoded\r\n";
+    for (fields, body) in [
+        (json_type.to_owned(), json),
+        (form_type.to_owned(), form),
+        (
+            format!("{form_type}Authorization: Basic {basic}\r\n"),
+            format!("grant_type=client_credentials&scope={SCOPE}"),
+        ),
+    ] {
+        let response = ask(&demo, "POST /oauth/token", &fields, &body);
+        assert_eq!(response.status, 200, "{}", response.json());
+        assert_eq!(response.header("cache-control"), "no-store");
+        assert_eq!(response.header("content-type"), "application/json");
+        assert_eq!(response.header("x-gw-request-id").len(), 36);
+        let reply = response.json();
+        assert_eq!(
+            (&reply["token_type"], &reply["expires_in"]),
+            (&"Bearer".into(), &3600.into())
+        );
+        let token = reply["access_token"].as_str().unwrap();
+        assert_eq!(call(&mut connect(&demo), &bearer(token)).status, 200);
+
+        let part = |at: usize| -> serde_json::Value {
+            let part = token.split('.').nth(at).unwrap();
+            serde_json::from_slice(&URL_SAFE_NO_PAD.decode(part).unwrap()).unwrap()
+        };
+        let header = part(0);
+        let claims = part(1);
+        assert_eq!(
+            (&header["alg"], &header["typ"]),
+            (&"EdDSA".into(), &"at+jwt".into())
+        );
+        assert_eq!(claims["iss"], format!("https://{APEX}"));
+        assert_eq!(claims["aud"], format!("https://{HOST}"));
+        assert_eq!(
+            (&claims["sub"], &claims["client_id"]),
+            (&id.as_str().into(), &id.as_str().into())
+        );
+        assert_eq!(claims["scope"], SCOPE);
+        assert_eq!(
+            claims["exp"].as_i64().unwrap() - claims["iat"].as_i64().unwrap(),
+            3600
+        );
+        assert_eq!(claims["nbf"], claims["iat"]);
+        assert!(claims["jti"].as_str().unwrap().len() >= 20);
+        let keys = ask(&demo, "GET /.well-known/jwks.json", "", "");
+        assert_eq!(keys.header("cache-control"), "public, max-age=300");
+        let key = &keys.json()["keys"][0];
+        assert_eq!(key["kid"], header["kid"]);
+        for (member, value) in [
+            ("kty", "OKP"),
+            ("crv", "Ed25519"),
+            ("use", "sig"),
+            ("alg", "EdDSA"),
+        ] {
+            assert_eq!(key[member], value);
+        }
+    }
+}
+
+#[test]
+fn unknown_pairs_of_a_scope_are_not_granted() {
+    let demo = demo(None);
+    let id = &demo.about.client_id;
+    let secret = &demo.about.client_secret;
+    assert_eq!(token(&demo, id, secret, SCOPE).json().get("scope"), None);
+    let response = token(
+        &demo,
+        id,
+        secret,
+        "tier:gold service:echo admin:yes account:demo admin:yes",
+    );
+    assert_eq!(response.status, 200, "{}", response.json());
+    // RFC 6749 §5.1: the response names the granted scope if it differs from the requested one.
+    assert_eq!(response.json()["scope"], SCOPE);
+    let token = response.json()["access_token"].as_str().unwrap().to_owned();
+    let claims = URL_SAFE_NO_PAD
+        .decode(token.split('.').nth(1).unwrap())
+        .unwrap();
+    assert_eq!(
+        serde_json::from_slice::<serde_json::Value>(&claims).unwrap()["scope"],
+        SCOPE
+    );
+    assert_eq!(call(&mut connect(&demo), &bearer(&token)).status, 200);
+}
+
+/// All errors of the token endpoint, those of RFC 6749 §5.2 included.
+#[test]
+fn the_token_endpoint_reports_every_error() {
+    let demo = Demo::start(&Options {
+        adjust: |config| config.token_requests = Rate::new(1000, 1000).unwrap(),
+        ..crate::support::options(None)
+    })
+    .unwrap();
+    let control = demo.gateway().control();
+    setup::service(control, "demo", "other");
+    setup::service(control, "demo", "keysonly");
+    setup::service(control, "rival", "api");
+    let keys_only = ServiceChanges {
+        modes: Some(vec![Mode::ServiceKey]),
+        ..ServiceChanges::default()
+    };
+    service::change(control, &Actor::Admin, "demo", "keysonly", &keys_only).unwrap();
+    let (id, secret) = setup::credential(control, "demo", &["echo", "keysonly"]);
+    let (disabled, disabled_secret) = setup::credential(control, "demo", &["echo"]);
+    let off = CallerSecretChanges {
+        enabled: Some(false),
+        ..CallerSecretChanges::default()
+    };
+    caller_secret::change::<ClientId>(control, &Actor::Admin, "demo", &disabled, &off).unwrap();
+
+    let form = |parameters: &[(&str, &str)]| {
+        let encoded = parameters.iter().map(|(name, value)| {
+            format!(
+                "{name}={}",
+                value
+                    .replace('%', "%25")
+                    .replace('&', "%26")
+                    .replace('+', "%2B")
+                    .replace(' ', "+")
+            )
+        });
+        encoded.collect::<Vec<_>>().join("&")
+    };
+    let client = [
+        ("client_id", id.as_str()),
+        ("client_secret", secret.as_str()),
+    ];
+    let with = |more: &[(&str, &str)]| form(&[&client[..], more].concat());
+    let form_type = "Content-Type: application/x-www-form-urlencoded\r\n";
+    let post = |body: String| ask(&demo, "POST /oauth/token", form_type, &body);
+    // The workers receive the directory with the new records asynchronously.
+    eventually("the credential is known", || {
+        (post(with(&[("scope", SCOPE)])).status == 200).then_some(())
+    });
+    eventually("the other credential is disabled", || {
+        (token(&demo, &disabled, &disabled_secret, SCOPE).status == 401).then_some(())
+    });
+
+    let table: &[(&str, String, u16, &str)] = &[
+        (
+            "other grant type",
+            with(&[("scope", SCOPE), ("grant_type", "password")]),
+            400,
+            "unsupported_grant_type",
+        ),
+        (
+            "no client id",
+            form(&[("client_secret", &secret), ("scope", SCOPE)]),
+            400,
+            "invalid_request",
+        ),
+        (
+            "no client secret",
+            form(&[("client_id", &id), ("scope", SCOPE)]),
+            400,
+            "invalid_request",
+        ),
+        (
+            "empty client secret",
+            form(&[("client_id", &id), ("client_secret", ""), ("scope", SCOPE)]),
+            400,
+            "invalid_request",
+        ),
+        ("no scope", with(&[]), 400, "invalid_request"),
+        (
+            "repeated field",
+            with(&[("scope", SCOPE), ("scope", SCOPE)]),
+            400,
+            "invalid_request",
+        ),
+        (
+            "unknown client",
+            form(&[
+                ("client_id", "gw_ci_x"),
+                ("client_secret", "x"),
+                ("scope", SCOPE),
+            ]),
+            401,
+            "invalid_client",
+        ),
+        (
+            "wrong secret",
+            form(&[("client_id", &id), ("client_secret", "x"), ("scope", SCOPE)]),
+            401,
+            "invalid_client",
+        ),
+        (
+            "disabled",
+            form(&[
+                ("client_id", &disabled),
+                ("client_secret", &disabled_secret),
+                ("scope", SCOPE),
+            ]),
+            401,
+            "invalid_client",
+        ),
+        (
+            "other account",
+            with(&[("scope", "account:rival service:api")]),
+            400,
+            "invalid_scope",
+        ),
+        (
+            "account missing",
+            with(&[("scope", "service:echo")]),
+            400,
+            "invalid_scope",
+        ),
+        (
+            "service missing",
+            with(&[("scope", "account:demo")]),
+            400,
+            "invalid_scope",
+        ),
+        (
+            "account twice",
+            with(&[("scope", "account:demo account:demo service:echo")]),
+            400,
+            "invalid_scope",
+        ),
+        (
+            "service twice",
+            with(&[("scope", "account:demo service:echo service:echo")]),
+            400,
+            "invalid_scope",
+        ),
+        (
+            "not a pair",
+            with(&[("scope", "demo echo")]),
+            400,
+            "invalid_scope",
+        ),
+        (
+            "service not allowed",
+            with(&[("scope", "account:demo service:other")]),
+            400,
+            "unauthorized_client",
+        ),
+        (
+            "no such service",
+            with(&[("scope", "account:demo service:nothing")]),
+            400,
+            "unauthorized_client",
+        ),
+        (
+            "no JWT there",
+            with(&[("scope", "account:demo service:keysonly")]),
+            400,
+            "unauthorized_client",
+        ),
+    ];
+    for (what, body, status, error) in table {
+        let response = post(body.clone());
+        let reply = response.json();
+        assert_eq!(
+            (response.status.as_u16(), reply["error"].as_str().unwrap()),
+            (*status, *error),
+            "{what}: {reply}"
+        );
+        assert!(
+            !reply["error_description"].as_str().unwrap().is_empty(),
+            "{what}"
+        );
+        assert_eq!(response.header("cache-control"), "no-store", "{what}");
+        assert_eq!(response.header("x-gw-request-id").len(), 36, "{what}");
+        let challenged = response.headers.contains("www-authenticate");
+        assert_eq!(challenged, *status == 401, "{what}");
+    }
+    for (line, fields, body, status) in [
+        ("GET /oauth/token", "", "", 405),
+        (
+            "POST /oauth/token",
+            "Content-Type: text/plain\r\n",
+            "x",
+            400,
+        ),
+        ("POST /oauth/token", "", "x", 400),
+        (
+            "POST /oauth/token",
+            "Content-Type: application/json\r\n",
+            "{",
+            400,
+        ),
+        (
+            "POST /oauth/token",
+            "Content-Type: application/json\r\n",
+            "[]",
+            400,
+        ),
+    ] {
+        let response = ask(&demo, line, fields, body);
+        assert_eq!(
+            (response.status.as_u16(), response.json()["error"].as_str()),
+            (status, Some("invalid_request"))
+        );
+    }
+    // In JSON, an empty grant type counts as present.
+    let asked = |grant_type: &str| {
+        let body = serde_json::json!({
+            "grant_type": grant_type, "client_id": id, "client_secret": secret, "scope": SCOPE
+        });
+        ask(
+            &demo,
+            "POST /oauth/token",
+            "Content-Type: application/json\r\n",
+            &body.to_string(),
+        )
+    };
+    let response = asked("");
+    assert_eq!(
+        (response.status.as_u16(), &response.json()["error"]),
+        (400, &"unsupported_grant_type".into())
+    );
+    assert_eq!(asked("client_credentials").status, 200);
+    // In a form, an empty parameter counts as omitted (RFC 6749 §3.2).
+    assert_eq!(
+        post(with(&[("grant_type", ""), ("scope", ""), ("scope", SCOPE)])).status,
+        200
+    );
+    let twice = format!(
+        r#"{{"client_id":"x","client_id":"{id}","client_secret":"{secret}","scope":"{SCOPE}"}}"#
+    );
+    let response = ask(
+        &demo,
+        "POST /oauth/token",
+        "Content-Type: application/json\r\n",
+        &twice,
+    );
+    assert_eq!(
+        (response.status.as_u16(), &response.json()["error"]),
+        (400, &"invalid_request".into())
+    );
+    assert!(
+        response.json()["error_description"]
+            .as_str()
+            .unwrap()
+            .contains("duplicate field `client_id`")
+    );
+    let large = format!("scope={}", "x".repeat(70_000));
+    assert_eq!(post(large).json()["error"], "invalid_request");
+}
+
+#[test]
+fn service_modes_select_the_accepted_credentials() {
+    let demo = demo(None);
+    let key = format!("X-Gw-Service-Key: {}\r\n", demo.about.service_key);
+    let token = bearer(&demo_token(&demo));
+    let mut caller = connect(&demo);
+    let set = |modes: &[Mode]| {
+        let changes = ServiceChanges {
+            modes: Some(modes.to_vec()),
+            ..ServiceChanges::default()
+        };
+        service::change(
+            demo.gateway().control(),
+            &Actor::Admin,
+            "demo",
+            "echo",
+            &changes,
+        )
+        .unwrap();
+    };
+    for (modes, by_token, by_key) in [
+        (&[Mode::Jwt, Mode::ServiceKey][..], "200 ", "200 "),
+        (&[Mode::Jwt], "200 ", "502 GW_AUTH_MODE_NOT_ALLOWED"),
+        (&[Mode::ServiceKey], "502 GW_AUTH_MODE_NOT_ALLOWED", "200 "),
+    ] {
+        set(modes);
+        let mut both = || {
+            (
+                outcome(&call(&mut caller, &token)),
+                outcome(&call(&mut caller, &key)),
+            )
+        };
+        eventually("the modes are in force", || {
+            (both() == (by_token.to_owned(), by_key.to_owned())).then_some(())
+        });
+    }
+    set(&[Mode::Jwt, Mode::ServiceKey]);
+    // An empty field counts as absent; two fields that are not empty are ambiguous.
+    let empty_key = format!("{token}X-Gw-Service-Key:\r\n");
+    eventually("both modes are in force again", || {
+        (outcome(&call(&mut caller, &empty_key)) == "200 ").then_some(())
+    });
+    assert_eq!(
+        outcome(&call(
+            &mut caller,
+            &format!("{key}X-Gw-Authorization: \r\n")
+        )),
+        "200 "
+    );
+    assert_eq!(
+        outcome(&call(&mut caller, &format!("{key}{token}"))),
+        "502 GW_AUTH_AMBIGUOUS"
+    );
+    assert_eq!(
+        outcome(&call(&mut caller, &token.repeat(2))),
+        "502 GW_AUTH_AMBIGUOUS"
+    );
+    assert_eq!(
+        outcome(&call(&mut caller, "Authorization: Bearer x\r\n")),
+        "502 GW_AUTH_REQUIRED"
+    );
+    assert_eq!(
+        outcome(&call(&mut caller, &bearer("x"))),
+        "502 GW_TOKEN_INVALID"
+    );
+}
+
+#[test]
+fn tokens_and_keys_of_other_services_are_refused() {
+    let demo = demo(None);
+    let control = demo.gateway().control();
+    setup::service(control, "demo", "other");
+    setup::service(control, "rival", "api");
+    let (other, other_secret) = setup::credential(control, "demo", &["other"]);
+    let (_, rival_key) = setup::service_key(control, "rival", &["api"]);
+    let other_token = eventually("the credential is known", || {
+        let response = token(&demo, &other, &other_secret, "account:demo service:other");
+        (response.status == 200)
+            .then(|| response.json()["access_token"].as_str().unwrap().to_owned())
+    });
+    let mut caller = connect(&demo);
+    assert_eq!(
+        outcome(&call(&mut caller, &bearer(&other_token))),
+        "502 GW_TOKEN_AUDIENCE_MISMATCH"
+    );
+    let rival_key = format!("X-Gw-Service-Key: {rival_key}\r\n");
+    eventually("the rival's key is known", || {
+        (outcome(&call(&mut caller, &rival_key)) == "502 GW_SERVICE_KEY_NOT_ALLOWED").then_some(())
+    });
+    let response = call(&mut caller, &bearer(&other_token));
+    assert_eq!(
+        (
+            response.header("x-gw-status"),
+            response.header("content-type")
+        ),
+        ("AuthDenied", "application/vnd.gw.error+json")
+    );
+}
+
+#[test]
+fn revocation_reaches_tokens_and_keys_within_a_second() {
+    let demo = &demo(None);
+    let control = demo.gateway().control();
+    let (id, secret) = setup::credential(control, "demo", &["echo"]);
+    let (key_id, key) = setup::service_key(control, "demo", &["echo"]);
+    let minted = eventually("the credential is known", || {
+        let response = token(demo, &id, &secret, SCOPE);
+        (response.status == 200).then(|| bearer(response.json()["access_token"].as_str().unwrap()))
+    });
+    let mut caller = connect(demo);
+    assert_eq!(outcome(&call(&mut caller, &minted)), "200 ");
+    let switch = |enabled| CallerSecretChanges {
+        enabled: Some(enabled),
+        ..CallerSecretChanges::default()
+    };
+    let none = CallerSecretChanges {
+        allowed_services: Some(Vec::new()),
+        ..CallerSecretChanges::default()
+    };
+    // The first request that follows a change at the worker has its effect.
+    let mut takes_effect = |fields: &str, wanted: &str| {
+        within_a_second("the change at the workers", || reports(demo));
+        assert_eq!(outcome(&call(&mut caller, fields)), wanted);
+    };
+    let change = |changes: &CallerSecretChanges| {
+        caller_secret::change::<ClientId>(control, &Actor::Admin, "demo", &id, changes).unwrap();
+    };
+    change(&switch(false));
+    takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
+    change(&switch(true));
+    takes_effect(&minted, "200 ");
+    change(&none);
+    takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
+    caller_secret::delete::<ClientId>(control, &Actor::Admin, "demo", &id).unwrap();
+    takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
+
+    let key = format!("X-Gw-Service-Key: {key}\r\n");
+    takes_effect(&key, "200 ");
+    caller_secret::rotate::<KeyId>(control, &Actor::Admin, "demo", &key_id).unwrap();
+    takes_effect(&key, "502 GW_SERVICE_KEY_INVALID");
+}
+
+#[test]
+fn unknown_paths_and_methods_of_the_apex_are_refused() {
+    let demo = demo(None);
+    let mut caller = crate::support::apex::connect(&demo);
+    for (line, status, code) in [
+        ("GET /", 404, "GW_NOT_FOUND"),
+        ("GET /oauth", 404, "GW_NOT_FOUND"),
+        ("POST /.well-known/jwks.json", 405, "GW_METHOD_NOT_ALLOWED"),
+        ("GET /enroll", 405, "GW_METHOD_NOT_ALLOWED"),
+        ("DELETE /csr", 405, "GW_METHOD_NOT_ALLOWED"),
+        ("POST /enroll/status", 405, "GW_METHOD_NOT_ALLOWED"),
+    ] {
+        caller.send(format!(
+            "{line} HTTP/1.1\r\nHost: {APEX}\r\nContent-Length: 0\r\n\r\n"
+        ));
+        let response = caller.response();
+        assert_eq!(
+            (response.status.as_u16(), response.code().as_str()),
+            (status, code),
+            "{line}"
+        );
+        assert_eq!(response.headers.contains("allow"), status == 405, "{line}");
+    }
+    caller.send(format!(
+        "HEAD /.well-known/jwks.json HTTP/1.1\r\nHost: {APEX}\r\n\r\n"
+    ));
+    let head = caller.response_to(&http::Method::HEAD);
+    assert_eq!((head.status.as_u16(), head.body.len()), (200, 0));
+}

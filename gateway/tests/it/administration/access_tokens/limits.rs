@@ -1,0 +1,150 @@
+//! Limits of token requests and of failed authentication.
+
+use std::time::Instant;
+
+use gw_base::service::rate::Rate;
+use gw_interface::config::{Config, ProxyProtocol};
+
+use gw_gateway::demo::{Demo, Options};
+
+use super::{SCOPE, bearer, call, outcome};
+use crate::support::apex::{ask, demo_token, token};
+use crate::support::peers::caller::connect;
+use crate::support::peers::proxy_protocol::trusted;
+
+#[test]
+fn the_token_endpoint_allows_sixty_requests_a_minute_across_workers() {
+    let demo = Demo::start(&Options {
+        workers: 4,
+        ..crate::support::options(None)
+    })
+    .unwrap();
+    // Failed requests count as well.
+    let begun = Instant::now();
+    let mut answered = 0;
+    let last = loop {
+        let answer = token(&demo, "gw_ci_x", "x", SCOPE);
+        if answer.status == 429 {
+            break answer;
+        }
+        answered += 1;
+        let refilled = begun.elapsed().as_secs() + 1;
+        assert!(
+            answered <= 60 + refilled,
+            "{answered} answered, {refilled} refilled"
+        );
+    };
+    assert!(answered >= 60, "{answered}");
+    assert_eq!(last.json()["error"], "rate_limit_exceeded");
+    let seconds: u32 = last.header("retry-after").parse().unwrap();
+    assert!((50..=60).contains(&seconds), "{seconds}");
+    // The other endpoints are limited separately.
+    assert_eq!(ask(&demo, "GET /enroll/status", "", "").status, 400);
+    assert_eq!(ask(&demo, "GET /.well-known/jwks.json", "", "").status, 200);
+}
+
+#[test]
+fn token_requests_are_limited_by_the_address_that_a_trusted_proxy_forwards() {
+    fn low_limits(config: &mut Config) {
+        config.token_requests = Rate::new(2, 1).unwrap();
+    }
+    let ask_as = |demo: &Demo, forwarded_for: &str| {
+        ask(
+            demo,
+            "POST /oauth/token",
+            &format!("X-Forwarded-For: {forwarded_for}\r\n"),
+            "",
+        )
+        .status
+        .as_u16()
+    };
+    let trusting = Demo::start(&Options {
+        adjust: |config| {
+            low_limits(config);
+            config.trusted_proxies = trusted(&[("127.0.0.0/8", ProxyProtocol::Off)]);
+        },
+        ..crate::support::options(None)
+    })
+    .unwrap();
+    let statuses: Vec<u16> = [
+        "192.0.2.1",
+        "192.0.2.1",
+        "192.0.2.1",
+        "192.0.2.2",
+        "6.6.6.6, 192.0.2.1",
+        "2001:db8::1",
+        "2001:db8::2",
+        "2001:db8::3",
+    ]
+    .map(|client| ask_as(&trusting, client))
+    .to_vec();
+    assert_eq!(
+        statuses,
+        [400, 400, 429, 400, 429, 400, 400, 429],
+        "IPv6 addresses are counted by /64"
+    );
+    let plain = Demo::start(&Options {
+        adjust: low_limits,
+        ..crate::support::options(None)
+    })
+    .unwrap();
+    let statuses: Vec<u16> = (1..=4)
+        .map(|n| ask_as(&plain, &format!("192.0.2.{n}")))
+        .collect();
+    assert_eq!(
+        statuses,
+        [400, 400, 429, 429],
+        "the field is ignored without a trusted proxy"
+    );
+}
+
+#[test]
+fn failed_authentication_is_limited_without_locking_out_valid_callers() {
+    let demo = Demo::start(&Options {
+        workers: 1,
+        adjust: |config| config.auth_failures = Rate::new(5, 1).unwrap(),
+        ..crate::support::options(None)
+    })
+    .unwrap();
+    let known = bearer(&demo_token(&demo));
+    let fresh = bearer(&demo_token(&demo));
+    let key = format!("X-Gw-Service-Key: {}\r\n", demo.about.service_key);
+    let mut caller = connect(&demo);
+    assert_eq!(outcome(&call(&mut caller, &known)), "200 ");
+    let guess = "X-Gw-Service-Key: gw_sk_0123456789abcdef.guess\r\n";
+    let guesses: Vec<String> = (0..7).map(|_| outcome(&call(&mut caller, guess))).collect();
+    assert!(
+        guesses[..5]
+            .iter()
+            .all(|outcome| outcome == "502 GW_SERVICE_KEY_INVALID"),
+        "{guesses:?}"
+    );
+    assert!(
+        guesses[5..]
+            .iter()
+            .all(|outcome| outcome == "429 GW_AUTH_RATE_LIMITED"),
+        "{guesses:?}"
+    );
+    let response = call(&mut caller, guess);
+    assert_eq!(response.header("x-gw-status"), "RateLimited");
+    assert!((1..=60).contains(&response.header("retry-after").parse::<u32>().unwrap()));
+    // Valid callers at the same address are still served.
+    assert_eq!(outcome(&call(&mut caller, &key)), "200 ");
+    assert_eq!(outcome(&call(&mut caller, &known)), "200 ");
+    assert_eq!(outcome(&call(&mut caller, &fresh)), "200 ");
+    // Only at the address that sends forged tokens are new tokens limited, because each costs a signature check.
+    let unseen = bearer(&demo_token(&demo));
+    let (message, _) = unseen.trim_end().rsplit_once('.').unwrap();
+    for number in 0..6 {
+        let forged = format!("{message}.{}\r\n", format!("{number}").repeat(86));
+        assert_eq!(
+            outcome(&call(&mut caller, &forged)),
+            "429 GW_AUTH_RATE_LIMITED"
+        );
+    }
+    assert_eq!(
+        outcome(&call(&mut caller, &unseen)),
+        "429 GW_AUTH_RATE_LIMITED"
+    );
+    assert_eq!(outcome(&call(&mut caller, &fresh)), "200 ");
+}

@@ -1,0 +1,193 @@
+//! The admin listener against clients that have not authenticated.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use gw_interface::config::Config;
+
+use gw_gateway::demo::{Demo, Options};
+
+use crate::support::processes::process::{Served, config_text, serve, serve_command};
+use crate::support::{SOON, demo, options};
+
+/// What the listener answers before it closes the connection or resets it.
+fn answer(address: SocketAddr, request: &[u8]) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(SOON)).unwrap();
+    // Fails if the listener does not wait for the end.
+    drop(stream.write_all(request));
+    let mut answer = Vec::new();
+    if let Err(error) = stream.read_to_end(&mut answer) {
+        assert_eq!(
+            error.kind(),
+            std::io::ErrorKind::ConnectionReset,
+            "the connection ends"
+        );
+    }
+    String::from_utf8(answer).unwrap()
+}
+
+#[test]
+fn no_path_is_served_under_a_foreign_name() {
+    let adjust = |config: &mut Config| config.admin_hosts = vec!["console.example.com".to_owned()];
+    let demo = Demo::start(&Options {
+        adjust,
+        ..options(None)
+    })
+    .unwrap();
+    let ask = |path: &str, version: &str, host: &str| {
+        let request = format!("GET {path} HTTP/{version}\r\n{host}Connection: close\r\n\r\n");
+        answer(demo.gateway().admin_address(), request.as_bytes())
+    };
+    let paths = [
+        "/metrics",
+        "/healthz",
+        "/readyz",
+        "/api/v1/openapi.json",
+        "/api/v1/accounts",
+        "/",
+        "/sign-in",
+        "/nothing",
+    ];
+    for path in paths {
+        for host in [
+            "evil.example:9080",
+            "127.0.0.1.evil.example",
+            "demo--echo.eu1.gw.localhost.evil",
+            "",
+        ] {
+            let refused = ask(path, "1.1", &format!("Host: {host}\r\n"));
+            assert!(
+                refused.starts_with("HTTP/1.1 421 ") && refused.contains("admin_hosts"),
+                "{path} {host}: {refused}"
+            );
+        }
+        let refused = ask(path, "1.1", "Host: 127.0.0.1\r\nHost: evil.example\r\n");
+        assert!(refused.starts_with("HTTP/1.1 421 "), "{path}: {refused}");
+        for host in [
+            "console.example.com",
+            "localhost:1",
+            "eu1.gw.localhost",
+            "10.0.0.7:9080",
+            "[::1]:9080",
+        ] {
+            let served = ask(path, "1.1", &format!("Host: {host}\r\n"));
+            assert!(
+                !served.starts_with("HTTP/1.1 421 "),
+                "{path} {host}: {served}"
+            );
+        }
+    }
+    // Probes of load balancers.
+    assert!(ask("/readyz", "1.0", "").starts_with("HTTP/1.0 200 "));
+    assert!(ask("/metrics", "1.1", "Host: 127.0.0.1:9080\r\n").starts_with("HTTP/1.1 200 "));
+}
+
+/// Connects from this address of the loopback network.
+fn connect(demo: &Demo, last: u8) -> TcpStream {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket
+        .bind(&SocketAddr::from(([127, 0, 0, last], 0)).into())
+        .unwrap();
+    socket
+        .connect(&demo.gateway().admin_address().into())
+        .unwrap();
+    let stream = TcpStream::from(socket);
+    stream.set_read_timeout(Some(SOON)).unwrap();
+    stream
+}
+
+/// Whether the listener answers a request on this connection, which stays open.
+fn is_answered(stream: &mut TcpStream, path: &str, fields: &str) -> bool {
+    drop(write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n"
+    ));
+    let mut beginning = [0; 12];
+    stream.read_exact(&mut beginning).is_ok() && beginning == *b"HTTP/1.1 200"
+}
+
+#[test]
+fn idle_connections_of_strangers_give_way_and_those_of_administrators_stay() {
+    let demo = demo(None);
+    let mut administrator = connect(&demo, 1);
+    let authorization = format!("Authorization: Bearer {}\r\n", demo.about.admin_token);
+    assert!(is_answered(
+        &mut administrator,
+        "/api/v1/accounts",
+        &authorization
+    ));
+    // One address has at most its share.
+    let mut idle: Vec<TcpStream> = (0..=256).map(|_| connect(&demo, 2)).collect();
+    assert_eq!(idle[0].read_to_end(&mut Vec::new()).unwrap(), 0);
+    assert!(is_answered(&mut idle[1], "/healthz", ""));
+    // Four more take all.
+    for last in 3..7 {
+        idle.extend((0..256).map(|_| connect(&demo, last)));
+    }
+    assert!(is_answered(&mut connect(&demo, 8), "/healthz", ""));
+    let mut again = administrator.try_clone().unwrap();
+    drop(write!(
+        again,
+        "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    ));
+    let mut rest = String::new();
+    again.read_to_string(&mut rest).unwrap();
+    assert!(rest.ends_with("\r\n\r\nok\n"), "{rest}");
+}
+
+#[test]
+fn bodies_are_bounded_before_authentication() {
+    const CONNECTIONS: usize = 64;
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("gateway.toml");
+    fs::write(&config, config_text(&folder.path().join("data"), 0)).unwrap();
+    let gateway = serve(&mut serve_command(&config));
+    let before = peak_memory(&gateway);
+    // Just below what the listener accepts of forms that belong to a session.
+    let length = 4 * 1024 * 1024 - 1;
+    for path in [
+        "/sign-in",
+        "/accounts",
+        "/requests/x/replay",
+        "/api/v1/accounts",
+    ] {
+        let mut form = format!(
+            "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n",
+            length + 1
+        )
+        .into_bytes();
+        form.extend_from_slice(&b"a&".repeat(length / 2));
+        let clients: Vec<_> = (0..CONNECTIONS)
+            .map(|_| {
+                let address = gateway.admin_address;
+                let form = form.clone();
+                std::thread::spawn(move || answer(address, &form))
+            })
+            .collect();
+        for client in clients {
+            let answer = client.join().unwrap();
+            assert!(!answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
+        }
+    }
+    let grown = peak_memory(&gateway) - before;
+    assert!(
+        grown < 16 * 1024 * 1024,
+        "{grown} bytes for {CONNECTIONS} connections"
+    );
+}
+
+/// The largest resident memory that the process has had.
+fn peak_memory(gateway: &Served) -> usize {
+    let status = fs::read_to_string(format!("/proc/{}/status", gateway.process.id())).unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .unwrap();
+    line.trim()
+        .trim_end_matches(" kB")
+        .parse::<usize>()
+        .unwrap()
+        * 1024
+}

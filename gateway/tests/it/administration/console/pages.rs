@@ -1,0 +1,454 @@
+//! Pages and forms of the console.
+
+use gw_control_plane::control::records::{agent, caller_secret};
+use gw_control_plane::control::{Actor, NewCallerSecret};
+use gw_shared::id::{AgentId, ClientId, KeyId};
+use gw_store::{AgentRecord, StoredRecord};
+
+use super::browser::Browser;
+use crate::support::agents::modified_agent;
+use crate::support::agents::tunnel_frames::message;
+use crate::support::peers::caller::{HOST, connect};
+use crate::support::{demo, eventually, setup};
+
+#[test]
+fn every_page_requires_a_session_and_sends_security_headers() {
+    let demo = demo(None);
+    let control = demo.gateway().control();
+    let mut browser = Browser::signed_in(&demo);
+    let records = control.records();
+    let agent = records.agents.keys().next().unwrap();
+    let client = records.credentials.keys().next().unwrap();
+    let key = records.service_keys.keys().next().unwrap();
+    let token = setup::enrollment_token(control, "demo", &["echo"]);
+    for (path, holds) in [
+        ("/".to_owned(), "demo--echo.eu1.gw.localhost"),
+        ("/accounts".to_owned(), "/accounts/demo"),
+        ("/accounts/demo".to_owned(), "/accounts/demo/services/echo"),
+        ("/accounts/demo/new-service".to_owned(), "Create service"),
+        (
+            "/accounts/demo/services/echo".to_owned(),
+            "https://demo--echo.eu1.gw.localhost",
+        ),
+        ("/accounts/demo/credentials".to_owned(), client.as_str()),
+        (
+            format!("/accounts/demo/credentials/{client}"),
+            "Rotate secret",
+        ),
+        (
+            "/accounts/demo/new-credentials".to_owned(),
+            "Create credential",
+        ),
+        ("/accounts/demo/service-keys".to_owned(), key.as_str()),
+        (format!("/accounts/demo/service-keys/{key}"), "Disable"),
+        (
+            "/accounts/demo/new-service-keys".to_owned(),
+            "Create service key",
+        ),
+        ("/accounts/demo/agents".to_owned(), agent.as_str()),
+        (format!("/accounts/demo/agents/{agent}"), "Revoke agent"),
+        ("/accounts/demo/new-agent".to_owned(), "Create token"),
+        ("/accounts/demo/settings".to_owned(), "Delete account"),
+        ("/tunnels".to_owned(), agent.as_str()),
+        ("/requests".to_owned(), "Path begins with"),
+        (
+            "/traffic?service=demo--echo&range=24h".to_owned(),
+            "<option value=\"demo--echo\" selected>",
+        ),
+        (
+            "/traffic?service=demo--gone".to_owned(),
+            "<option value=\"demo--gone\" selected>",
+        ),
+        ("/audit-log?account=demo".to_owned(), "account.create"),
+    ] {
+        let page = browser.get(&path);
+        assert_eq!(
+            (page.status, page.text.contains(holds)),
+            (200, true),
+            "{path} has no {holds}: {}",
+            page.text
+        );
+        let policy = page.header("content-security-policy");
+        for part in [
+            "default-src 'none'",
+            "script-src 'self';",
+            "style-src 'self';",
+            "frame-ancestors 'none'",
+            "base-uri 'none'",
+        ] {
+            assert!(
+                policy.contains(part) && !policy.contains("unsafe"),
+                "{policy}"
+            );
+        }
+        assert_eq!(page.header("x-content-type-options"), "nosniff");
+        assert_eq!(page.header("referrer-policy"), "same-origin");
+        assert_eq!(page.header("cache-control"), "no-store");
+        assert!(
+            !page.text.contains("<script>")
+                && !page.text.contains(" style=")
+                && !page.text.contains(" onclick")
+        );
+        for secret in [
+            &demo.about.client_secret,
+            &demo.about.service_key,
+            &demo.about.admin_token,
+            &token,
+        ] {
+            assert!(
+                !page.text.contains(secret.as_str()),
+                "{path} shows a secret"
+            );
+        }
+        // Without a session the page redirects to the sign-in page.
+        assert_eq!(Browser::new(&demo).get(&path).status, 303, "{path}");
+    }
+    for (path, status) in [
+        ("/accounts/nobody", 404),
+        ("/accounts/demo/services/none", 404),
+        ("/accounts/demo/credentials/none", 404),
+        ("/accounts/demo/agents/none", 404),
+        ("/requests/019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07", 404),
+        ("/requests?id=nonsense", 422),
+        ("/requests?min_ms=soon", 422),
+        ("/nowhere", 404),
+        ("/theme", 405),
+    ] {
+        assert_eq!(browser.get(path).status, status, "{path}");
+    }
+    // A polling script gets a redirect header instead of the sign-in form.
+    let mut polling = Browser::new(&demo);
+    polling.extra = vec![("HX-Request", "true".to_owned())];
+    let told = polling.get("/tunnels");
+    assert_eq!(
+        (told.status, told.header("hx-redirect")),
+        (401, "/sign-in?ended=yes")
+    );
+    // Styles and scripts need no session and are cached for long.
+    let sheet = browser.get("/sign-in").header("location").to_owned();
+    assert_eq!(sheet, "/");
+    let sheet = Browser::new(&demo)
+        .get("/sign-in")
+        .between("stylesheet\" href=\"", "\"");
+    let sheet = Browser::new(&demo).get(&sheet);
+    assert_eq!(
+        (sheet.status, sheet.header("content-type")),
+        (200, "text/css; charset=utf-8")
+    );
+    assert!(sheet.header("cache-control").contains("immutable"));
+}
+
+#[test]
+fn the_overview_lists_the_errors_of_the_last_hour() {
+    let demo = demo(None);
+    let mut browser = Browser::signed_in(&demo);
+    assert!(
+        browser
+            .get("/")
+            .text
+            .contains("No logged request of the last hour has a 5xx status.")
+    );
+    let mut caller = connect(&demo);
+    caller.send(format!("GET /refused HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));
+    let link = format!(
+        "href=\"/requests/{}\"",
+        caller.response().header("x-gw-request-id")
+    );
+    eventually("the error is on the overview", || {
+        browser.get("/").text.contains(&link).then_some(())
+    });
+}
+
+#[test]
+fn state_of_tunnels_and_lost_redundancy_are_shown() {
+    let demo = demo(None);
+    let control = demo.gateway().control();
+    let mut browser = Browser::signed_in(&demo);
+    let ready = control.records().agents.into_values().next().unwrap();
+    for page in [
+        "/tunnels".to_owned(),
+        format!("/accounts/demo/agents/{}", ready.id),
+    ] {
+        let state = browser
+            .get(&page)
+            .between("<td data-label=\"State\">", "</td>");
+        assert!(
+            state.contains("<span class=\"pill good\">ready</span>") && state.contains(">for "),
+            "{page}: {state}"
+        );
+    }
+    let service = "/accounts/demo/services/echo";
+    for page in ["/", service] {
+        let page = browser.get(page);
+        assert!(
+            !page.text.contains("class=\"warning\"") && !page.text.contains("not redundant"),
+            "{}",
+            page.text
+        );
+    }
+    let lost = AgentRecord {
+        id: AgentId::random(),
+        name: "<lost>".to_owned(),
+        key: None,
+        ..ready.clone()
+    };
+    control.put(&StoredRecord::Agent(lost.clone())).unwrap();
+    assert!(
+        browser
+            .get("/")
+            .text
+            .contains("<span class=\"pill warn\">not redundant</span>")
+    );
+    for page in ["/", service] {
+        let warning = browser.get(page).between("<p class=\"warning\">", "</p>");
+        for holds in [
+            "1 of 2 agents is ready",
+            lost.id.as_str(),
+            "lost&#62;): no tunnel. Remedy: ",
+        ] {
+            assert!(warning.contains(holds), "{page} has no {holds}: {warning}");
+        }
+    }
+}
+
+#[test]
+fn agents_are_renamed_revoked_and_deleted() {
+    let demo = demo(None);
+    let control = demo.gateway().control();
+    let mut browser = Browser::signed_in(&demo);
+    let agent = control.records().agents.keys().next().unwrap().to_string();
+    let page = format!("/accounts/demo/agents/{agent}");
+    let renamed = browser.submit(&page, &page, &[("name", "edge <b>"), ("services", "echo")]);
+    assert_eq!(
+        (
+            renamed.status,
+            agent::show(control, "demo", &agent).unwrap().name.as_str()
+        ),
+        (303, "edge <b>")
+    );
+    assert!(!agent::show(control, "demo", &agent).unwrap().standby);
+    let standby = browser.submit(
+        &page,
+        &page,
+        &[("name", "edge"), ("services", "echo"), ("standby", "on")],
+    );
+    assert_eq!(
+        (
+            standby.status,
+            agent::show(control, "demo", &agent).unwrap().standby
+        ),
+        (303, true)
+    );
+    for shown in [&page, "/accounts/demo/agents"] {
+        assert!(
+            browser
+                .get(shown)
+                .text
+                .contains("<span class=\"pill neutral\">standby</span>"),
+            "{shown}"
+        );
+    }
+    assert!(
+        browser
+            .get(&page)
+            .text
+            .contains("name=\"standby\" type=\"checkbox\" value=\"on\" checked")
+    );
+    let idle = browser.submit(&page, &page, &[("name", "edge")]);
+    assert!(
+        idle.status == 422 && idle.text.contains("id=\"services-error\""),
+        "{}",
+        idle.text
+    );
+    assert_eq!(
+        agent::show(control, "demo", &agent).unwrap().services.len(),
+        1
+    );
+    assert_eq!(
+        browser
+            .submit(&page, &format!("{page}/revoke"), &[("confirm", "edge")])
+            .status,
+        422
+    );
+    let revoked = browser.submit(&page, &format!("{page}/revoke"), &[("confirm", &agent)]);
+    assert_eq!(revoked.header("location"), format!("{page}?note=revoked"));
+    for shown in [&page, "/accounts/demo/services/echo"] {
+        let row = eventually("the end of the tunnel is shown", || {
+            let shown = browser.get(shown);
+            shown
+                .text
+                .contains("data-label=\"Ended\"")
+                .then(|| shown.between("data-label=\"Ended\">", "</tr>"))
+        });
+        assert!(
+            row.contains(">agent_revoked<") && row.contains("enroll it again with a new token"),
+            "{shown}: {row}"
+        );
+    }
+    let listed = browser
+        .get("/accounts/demo/agents")
+        .between("<td data-label=\"Serves\">", "</td>");
+    assert!(listed.contains("ago: agent_revoked</span>"), "{listed}");
+    let approve = browser.submit(&page, &format!("{page}/approve"), &[]);
+    assert_eq!(
+        (approve.status, approve.text.contains("enroll it again")),
+        (409, true)
+    );
+    let deleted = browser.submit(&page, &format!("{page}/delete"), &[("confirm", &agent)]);
+    assert_eq!(
+        deleted.header("location"),
+        "/accounts/demo/agents?note=deleted"
+    );
+    assert_eq!(browser.get(&page).status, 404);
+}
+
+#[test]
+fn release_keys_that_an_agent_accepts_are_shown() {
+    const RELEASE_KEY: &str = "t4kjPEvqLr7T1xWmcCbXnJ0yDbdUPyDhEdbsVZ2qRpw=";
+    let demo = demo(None);
+    let agent = modified_agent::enroll(&demo);
+    let mut tunnel = agent.tunnel(&demo);
+    let mut browser = Browser::signed_in(&demo);
+    let page = format!(
+        "/accounts/{}/agents/{}",
+        modified_agent::ACCOUNT,
+        agent.agent
+    );
+    tunnel.0.send(message(format!(
+        r#"{{"type":"update","state":"ready","release_keys":["{RELEASE_KEY}"]}}"#
+    )));
+    let shown = format!("<span class=\"id\">{RELEASE_KEY}</span>");
+    eventually("the release key is shown", || {
+        browser.get(&page).text.contains(&shown).then_some(())
+    });
+}
+
+#[test]
+fn the_agents_of_an_enrollment_token_are_listed() {
+    let demo = demo(None);
+    let control = demo.gateway().control();
+    let mut browser = Browser::signed_in(&demo);
+    let agent = control.records().agents.into_values().next().unwrap();
+    let token = agent.enrollment_token.clone().unwrap();
+    let page = browser.get("/accounts/demo/agents");
+    let link = format!(
+        "<a class=\"id\" href=\"/accounts/demo/agents/{0}\">{0}</a>",
+        agent.id
+    );
+    assert!(
+        page.text.contains(&link) && page.text.contains(">1 of 1<"),
+        "{}",
+        page.text
+    );
+    for number in 1..=60 {
+        let id = AgentId::new(&format!("ag_{number:020}")).unwrap();
+        control
+            .put(&StoredRecord::Agent(AgentRecord {
+                id,
+                ..agent.clone()
+            }))
+            .unwrap();
+    }
+    // Agents of no token are not listed.
+    let other = AgentRecord {
+        id: AgentId::random(),
+        enrollment_token: None,
+        ..agent.clone()
+    };
+    control.put(&StoredRecord::Agent(other.clone())).unwrap();
+    let of_token = format!("/accounts/demo/agents?enrolled_with={token}");
+    let page = browser.get("/accounts/demo/agents");
+    assert!(
+        page.text
+            .contains(&format!("<a href=\"{of_token}\">Show all</a>")),
+        "{}",
+        page.text
+    );
+    let first = browser.get(&of_token);
+    let next = first
+        .between("<p class=\"more\"><a class=\"button\" href=\"", "\"")
+        .replace("&amp;", "&");
+    let pages = [first, browser.get(&next)];
+    let rows: Vec<usize> = pages
+        .iter()
+        .map(|page| page.text.matches("<td data-label=\"Agent\">").count())
+        .collect();
+    assert_eq!(rows, [50, 11]);
+    assert!(
+        pages
+            .iter()
+            .all(|page| !page.text.contains(other.id.as_str()))
+    );
+    let shown = browser.get(&format!("/accounts/demo/agents/{}", agent.id));
+    assert!(shown.text.contains(&of_token), "{}", shown.text);
+}
+
+#[test]
+fn names_and_url_values_are_escaped_on_every_page() {
+    let demo = demo(None);
+    let control = demo.gateway().control();
+    let mut browser = Browser::signed_in(&demo);
+    let name = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>";
+    let new = NewCallerSecret {
+        name: Some(name.to_owned()),
+        allowed_services: vec!["echo".to_owned()],
+        enabled: None,
+    };
+    caller_secret::create::<ClientId>(control, &Actor::Admin, "demo", &new).unwrap();
+    caller_secret::create::<KeyId>(control, &Actor::Admin, "demo", &new).unwrap();
+    let item = |records: &gw_store::Records| {
+        let named = records
+            .credentials
+            .values()
+            .find(|record| record.access.name.as_deref() == Some(name));
+        format!("/accounts/demo/credentials/{}", named.unwrap().id)
+    };
+    let item = item(&control.records());
+    for path in [
+        &item,
+        "/accounts/demo/credentials",
+        "/accounts/demo/service-keys",
+        "/audit-log",
+    ] {
+        let page = browser.get(path);
+        assert!(page.text.contains("alert(1)"), "{path}");
+        assert!(
+            !page.text.contains("<script>") && !page.text.contains("<img"),
+            "{path}: {}",
+            page.text
+        );
+    }
+    // Values from the URL are escaped as well.
+    for path in [
+        "/requests?path_prefix=%22%3E%3Cscript%3Ealert(1)",
+        "/requests?id=%3Cscript%3Ealert(1)",
+        "/audit-log?account=%22%3E%3Cscript%3Ealert(1)",
+        "/traffic?service=%22%3E%3Cscript%3Ealert(1)",
+        "/?note=%3Cscript%3E",
+        "/accounts/%3Cscript%3E",
+        "/requests/%3Cscript%3E",
+    ] {
+        assert!(!browser.get(path).text.contains("<script>"), "{path}");
+    }
+}
+
+#[test]
+fn the_theme_is_remembered() {
+    let demo = demo(None);
+    let mut browser = Browser::signed_in(&demo);
+    assert!(browser.get("/").text.contains("data-theme=\"system\""));
+    let set = browser.submit(
+        "/tunnels",
+        "/theme",
+        &[("theme", "dark"), ("back", "/tunnels")],
+    );
+    assert_eq!((set.status, set.header("location")), (303, "/tunnels"));
+    assert!(browser.get("/tunnels").text.contains("data-theme=\"dark\""));
+    let away = browser.submit(
+        "/tunnels",
+        "/theme",
+        &[("theme", "x"), ("back", "https://evil.example")],
+    );
+    assert_eq!(away.header("location"), "/");
+    assert!(browser.get("/").text.contains("data-theme=\"system\""));
+}

@@ -1,0 +1,363 @@
+//! Recorded requests in the console: search, display and replay.
+
+use std::sync::mpsc;
+
+use gw_control_plane::control::changes::audit;
+use gw_control_plane::control::records::service;
+use gw_control_plane::control::{Actor, ServiceChanges};
+use gw_gateway::demo::{Demo, Options};
+use gw_shared::id::{AgentId, RequestIds};
+use gw_store::AuditQuery;
+use gw_telemetry::request_log::{Batch, RecordedAttempt, RequestLog, RequestRecord};
+
+use super::browser::Browser;
+use crate::support::peers::backend;
+use crate::support::peers::caller::{HOST, connect};
+use crate::support::{demo, eventually, options};
+
+#[test]
+fn recorded_requests_are_found_shown_and_replayed() {
+    let demo = demo(None);
+    let control = demo.gateway().control();
+    let mut browser = Browser::signed_in(&demo);
+    let capture = ServiceChanges {
+        capture_request_body: Some(true),
+        capture_response_body: Some(true),
+        ..ServiceChanges::default()
+    };
+    service::change(control, &Actor::Admin, "demo", "echo", &capture).unwrap();
+    let mut caller = connect(&demo);
+    let key = &demo.about.service_key;
+    let mut send = |method: &str, target: &str, body: &str| {
+        let length = body.len();
+        caller.send(format!(
+            "{method} {target} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\nContent-Type: text/html\r\n\
+             Content-Length: {length}\r\n\r\n{body}"
+        ));
+        caller.response().header("x-gw-request-id").to_owned()
+    };
+    let body = "<script>alert(1)</script>";
+    // Capture begins once the workers have the new directory.
+    let (id, page) = eventually("a request is captured with its body", || {
+        let id = send("POST", "/orders?q=%3Cb%3E", body);
+        let kept =
+            || Some(browser.get(&format!("/requests/{id}"))).filter(|page| page.status == 200);
+        let page = eventually("the request is in the log", kept);
+        page.text.contains("alert(1)").then_some((id, page))
+    });
+    for holds in [
+        "/orders?q=",
+        "demo--echo",
+        "backend first byte",
+        "service key",
+        "<rect class=\"backend\"",
+        "25 B",
+    ] {
+        assert!(page.text.contains(holds), "no {holds}: {}", page.text);
+    }
+    assert!(!page.text.contains("<script>"), "{}", page.text);
+    assert!(!page.text.contains(key.as_str()));
+    let raw = browser.get(&format!("/requests/{id}/body/request"));
+    assert_eq!(
+        (raw.text.as_str(), raw.header("content-type")),
+        (body, "application/octet-stream")
+    );
+    assert!(raw.header("content-disposition").starts_with("attachment"));
+    assert_eq!(
+        Browser::new(&demo)
+            .get(&format!("/requests/{id}/body/request"))
+            .status,
+        303
+    );
+
+    // The search box of every page accepts an id in upper case.
+    let found = browser.get(&format!("/requests?id=+{}+", id.to_uppercase()));
+    assert_eq!(found.header("location"), format!("/requests/{id}"));
+    for (query, finds) in [
+        ("path_prefix=%2Forders&account=demo&service=echo", true),
+        ("since=2020-01-01&min_ms=0&status=2xx", true),
+        ("path_prefix=%2Fnone", false),
+        ("until=2020-01-01+00:00", false),
+    ] {
+        assert_eq!(
+            browser
+                .get(&format!("/requests?{query}"))
+                .text
+                .contains(&id),
+            finds,
+            "{query}"
+        );
+    }
+    let wrong = browser.get("/requests?status=many&account=demo");
+    assert!(
+        wrong.status == 422
+            && wrong.text.contains("id=\"status-error\"")
+            && wrong.text.contains("value=\"many\"")
+    );
+
+    let address = format!("/requests/{id}/replay");
+    let form = browser.get(&address);
+    assert!(
+        form.text.contains("value=\"/orders?q=%3Cb%3E\"")
+            && form.text.contains("content-type: text/html")
+    );
+    let fields = [
+        ("method", "PUT"),
+        ("target", "/again"),
+        ("headers", "no colon"),
+        ("body_from", "recorded"),
+    ];
+    let wrong = browser.submit(&address, &address, &fields);
+    assert!(
+        wrong.status == 422
+            && wrong.text.contains("id=\"headers-error\"")
+            && wrong.text.contains("value=\"/again\"")
+    );
+    let fields = [
+        ("method", "PUT"),
+        ("target", "/again"),
+        ("headers", "x-a: 1"),
+        ("body_from", "text"),
+        ("body", "new"),
+    ];
+    let replayed = browser.submit(&address, &address, &fields);
+    assert_eq!(replayed.status, 303, "{}", replayed.text);
+    let page = browser.get(replayed.header("location"));
+    assert_eq!(page.status, 200);
+    for holds in [
+        "Replayed.",
+        "/again",
+        "PUT",
+        &format!("href=\"/requests/{id}\""),
+        "administrator (replay)",
+    ] {
+        assert!(page.text.contains(holds), "no {holds}: {}", page.text);
+    }
+    assert!(
+        page.text
+            .contains("<pre tabindex=\"0\" aria-label=\"Body of the Request\">new</pre>"),
+        "{}",
+        page.text
+    );
+}
+
+#[test]
+fn a_replay_changes_only_the_edited_parts() {
+    let (seen, requests) = mpsc::channel();
+    let demo = demo(Some(backend::start(move |mut peer| {
+        while let Ok((head, body, _)) = peer.request() {
+            seen.send((head, body)).unwrap();
+            peer.send("HTTP/1.1 204 No Content\r\n\r\n");
+        }
+    })));
+    let control = demo.gateway().control();
+    let mut browser = Browser::signed_in(&demo);
+    let mut caller = connect(&demo);
+    let key = demo.about.service_key.clone();
+    let mut call = |browser: &mut Browser| {
+        let fields = b"X-Bytes: \xff\xfe\r\nX-A: 1\r\nCookie: a=b\r\nContent-Type: text/plain\r\nContent-Length: 6";
+        let head = format!("OPTIONS * HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n");
+        caller.send([head.as_bytes(), fields, b"\r\n\r\na\r\nb\r\n"].concat());
+        let page = format!("/requests/{}", caller.response().header("x-gw-request-id"));
+        eventually("the request is in the log", || {
+            Some(browser.get(&page)).filter(|page| page.status == 200)
+        });
+        requests.recv_timeout(crate::support::SOON).unwrap();
+        page
+    };
+    let page = call(&mut browser);
+    let unkept = browser.get(&page).text;
+    assert!(
+        !unkept.contains("/replay\"") && unkept.contains("cannot be replayed"),
+        "{unkept}"
+    );
+    let body = browser.get(&format!("{page}/body/request"));
+    assert!(
+        body.status == 404 && body.text.contains("was not captured"),
+        "{}",
+        body.text
+    );
+    let body = browser.get("/requests/019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07/body/request");
+    assert!(
+        body.status == 404 && body.text.contains("is not in the log"),
+        "{}",
+        body.text
+    );
+    let address = format!("{page}/replay");
+    for reply in [
+        browser.get(&address),
+        browser.submit("/", &address, &[("method", "GET"), ("target", "/")]),
+    ] {
+        assert!(
+            reply.status == 409 && reply.text.contains("capture_request_body was off"),
+            "{}",
+            reply.text
+        );
+    }
+
+    let capture = ServiceChanges {
+        capture_request_body: Some(true),
+        ..ServiceChanges::default()
+    };
+    service::change(control, &Actor::Admin, "demo", "echo", &capture).unwrap();
+    // Capture begins once the workers have the new directory.
+    let address = eventually("a replayable request is captured", || {
+        let page = call(&mut browser);
+        let address = format!("{page}/replay");
+        browser
+            .get(&page)
+            .text
+            .contains(&format!("href=\"{address}\""))
+            .then_some(address)
+    });
+    let form = browser.get(&address);
+    let headers = form.between("aria-describedby=\"headers-hint\">\n", "</textarea>");
+    assert!(
+        headers.contains("x-a: 1") && !headers.contains("cookie"),
+        "{headers}"
+    );
+    let headers = headers.replace("x-a: 1", "x-a: 2").replace('\n', "\r\n");
+    let fields = [
+        ("method", "OPTIONS"),
+        ("target", "*"),
+        ("headers", headers.as_str()),
+        ("body_from", "text"),
+        ("body", "a\r\nc\r\n"),
+    ];
+    let replayed = browser.submit(&address, &address, &fields);
+    assert_eq!(replayed.status, 303, "{}", replayed.text);
+    let (head, body) = requests.recv_timeout(crate::support::SOON).unwrap();
+    assert_eq!(
+        (head.method.as_str(), head.target.as_str(), body.as_slice()),
+        ("OPTIONS", "*", b"a\r\nc\r\n".as_slice())
+    );
+    assert_eq!(
+        (
+            head.headers["x-a"].as_bytes(),
+            head.headers["x-bytes"].as_bytes()
+        ),
+        (b"2".as_slice(), b"\xff\xfe".as_slice())
+    );
+
+    // An edited body is sent even if the recorded body is selected; a preview sends nothing.
+    let fields = [
+        ("method", "OPTIONS"),
+        ("target", "*"),
+        ("headers", ""),
+        ("body_from", "recorded"),
+        ("body", "a\r\nd\r\n"),
+    ];
+    let preview = browser.submit(
+        &address,
+        &address,
+        &[&fields[..], &[("action", "preview")]].concat(),
+    );
+    assert_eq!(preview.status, 200);
+    assert!(
+        preview.text.contains("edited, 6 B") && preview.text.contains("value=\"text\" checked"),
+        "{}",
+        preview.text
+    );
+    assert!(requests.try_recv().is_err());
+    assert_eq!(browser.submit(&address, &address, &fields).status, 303);
+    assert_eq!(
+        requests.recv_timeout(crate::support::SOON).unwrap().1,
+        b"a\r\nd\r\n"
+    );
+
+    // The form, and a page with the body, are audited as reads; sending the form is audited as a replay.
+    let id = address
+        .trim_start_matches("/requests/")
+        .trim_end_matches("/replay");
+    let audited = || {
+        let query = AuditQuery {
+            account: Some("demo".to_owned()),
+            before: None,
+            limit: 500,
+        };
+        let mut entries = audit::list(control, &query).unwrap().items;
+        entries.retain(|entry| entry.target == id);
+        entries
+    };
+    let before = audited().len();
+    for page in [
+        address.as_str(),
+        address.trim_end_matches("/replay"),
+        &address.replace("/replay", "/body/request"),
+    ] {
+        assert_eq!(browser.get(page).status, 200);
+    }
+    let entries = audited();
+    assert_eq!(entries.len(), before + 3);
+    assert!(
+        entries[..3]
+            .iter()
+            .all(|entry| entry.action == "request.read_body" && entry.actor == "admin")
+    );
+    assert_eq!(
+        entries
+            .iter()
+            .filter(|entry| entry.action == "request.replay")
+            .count(),
+        2
+    );
+}
+
+#[test]
+fn failed_attempts_are_found_and_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let ids = RequestIds::new();
+    let agents = [AgentId::random(), AgentId::random()];
+    let record = |attempts: &[AgentId]| RequestRecord {
+        target: "/orders".into(),
+        agent: Some(AgentId::random()),
+        attempts: attempts
+            .iter()
+            .map(|agent| RecordedAttempt {
+                agent_id: Some(agent.clone()),
+                reason: "backend_unreachable",
+                duration_us: 1500,
+            })
+            .collect(),
+        ..RequestRecord::example(ids.next_id())
+    };
+    let plain = record(&[]);
+    let retried = record(&agents);
+    let [plain_id, id] = [plain.id, retried.id].map(|id| id.to_string());
+    let log = RequestLog::open(&folder.path().join("requests")).unwrap();
+    log.queue().push(Batch {
+        services: vec![("demo--echo".into(), vec![plain, retried])],
+    });
+    log.close();
+    let demo = Demo::start(&Options {
+        data_dir: Some(folder.path().to_owned()),
+        ..options(None)
+    })
+    .unwrap();
+    let mut browser = Browser::signed_in(&demo);
+    let all = browser.get("/requests").text;
+    assert!(
+        all.contains(&plain_id) && all.contains(&id) && all.contains("2 failed attempts"),
+        "{all}"
+    );
+    let found = browser.get("/requests?retried=on").text;
+    assert!(!found.contains(&plain_id) && found.contains(&id), "{found}");
+    let table = browser
+        .get(&format!("/requests/{id}"))
+        .between("<table class=\"list\" id=\"attempt-table\">", "</table>");
+    for holds in [
+        agents[0].as_str(),
+        agents[1].as_str(),
+        "backend_unreachable",
+        "1.5ms",
+    ] {
+        assert!(table.contains(holds), "no {holds}: {table}");
+    }
+    assert!(
+        !browser
+            .get(&format!("/requests/{plain_id}"))
+            .text
+            .contains("attempt-table")
+    );
+    demo.stop();
+}

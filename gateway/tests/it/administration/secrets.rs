@@ -1,0 +1,246 @@
+//! Secrets stay out of the data folder, the request log and the program's log.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::Command;
+
+use gw_gateway::demo::{Demo, Options};
+use serde_json::{Value, json};
+
+use crate::support::admin_api::Api;
+use crate::support::peers::caller::{HOST, request};
+use crate::support::processes::process::{gw_gateway, start_demo};
+use crate::support::request_log::{call, capture_bodies, record};
+use crate::support::{demo, programs, setup};
+
+#[test]
+fn no_secret_is_written_to_the_data_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let data_dir = Some(folder.path().to_owned());
+    let demo = Demo::start(&Options {
+        data_dir,
+        ..crate::support::options(None)
+    })
+    .unwrap();
+    let api = Api(&demo.about);
+    // Responses are not captured, because the echo repeats the request.
+    assert_eq!(
+        api.ask(
+            "PATCH",
+            "/accounts/demo/services/echo",
+            &json!({ "capture_request_body": true })
+        )
+        .status,
+        200
+    );
+    let control = demo.gateway().control();
+    let (_, key) = setup::service_key(control, "demo", &["echo"]);
+    let (client_id, client_secret) = setup::credential(control, "demo", &["echo"]);
+    let token = crate::support::apex::token(
+        &demo,
+        &client_id,
+        &client_secret,
+        "account:demo service:echo",
+    )
+    .json();
+    let token = token["access_token"].as_str().unwrap();
+    let mut ids = Vec::new();
+    // Secrets in their own fields, and by mistake: wrong values, in the query, in other fields.
+    let good = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n");
+    ids.push(
+        call(
+            &demo,
+            &format!("{good}X-Other: {key}\r\nX-Secret: {client_secret}\r\n\r\n"),
+        )
+        .1,
+    );
+    ids.push(
+        call(
+            &demo,
+            &format!(
+                "{}X-Token: {token}\r\n\r\n",
+                good.replace("GET / ", &format!("GET /?t={token} "))
+            ),
+        )
+        .1,
+    );
+    ids.push(
+        call(
+            &demo,
+            &format!(
+                "{}\r\n",
+                good.replace("GET / ", &format!("GET /?k={key}&s={client_secret} "))
+            ),
+        )
+        .1,
+    );
+    ids.push(
+        call(
+            &demo,
+            &format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}x\r\n\r\n"),
+        )
+        .1,
+    );
+    ids.push(
+        call(
+            &demo,
+            &format!(
+                "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Authorization: Bearer {token}\r\n\r\n"
+            ),
+        )
+        .1,
+    );
+    ids.iter().for_each(|id| drop(record(&api, id)));
+    let secret_of_key = key.split_once('.').unwrap().1;
+    let signature = token.rsplit_once('.').unwrap().1;
+    for secret in [secret_of_key, client_secret.as_str(), signature] {
+        let found = files_with(folder.path(), secret);
+        assert!(found.is_empty(), "{secret} is in {found:?}");
+    }
+}
+
+#[test]
+fn no_secret_is_logged_at_debug_level() {
+    if !programs::usable(&["curl"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let mut command = gw_gateway();
+    command
+        .env("GW_LOG", "debug")
+        .stderr(File::create(&log).unwrap());
+    let (mut demo, about) = start_demo(
+        command
+            .args(["demo", "--data-dir"])
+            .arg(folder.path().join("data")),
+    );
+    let of = |name: &str| about[name].as_str().unwrap().to_owned();
+    let client_id = of("client_id");
+    let client_secret = of("client_secret");
+    let key = of("service_key");
+    let base = of("base_url");
+    let tenant = of("tenant_url");
+    let curl = |arguments: &[&str]| -> String {
+        let mut curl = Command::new("curl");
+        curl.args(["--silent", "--show-error", "--cacert", &of("ca_file")]);
+        for url in [&base, &tenant] {
+            let name = url.trim_start_matches("https://");
+            curl.args(["--resolve", &format!("{name}:127.0.0.1")]);
+        }
+        let output = curl.args(arguments).output().unwrap();
+        assert!(
+            output.status.success(),
+            "{arguments:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let form = format!(
+        "client_id={client_id}&client_secret={client_secret}&scope=account:demo service:echo"
+    );
+    let minted: Value =
+        serde_json::from_str(&curl(&["--data", &form, &format!("{base}/oauth/token")])).unwrap();
+    let token = minted["access_token"].as_str().unwrap();
+    for version in ["--http1.1", "--http2"] {
+        let ask =
+            |field: &str, path: &str| curl(&[version, "-H", field, &format!("{tenant}{path}")]);
+        assert!(ask(&format!("X-Gw-Service-Key: {key}"), "/hello").contains("\"target\""));
+        assert!(
+            ask(&format!("X-Gw-Authorization: Bearer {token}"), "/hello").contains("\"target\"")
+        );
+        // Wrong values, and secrets in the wrong place.
+        assert!(ask(&format!("X-Gw-Service-Key: {key}x"), "/").contains("GW_SERVICE_KEY_INVALID"));
+        assert!(
+            ask(&format!("X-Gw-Authorization: Bearer {token}x"), "/").contains("GW_TOKEN_INVALID")
+        );
+        assert!(
+            ask(
+                "Accept: */*",
+                &format!("/?key={key}&secret={client_secret}")
+            )
+            .contains("GW_AUTH_REQUIRED")
+        );
+    }
+    demo.signal("TERM");
+    assert_eq!(demo.exit_code(), Some(0));
+    let log = fs::read_to_string(log).unwrap();
+    assert!(log.contains("admitting"), "{log}");
+    for secret in [
+        key.split_once('.').unwrap().1,
+        client_secret.as_str(),
+        token,
+        &of("admin_token"),
+    ] {
+        let line = log.lines().find(|line| line.contains(secret));
+        assert!(line.is_none(), "{line:?}");
+    }
+}
+
+/// Files under `folder` that contain `text`.
+fn files_with(folder: &Path, text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        let path = entry.path();
+        if path.is_dir() {
+            found.extend(files_with(&path, text));
+        } else {
+            let bytes = fs::read(&path).unwrap();
+            if bytes
+                .windows(text.len())
+                .any(|window| window == text.as_bytes())
+            {
+                found.push(path.display().to_string());
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn secrets_in_any_encoding_and_the_admin_token_are_masked() {
+    let demo = demo(None);
+    let api = Api(&demo.about);
+    capture_bodies(&api);
+    let admin = &demo.about.admin_token;
+    let encoded = |text: &str| {
+        text.bytes()
+            .map(|byte| format!("%{byte:02x}"))
+            .collect::<String>()
+    };
+    let key = "gw_sk_abcdef.hiddenhidden";
+    for (query, kept) in [
+        (
+            format!("k={}+b", encoded(key)),
+            format!("k={}***+b", encoded("gw_sk_abcdef.")),
+        ),
+        (
+            format!("k=gw%5Fsk%5Fabcdef%2Ehid{}", encoded("den")),
+            "k=gw%5Fsk%5Fabcdef%2E***".to_owned(),
+        ),
+        (format!("t={admin}&b"), "t=gw_admin.***&b".to_owned()),
+        (
+            format!("t=Bearer%20{}", encoded(admin)),
+            "t=Bearer%20gw_admin.***".to_owned(),
+        ),
+    ] {
+        let (_, id) = call(
+            &demo,
+            &request(
+                &demo,
+                &format!("GET /hello?{query}"),
+                &format!("X-A: {query}\r\n\r\n"),
+            ),
+        );
+        let record = record(&api, &id);
+        assert_eq!(record["query"], kept);
+        let headers = record["captured_request"]["headers"].as_array().unwrap();
+        assert!(headers.contains(&json!(["x-a", kept])), "{headers:?}");
+        // A replay would send a different request.
+        assert_eq!(
+            api.ask("POST", &format!("/requests/{id}/replay"), &json!({}))
+                .status,
+            409
+        );
+    }
+}

@@ -1,0 +1,354 @@
+//! Exported spans of requests, from the caller to the backend.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
+
+use gw_gateway::demo::{About, Demo, Options};
+use gw_shared::http::Fields;
+use gw_shared::telemetry::trace::{CollectorSettings, CollectorUrl, TraceContext};
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
+use rcgen::{CertificateParams, KeyPair};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use rustls_pki_types::PrivateKeyDer;
+
+use crate::collector::{self, Collector, Received, TAKEN};
+use crate::support::peers::backend;
+use crate::support::peers::caller::{HOST, connect, connect_to, get, request};
+use crate::support::processes::process::{gw_gateway, start_demo};
+use crate::support::{SOON, options};
+
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const CALLER: &str = "00f067aa0ba902b7";
+
+/// A demo that exports spans to `collector`, in front of a backend that reports the fields it receives.
+fn traced(collector: &Collector, sample_ratio: f64) -> (Demo, Receiver<Fields>) {
+    let (url, seen) = telling_backend();
+    let traces = CollectorSettings {
+        endpoint: CollectorUrl::below(&collector.url()).unwrap(),
+        sample_ratio,
+    };
+    (
+        Demo::start(&Options {
+            traces: Some(traces),
+            ..options(Some(url))
+        })
+        .unwrap(),
+        seen,
+    )
+}
+
+fn telling_backend() -> (String, Receiver<Fields>) {
+    let (sender, seen) = mpsc::channel();
+    let url = backend::start(move |mut peer| {
+        while let Ok((head, _, _)) = peer.request() {
+            sender.send(head.headers).unwrap();
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+        }
+    });
+    (url, seen)
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn is_agents(received: &Received) -> bool {
+    received.service() == "gw-agent"
+}
+
+#[test]
+fn a_callers_trace_continues_at_gateway_agent_and_backend() {
+    let mut collector = collector::start();
+    let (demo, seen) = traced(&collector, 0.0);
+    let mut caller = connect(&demo);
+    let fields = format!("traceparent: 00-{TRACE}-{CALLER}-01\r\ntracestate: vendor=1\r\n\r\n");
+    caller.send(request(&demo, "GET /a?secret=1", &fields));
+    let id = caller.response().header("x-gw-request-id").to_owned();
+    let at_backend = seen.recv_timeout(SOON).unwrap();
+    let gateways = collector.span(|received| received.service() == "gw-gateway");
+    let agents = collector.span(is_agents);
+    for received in [&gateways, &agents] {
+        assert_eq!(hexadecimal(&received.span.trace_id), TRACE);
+        assert_eq!(
+            (
+                received.attribute("gw.request_id"),
+                received.attribute("gw.service")
+            ),
+            (id.as_str(), "echo")
+        );
+        assert_eq!(
+            (received.span.name.as_str(), received.attribute("url.path")),
+            ("GET", "/a")
+        );
+        assert!(!format!("{received:?}").contains("secret"));
+    }
+    assert_eq!(
+        (gateways.span.kind(), agents.span.kind()),
+        (SpanKind::Server, SpanKind::Client)
+    );
+    assert_eq!(hexadecimal(&gateways.span.parent_span_id), CALLER);
+    assert_eq!(agents.span.parent_span_id, gateways.span.span_id);
+    let backends = TraceContext::of(&at_backend).unwrap();
+    assert_eq!(
+        (&backends.span_id[..], backends.sampled),
+        (&agents.span.span_id[..], true)
+    );
+    assert_eq!(at_backend["tracestate"], "vendor=1");
+    assert_eq!(
+        gateways.attribute("gw.agent_id"),
+        agents.resource["service.instance.id"]
+    );
+    let names: Vec<&str> = gateways
+        .span
+        .events
+        .iter()
+        .map(|event| event.name.as_str())
+        .collect();
+    assert_eq!(names, ["gw.authenticated", "gw.opened", "gw.response_head"]);
+    demo.stop();
+}
+
+#[test]
+fn the_agents_span_is_the_parent_of_the_backend() {
+    let mut collector = collector::start();
+    let (demo, seen) = traced(&collector, 0.0);
+    let mut caller = connect(&demo);
+    for connection in ["new", "kept"] {
+        caller.send(request(
+            &demo,
+            "GET /a?secret=1",
+            &format!("traceparent: 00-{TRACE}-{CALLER}-01\r\n\r\n"),
+        ));
+        let id = caller.response().header("x-gw-request-id").to_owned();
+        let backends = TraceContext::of(&seen.recv_timeout(SOON).unwrap()).unwrap();
+        let agents = collector.span(is_agents);
+        assert_eq!(
+            (&agents.span.span_id, &agents.span.trace_id),
+            (&backends.span_id.to_vec(), &backends.trace_id.to_vec())
+        );
+        assert_eq!(
+            (hexadecimal(&backends.trace_id).as_str(), backends.sampled),
+            (TRACE, true)
+        );
+        assert_eq!(agents.attribute("gw.request_id"), id);
+        assert_eq!(agents.attribute("gw.backend.connection"), connection);
+        assert_eq!(
+            (
+                agents.attribute("gw.account"),
+                agents.attribute("gw.service")
+            ),
+            ("demo", "echo")
+        );
+        assert_eq!(agents.attribute("http.response.status_code"), "200");
+        assert_eq!(agents.attribute("server.address"), "127.0.0.1");
+        assert_eq!(
+            (
+                agents.resource["gw.region"].as_str(),
+                agents.attribute("error.type")
+            ),
+            ("eu1", "")
+        );
+    }
+    demo.stop();
+}
+
+#[test]
+fn failures_and_upgrades_have_spans() {
+    let mut collector = collector::start();
+    let (_closed, nobody) = backend::refusing();
+    let traces = CollectorSettings {
+        endpoint: CollectorUrl::below(&collector.url()).unwrap(),
+        sample_ratio: 1.0,
+    };
+    let options = Options {
+        traces: Some(traces),
+        ..options(Some(format!("http://{nobody}")))
+    };
+    let demo = Demo::start(&options).unwrap();
+    let mut caller = connect(&demo);
+    for (line, fields, method) in [
+        ("GET /", "\r\n", "GET"),
+        (
+            "PUT /ws",
+            "Connection: upgrade\r\nUpgrade: foo\r\n\r\n",
+            "PUT",
+        ),
+    ] {
+        caller.send(request(&demo, line, fields));
+        assert_eq!(caller.response().code(), "GW_BACKEND_UNREACHABLE");
+        let agents = collector.span(is_agents);
+        assert_eq!(agents.attribute("error.type"), "GW_BACKEND_UNREACHABLE");
+        assert_eq!(
+            (
+                agents.attribute("http.request.method"),
+                agents.attribute("server.address")
+            ),
+            (method, "")
+        );
+    }
+    demo.stop();
+}
+
+#[test]
+fn an_unsampled_trace_keeps_its_id() {
+    let collector = collector::start();
+    let (demo, seen) = traced(&collector, 1.0);
+    let value = format!("00-{TRACE}-{CALLER}-00");
+    let mut caller = connect(&demo);
+    caller.send(request(
+        &demo,
+        "GET /",
+        &format!("traceparent: {value}\r\ntracestate: v=1\r\n\r\n"),
+    ));
+    caller.response();
+    let at_backend = seen.recv_timeout(SOON).unwrap();
+    assert_eq!(
+        (
+            at_backend["traceparent"].to_str().unwrap(),
+            &at_backend["tracestate"]
+        ),
+        (value.as_str(), &"v=1".parse().unwrap())
+    );
+    // A stop flushes pending spans.
+    demo.stop();
+    assert!(
+        collector
+            .rest()
+            .iter()
+            .all(|received| hexadecimal(&received.span.trace_id) != TRACE)
+    );
+}
+
+#[test]
+fn without_a_collector_trace_fields_pass_unchanged() {
+    let (url, seen) = telling_backend();
+    let demo = crate::support::demo(Some(url));
+    let mut caller = connect(&demo);
+    for fields in [
+        &[
+            (
+                "traceparent",
+                "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-ff",
+            ),
+            ("tracestate", "a=1,b=2"),
+        ][..],
+        &[
+            ("tracestate", "a=1"),
+            ("traceparent", "nonsense \u{e9}"),
+            ("traceparent", "00-"),
+            ("tracestate", "b=2"),
+        ],
+        &[],
+    ] {
+        let lines: String = fields
+            .iter()
+            .map(|(name, value)| format!("{name}: {value}\r\n"))
+            .collect();
+        caller.send(request(&demo, "GET /", &format!("{lines}\r\n")));
+        caller.response();
+        let at_backend = seen.recv_timeout(SOON).unwrap();
+        for name in ["traceparent", "tracestate"] {
+            let sent: Vec<_> = fields
+                .iter()
+                .filter(|field| field.0 == name)
+                .map(|field| field.1.as_bytes())
+                .collect();
+            let got: Vec<_> = at_backend
+                .get_all(name)
+                .map(http::HeaderValue::as_bytes)
+                .collect();
+            assert_eq!(got, sent);
+        }
+    }
+    demo.stop();
+}
+
+#[test]
+fn an_unreachable_collector_does_not_affect_requests() {
+    let (_closed, nobody) = backend::refusing();
+    let traces = CollectorSettings {
+        endpoint: CollectorUrl::below(&format!("http://{nobody}")).unwrap(),
+        sample_ratio: 1.0,
+    };
+    let demo = Demo::start(&Options {
+        traces: Some(traces),
+        ..options(None)
+    })
+    .unwrap();
+    let mut caller = connect(&demo);
+    for _ in 0..300 {
+        caller.send(get(&demo, "/status/204"));
+        assert_eq!(caller.response().status, 204);
+    }
+    demo.stop();
+}
+
+#[test]
+fn opentelemetry_variables_are_used_and_spans_are_flushed_on_exit() {
+    let directory = tempfile::tempdir().unwrap();
+    let key = KeyPair::generate().unwrap();
+    let certificate = CertificateParams::new(vec!["127.0.0.1".to_owned()])
+        .unwrap()
+        .self_signed(&key)
+        .unwrap();
+    let authorities = directory.path().join("authorities.pem");
+    fs::write(&authorities, certificate.pem()).unwrap();
+    let private = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap();
+    let config = config
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.der().clone()], private)
+        .unwrap();
+    let config = Arc::new(config);
+    let accept =
+        move |stream| StreamOwned::new(ServerConnection::new(Arc::clone(&config)).unwrap(), stream);
+    let collector = collector::start_with(accept, |_| TAKEN.to_owned());
+
+    let mut command = gw_gateway();
+    command
+        .arg("demo")
+        .env("SSL_CERT_FILE", &authorities)
+        .env(
+            "OTEL_EXPORTER_OTLP_ENDPOINT",
+            format!("https://{}/otlp/", collector.address),
+        )
+        .env("OTEL_EXPORTER_OTLP_HEADERS", "x-api-key=secret%20key")
+        .env("OTEL_TRACES_SAMPLER_ARG", "1")
+        .env("OTEL_SERVICE_NAME", "relay");
+    let (mut running, description) = start_demo(&mut command);
+    let text = |name: &str| description[name].as_str().unwrap().to_owned();
+    let about = About {
+        base_url: text("base_url"),
+        tenant_url: text("tenant_url"),
+        account: "demo",
+        service: "echo",
+        client_id: text("client_id"),
+        client_secret: text("client_secret"),
+        service_key: text("service_key"),
+        ca_file: text("ca_file").into(),
+        admin_url: text("admin_url"),
+        console_url: text("console_url"),
+        admin_token: text("admin_token"),
+    };
+    let mut caller = connect_to(&about, HOST, &[b"http/1.1"], None);
+    caller.send(format!(
+        "GET /status/204 HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {}\r\n\r\n",
+        about.service_key
+    ));
+    assert_eq!(caller.response().status, 204);
+    running.signal("TERM");
+    assert_eq!(running.exit_code(), Some(0));
+
+    let export = collector.export();
+    assert_eq!(export.head[0], "POST /otlp/v1/traces HTTP/1.1");
+    assert!(
+        export.head.contains(&"x-api-key: secret key".to_owned()),
+        "{:?}",
+        export.head
+    );
+    assert_eq!(export.spans[0].service(), "relay");
+}

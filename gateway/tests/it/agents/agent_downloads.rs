@@ -1,0 +1,136 @@
+//! Downloads of agent programs by modified agents.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use aws_lc_rs::signature::Ed25519KeyPair;
+use gw_agent::identity::state::StateDir;
+use gw_base::agent_releases::program_files;
+use gw_gateway::Gateway;
+use gw_interface::config::Config;
+use gw_shared::identity::program::{SignedProgram, TARGET};
+use gw_shared::tunnel::handshake;
+use gw_shared::version::Version;
+use http::Method;
+
+use crate::support::agents::modified_agent;
+use crate::support::peers::caller::Caller;
+use crate::support::processes::prepared;
+use crate::support::processes::process::config_text;
+use crate::support::setup;
+
+/// More bytes than the kernel takes for a peer that does not read.
+const PROGRAM: usize = 24 << 20;
+/// Agents of the attack: more than a worker sends programs at once.
+const AGENTS: usize = 40;
+
+/// A gateway with one worker and a program for agents.
+struct Setup {
+    folder: tempfile::TempDir,
+    gateway: Gateway,
+    sha256: String,
+}
+
+impl Setup {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let programs = folder.path().join("programs");
+        fs::create_dir(&programs).unwrap();
+        let content = vec![7; PROGRAM];
+        let signed = SignedProgram::sign(
+            Version::own(),
+            TARGET,
+            &content,
+            &Ed25519KeyPair::generate().unwrap(),
+        );
+        let (program, description) = program_files(&programs, TARGET);
+        fs::write(program, content).unwrap();
+        fs::write(description, serde_json::to_vec(&signed).unwrap()).unwrap();
+        let text =
+            config_text(&folder.path().join("data"), 0).replace("workers = 2", "workers = 1");
+        let mut config = Config::parse(&text, |_| None).unwrap();
+        config.agent_releases.programs = Some(programs);
+        let gateway = Gateway::start(&config).unwrap();
+        Self {
+            folder,
+            gateway,
+            sha256: signed.sha256,
+        }
+    }
+
+    fn ca(&self) -> PathBuf {
+        self.folder.path().join("data/dev-ca.crt")
+    }
+
+    /// The state folder of a new agent of the service `api` of this account.
+    fn enroll(&self, account: &str, number: usize) -> PathBuf {
+        let state = self.folder.path().join(format!("{account}{number}"));
+        let port = self.gateway.address().port();
+        setup::agent(
+            self.gateway.control(),
+            account,
+            &["api"],
+            port,
+            &self.ca(),
+            &state,
+        );
+        state
+    }
+
+    /// Asks for the program as the agent with this state.
+    fn ask(&self, account: &str, state: &Path) -> Caller {
+        let host = format!("{account}--api.eu1.gw.localhost");
+        let identity = StateDir::new(state.to_owned()).identity().unwrap();
+        let identity = (identity.certificate.clone(), identity.key.clone_key());
+        let about = prepared::about(self.gateway.address(), "", self.ca());
+        let mut peer = modified_agent::connection(&about, &host, identity);
+        peer.send(handshake::program_request(&host, &self.sha256, None));
+        peer
+    }
+
+    /// Whether the agent gets the whole program.
+    fn gets_program(&self, account: &str, state: &Path) -> bool {
+        let response = self.ask(account, state).response();
+        response.status == 200 && response.body.len() == PROGRAM
+    }
+}
+
+#[test]
+fn agents_of_one_account_do_not_keep_programs_from_those_of_others() {
+    let setup = Setup::new();
+    for account in ["mallory", "acme", "zeta"] {
+        setup::service(setup.gateway.control(), account, "api");
+    }
+    let attackers: Vec<PathBuf> = (0..AGENTS)
+        .map(|number| setup.enroll("mallory", number))
+        .collect();
+    let mut held: Vec<Caller> = attackers
+        .iter()
+        .map(|state| setup.ask("mallory", state))
+        .collect();
+    let statuses = held
+        .iter_mut()
+        .map(|attacker| attacker.response_head(&Method::GET).unwrap().status);
+    assert_eq!(statuses.filter(|status| *status == 200).count(), 32);
+    for account in ["acme", "zeta"] {
+        let agent = setup.enroll(account, 0);
+        assert!(setup.gets_program(account, &agent), "{account}");
+    }
+    drop(held);
+}
+
+#[test]
+fn an_agent_has_one_download() {
+    let setup = Setup::new();
+    setup::service(setup.gateway.control(), "acme", "api");
+    let agent = setup.enroll("acme", 0);
+    let mut first = setup.ask("acme", &agent);
+    assert_eq!(first.response_head(&Method::GET).unwrap().status, 200);
+    assert!(setup.gets_program("acme", &agent));
+    // What was on its way when the second one began, and then the end.
+    let mut received = 0;
+    while let Ok(count @ 1..) = std::io::Read::read(&mut first.stream, &mut [0; 64 * 1024]) {
+        received += count;
+    }
+    assert!(received < PROGRAM, "{received}");
+}

@@ -1,0 +1,146 @@
+//! `gw-agent http`: one command enrolls an agent, runs it, and prints what is relayed.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use gw_gateway::demo::Demo;
+
+use crate::support::peers::backend;
+use crate::support::peers::caller::connect_to;
+use crate::support::peers::http1_peer::Response;
+use crate::support::processes::process::{Running, gw_agent};
+use crate::support::{demo, eventually, setup};
+
+const HOST: &str = "acme--api.eu1.gw.localhost";
+
+/// A service of an account of its own beside the one of the demo, and its key.
+fn with_service(demo: &Demo) -> String {
+    let control = demo.gateway().control();
+    setup::service(control, "acme", "api");
+    setup::service_key(control, "acme", &["api"]).1
+}
+
+/// `gw-agent http` at the gateway of the demo.
+fn http(demo: &Demo, backend: &str, state_dir: &Path) -> Command {
+    let mut command = gw_agent();
+    command.args(["http", backend, "--gateway", &demo.about.base_url]);
+    command
+        .arg("--ca-file")
+        .arg(&demo.about.ca_file)
+        .arg("--state-dir")
+        .arg(state_dir);
+    command.env_remove("GW_ENROLLMENT_TOKEN");
+    command
+}
+
+/// Starts the agent; returns it with the first line that it prints. Closes the other end of its outputs, as far as they are
+/// pipes.
+fn start(command: &mut Command) -> (Running, String) {
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    drop(child.stderr.take());
+    (Running::new(child), line)
+}
+
+fn call(demo: &Demo, key: &str) -> Response {
+    let mut caller = connect_to(&demo.about, HOST, &[b"http/1.1"], None);
+    caller.send(format!(
+        "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
+    ));
+    caller.response()
+}
+
+#[test]
+fn one_command_enrolls_and_relays_and_goes_on_without_a_token() {
+    let demo = demo(None);
+    let key = with_service(&demo);
+    let backend = backend::start(|mut peer| {
+        while peer.request().is_ok() {
+            peer.send("HTTP/1.1 204 X\r\n\r\n");
+        }
+    });
+    let port = backend.rsplit(':').next().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state");
+
+    let token = setup::enrollment_token(demo.gateway().control(), "acme", &["api"]);
+    let (mut agent, line) =
+        start(http(&demo, port, &state).args(["--token", &token, "--name", "laptop"]));
+    let gateway_port = demo.gateway().address().port();
+    assert_eq!(
+        line,
+        format!("https://{HOST}:{gateway_port} -> http://127.0.0.1:{port}\n")
+    );
+    // The line is printed when the agent's tunnel is ready.
+    assert_eq!(call(&demo, &key).status, 204);
+    let names = demo
+        .gateway()
+        .control()
+        .records()
+        .agents
+        .into_values()
+        .map(|agent| agent.name);
+    assert!(names.into_iter().any(|name| name == "laptop"));
+
+    // A second process with the folder does not displace the first.
+    let second = http(&demo, port, &state).output().unwrap();
+    let message = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(
+        second.status.code() == Some(2) && message.contains("in use by another gw-agent process"),
+        "{message}"
+    );
+    agent.signal("TERM");
+    assert_eq!(agent.exit_code(), Some(0));
+
+    // The used token is ignored, and a URL is a backend too.
+    let (_agent, line) = start(http(&demo, &backend, &state).args(["--token", &token]));
+    assert!(line.ends_with(&format!(" -> {backend}\n")), "{line}");
+    eventually("the agent relays again", || {
+        (call(&demo, &key).status == 204).then_some(())
+    });
+    assert_eq!(demo.gateway().control().records().agents.len(), 2);
+
+    let mut elsewhere = gw_agent();
+    elsewhere
+        .args([
+            "http",
+            port,
+            "--gateway",
+            "https://us1.gw.localhost",
+            "--state-dir",
+        ])
+        .arg(&state);
+    let output = elsewhere.output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    let both = [
+        "https://us1.gw.localhost:443".to_owned(),
+        demo.about.base_url.clone(),
+    ];
+    assert!(both.iter().all(|url| message.contains(url)), "{message}");
+}
+
+#[test]
+fn the_token_may_be_in_the_environment_and_a_closed_terminal_stops_the_agent() {
+    let demo = demo(None);
+    let folder = tempfile::tempdir().unwrap();
+    let token = setup::enrollment_token(demo.gateway().control(), "demo", &["echo"]);
+    let mut command = http(&demo, "localhost:1", folder.path());
+    let (mut agent, line) = start(
+        command
+            .env("GW_ENROLLMENT_TOKEN", token)
+            .stderr(Stdio::piped()),
+    );
+    let (url, backend) = line.trim().split_once(" -> ").unwrap();
+    assert_eq!(
+        (url, backend),
+        (demo.about.tenant_url.as_str(), "http://localhost:1")
+    );
+    // Neither standard output nor standard error can be written any more.
+    agent.signal("HUP");
+    assert_eq!(agent.exit_code(), Some(0));
+}

@@ -1,0 +1,381 @@
+//! Agents that reach their gateway through an HTTP proxy: tinyproxy, a proxy of the tests, and peers that are none.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::sync::mpsc::{self, Receiver};
+use std::{fs, thread};
+
+use gw_agent::identity::enroll::{EnrollmentOptions, TokenSource, enroll};
+use gw_gateway::demo::Demo;
+use gw_shared::identity::secret::Secret;
+use serde_json::Value;
+
+use crate::support::peers::backend;
+use crate::support::peers::caller::connect_to;
+use crate::support::peers::tinyproxy::Tinyproxy;
+use crate::support::processes::process::{gw_agent, start_logged};
+use crate::support::{SOON, demo, eventually, programs, setup};
+
+const SERVICE: &str = "demo--proxied.eu1.gw.localhost";
+const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+
+/// A gateway with a service `proxied`, and a service key for it. The agent of the demo does not serve it.
+fn gateway() -> (Demo, String) {
+    let demo = demo(None);
+    setup::service(demo.gateway().control(), "demo", "proxied");
+    let (_, key) = setup::service_key(demo.gateway().control(), "demo", &["proxied"]);
+    (demo, key)
+}
+
+/// Enrolls an agent for `proxied` into `state`; the gateway's address is 127.0.0.1.
+fn enroll_with(demo: &Demo, state: &Path, variables: &[(&str, &str)]) {
+    let port = demo.gateway().address().port();
+    let options = EnrollmentOptions {
+        state_dir: state.to_owned(),
+        gateway: Some(format!("https://eu1.gw.localhost:{port}")),
+        token: Some(TokenSource::Text(Secret::new(token(demo)))),
+        ca_file: Some(demo.about.ca_file.clone()),
+        connect_to: Some(("127.0.0.1".to_owned(), port)),
+        ..EnrollmentOptions::default()
+    };
+    let look = |name: &str| {
+        variables
+            .iter()
+            .find(|(set, _)| *set == name)
+            .map(|(_, value)| (*value).to_owned())
+    };
+    enroll(options, look).unwrap();
+}
+
+fn token(demo: &Demo) -> String {
+    setup::enrollment_token(demo.gateway().control(), "demo", &["proxied"])
+}
+
+/// `gw-agent enroll` at the demo.
+fn enroll_command(demo: &Demo, state: &Path) -> Command {
+    let mut command = agent("enroll", state);
+    let url = format!(
+        "https://eu1.gw.localhost:{}",
+        demo.gateway().address().port()
+    );
+    command
+        .args(["--gateway", &url])
+        .arg("--ca-file")
+        .arg(&demo.about.ca_file);
+    command.env("GW_ENROLLMENT_TOKEN", token(demo));
+    command
+}
+
+/// A command of the agent's program, without the proxy variables of this machine.
+fn agent(name: &str, state: &Path) -> Command {
+    let mut command = gw_agent();
+    for variable in ["HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"] {
+        command.env_remove(variable);
+    }
+    command.arg(name).arg("--state-dir").arg(state);
+    command
+}
+
+fn run_command(state: &Path) -> Command {
+    let mut command = agent("run", state);
+    command.args(["--backend", &backend::answering(OK)]);
+    command
+}
+
+/// Waits until a request of the service is answered by its backend.
+fn wait_for_answer(demo: &Demo, key: &str) {
+    eventually("requests are answered", || {
+        let mut caller = connect_to(&demo.about, SERVICE, &[b"http/1.1"], None);
+        caller.send(format!(
+            "GET / HTTP/1.1\r\nHost: {SERVICE}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
+        ));
+        (caller.response().status == 200).then_some(())
+    });
+}
+
+#[test]
+fn an_agent_enrolls_and_serves_through_a_proxy_that_may_be_restarted() {
+    if !programs::usable(&["tinyproxy"]) {
+        return;
+    }
+    let (demo, key) = gateway();
+    let mut proxy = Tinyproxy::start(Some(("agent", "p_ss.word")));
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state");
+    let url = format!("http://agent:p%5fss%2eword@{}", proxy.address);
+    enroll_with(&demo, &state, &[("GW_PROXY", &url)]);
+    let target = format!("CONNECT 127.0.0.1:{}", demo.gateway().address().port());
+    let enrolled = proxy.log().matches(&target).count();
+    assert!(
+        enrolled >= 3,
+        "enrollment, status and certificate: {}",
+        proxy.log()
+    );
+
+    // The password in a file, as in a configuration.
+    let config = folder.path().join("agent.toml");
+    let password = folder.path().join("password");
+    fs::write(&password, "p_ss.word\n").unwrap();
+    let text = format!(
+        "proxy = \"http://agent@{}\"\nproxy_password_file = \"{}\"\n",
+        proxy.address,
+        password.display()
+    );
+    fs::write(&config, text).unwrap();
+    let (_agent, log) = start_logged(run_command(&state).arg("--config").arg(&config));
+    wait_for_answer(&demo, &key);
+    assert!(
+        proxy.log().matches(&target).count() > enrolled,
+        "{}",
+        proxy.log()
+    );
+
+    proxy.kill();
+    let line = log.line_with(&format!("the proxy at {} cannot be reached", proxy.address));
+    assert!(line.contains("`proxy`"), "{line}");
+    proxy.run();
+    wait_for_answer(&demo, &key);
+
+    let doctor = agent("doctor", &state)
+        .args(["--backend", &backend::answering(OK), "--json"])
+        .env("GW_PROXY", &url)
+        .output();
+    let doctor = doctor.unwrap();
+    let found: Value = serde_json::from_slice(&doctor.stdout).unwrap();
+    let of = |check: &str| {
+        found["checks"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|it| it["check"] == check)
+            .unwrap()
+            .clone()
+    };
+    assert!(
+        of("proxy")["found"]
+            .as_str()
+            .unwrap()
+            .starts_with(&format!("{}, from GW_PROXY", proxy.address)),
+        "{found:#}"
+    );
+    for check in ["gateway", &format!("tunnel of {SERVICE}")] {
+        assert_eq!(of(check)["verdict"], "ok", "{found:#}");
+    }
+    assert!(
+        !found.to_string().contains("p_ss") && !found.to_string().contains("p%5fss"),
+        "{found:#}"
+    );
+}
+
+#[test]
+fn a_wrong_password_and_an_unreachable_proxy_are_named_in_the_log() {
+    if !programs::usable(&["tinyproxy"]) {
+        return;
+    }
+    let (demo, key) = gateway();
+    let proxy = Tinyproxy::start(Some(("agent", "right")));
+    let folder = tempfile::tempdir().unwrap();
+    enroll_with(&demo, folder.path(), &[]);
+    let at = format!("the proxy at {}", proxy.address);
+    for (userinfo, expected) in [
+        ("", "requires a user and password"),
+        ("agent:hunter2@", "does not accept the user and password"),
+    ] {
+        let (_agent, log) = start_logged(
+            run_command(folder.path())
+                .env("GW_PROXY", format!("http://{userinfo}{}", proxy.address)),
+        );
+        let line = log.line_with(&format!("{at} {expected}"));
+        assert!(
+            line.contains("GW_PROXY") && !line.contains("hunter2"),
+            "{line}"
+        );
+    }
+    let (_refusing, refusing) = backend::refusing();
+    let through_nothing = || {
+        let mut command = run_command(folder.path());
+        command.env("GW_PROXY", format!("http://{refusing}"));
+        command
+    };
+    let (agent, log) = start_logged(&mut through_nothing());
+    log.line_with(&format!("the proxy at {refusing} cannot be reached"));
+    drop(agent);
+    // The same proxy is not used for a host in NO_PROXY.
+    let (_agent, _log) = start_logged(through_nothing().env("NO_PROXY", "example.com,127.0.0.0/8"));
+    wait_for_answer(&demo, &key);
+}
+
+/// A proxy that connects every target to `gateway`, as if it resolved all names. Returns its address, and the targets.
+fn proxy_to(gateway: SocketAddr) -> (SocketAddr, Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (sender, targets) = mpsc::channel();
+    thread::spawn(move || {
+        for mut client in listener.incoming().flatten() {
+            let head = head_of(&mut client);
+            // Fails once the test has ended.
+            let _ = sender.send(head.split(' ').nth(1).unwrap_or_default().to_owned());
+            client
+                .write_all(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                .unwrap();
+            let server = TcpStream::connect(gateway).unwrap();
+            let from_client = client.try_clone().unwrap();
+            let to_client = client;
+            let from_server = server.try_clone().unwrap();
+            let to_server = server;
+            thread::spawn(move || carry(from_client, to_server));
+            thread::spawn(move || carry(from_server, to_client));
+        }
+    });
+    (address, targets)
+}
+
+fn carry(mut from: TcpStream, mut to: TcpStream) {
+    // An error of either connection ends both.
+    let _ = io::copy(&mut from, &mut to);
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+/// Reads a request head; empty if the peer sends none.
+fn head_of(client: &mut TcpStream) -> String {
+    client.set_read_timeout(Some(SOON)).unwrap();
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") && matches!(client.read(&mut byte), Ok(1)) {
+        head.push(byte[0]);
+    }
+    client.set_read_timeout(None).unwrap();
+    String::from_utf8(head).unwrap()
+}
+
+#[test]
+fn the_proxy_resolves_the_gateway_and_certificates_are_checked_as_without_it() {
+    let (demo, key) = gateway();
+    let (proxy, targets) = proxy_to(demo.gateway().address());
+    let folder = tempfile::tempdir().unwrap();
+    let enrolled = enroll_command(&demo, folder.path())
+        .env("GW_PROXY", format!("http://{proxy}"))
+        .output()
+        .unwrap();
+    assert!(enrolled.status.success(), "{enrolled:?}");
+    let port = demo.gateway().address().port();
+    assert_eq!(
+        targets.recv_timeout(SOON).unwrap(),
+        format!("eu1.gw.localhost:{port}")
+    );
+
+    // A host that only the proxy knows, and a proxy of all programs.
+    let path = folder.path().join("agent.json");
+    let mut about: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    about["gateway_host"] = "gateway.test".into();
+    fs::write(&path, about.to_string()).unwrap();
+    let (agent, _log) =
+        start_logged(run_command(folder.path()).env("HTTPS_PROXY", format!("http://{proxy}")));
+    wait_for_answer(&demo, &key);
+    assert!(
+        targets
+            .try_iter()
+            .any(|target| target == format!("gateway.test:{port}"))
+    );
+    drop(agent);
+
+    let (other_gateway, _) = gateway();
+    let (elsewhere, _) = proxy_to(other_gateway.gateway().address());
+    let refused = enroll_command(&demo, &folder.path().join("other"))
+        .env("GW_PROXY", format!("http://{elsewhere}"))
+        .output();
+    let refused = String::from_utf8(refused.unwrap().stderr).unwrap();
+    assert!(
+        refused.contains("not trusted") && refused.contains("--ca-file"),
+        "{refused}"
+    );
+}
+
+/// A peer that answers each connection by `answer`. Returns its address.
+fn peer(answer: impl Fn(&mut TcpStream) -> io::Result<()> + Send + 'static) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for mut client in listener.incoming().flatten() {
+            head_of(&mut client);
+            // The agent may close first.
+            let _ = answer(&mut client);
+        }
+    });
+    address
+}
+
+#[test]
+fn peers_that_are_no_proxies_are_errors_that_name_them() {
+    let demo = demo(None);
+    setup::service(demo.gateway().control(), "demo", "proxied");
+    let endless = |client: &mut TcpStream| {
+        client.write_all(b"HTTP/1.1 200 OK\r\n")?;
+        loop {
+            client.write_all(b"X-More: of the same\r\n")?;
+        }
+    };
+    for (address, expected) in [
+        (peer(endless), "larger than 8192 bytes"),
+        (
+            peer(|client| client.write_all(b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n")),
+            "valid HTTP",
+        ),
+        (peer(|_| Ok(())), "closed the connection"),
+        (
+            peer(|client| client.write_all(b"HTTP/1.1 200 OK\r\n\r\n<html>")),
+            "sent bytes before",
+        ),
+        (
+            peer(|client| client.write_all(b"HTTP/1.1 502 Bad Gateway\r\n\r\n")),
+            "502 Bad Gateway",
+        ),
+        // Accepts and never answers; the head of the next connection is not read either.
+        (
+            peer(|client| client.read(&mut [0; 1024]).map(drop)),
+            "within 9s",
+        ),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let output = enroll_command(&demo, folder.path())
+            .env("GW_PROXY", format!("http://{address}"))
+            .output()
+            .unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        assert!(
+            message.contains(&format!("the proxy at {address}")) && message.contains(expected),
+            "{expected}: {message}"
+        );
+    }
+}
+
+#[test]
+fn a_proxy_that_cannot_be_used_is_refused_before_anything_is_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    for (variable, url, expected) in [
+        (
+            "GW_PROXY",
+            "https://u:hunter2@proxy:443",
+            "GW_PROXY: https:// proxies are not supported",
+        ),
+        (
+            "HTTPS_PROXY",
+            "socks5://u:hunter2@proxy:1080",
+            "HTTPS_PROXY: SOCKS proxies are not supported",
+        ),
+    ] {
+        let output = agent("enroll", folder.path())
+            .env(variable, url)
+            .output()
+            .unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(
+            message.contains(expected) && !message.contains("hunter2"),
+            "{message}"
+        );
+    }
+}

@@ -1,0 +1,565 @@
+//! Responses of a modified agent. The gateway checks every part of a response before it reaches a caller.
+
+mod interim;
+mod slots;
+
+use gw_gateway::demo::Demo;
+use gw_shared::tunnel::frame::{Kind, StreamId};
+use gw_shared::tunnel::response;
+use http::{Method, StatusCode};
+
+use crate::support::agents::modified_agent::{Enrolled, Tunnel, enroll};
+use crate::support::agents::tunnel_frames::{
+    CHUNKED, begun, data, frame, head, interim, last_data, last_head, ok, refused, reset,
+    response as framed, trailers,
+};
+use crate::support::demo;
+use crate::support::peers::http1_peer::Response;
+
+/// The caller's response to a request that the agent answers with `answer`, called with the request's stream id.
+fn answered(
+    enrolled: &Enrolled,
+    tunnel: &mut Tunnel,
+    demo: &Demo,
+    request: &str,
+    method: &Method,
+    answer: &dyn Fn(StreamId) -> Vec<u8>,
+) -> std::io::Result<Response> {
+    let mut caller = enrolled.caller(demo);
+    caller.send(request);
+    let stream = tunnel.request();
+    tunnel.0.send(answer(stream));
+    loop {
+        let head = caller.response_head(method)?;
+        if !head.status.is_informational() || head.status == StatusCode::SWITCHING_PROTOCOLS {
+            let (body, trailers) = caller.body(head.framing)?;
+            let framing = head.framing;
+            return Ok(Response {
+                status: head.status,
+                headers: head.headers,
+                body,
+                trailers,
+                framing,
+            });
+        }
+    }
+}
+
+/// A request to switch to WebSocket.
+fn websocket(enrolled: &Enrolled) -> String {
+    let fields = "Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+                  Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+    enrolled.request("GET /", fields)
+}
+
+#[test]
+fn invalid_responses_are_refused() {
+    const SMUGGLED: &str = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged";
+    const SWITCHING: [(&str, &str); 2] = [("connection", "upgrade"), ("upgrade", "websocket")];
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let many: Vec<String> = (0..=response::HEAD.fields)
+        .map(|number| format!("x-{number}"))
+        .collect();
+    let many: Vec<(&str, &str)> = many.iter().map(|name| (name.as_str(), "1")).collect();
+    let many_more: Vec<(&str, &str)> = vec![("x", "1"); 1000];
+    let large = "x".repeat(response::HEAD.head);
+    let get = enrolled.get();
+    let upgrade = websocket(&enrolled);
+    type Answer<'a> = Box<dyn Fn(StreamId) -> Vec<u8> + 'a>;
+    let text = |head: &'static str| -> Answer<'_> { Box::new(move |id| framed(id, false, head)) };
+    let binary =
+        |head: &'static [u8]| -> Answer<'_> { Box::new(move |id| framed(id, false, head)) };
+    let cases: Vec<(&str, &str, Answer<'_>)> = vec![
+        (
+            "101 in between",
+            &get,
+            Box::new(|id| [interim(id, "101", &SWITCHING), ok(id, SMUGGLED.as_bytes())].concat()),
+        ),
+        (
+            "101 in between, of an upgrade",
+            &upgrade,
+            Box::new(|id| interim(id, "101", &SWITCHING)),
+        ),
+        (
+            "200 in between",
+            &get,
+            Box::new(|id| [interim(id, "200", &[]), ok(id, SMUGGLED.as_bytes())].concat()),
+        ),
+        (
+            "an interim one at the end",
+            &get,
+            Box::new(|id| last_head(id, "103", &[])),
+        ),
+        (
+            "status 100 at the end",
+            &get,
+            Box::new(|id| head(id, "100", &[CHUNKED])),
+        ),
+        (
+            "status 600",
+            &get,
+            Box::new(|id| last_head(id, "600", &[("content-length", "0")])),
+        ),
+        (
+            "status 999",
+            &get,
+            Box::new(|id| head(id, "999", &[CHUNKED])),
+        ),
+        ("status 99", &get, text("HTTP/1.1 099 \r\n\r\n")),
+        (
+            "unasked upgrade",
+            &get,
+            Box::new(|id| [head(id, "101", &SWITCHING), data(id, SMUGGLED.as_bytes())].concat()),
+        ),
+        (
+            "unasked upgrade at the end",
+            &get,
+            Box::new(|id| last_head(id, "101", &SWITCHING)),
+        ),
+        (
+            "another upgrade",
+            &upgrade,
+            Box::new(|id| head(id, "101", &[("connection", "upgrade"), ("upgrade", "h2c")])),
+        ),
+        (
+            "two upgrades",
+            &upgrade,
+            Box::new(|id| head(id, "101", &[SWITCHING, SWITCHING].concat())),
+        ),
+        (
+            "upgrade to nothing",
+            &upgrade,
+            Box::new(|id| head(id, "101", &[])),
+        ),
+        (
+            "too many fields",
+            &get,
+            Box::new(|id| head(id, "200", &[&many[..], &[CHUNKED]].concat())),
+        ),
+        (
+            "far too many fields",
+            &get,
+            Box::new(|id| head(id, "200", &[&many_more[..], &[CHUNKED]].concat())),
+        ),
+        (
+            "too large a head",
+            &get,
+            Box::new(|id| head(id, "200", &[("x-large", &large), CHUNKED])),
+        ),
+        (
+            "two lengths",
+            &get,
+            text("HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n"),
+        ),
+        (
+            "length twice",
+            &get,
+            text("HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 5\r\n\r\n"),
+        ),
+        (
+            "no number",
+            &get,
+            Box::new(|id| head(id, "200", &[("content-length", "+5")])),
+        ),
+        (
+            "length and coding",
+            &get,
+            Box::new(|id| head(id, "200", &[("content-length", "5"), CHUNKED])),
+        ),
+        (
+            "another coding",
+            &get,
+            Box::new(|id| head(id, "200", &[("transfer-encoding", "gzip, chunked")])),
+        ),
+        (
+            "END before a body",
+            &get,
+            Box::new(|id| last_head(id, "200", &[("content-length", "5")])),
+        ),
+        ("no head", &get, text("")),
+        ("no status line", &get, text("\r\n")),
+        ("no end", &get, text("HTTP/1.1 200 OK\r\nx: 1\r\n")),
+        (
+            "bytes behind the end",
+            &get,
+            text("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nx"),
+        ),
+        (
+            "HTTP/2.0",
+            &get,
+            text("HTTP/2.0 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"),
+        ),
+        (
+            "line feeds",
+            &get,
+            text("HTTP/1.1 200 OK\ntransfer-encoding: chunked\n\n"),
+        ),
+        (
+            "a folded line",
+            &get,
+            text("HTTP/1.1 200 OK\r\nx: 1\r\n 2\r\ntransfer-encoding: chunked\r\n\r\n"),
+        ),
+        (
+            "a space before the colon",
+            &get,
+            text("HTTP/1.1 200 OK\r\nx : 1\r\ntransfer-encoding: chunked\r\n\r\n"),
+        ),
+        (
+            "NUL",
+            &get,
+            binary(b"HTTP/1.1 200 OK\r\nx: a\0b\r\ntransfer-encoding: chunked\r\n\r\n"),
+        ),
+        (
+            "a carriage return",
+            &get,
+            binary(b"HTTP/1.1 200 OK\r\nx: a\rb\r\ntransfer-encoding: chunked\r\n\r\n"),
+        ),
+        ("no text", &get, binary(&[0xff; 100])),
+        (
+            "a broken interim head",
+            &get,
+            Box::new(|id| {
+                [
+                    frame(Kind::Interim, false, id, b"HTTP/1.1 103\r\nx\r\n\r\n"),
+                    ok(id, b"ok"),
+                ]
+                .concat()
+            }),
+        ),
+        (
+            "an empty interim head",
+            &get,
+            Box::new(|id| [frame(Kind::Interim, false, id, b""), ok(id, b"ok")].concat()),
+        ),
+    ];
+    for (what, request, answer) in cases {
+        let response = answered(
+            &enrolled,
+            &mut tunnel,
+            &demo,
+            request,
+            &Method::GET,
+            &answer,
+        )
+        .unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(
+            (response.status.as_u16(), &*response.code()),
+            (502, "GW_BACKEND_INVALID_RESPONSE"),
+            "{what}"
+        );
+    }
+    assert!(
+        enrolled.report(&demo).is_some(),
+        "an invalid response does not end the tunnel"
+    );
+}
+
+#[test]
+fn fields_of_a_connection_and_own_fields_are_not_relayed() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let mut caller = enrolled.caller(&demo);
+    for _ in 0..2 {
+        caller.send(enrolled.get());
+        let stream = tunnel.request();
+        let fields = [
+            ("connection", "close, x-of-hop"),
+            ("keep-alive", "timeout=1"),
+            ("upgrade", "h2c"),
+            ("x-of-hop", "1"),
+            ("x-gw-request-id", "forged"),
+            ("x-gw-status", "forged"),
+            ("x-padded", " \ta\t "),
+            CHUNKED,
+        ];
+        tunnel
+            .0
+            .send([head(stream, "200", &fields), last_data(stream, b"ok")].concat());
+        let response = caller.response();
+        assert_eq!(response.body, b"ok");
+        assert_ne!(response.header("x-gw-request-id"), "forged");
+        assert_eq!(response.header("x-padded"), "a");
+        for name in [
+            "connection",
+            "keep-alive",
+            "upgrade",
+            "x-of-hop",
+            "x-gw-status",
+        ] {
+            assert!(!response.headers.contains(name), "{name}");
+        }
+    }
+}
+
+#[test]
+fn content_lengths_of_responses_are_enforced_and_normalized() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let five = |id| head(id, "200", &[("content-length", "5")]);
+    type Body = fn(StreamId) -> Vec<u8>;
+    let bodies: [(&str, Body); 8] = [
+        ("less", |id| last_data(id, b"1234")),
+        ("less, in two frames", |id| {
+            [data(id, b"1234"), last_data(id, b"")].concat()
+        }),
+        ("nothing", |id| last_data(id, b"")),
+        ("less, with trailers", |id| {
+            [data(id, b"1234"), trailers(id, &[("a", "b")])].concat()
+        }),
+        ("only trailers", |id| trailers(id, &[("a", "b")])),
+        ("more", |id| last_data(id, b"123456")),
+        ("more, in two frames", |id| {
+            [data(id, b"12345"), last_data(id, b"6")].concat()
+        }),
+        ("a reset behind less", |id| {
+            [data(id, b"1234"), reset(id, b"")].concat()
+        }),
+    ];
+    for (what, body) in bodies {
+        let answer = |id| [five(id), body(id)].concat();
+        // If the fault was found before any part was sent, the caller gets an error instead.
+        if let Ok(response) = answered(
+            &enrolled,
+            &mut tunnel,
+            &demo,
+            &enrolled.get(),
+            &Method::GET,
+            &answer,
+        ) {
+            assert_eq!(response.status, 502, "{what}");
+            assert!(
+                ["GW_BACKEND_RESET", "GW_BACKEND_INVALID_RESPONSE"].contains(&&*response.code()),
+                "{what}"
+            );
+        }
+        // Once the caller has the head, the connection is cut.
+        let mut caller = enrolled.caller(&demo);
+        caller.send(enrolled.get());
+        let stream = tunnel.request();
+        tunnel.0.send(five(stream));
+        let begun = caller.response_head(&Method::GET).unwrap();
+        assert_eq!(begun.status, 200, "{what}");
+        tunnel.0.send(body(stream));
+        match caller.body(begun.framing) {
+            Err(_) => {}
+            // The announced bytes have arrived, and those behind them have not.
+            Ok((body, trailers)) => {
+                assert!(what.starts_with("more") && trailers.is_empty(), "{what}");
+                assert_eq!(body, b"12345", "{what}");
+                assert!(caller.is_closed(), "{what}");
+            }
+        }
+    }
+    let with_zeros = |id| {
+        [
+            head(id, "200", &[("content-length", "05")]),
+            last_data(id, b"12345"),
+        ]
+        .concat()
+    };
+    let response = answered(
+        &enrolled,
+        &mut tunnel,
+        &demo,
+        &enrolled.get(),
+        &Method::GET,
+        &with_zeros,
+    )
+    .unwrap();
+    let lengths: Vec<&[u8]> = response
+        .headers
+        .get_all("content-length")
+        .map(|it| it.as_bytes())
+        .collect();
+    assert_eq!(
+        (lengths, response.body),
+        (vec![&b"5"[..]], b"12345".to_vec())
+    );
+    assert!(
+        enrolled.report(&demo).is_some(),
+        "a wrong length does not end the tunnel"
+    );
+}
+
+#[test]
+fn an_empty_body_may_end_with_the_head_or_behind_it() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    for fields in [&[][..], &[CHUNKED], &[("content-length", "0")]] {
+        let with_head = |id| last_head(id, "200", fields);
+        let behind = |id| [head(id, "200", fields), last_data(id, b"")].concat();
+        let with_trailers = |id| [head(id, "200", fields), trailers(id, &[])].concat();
+        type Answer<'a> = &'a dyn Fn(StreamId) -> Vec<u8>;
+        for answer in [&with_head as Answer<'_>, &behind, &with_trailers] {
+            let response = answered(
+                &enrolled,
+                &mut tunnel,
+                &demo,
+                &enrolled.get(),
+                &Method::GET,
+                answer,
+            )
+            .unwrap();
+            assert_eq!(
+                (response.status.as_u16(), response.body),
+                (200, Vec::new()),
+                "{fields:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn bodies_of_bodiless_responses_are_dropped() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let get = enrolled.get();
+    let head_request = enrolled.request("HEAD /", "\r\n");
+    for (status, request, method) in [
+        ("204", &get, Method::GET),
+        ("304", &get, Method::GET),
+        ("200", &head_request, Method::HEAD),
+    ] {
+        let mut caller = enrolled.caller(&demo);
+        caller.send(request);
+        let stream = tunnel.request();
+        // The gateway does not wait for the end of the stream or of the data.
+        tunnel
+            .0
+            .send(head(stream, status, &[("content-length", "6")]));
+        let response = caller.response_head(&method).unwrap();
+        assert_eq!(response.status.as_str(), status);
+        assert_eq!(
+            response.headers.contains("content-length"),
+            status != "204",
+            "{status}"
+        );
+        tunnel.0.send(data(stream, b"forged"));
+        tunnel.answer_reset(stream);
+        // The connection stays open, and none of the data is taken for the next response.
+        caller.send(&get);
+        let stream = tunnel.request();
+        tunnel.0.send(ok(stream, b"next"));
+        assert_eq!(caller.response().body, b"next", "{status}");
+    }
+}
+
+#[test]
+fn trailers_lose_framing_fields_and_are_bounded() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let mut with = |lines: &[u8]| {
+        let answer = |id| {
+            [
+                begun(id),
+                data(id, b"ok"),
+                frame(Kind::Trailers, true, id, lines),
+            ]
+            .concat()
+        };
+        answered(
+            &enrolled,
+            &mut tunnel,
+            &demo,
+            &enrolled.get(),
+            &Method::GET,
+            &answer,
+        )
+    };
+    let some = "content-length: 9\r\ntransfer-encoding: chunked\r\nconnection: close\r\nhost: h\r\nx-gw-status: forged\r\n\
+                grpc-status: 0\r\n\r\n";
+    let response = with(some.as_bytes()).unwrap();
+    assert_eq!(
+        (response.status.as_u16(), response.body),
+        (200, b"ok".to_vec())
+    );
+    assert_eq!(
+        crate::support::peers::http1_peer::fields(&response.trailers),
+        [("grpc-status".to_owned(), "0".to_owned())].into()
+    );
+    let many: String = (0..=response::HEAD.fields)
+        .map(|number| format!("x-{number}: 1\r\n"))
+        .collect();
+    let far_too_many = "x: 1\r\n".repeat(1000);
+    let large = format!("x: {}\r\n", "x".repeat(response::HEAD.head));
+    for (what, lines) in [
+        ("many", &many),
+        ("far too many", &far_too_many),
+        ("large", &large),
+    ] {
+        with(format!("{lines}\r\n").as_bytes()).expect_err(what);
+    }
+    for (what, lines) in [
+        ("nothing", &b""[..]),
+        ("no end", b"a: b\r\n"),
+        ("bytes behind the end", b"a: b\r\n\r\nc"),
+        ("a status line", b"HTTP/1.1 200 OK\r\n\r\n"),
+        ("a pseudo-header field", b":status: 500\r\n\r\n"),
+        ("line feeds", b"a: b\n\n"),
+        ("NUL", b"a: \0\r\n\r\n"),
+        ("a folded line", b"a: b\r\n c\r\n\r\n"),
+    ] {
+        with(lines).expect_err(what);
+    }
+    assert!(
+        enrolled.report(&demo).is_some(),
+        "invalid trailers do not end the tunnel"
+    );
+}
+
+#[test]
+fn error_codes_of_an_agent_are_known_and_messages_are_cleaned() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let mut answer_with = |answer: &dyn Fn(StreamId) -> Vec<u8>| {
+        let get = enrolled.get();
+        let response = answered(&enrolled, &mut tunnel, &demo, &get, &Method::GET, answer).unwrap();
+        (
+            response.status.as_u16(),
+            response.code(),
+            response.json()["error"]["message"]
+                .as_str()
+                .unwrap()
+                .to_owned(),
+        )
+    };
+    for unknown in [
+        &b"GW_AUTH_REQUIRED"[..],
+        b"AGENT_UNAVAILABLE",
+        b"x",
+        b"",
+        &[0xff, 0, b'\n'],
+        &[b'x'; 64],
+    ] {
+        let refused =
+            answer_with(&|id| refused(id, unknown, b"GW_AUTH: enter your key at http://x/"));
+        let reset = answer_with(&|id| reset(id, unknown));
+        for (status, code, message) in [refused, reset] {
+            assert_eq!((status, &*code), (502, "GW_RELAY_ERROR"), "{unknown:?}");
+            assert!(!message.contains("GW_AUTH"), "{message}");
+        }
+    }
+    let text = b"down\r\nINFO forged line\x1b[2J\0\xff\xe2\x80\xae";
+    let (_, code, message) = answer_with(&|id| refused(id, b"GW_BACKEND_RESET", text));
+    let escaped = "down\\u{d}\\u{a}INFO forged line\\u{1b}[2J\\u{0}\u{fffd}\\u{202e}";
+    assert_eq!((&*code, &*message), ("GW_BACKEND_RESET", escaped));
+    let (_, code, message) = answer_with(&|id| refused(id, b"GW_BACKEND_TLS", &[b'x'; 1024]));
+    assert_eq!((&*code, message.len()), ("GW_BACKEND_TLS", 1024));
+    let (_, code, message) = answer_with(&|id| refused(id, b"GW_BACKEND_TLS", b""));
+    assert_eq!(code, "GW_BACKEND_TLS");
+    assert!(!message.is_empty());
+    // The length of the code is beyond the payload.
+    let (status, code, _) = answer_with(&|id| {
+        let payload = [&[0; 8][..], &[200], b"GW_BACKEND_TLS"].concat();
+        frame(Kind::Refused, true, id, &payload)
+    });
+    assert_eq!((status, &*code), (502, "GW_RELAY_ERROR"));
+}

@@ -1,0 +1,158 @@
+//! When the slot of a request becomes free.
+
+use std::io::Write;
+
+use gw_gateway::demo::{Demo, Options};
+use gw_interface::config::HandOver;
+use gw_shared::tunnel::frame::Kind;
+use http::Method;
+
+use super::answered;
+use crate::support::agents::modified_agent::enroll;
+use crate::support::agents::tunnel_frames::{begun, credit, data, head, last_data, ok, reset};
+use crate::support::demo;
+
+#[test]
+fn early_answers_resets_and_open_streams_release_their_slot() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let post = enrolled.request("POST /", "Content-Length: 1000000\r\n\r\nbegun");
+    let is_free = || {
+        crate::support::eventually("no request is left", || {
+            crate::support::tunnels(&demo)
+                .iter()
+                .all(|tunnel| tunnel.in_flight == 0)
+                .then_some(())
+        });
+    };
+    // Answers before the request is complete.
+    let early = |id| ok(id, b"ok");
+    assert_eq!(
+        answered(&enrolled, &mut tunnel, &demo, &post, &Method::POST, &early)
+            .unwrap()
+            .body,
+        b"ok"
+    );
+    is_free();
+    // Answers before the request is complete, and takes no more of it.
+    let early_and_stops = |id| [ok(id, b"ok"), reset(id, b"")].concat();
+    assert_eq!(
+        answered(
+            &enrolled,
+            &mut tunnel,
+            &demo,
+            &post,
+            &Method::POST,
+            &early_and_stops
+        )
+        .unwrap()
+        .body,
+        b"ok"
+    );
+    is_free();
+    // Resets before and after the head.
+    let reset_first = |id| reset(id, b"");
+    let response = answered(
+        &enrolled,
+        &mut tunnel,
+        &demo,
+        &post,
+        &Method::POST,
+        &reset_first,
+    )
+    .unwrap();
+    assert_eq!(
+        (response.status.as_u16(), &*response.code()),
+        (502, "GW_RELAY_ERROR")
+    );
+    is_free();
+    let cut = |id| {
+        [
+            begun(id),
+            data(id, b"begun"),
+            reset(id, b"GW_BACKEND_RESET"),
+        ]
+        .concat()
+    };
+    answered(
+        &enrolled,
+        &mut tunnel,
+        &demo,
+        &enrolled.get(),
+        &Method::GET,
+        &cut,
+    )
+    .unwrap_err();
+    is_free();
+    // Ends the stream, grants credit and resets it.
+    let ended = |id| [ok(id, b"ok"), credit(id, 9), reset(id, b"")].concat();
+    assert_eq!(
+        answered(
+            &enrolled,
+            &mut tunnel,
+            &demo,
+            &enrolled.get(),
+            &Method::GET,
+            &ended
+        )
+        .unwrap()
+        .body,
+        b"ok"
+    );
+    is_free();
+    // Sends no answer: the caller gives up.
+    let (caller, stream) = enrolled.send_get(&demo, &mut tunnel);
+    drop(caller);
+    tunnel.answer_reset(stream);
+    is_free();
+    assert!(enrolled.report(&demo).is_some());
+}
+
+#[test]
+fn an_upgraded_request_is_in_flight_until_both_halves_end() {
+    for hand_over in [HandOver::Always, HandOver::Never] {
+        let demo = Demo::start(&Options {
+            hand_over,
+            ..crate::support::options(None)
+        })
+        .unwrap();
+        let enrolled = enroll(&demo);
+        let mut tunnel = enrolled.tunnel(&demo);
+        let in_flight = || {
+            crate::support::tunnels(&demo)
+                .iter()
+                .map(|tunnel| tunnel.in_flight)
+                .sum::<usize>()
+        };
+        // Some of these requests arrive on a worker that does not own the tunnel.
+        for _ in 0..8 {
+            let mut caller = enrolled.caller(&demo);
+            caller.send(enrolled.request("GET /", "Connection: upgrade\r\nUpgrade: other\r\n\r\n"));
+            let stream = tunnel.request();
+            // The agent ends its half at once.
+            tunnel.0.send(head(
+                stream,
+                "101",
+                &[("connection", "upgrade"), ("upgrade", "other")],
+            ));
+            tunnel.0.send(last_data(stream, b""));
+            assert_eq!(caller.response_head(&Method::GET).unwrap().status, 101);
+            assert!(caller.is_closed());
+            // The caller's half stays open.
+            caller.send("more");
+            let data = tunnel.next_of(Kind::Data).unwrap();
+            assert_eq!((data.stream, &*data.payload), (stream, &b"more"[..]));
+            assert_eq!(in_flight(), 1);
+            caller.stream.conn.send_close_notify();
+            caller.stream.flush().unwrap();
+            caller
+                .stream
+                .sock
+                .shutdown(std::net::Shutdown::Write)
+                .unwrap();
+            assert!(tunnel.next_of(Kind::Data).unwrap().end);
+            crate::support::eventually("no request is left", || (in_flight() == 0).then_some(()));
+        }
+    }
+}

@@ -1,0 +1,479 @@
+//! Attempts of a request on several tunnels, with agents that the test controls: what is sent again, and what never is.
+
+mod bodies;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use http::Method;
+
+use crate::support::agents::modified_agent::Tunnel;
+use crate::support::agents::several::{
+    Attempt, Scripted, Several, answered, body, refused_unsent, statistics,
+};
+use crate::support::agents::tunnel_frames::{head, interim, message, ok, refused, reset};
+use crate::support::eventually;
+use crate::support::peers::caller::Caller;
+
+/// How the first attempt fails.
+#[derive(Debug, Clone, Copy)]
+enum Failing {
+    Unsent(&'static str),
+    Refused(&'static str),
+    Reset,
+    /// After an interim response.
+    BrokenAfterInterim,
+    UnsentAfterInterim,
+    /// The response breaks off before a byte of it was passed on.
+    BrokenResponse,
+    Violation,
+    Closed,
+}
+
+impl Failing {
+    fn act(self, tunnel: &mut Tunnel, attempt: &Attempt) {
+        let stream = attempt.stream;
+        match self {
+            Self::Unsent(code) => tunnel.0.send(refused_unsent(stream, code)),
+            Self::Refused(code) => tunnel
+                .0
+                .send(refused(stream, code.as_bytes(), b"in a test")),
+            Self::Reset => tunnel.0.send(reset(stream, b"")),
+            Self::BrokenAfterInterim => {
+                let hints = interim(stream, "103", &[("link", "</a.css>")]);
+                tunnel.0.send([hints, reset(stream, b"")].concat());
+            }
+            Self::UnsentAfterInterim => {
+                let hints = interim(stream, "103", &[("link", "</a.css>")]);
+                tunnel
+                    .0
+                    .send([hints, refused_unsent(stream, "GW_BACKEND_UNREACHABLE")].concat());
+            }
+            Self::BrokenResponse => {
+                let begun = head(stream, "200", &[("content-length", "100")]);
+                tunnel
+                    .0
+                    .send([begun, reset(stream, b"GW_BACKEND_RESET")].concat());
+            }
+            Self::Violation => tunnel.0.send(head(stream, "99", &[])),
+            Self::Closed => tunnel.close(),
+        }
+    }
+}
+
+/// Lets the first attempt fail, and answers later ones with the body of the request.
+fn fail_first(failing: Failing) -> impl Fn(&mut Tunnel, &Attempt) -> bool + Send + 'static {
+    move |tunnel, attempt| {
+        if attempt.nth == 0 {
+            failing.act(tunnel, attempt);
+            return !matches!(failing, Failing::Closed);
+        }
+        answer(tunnel, attempt)
+    }
+}
+
+/// Accepts a request that asks for it, and answers with its body.
+fn answer(tunnel: &mut Tunnel, attempt: &Attempt) -> bool {
+    if attempt.head.contains("x-gw-await-acceptance") {
+        tunnel
+            .0
+            .send(interim(attempt.stream, "100", &[("x-gw-accepted", "1")]));
+    }
+    let (body, trailers) = body(tunnel, attempt);
+    tunnel.0.send(answered(
+        attempt,
+        body.len(),
+        &[&body[..], trailers.as_bytes()].concat(),
+    ));
+    true
+}
+
+/// The final response, after interim ones.
+fn outcome(caller: &mut Caller, method: &Method) -> (u16, Vec<u8>) {
+    loop {
+        let head = caller.response_head(method).unwrap();
+        if !head.status.is_informational() {
+            let (body, _) = caller.body(head.framing).unwrap();
+            return (head.status.as_u16(), body);
+        }
+    }
+}
+
+/// Requests, as line, fields with body, and what the answering agent sees of the body.
+fn requests() -> Vec<(&'static str, String, Vec<u8>)> {
+    let long = b"0123456789abcdef".repeat(16 * 1024);
+    let long_text = String::from_utf8(long.clone()).unwrap();
+    let short = "x".repeat(60_000);
+    vec![
+        ("GET /", "\r\n".to_owned(), Vec::new()),
+        ("HEAD /", "\r\n".to_owned(), Vec::new()),
+        ("OPTIONS /", "\r\n".to_owned(), Vec::new()),
+        ("DELETE /", "\r\n".to_owned(), Vec::new()),
+        ("POST /", "Content-Length: 5\r\n\r\nhello".to_owned(), b"hello".to_vec()),
+        ("GET /", "Content-Length: 5\r\n\r\nhello".to_owned(), b"hello".to_vec()),
+        ("POST /", format!("Content-Length: {}\r\n\r\n{short}", short.len()), short.into_bytes()),
+        (
+            "POST /",
+            "Transfer-Encoding: chunked\r\nTrailer: x-check\r\n\r\n5\r\nhello\r\n0\r\nx-check: 7\r\n\r\n".to_owned(),
+            b"hellox-check: 7\r\n\r\n".to_vec(),
+        ),
+        ("POST /", format!("Content-Length: {}\r\n\r\n{long_text}", long.len()), long),
+    ]
+}
+
+fn is_safe(line: &str, body: &[u8]) -> bool {
+    body.is_empty() && !line.starts_with("POST") && !line.starts_with("DELETE")
+}
+
+/// As [`each_request_of`], of a new service.
+fn each_request(failing: Failing, is_repeated: impl Fn(&str, &[u8]) -> bool, status: u16) {
+    each_request_of(
+        &Several::start(&["one", "two"]),
+        failing,
+        is_repeated,
+        status,
+    );
+}
+
+/// Sends each request to two agents of which the first one to be tried fails. `is_repeated` tells for each request whether it
+/// is sent again.
+fn each_request_of(
+    several: &Several,
+    failing: Failing,
+    is_repeated: impl Fn(&str, &[u8]) -> bool,
+    status: u16,
+) {
+    for (line, rest, wanted) in requests() {
+        if line.starts_with("HEAD") && matches!(failing, Failing::BrokenResponse) {
+            // There is nothing to break off.
+            continue;
+        }
+        // New tunnels have no history.
+        let scripted = Scripted::new();
+        for (number, name) in ["one", "two"].into_iter().enumerate() {
+            scripted.serve(number, several.tunnel(name), fail_first(failing));
+        }
+        let mut caller = several.connect();
+        // Fails if the gateway answers before it has the whole request.
+        let _ =
+            std::io::Write::write_all(&mut caller.stream, several.request(line, &rest).as_bytes());
+        let method = Method::from_bytes(line.split(' ').next().unwrap().as_bytes()).unwrap();
+        let (got, body) = outcome(&mut caller, &method);
+        let attempts = scripted.attempts();
+        if is_repeated(line, &wanted) {
+            assert_eq!(
+                got,
+                200,
+                "{failing:?} {line}: {attempts:?} {}",
+                String::from_utf8_lossy(&body)
+            );
+            assert!(
+                method == Method::HEAD || body == wanted,
+                "{failing:?} {line}"
+            );
+            assert_eq!(attempts.len(), 2, "{failing:?} {line}");
+            assert_ne!(attempts[0].agent, attempts[1].agent);
+        } else {
+            assert_eq!((got, attempts.len()), (status, 1), "{failing:?} {line}");
+        }
+        several.wait_until_idle();
+    }
+}
+
+#[test]
+fn what_was_never_sent_goes_to_another_agent_whatever_the_method() {
+    for code in [
+        "GW_BACKEND_UNREACHABLE",
+        "GW_BACKEND_TLS",
+        "GW_AGENT_CONCURRENCY_LIMIT",
+        "GW_BACKEND_RESET",
+    ] {
+        each_request(Failing::Unsent(code), |_, _| true, 0);
+    }
+}
+
+#[test]
+fn what_may_have_been_sent_goes_to_another_agent_only_if_it_is_safe_and_has_no_body() {
+    for failing in [
+        Failing::Refused("GW_BACKEND_UNREACHABLE"),
+        Failing::Refused("GW_BACKEND_TLS"),
+        Failing::Refused("GW_BACKEND_RESET"),
+        Failing::Reset,
+        Failing::Violation,
+        Failing::BrokenResponse,
+        Failing::Closed,
+    ] {
+        each_request(failing, is_safe, 502);
+    }
+}
+
+#[test]
+fn a_service_without_retries_sends_again_only_what_was_never_sent() {
+    let without_retries = || {
+        let several = Several::start(&["one", "two"]);
+        several.set_retries(false);
+        several
+    };
+    for failing in [
+        Failing::Refused("GW_BACKEND_UNREACHABLE"),
+        Failing::Reset,
+        Failing::BrokenResponse,
+        Failing::Closed,
+    ] {
+        each_request_of(&without_retries(), failing, |_, _| false, 502);
+    }
+    each_request_of(
+        &without_retries(),
+        Failing::Unsent("GW_BACKEND_UNREACHABLE"),
+        |_, _| true,
+        0,
+    );
+}
+
+#[test]
+fn the_setting_retries_applies_to_the_next_request_on_open_tunnels() {
+    let several = Several::start(&["one", "two"]);
+    let scripted = Scripted::new();
+    for (number, name) in ["one", "two"].into_iter().enumerate() {
+        scripted.serve(number, several.tunnel(name), fail_first(Failing::Reset));
+    }
+    let mut caller = several.connect();
+    for (retries, status, attempts) in [(true, 200, 2), (false, 502, 1), (true, 200, 2)] {
+        several.set_retries(retries);
+        caller.send(several.get());
+        assert_eq!(
+            (caller.response().status.as_u16(), scripted.attempts().len()),
+            (status, attempts)
+        );
+    }
+}
+
+#[test]
+fn nothing_is_sent_again_after_an_interim_response_was_passed_on() {
+    each_request(Failing::BrokenAfterInterim, |_, _| false, 502);
+    each_request(Failing::UnsentAfterInterim, |_, _| false, 502);
+}
+
+#[test]
+fn one_agent_alone_gets_a_request_once() {
+    let several = Several::start(&["one"]);
+    for failing in [Failing::Unsent("GW_BACKEND_UNREACHABLE"), Failing::Reset] {
+        let scripted = Scripted::new();
+        scripted.serve(0, several.tunnel("one"), fail_first(failing));
+        for (line, rest) in [
+            ("GET /", "\r\n"),
+            (
+                "POST /",
+                "Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n",
+            ),
+        ] {
+            let mut caller = several.connect();
+            caller.send(several.request(line, rest));
+            assert_eq!(caller.response().status, 502, "{failing:?} {line}");
+            let attempts = scripted.attempts();
+            assert_eq!(attempts.len(), 1);
+            assert!(
+                !attempts[0].head.contains("x-gw-await-acceptance"),
+                "{}",
+                attempts[0].head
+            );
+        }
+    }
+}
+
+#[test]
+fn a_request_goes_to_three_agents_at_most_and_ends_with_the_last_error() {
+    let names = ["one", "two", "three", "four"];
+    let several = Several::start(&names);
+    let scripted = Scripted::new();
+    for (count, name) in names.into_iter().enumerate() {
+        scripted.serve(count, several.tunnel(name), |tunnel, attempt| {
+            let codes = ["GW_BACKEND_TLS", "GW_BACKEND_TLS", "GW_BACKEND_UNREACHABLE"];
+            let code = codes[attempt.nth.min(2)];
+            tunnel.0.send(refused_unsent(attempt.stream, code));
+            true
+        });
+        // The number of agents is that of the tunnels, up to three.
+        let mut caller = several.connect();
+        caller.send(several.request("POST /", "Content-Length: 2\r\n\r\nhi"));
+        let response = caller.response();
+        let attempts = scripted.attempts();
+        let mut agents: Vec<usize> = attempts.iter().map(|attempt| attempt.agent).collect();
+        agents.sort_unstable();
+        agents.dedup();
+        assert_eq!(
+            (attempts.len(), agents.len()),
+            ((count + 1).min(3), (count + 1).min(3)),
+            "{attempts:?}"
+        );
+        let code = if count >= 2 {
+            "GW_BACKEND_UNREACHABLE"
+        } else {
+            "GW_BACKEND_TLS"
+        };
+        assert_eq!(response.code(), code);
+    }
+}
+
+#[test]
+fn the_budget_bounds_attempts_when_all_agents_refuse_and_one_that_recovers_serves_at_once() {
+    const REQUESTS: usize = 600;
+    let several = Several::start(&["one", "two", "three"]);
+    let scripted = Scripted::new();
+    let is_well = Arc::new(AtomicBool::new(false));
+    for (number, name) in ["one", "two", "three"].into_iter().enumerate() {
+        let is_well = Arc::clone(&is_well);
+        let mut tunnel = several.tunnel(name);
+        tunnel.0.send(statistics(128, "unhealthy", false));
+        tunnel.until_handled();
+        let was_well = AtomicBool::new(false);
+        scripted.serve(number, tunnel, move |tunnel, attempt| {
+            if number == 1 && is_well.load(Ordering::SeqCst) {
+                if !was_well.swap(true, Ordering::SeqCst) {
+                    tunnel.0.send(statistics(128, "healthy", false));
+                    tunnel.until_handled();
+                }
+                return answer(tunnel, attempt);
+            }
+            tunnel
+                .0
+                .send(refused_unsent(attempt.stream, "GW_BACKEND_UNREACHABLE"));
+            true
+        });
+    }
+    let mut caller = several.connect();
+    let started = Instant::now();
+    let mut attempts = 0;
+    for _ in 0..REQUESTS {
+        caller.send(several.get());
+        assert_eq!(caller.response().code(), "GW_BACKEND_UNREACHABLE");
+        attempts += scripted.attempts().len();
+    }
+    let seconds = started.elapsed().as_secs() as usize + 1;
+    let most = REQUESTS + REQUESTS / 5 + 100 + 10 * seconds;
+    assert!(
+        attempts > REQUESTS && attempts <= most,
+        "{attempts} of {most}"
+    );
+    is_well.store(true, Ordering::SeqCst);
+    // The first request that reaches it is answered, and each later one goes there.
+    eventually("the agent is found", || {
+        caller.send(several.get());
+        (caller.response().status == 200).then_some(())
+    });
+    scripted.attempts();
+    for _ in 0..20 {
+        caller.send(several.get());
+        assert_eq!(caller.response().status, 200);
+    }
+    assert!(scripted.attempts().iter().all(|attempt| attempt.agent == 1));
+}
+
+#[test]
+fn a_standby_gets_requests_that_no_other_agent_can_take() {
+    let several = Several::start(&["one", "spare"]);
+    let scripted = Scripted::new();
+    for (number, name) in ["one", "spare"].into_iter().enumerate() {
+        let mut tunnel = several.tunnel(name);
+        tunnel.0.send(statistics(1, "healthy", number == 1));
+        tunnel.until_handled();
+        scripted.serve(number, tunnel, move |tunnel, attempt| {
+            match attempt.head.split(' ').nth(1) {
+                Some("/refused") if number == 0 => {
+                    tunnel
+                        .0
+                        .send(refused_unsent(attempt.stream, "GW_BACKEND_UNREACHABLE"));
+                    true
+                }
+                // Never answered.
+                Some("/held") => true,
+                _ => answer(tunnel, attempt),
+            }
+        });
+    }
+    let ask = |target: &str| {
+        let mut caller = several.connect();
+        caller.send(several.request(&format!("GET {target}"), "\r\n"));
+        caller
+    };
+    for _ in 0..20 {
+        assert_eq!(ask("/").response().status, 200);
+        assert_eq!(scripted.next().agent, 0);
+    }
+    assert_eq!(ask("/refused").response().status, 200);
+    assert_eq!([scripted.next().agent, scripted.next().agent], [0, 1]);
+    let held = ask("/held");
+    assert_eq!(scripted.next().agent, 0);
+    assert_eq!(
+        ask("/").response().status,
+        200,
+        "the agent has no free slot"
+    );
+    assert_eq!(scripted.next().agent, 1);
+    let also_held = ask("/held");
+    assert_eq!(scripted.next().agent, 1);
+    assert_eq!(
+        ask("/").response().code(),
+        "GW_AGENT_CONCURRENCY_LIMIT",
+        "all are full"
+    );
+    drop((held, also_held));
+}
+
+#[test]
+fn an_older_tunnel_of_an_agent_is_a_reserve() {
+    let several = Several::start(&["one"]);
+    let scripted = Scripted::new();
+    let held = Arc::new(AtomicBool::new(false));
+    let serve = |number: usize| {
+        let held = Arc::clone(&held);
+        let tunnel = several.tunnel("one");
+        scripted.serve(number, tunnel, move |tunnel, attempt| {
+            match attempt.head.split(' ').nth(1) {
+                Some("/held") => held.store(true, Ordering::SeqCst),
+                Some("/end") => tunnel.close(),
+                Some("/drain") => {
+                    tunnel.0.send(message(r#"{"type":"drain"}"#));
+                    tunnel.until_handled();
+                    tunnel.0.send(ok(attempt.stream, b"drains"));
+                }
+                _ => return answer(tunnel, attempt),
+            }
+            true
+        });
+    };
+    let ask = |target: &str| {
+        let mut caller = several.connect();
+        caller.send(several.request(&format!("GET {target}"), "\r\n"));
+        caller
+    };
+    for number in 0..3 {
+        serve(number);
+        assert_eq!(ask("/").response().status, 200);
+        assert_eq!(scripted.next().agent, number, "the newest serves");
+        assert_eq!(several.tunnels().len(), 1);
+    }
+    assert_eq!(ask("/end").response().code(), "GW_RELAY_ERROR");
+    assert_eq!(scripted.next().agent, 2);
+    let started = Instant::now();
+    assert_eq!(ask("/").response().status, 200);
+    assert_eq!(scripted.next().agent, 1, "the one before");
+    // A request keeps the tunnel open while its agent stops.
+    let long = ask("/held");
+    assert_eq!(scripted.next().agent, 1);
+    assert_eq!(ask("/drain").response().status, 200);
+    assert_eq!(scripted.next().agent, 1);
+    assert_eq!(ask("/").response().status, 200);
+    assert_eq!(
+        scripted.next().agent,
+        0,
+        "the oldest, although the one before has a request"
+    );
+    assert!(
+        started.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        started.elapsed()
+    );
+    drop(long);
+}

@@ -1,0 +1,300 @@
+//! Bounds of a service with several agents: memory of kept bodies, and the wait for a slot.
+
+use std::net::Shutdown;
+use std::time::{Duration, Instant};
+
+use gw_shared::tunnel::endpoint::STREAMS_MAX;
+use gw_shared::tunnel::frame::{Kind, StreamId};
+
+use crate::support::agents::modified_agent::Tunnel;
+use crate::support::agents::several::{
+    Attempt, Scripted, Several, answered, body, refused_unsent, statistics,
+};
+use crate::support::agents::tunnel_frames::{frame, hello, ok, ping, reset};
+use crate::support::peers::caller::{Caller, HOST};
+use crate::support::processes::prepared::Prepared;
+use crate::support::processes::process::Served;
+use crate::support::{eventually, turn};
+
+const KIB: usize = 1024;
+const MIB: usize = 1024 * KIB;
+const RELAY_MEMORY: usize = 64 * MIB;
+/// More uploads than the share of an account has room for.
+const UPLOADS: usize = 400;
+/// Length of the longest body of which a copy is kept.
+const BODY: usize = 64 * KIB;
+/// Memory of an open request beside what is charged for it, in the gateway process: its task and its records.
+const REQUEST: usize = 16 * KIB;
+/// Memory of the process that does not depend on the number of requests: buffers of the tunnels, the log and the allocator.
+const PROCESS: usize = 8 * MIB;
+
+/// An agent that accepts uploads and does not answer them.
+struct Holder {
+    tunnel: Tunnel,
+    uploads: Vec<Held>,
+}
+
+/// An upload that an agent holds.
+struct Held {
+    stream: StreamId,
+    /// Number of the caller.
+    number: usize,
+    body: Vec<u8>,
+    is_whole: bool,
+}
+
+impl Holder {
+    /// Handles all frames that the gateway has sent.
+    fn receive(&mut self) {
+        self.tunnel.0.send(ping());
+        loop {
+            let next = self.tunnel.next().unwrap();
+            let upload = self
+                .uploads
+                .iter_mut()
+                .find(|upload| upload.stream == next.stream);
+            match (next.kind, upload) {
+                (Kind::Pong, _) => return,
+                (Kind::Request, _) => {
+                    let head = String::from_utf8_lossy(&next.payload).into_owned();
+                    let (_, number) = head.split_once("x-number: ").unwrap();
+                    let number = number.split("\r\n").next().unwrap().parse().unwrap();
+                    self.uploads.push(Held {
+                        stream: next.stream,
+                        number,
+                        body: Vec::new(),
+                        is_whole: next.end,
+                    });
+                }
+                (Kind::Data, Some(upload)) => {
+                    upload.body.extend_from_slice(&next.payload);
+                    upload.is_whole = next.end;
+                }
+                (Kind::Reset, _) => self.tunnel.0.send(reset(next.stream, b"")),
+                _ => {}
+            }
+        }
+    }
+
+    fn answer(&mut self, stream: StreamId) {
+        let report = frame(Kind::Uploaded, false, stream, &(BODY as u64).to_be_bytes());
+        self.tunnel.0.send([report, ok(stream, b"held")].concat());
+    }
+}
+
+fn body_of(number: usize) -> Vec<u8> {
+    (0..BODY)
+        .map(|at| b'a' + ((at + number) % 23) as u8)
+        .collect()
+}
+
+/// Callers that have sent a POST each, two agents that hold those for which there was room, and the memory of the process before.
+fn uploads(prepared: &Prepared, gateway: &Served) -> (Vec<Caller>, [Holder; 2], usize) {
+    let mut agents = ["one", "two"].map(|name| {
+        let mut tunnel = prepared.upgraded(name, gateway.address);
+        tunnel.0.send(hello(u32::try_from(STREAMS_MAX).unwrap()));
+        tunnel.until_handled();
+        Holder {
+            tunnel,
+            uploads: Vec::new(),
+        }
+    });
+    let mut callers: Vec<Caller> = (0..UPLOADS)
+        .map(|_| {
+            let mut caller = prepared.connect(gateway.address);
+            while caller.stream.conn.is_handshaking() {
+                caller
+                    .stream
+                    .conn
+                    .complete_io(&mut caller.stream.sock)
+                    .unwrap();
+            }
+            caller
+        })
+        .collect();
+    let before = gateway.resident();
+    for (number, caller) in callers.iter_mut().enumerate() {
+        let key = prepared.service_key();
+        let head = format!(
+            "POST / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\nX-Number: {number}\r\nContent-Length: {BODY}\r\n\r\n"
+        );
+        caller.send([head.into_bytes(), body_of(number)].concat());
+        agents.iter_mut().for_each(Holder::receive);
+    }
+    eventually("all uploads are whole or refused", || {
+        agents.iter_mut().for_each(Holder::receive);
+        let held = agents
+            .iter()
+            .flat_map(|agent| &agent.uploads)
+            .filter(|upload| upload.is_whole)
+            .count();
+        let refused = gateway.metric("gw_refusals_total", "GW_OVERLOADED");
+        (held + refused == UPLOADS).then_some(())
+    });
+    (callers, agents, before)
+}
+
+#[test]
+fn kept_bodies_grow_the_process_by_no_more_than_the_relay_memory() {
+    let _turn = turn();
+    let prepared = Prepared::with_agents(&["one", "two"]);
+    let config = prepared.config();
+    let config = config.replace(
+        "workers = 2",
+        &format!("workers = 1\nrelay_memory_mib = {}", RELAY_MEMORY / MIB),
+    );
+    let gateway = prepared.serve_with(&config);
+    let (mut callers, [mut one, mut two], before) = uploads(&prepared, &gateway);
+    let growth = gateway.resident().saturating_sub(before);
+    let charged = || gateway.metric("gw_relay_memory_bytes", "worker");
+    let opened = one.uploads.len() + two.uploads.len();
+    let most = RELAY_MEMORY / 2;
+    let figures = format!(
+        "{opened} requests, {} KiB charged, grown by {} KiB",
+        charged() / KIB,
+        growth / KIB
+    );
+    assert!(
+        (100..UPLOADS).contains(&opened) && (most / 2..=most).contains(&charged()),
+        "{figures}"
+    );
+    assert!(growth <= most + opened * REQUEST + PROCESS, "{figures}");
+
+    // What one agent refuses goes to the other one if a copy was kept. The latest have none, and free memory for the earlier.
+    let mut repeated = 0;
+    let mut tried_once = 0;
+    for upload in std::mem::take(&mut one.uploads).into_iter().rev() {
+        assert!(upload.body == body_of(upload.number), "{}", upload.number);
+        let before = two.uploads.len();
+        one.tunnel
+            .0
+            .send(refused_unsent(upload.stream, "GW_BACKEND_UNREACHABLE"));
+        one.receive();
+        let caller = &mut callers[upload.number];
+        let is_repeated = eventually("the request has failed or was repeated", || {
+            two.receive();
+            match two.uploads.get(before) {
+                Some(again) => again.is_whole.then_some(true),
+                None => (gateway.metric("gw_refusals_total", "GW_BACKEND_UNREACHABLE")
+                    > tried_once)
+                    .then_some(false),
+            }
+        });
+        if is_repeated {
+            let again = &two.uploads[before];
+            assert!(
+                again.number == upload.number && again.body == upload.body,
+                "{}",
+                upload.number
+            );
+            repeated += 1;
+        } else {
+            assert_eq!(caller.response().code(), "GW_BACKEND_UNREACHABLE");
+            tried_once += 1;
+        }
+    }
+    assert!(
+        repeated >= 10 && tried_once >= 10,
+        "{repeated} and {tried_once} of {figures}"
+    );
+
+    // Half of the requests are answered, the callers of the others leave.
+    for (at, upload) in std::mem::take(&mut two.uploads).into_iter().enumerate() {
+        let caller = &mut callers[upload.number];
+        if at.is_multiple_of(2) {
+            two.answer(upload.stream);
+            assert_eq!(caller.response().body, b"held");
+        } else {
+            caller.stream.sock.shutdown(Shutdown::Both).unwrap();
+        }
+    }
+    eventually("nothing is charged", || {
+        one.receive();
+        two.receive();
+        (charged() == 0).then_some(())
+    });
+}
+
+fn answer(tunnel: &mut Tunnel, attempt: &Attempt) -> bool {
+    let (body, _) = body(tunnel, attempt);
+    tunnel.0.send(answered(attempt, body.len(), &body));
+    true
+}
+
+/// A POST that has one slot of agent 0 until its body is sent.
+fn holding_a_slot(several: &Several, scripted: &Scripted) -> Caller {
+    let mut caller = several.connect();
+    caller.send(several.request("POST /", "Content-Length: 1\r\n\r\n"));
+    assert_eq!(scripted.next().agent, 0);
+    caller
+}
+
+#[test]
+fn a_request_waits_for_a_slot_while_another_agent_is_sick() {
+    let several = Several::start(&["one", "sick"]);
+    let scripted = Scripted::new();
+    for (number, (name, backend)) in [("one", "healthy"), ("sick", "unhealthy")]
+        .into_iter()
+        .enumerate()
+    {
+        let mut tunnel = several.tunnel(name);
+        tunnel.0.send(statistics(1, backend, false));
+        tunnel.until_handled();
+        scripted.serve(number, tunnel, answer);
+    }
+    for _ in 0..5 {
+        let mut held = holding_a_slot(&several, &scripted);
+        let mut waiting = several.connect();
+        waiting.send(several.get());
+        eventually("the request waits", || {
+            (several.left_to_owner() == 1).then_some(())
+        });
+        held.send("a");
+        assert_eq!(held.response().body, b"a");
+        assert_eq!(waiting.response().status, 200);
+        assert_eq!(scripted.next().agent, 0);
+        several.wait_until_idle();
+    }
+    let mut held = holding_a_slot(&several, &scripted);
+    let started = Instant::now();
+    let mut refused = several.connect();
+    refused.send(several.get());
+    assert_eq!(refused.response().code(), "GW_AGENT_CONCURRENCY_LIMIT");
+    let waited = started.elapsed();
+    assert!(
+        waited >= Duration::from_secs(1) && waited < Duration::from_secs(4),
+        "{waited:?}"
+    );
+    held.send("a");
+    assert_eq!(held.response().body, b"a");
+    assert!(
+        scripted.attempts().is_empty(),
+        "the sick agent got a request"
+    );
+}
+
+#[test]
+fn a_request_that_was_refused_waits_for_a_slot_of_the_other_agent() {
+    let several = Several::start(&["one", "two"]);
+    let scripted = Scripted::new();
+    let mut tunnels = ["one", "two"].map(|name| several.tunnel(name));
+    for (tunnel, backend) in tunnels.iter_mut().zip(["healthy", "unhealthy"]) {
+        tunnel.0.send(statistics(1, backend, false));
+        tunnel.until_handled();
+    }
+    let [one, mut two] = tunnels;
+    scripted.serve(0, one, answer);
+    let mut held = holding_a_slot(&several, &scripted);
+    two.0.send(statistics(1, "healthy", false));
+    two.until_handled();
+    let mut caller = several.connect();
+    caller.send(several.request("POST /", "Content-Length: 2\r\n\r\nhi"));
+    let stream = two.request();
+    two.0.send(refused_unsent(stream, "GW_BACKEND_UNREACHABLE"));
+    two.until_handled();
+    held.send("a");
+    assert_eq!(held.response().body, b"a");
+    assert_eq!(caller.response().body, b"hi");
+    assert_eq!(scripted.next().agent, 0);
+    several.wait_until_idle();
+}

@@ -1,0 +1,372 @@
+//! Attacks by callers. The attacker loses its connection, and other connections are still served.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::thread;
+use std::time::Duration;
+
+use gw_gateway::demo::{Demo, Options};
+use gw_interface::config::{Config, ProxyProtocol};
+use gw_telemetry::counters::WorkerReport;
+use http::Method;
+
+use crate::support::peers::caller::{Caller, HOST, Tls, connect, get};
+use crate::support::peers::http2_frames::{
+    CONTINUATION, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS,
+    WINDOW_UPDATE, frame,
+};
+use crate::support::peers::proxy_protocol::{connect_through, tcp4_of, trusted};
+use crate::support::peers::{caller, http2_frames};
+use crate::support::{demo, eventually, reports};
+
+/// A demo with one worker.
+fn adjusted(adjust: fn(&mut Config)) -> Demo {
+    Demo::start(&Options {
+        adjust,
+        workers: 1,
+        ..crate::support::options(None)
+    })
+    .unwrap()
+}
+
+/// Number of connections that were refused or closed for `reason`.
+fn count(demo: &Demo, reason: &str) -> u64 {
+    let of = |report: &WorkerReport| -> u64 {
+        [&report.by_reason.turned_away, &report.by_reason.ended_early]
+            .iter()
+            .filter_map(|counts| counts.get(reason))
+            .sum()
+    };
+    reports(demo).iter().map(of).sum()
+}
+
+fn is_served(demo: &Demo, caller: &mut Caller) {
+    caller.send(get(demo, "/"));
+    let response = caller.response();
+    assert_eq!(
+        response.status,
+        200,
+        "{}",
+        String::from_utf8_lossy(&response.body)
+    );
+}
+
+/// Whether the gateway ends a new connection before TLS.
+fn is_refused(demo: &Demo) -> bool {
+    let mut session = caller::session(&demo.about, HOST, &[b"http/1.1"], None);
+    session
+        .complete_io(&mut caller::socket(&demo.about))
+        .is_err()
+}
+
+#[test]
+fn connections_per_address_are_limited() {
+    let demo = adjusted(|config| config.connections_per_address = 4);
+    // Waits until the connections of enrollment and of the tunnel handshake are closed.
+    eventually("no connections are left", || {
+        (reports(&demo)[0].connections == 0).then_some(())
+    });
+    let mut callers: Vec<Caller> = (0..4).map(|_| connect(&demo)).collect();
+    callers
+        .iter_mut()
+        .for_each(|caller| is_served(&demo, caller));
+    assert!(is_refused(&demo));
+    assert_eq!(count(&demo, "address_connections"), 1);
+    callers
+        .iter_mut()
+        .for_each(|caller| is_served(&demo, caller));
+    drop(callers.pop());
+    eventually("a connection is accepted again", || {
+        (!is_refused(&demo)).then_some(())
+    });
+    is_served(&demo, &mut callers[0]);
+}
+
+#[test]
+fn the_rate_of_new_connections_per_address_is_limited() {
+    let demo = adjusted(|config| {
+        config.new_connections = gw_base::service::rate::Rate::new(40, 1).unwrap()
+    });
+    let mut bystander = connect(&demo);
+    is_served(&demo, &mut bystander);
+    let sockets: Vec<TcpStream> = (0..40).map(|_| caller::socket(&demo.about)).collect();
+    eventually("a connection is refused", || {
+        (count(&demo, "address_rate") > 0).then_some(())
+    });
+    drop(sockets);
+    assert!(is_refused(&demo));
+    is_served(&demo, &mut bystander);
+}
+
+#[test]
+fn behind_a_trusted_proxy_limits_apply_to_the_announced_address() {
+    let demo = adjusted(|config| {
+        config.trusted_proxies = trusted(&[("127.0.0.1/32", ProxyProtocol::Guessed)]);
+        config.connections_per_address = 1;
+    });
+    // Connections of the proxy itself are not limited.
+    let mut own: Vec<Caller> = (0..5).map(|_| connect(&demo)).collect();
+    own.iter_mut().for_each(|caller| is_served(&demo, caller));
+    let mut first = connect_through(&demo, &tcp4_of([198, 51, 100, 7]));
+    is_served(&demo, &mut first);
+    let mut second = connect_through(&demo, &tcp4_of([198, 51, 100, 7]));
+    drop(second.stream.write_all(get(&demo, "/").as_bytes()));
+    assert!(second.try_response(&Method::GET).is_err());
+    assert_eq!(count(&demo, "address_connections"), 1);
+    is_served(
+        &demo,
+        &mut connect_through(&demo, &tcp4_of([198, 51, 100, 8])),
+    );
+    is_served(&demo, &mut first);
+}
+
+#[test]
+fn handshakes_and_heads_that_take_too_long_are_closed() {
+    let demo = demo(None);
+    let mut bystander = connect(&demo);
+    let drip = |mut stream: Box<dyn Write + Send>, bytes: Vec<u8>| {
+        thread::spawn(move || {
+            for byte in bytes.iter().cycle() {
+                if stream
+                    .write_all(&[*byte])
+                    .and_then(|()| stream.flush())
+                    .is_err()
+                {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(100));
+            }
+        })
+    };
+    let mut hello = Vec::new();
+    caller::session(&demo.about, HOST, &[b"h2"], None)
+        .write_tls(&mut hello)
+        .unwrap();
+    let dripping = [
+        drip(Box::new(caller::socket(&demo.about)), hello),
+        drip(
+            Box::new(connect(&demo).stream),
+            b"GET / HTTP/1.1\r\nX: y".to_vec(),
+        ),
+        drip(Box::new(tls(&demo)), b"PRI * HTTP/2.0\r\n".to_vec()),
+    ];
+    is_served(&demo, &mut bystander);
+    for ended in dripping {
+        ended.join().unwrap();
+    }
+    eventually("only the bystander is left", || {
+        let connections: usize = reports(&demo).iter().map(|report| report.connections).sum();
+        (connections == 1).then_some(())
+    });
+    is_served(&demo, &mut bystander);
+}
+
+#[test]
+fn a_connection_with_many_refused_requests_is_closed() {
+    let demo = demo(None);
+    let mut bystander = connect(&demo);
+    for (closed, host) in [(1, HOST), (2, "eu1.gw.localhost")] {
+        // An unused connection would be closed after `limits::HEAD`, and a busy machine can take longer than that.
+        is_served(&demo, &mut bystander);
+        let mut stranger = connect(&demo);
+        let began = std::time::Instant::now();
+        let refused = (0..)
+            .take_while(|_| {
+                let request = format!("GET /none HTTP/1.1\r\nHost: {host}\r\n\r\n");
+                let sent = stranger
+                    .stream
+                    .write_all(request.as_bytes())
+                    .and_then(|()| stranger.stream.flush());
+                sent.is_ok() && stranger.try_response(&Method::GET).is_ok()
+            })
+            // A connection that is not closed would go on without an end.
+            .take(100_000)
+            .count();
+        // The budget, plus the tokens refilled in the meantime.
+        let refilled = usize::try_from(began.elapsed().as_millis() / 100).unwrap() + 1;
+        assert!(
+            (1001..=1001 + refilled).contains(&refused),
+            "{host}: {refused}, {refilled} refilled"
+        );
+        assert_eq!(count(&demo, "refusals"), closed, "{host}");
+    }
+    is_served(&demo, &mut bystander);
+    is_served(&demo, &mut connect(&demo));
+}
+
+/// The header block of a request whose answer takes longer than the test.
+fn slow_get(key: Option<&str>) -> Vec<u8> {
+    http2_frames::get("/slow?ms=60000", key)
+}
+
+/// A connection that speaks HTTP/2.
+fn tls(demo: &Demo) -> Tls {
+    Tls::new(
+        caller::session(&demo.about, HOST, &[b"h2"], None),
+        caller::socket(&demo.about),
+    )
+}
+
+/// Sends `first`, then the result of `more` for each stream id, until the gateway ends the connection. Reads all
+/// frames, and returns the error code of a GOAWAY.
+fn flood(demo: &Demo, first: &[u8], more: impl Fn(u32) -> Vec<u8>) -> Option<u8> {
+    let mut stream = tls(demo);
+    stream.write_all(PREFACE).unwrap();
+    stream.write_all(&frame(SETTINGS, 0, 0, &[])).unwrap();
+    stream.write_all(first).unwrap();
+    stream.flush().unwrap();
+    stream.sock.set_nonblocking(true).unwrap();
+    let mut id = 1;
+    let mut received = Vec::new();
+    let mut chunk = vec![0; 64 * 1024];
+    let mut rest = Vec::new();
+    let deadline = std::time::Instant::now() + crate::support::SOON;
+    loop {
+        assert!(
+            std::time::Instant::now() < deadline,
+            "the connection is still open"
+        );
+        if rest.is_empty() {
+            rest = more(id);
+            id += 2;
+        }
+        let written = match stream.write(&rest) {
+            Ok(written) => written,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
+            Err(_) => break,
+        };
+        rest.drain(..written);
+        match stream.flush().and_then(|()| stream.read(&mut chunk)) {
+            Ok(0) => break,
+            Ok(read) => received.extend_from_slice(&chunk[..read]),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(_) => break,
+        }
+    }
+    // Bytes that have arrived can still be read.
+    while let Ok(read @ 1..) = stream.read(&mut chunk) {
+        received.extend_from_slice(&chunk[..read]);
+    }
+    goaway(&received)
+}
+
+fn goaway(mut received: &[u8]) -> Option<u8> {
+    let mut code = None;
+    while let [a, b, c, kind, rest @ ..] = received {
+        let length = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
+        if *kind == GOAWAY {
+            // Flags, stream id, last stream id, then the error code (RFC 9113 §6.8).
+            code = rest.get(12).copied();
+        }
+        received = rest.get(5 + length..).unwrap_or_default();
+    }
+    code
+}
+
+#[test]
+fn http2_floods_end_their_connection() {
+    const ENHANCE_YOUR_CALM: Option<u8> = Some(11);
+    const PROTOCOL_ERROR: Option<u8> = Some(1);
+    // Requests with a valid key hold slots until the agent has processed the reset.
+    let demo = Demo::start(&Options {
+        slots: Some(1024),
+        ..crate::support::options(None)
+    })
+    .unwrap();
+    let mut bystander = connect(&demo);
+    let key = demo.about.service_key.clone();
+    let request =
+        |id: u32, key: Option<&str>| frame(HEADERS, END_HEADERS | END_STREAM, id, &slow_get(key));
+    let mut ended = 0;
+    let mut ends = |what: &str, first: &[u8], more: &dyn Fn(u32) -> Vec<u8>| {
+        let goaway = flood(&demo, first, more);
+        // A TCP reset may discard the GOAWAY; then only the counter shows the reason. A frame on a stream that was
+        // reset long ago is a PROTOCOL_ERROR.
+        assert!(
+            [ENHANCE_YOUR_CALM, PROTOCOL_ERROR, None].contains(&goaway),
+            "{what}: {goaway:?}"
+        );
+        ended += 1;
+        let total = |demo: &Demo| -> u64 {
+            ["frames", "resets", "refusals", "http2"]
+                .iter()
+                .map(|reason| count(demo, reason))
+                .sum()
+        };
+        eventually(what, || (total(&demo) == ended).then_some(()));
+        is_served(&demo, &mut bystander);
+    };
+    ends("rapid reset", &[], &|id| {
+        [
+            request(id, Some(&key)),
+            frame(RST_STREAM, 0, id, &[0, 0, 0, 8]),
+        ]
+        .concat()
+    });
+    // A WINDOW_UPDATE with increment 0 is a stream error (RFC 9113 §6.9): the gateway resets the stream
+    // (CVE-2025-8671).
+    ends("made you reset", &[], &|id| {
+        [
+            request(id, Some(&key)),
+            frame(WINDOW_UPDATE, 0, id, &[0; 4]),
+        ]
+        .concat()
+    });
+    ends("more streams than allowed", &[], &|id| {
+        request(id, Some(&key))
+    });
+    ends("requests of a stranger", &[], &|id| request(id, None));
+    ends(
+        "continuations without end",
+        &frame(HEADERS, 0, 1, &[0x87]),
+        &|_| frame(CONTINUATION, 0, 1, &[]),
+    );
+    // Adds a field of 4,000 bytes to the dynamic table and then refers to it (RFC 7541 §2.3.3) a thousand times.
+    let mut bomb = vec![0x40, 1, b'x', 127, 0xa1, 0x1e];
+    bomb.extend([b'y'; 4000]);
+    bomb.extend([0x80 | 62; 1000]);
+    ends("header blocks that grow", &[], &|id| {
+        frame(HEADERS, END_HEADERS | END_STREAM, id, &bomb)
+    });
+    ends("window updates", &[], &|_| {
+        frame(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])
+    });
+    crate::support::wait_until_slots_are_free(&demo);
+}
+
+#[test]
+fn unread_error_responses_are_given_up() {
+    const REQUESTS: u32 = 50;
+    let demo = demo(None);
+    let mut bystander = connect(&demo);
+    // From now on the connection is idle, for longer than the limit of the first head allows.
+    is_served(&demo, &mut bystander);
+    let mut stream = tls(&demo);
+    stream.write_all(PREFACE).unwrap();
+    // SETTINGS_INITIAL_WINDOW_SIZE is 0, so the gateway cannot send a body.
+    stream
+        .write_all(&frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0]))
+        .unwrap();
+    for number in 0..REQUESTS {
+        stream
+            .write_all(&frame(
+                HEADERS,
+                END_HEADERS | END_STREAM,
+                2 * number + 1,
+                &slow_get(None),
+            ))
+            .unwrap();
+    }
+    stream.flush().unwrap();
+    let given_up = || -> u64 {
+        reports(&demo)
+            .iter()
+            .map(|report| report.totals["requests_caller_gone"])
+            .sum()
+    };
+    eventually("all refusals are given up", || {
+        (given_up() == u64::from(REQUESTS)).then_some(())
+    });
+    is_served(&demo, &mut bystander);
+}

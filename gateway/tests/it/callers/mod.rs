@@ -1,0 +1,13 @@
+//! Callers: their connections, limits and refusals.
+
+// On each driver:
+mod caller_abuse;
+mod connection_failures;
+mod proxy_protocol;
+mod rate_limit;
+mod refusals;
+mod refused_uploads;
+mod worker_hand_over;
+
+// On each driver, slow:
+mod http2_callers;

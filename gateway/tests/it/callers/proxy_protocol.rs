@@ -1,0 +1,379 @@
+//! Client addresses that proxies announce with the PROXY protocol.
+
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use gw_interface::config::{Config, HandOver, ProxyProtocol};
+
+use gw_gateway::demo::{Demo, Options};
+
+use crate::support::peers::caller;
+use crate::support::peers::caller::{Caller, HOST, Tls, get};
+use crate::support::peers::http1_peer::Peer;
+use crate::support::peers::proxy_protocol::{
+    SIGNATURE, begin_with, connect_through, socket_from, tcp4_of, trusted,
+};
+use crate::support::processes::process;
+use crate::support::processes::process::{Running, hold};
+use crate::support::{eventually, programs, reports};
+
+/// Address of a proxy that must announce its clients, of one that must not, and of a client.
+const ANNOUNCES: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+const SILENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
+const CLIENT: Ipv4Addr = Ipv4Addr::new(127, 9, 9, 9);
+
+/// A header that announces a connection from 198.51.100.7:4660 to 192.0.2.1:443.
+fn tcp4() -> Vec<u8> {
+    tcp4_of([198, 51, 100, 7])
+}
+
+/// A header that announces a connection from [2001:db8::7]:4660, with an extension of 3 bytes.
+fn tcp6() -> Vec<u8> {
+    let source = [&b"\x20\x01\x0d\xb8"[..], &[0; 11], &[7]].concat();
+    let destination = [0; 16];
+    let ports_and_extension = b"\x12\x34\x01\xbb\x04\x00\x03abc";
+    [
+        SIGNATURE,
+        b"\x21\x21\x00\x2a",
+        &source,
+        &destination,
+        ports_and_extension,
+    ]
+    .concat()
+}
+
+/// A demo behind a proxy of which the configuration does not say what it sends. Hands over all connections.
+fn behind_a_proxy() -> Demo {
+    start(|config| config.trusted_proxies = trusted(&[("127.0.0.1/32", ProxyProtocol::Guessed)]))
+}
+
+/// A demo behind [`ANNOUNCES`] and [`SILENT`].
+fn behind_declared_proxies() -> Demo {
+    start(|config| {
+        config.trusted_proxies = trusted(&[
+            ("127.0.0.2/31", ProxyProtocol::Required),
+            ("127.0.0.3/32", ProxyProtocol::Off),
+        ]);
+    })
+}
+
+fn start(adjust: fn(&mut Config)) -> Demo {
+    Demo::start(&Options {
+        adjust,
+        hand_over: HandOver::Always,
+        ..crate::support::options(None)
+    })
+    .unwrap()
+}
+
+/// Value of `X-Forwarded-For` at the backend.
+fn forwarded_for(demo: &Demo, caller: &mut Caller) -> String {
+    caller.send(get(demo, "/"));
+    let seen = caller.response().json();
+    let fields = seen["headers"].as_array().unwrap();
+    let field = fields
+        .iter()
+        .find(|field| field[0] == "x-forwarded-for")
+        .unwrap();
+    field[1].as_str().unwrap().to_owned()
+}
+
+/// Bytes that the gateway sends before it ends a connection that begins with `beginning`.
+fn refusal(demo: &Demo, beginning: &[u8]) -> Vec<u8> {
+    refused(caller::socket(&demo.about), beginning)
+}
+
+fn refused(mut socket: TcpStream, beginning: &[u8]) -> Vec<u8> {
+    socket.write_all(beginning).unwrap();
+    let mut said = Vec::new();
+    match socket.read_to_end(&mut said) {
+        Err(error) if error.kind() != ErrorKind::ConnectionReset => panic!("still open: {error}"),
+        _ => said,
+    }
+}
+
+fn handshake_failures(demo: &Demo) -> u64 {
+    reports(demo)
+        .iter()
+        .map(|report| report.totals["handshake_failures"])
+        .sum()
+}
+
+#[test]
+fn the_announced_source_is_the_client_address() {
+    let demo = behind_a_proxy();
+    // Enough connections for each worker to accept some of them.
+    for _ in 0..8 {
+        assert_eq!(
+            forwarded_for(&demo, &mut connect_through(&demo, &tcp4())),
+            "198.51.100.7"
+        );
+        assert_eq!(
+            forwarded_for(&demo, &mut connect_through(&demo, &tcp6())),
+            "2001:db8::7"
+        );
+    }
+}
+
+#[test]
+fn a_header_may_arrive_byte_by_byte() {
+    let demo = behind_a_proxy();
+    let mut socket = caller::socket(&demo.about);
+    for byte in tcp6() {
+        socket.write_all(&[byte]).unwrap();
+    }
+    let session = caller::session(&demo.about, HOST, &[b"http/1.1"], None);
+    assert_eq!(
+        forwarded_for(&demo, &mut Peer::new(Tls::new(session, socket))),
+        "2001:db8::7"
+    );
+}
+
+#[test]
+fn local_headers_and_connections_without_a_header_are_accepted() {
+    let demo = behind_a_proxy();
+    let local = [SIGNATURE, b"\x20\x00\x00\x00"].concat();
+    let unspecified = [SIGNATURE, b"\x21\x00\x00\x03abc"].concat();
+    for header in [local, unspecified, Vec::new()] {
+        assert_eq!(
+            forwarded_for(&demo, &mut connect_through(&demo, &header)),
+            "127.0.0.1"
+        );
+    }
+    // The agent's tunnel was opened without a header as well.
+    assert_eq!(crate::support::tunnels(&demo).len(), 1);
+}
+
+#[test]
+fn malformed_headers_end_the_connection() {
+    let demo = behind_a_proxy();
+    let wrong_version = [SIGNATURE, b"\x11\x11\x00\x00"].concat();
+    let too_short = [SIGNATURE, b"\x21\x11\x00\x04\x01\x02\x03\x04"].concat();
+    let too_long = [SIGNATURE, b"\x21\x11\xff\xff"].concat();
+    let malformed = [wrong_version, too_short, too_long];
+    for header in &malformed {
+        assert_eq!(refusal(&demo, header), b"");
+    }
+    let failures = malformed.len() as u64;
+    eventually("the failures are counted", || {
+        (handshake_failures(&demo) == failures).then_some(())
+    });
+    // Version 1 headers and other bytes are not accepted as a header.
+    assert_eq!(
+        refusal(&demo, b"PROXY TCP4 1.1.1.1 2.2.2.2 1 2\r\n")[..9],
+        *b"HTTP/1.1 "
+    );
+}
+
+#[test]
+fn headers_of_untrusted_peers_are_refused() {
+    let demo = crate::support::demo(None);
+    // Content type 21: alert (RFC 8446 §5.1).
+    assert_eq!(refusal(&demo, &tcp4())[0], 21);
+    assert_eq!(
+        forwarded_for(&demo, &mut connect_through(&demo, b"")),
+        "127.0.0.1"
+    );
+}
+
+/// Connections without a header where one is required.
+fn without_header(demo: &Demo) -> u64 {
+    reports(demo)
+        .iter()
+        .filter_map(|report| report.by_reason.turned_away.get("proxy_header_missing"))
+        .sum()
+}
+
+#[test]
+fn a_proxy_that_announces_its_clients_must_do_so_on_every_connection() {
+    let demo = behind_declared_proxies();
+    let connect = || socket_from(ANNOUNCES, demo.gateway().address());
+    let line = b"PROXY TCP4 198.51.100.7 192.0.2.1 4660 443\r\n".to_vec();
+    let line6 = b"PROXY TCP6 2001:db8::7 2001:db8::1 4660 443\r\n".to_vec();
+    let own = [
+        &b"PROXY UNKNOWN\r\n"[..],
+        &[SIGNATURE, b"\x20\x00\x00\x00"].concat(),
+    ]
+    .map(<[u8]>::to_vec);
+    let [own_line, own_header] = own;
+    let headers = [
+        (line.clone(), "198.51.100.7"),
+        (line6, "2001:db8::7"),
+        (own_line, "127.0.0.2"),
+        (own_header, "127.0.0.2"),
+        (tcp4(), "198.51.100.7"),
+        (tcp6(), "2001:db8::7"),
+    ];
+    for (header, client) in &headers {
+        assert_eq!(
+            forwarded_for(&demo, &mut begin_with(&demo, header, connect())),
+            *client
+        );
+        let mut socket = connect();
+        header
+            .iter()
+            .for_each(|byte| socket.write_all(&[*byte]).unwrap());
+        assert_eq!(
+            forwarded_for(&demo, &mut begin_with(&demo, b"", socket)),
+            *client,
+            "byte by byte"
+        );
+    }
+
+    let mut hello = Vec::new();
+    caller::session(&demo.about, HOST, &[b"http/1.1"], None)
+        .write_tls(&mut hello)
+        .unwrap();
+    let without: [&[u8]; 4] = [
+        &hello,
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"PROXX",
+        b"\r\n\r\n\0\r\nQUIX",
+    ];
+    for (count, beginning) in (1..).zip(without) {
+        assert_eq!(
+            refused(connect(), beginning),
+            b"",
+            "no answer, and no handshake"
+        );
+        eventually("the connection is counted", || {
+            (without_header(&demo) == count).then_some(())
+        });
+    }
+    assert_eq!(handshake_failures(&demo), 0);
+    // A check of the proxy's that only connects is no connection without a header; a line without end is malformed.
+    drop(connect());
+    assert_eq!(
+        refused(connect(), &[b"PROXY TCP4 ", &[b'1'; 96][..]].concat()),
+        b""
+    );
+    eventually("the failures are counted", || {
+        (handshake_failures(&demo) == 2).then_some(())
+    });
+    assert_eq!(without_header(&demo), without.len() as u64);
+    // The second header is no part of the announcement.
+    let twice = [line.as_slice(), &tcp4()].concat();
+    assert_eq!(refused(connect(), &twice)[0], 21, "an alert of TLS");
+}
+
+#[test]
+fn a_client_of_a_proxy_that_announces_none_cannot_announce_itself() {
+    let demo = behind_declared_proxies();
+    let connect = || socket_from(SILENT, demo.gateway().address());
+    assert_eq!(refused(connect(), &tcp4())[0], 21, "an alert of TLS");
+    assert_eq!(
+        &refused(connect(), b"PROXY TCP4 198.51.100.7 192.0.2.1 1 2\r\n")[..9],
+        b"HTTP/1.1 "
+    );
+    let mut caller = begin_with(&demo, b"", connect());
+    assert_eq!(forwarded_for(&demo, &mut caller), "127.0.0.3");
+    assert_eq!(without_header(&demo), 0);
+    // Its own announcement counts: X-Forwarded-For.
+    caller.send(caller::request(
+        &demo,
+        "GET /",
+        "X-Forwarded-For: 198.51.100.7\r\n\r\n",
+    ));
+    let seen = caller.response().json().to_string();
+    assert!(seen.contains("198.51.100.7, 127.0.0.3"), "{seen}");
+}
+
+#[test]
+fn a_missing_header_and_a_guessed_one_are_logged_with_their_setting() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gateway.toml");
+    fs::write(&path, process::config_text(&folder.path().join("data"), 0)).unwrap();
+    let mut serve = process::serve_command(&path);
+    serve.env("GW_TRUSTED_PROXIES", "127.0.0.2=required, 10.0.0.0/8");
+    let gateway = process::serve(&mut serve);
+    assert_eq!(
+        refused(
+            socket_from(ANNOUNCES, gateway.address),
+            b"GET / HTTP/1.1\r\n\r\n"
+        ),
+        b""
+    );
+    let line = gateway.log.line_with("connection closed");
+    assert!(
+        line.contains("127.0.0.2") && line.contains("trusted_proxies") && line.contains("required"),
+        "{line}"
+    );
+
+    let mut check = process::serve_command(&path);
+    let output = check
+        .arg("--check")
+        .env("GW_TRUSTED_PROXIES", "10.0.0.0/8,192.0.2.1=off")
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        output.status.success() && said.contains("trusted_proxies: 10.0.0.0/8: no proxy_protocol"),
+        "{said}"
+    );
+    assert!(!said.contains("192.0.2.1"), "{said}");
+}
+
+/// Waits until `port` takes connections, then asserts that the backend sees the client of a real proxy.
+fn assert_announced(demo: &Demo, port: u16) {
+    let balancer = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    eventually("the proxy listens", || TcpStream::connect(balancer).ok());
+    let mut caller = begin_with(demo, b"", socket_from(CLIENT, balancer));
+    assert_eq!(forwarded_for(demo, &mut caller), CLIENT.to_string());
+}
+
+/// Starts `program` with a configuration file that has this text.
+fn start_proxy(folder: &Path, program: &[&str], text: &str) -> Running {
+    let file = folder.join("proxy.conf");
+    fs::write(&file, text).unwrap();
+    let mut command = Command::new(program[0]);
+    command
+        .args(&program[1..])
+        .arg(file)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    Running::new(command.spawn().unwrap())
+}
+
+#[test]
+fn haproxy_announces_clients_in_both_versions() {
+    if !programs::usable(&["haproxy"]) {
+        return;
+    }
+    let demo = behind_declared_proxies();
+    for option in ["send-proxy", "send-proxy-v2"] {
+        let folder = tempfile::tempdir().unwrap();
+        let reserved = hold("127.0.0.1:0".parse().unwrap());
+        let port = reserved.local_addr().unwrap().as_socket().unwrap().port();
+        let config = format!(
+            "defaults\n    mode tcp\n    timeout connect 5s\n    timeout client 1m\n    timeout server 1m\n\
+             listen gw\n    bind 127.0.0.1:{port}\n    server gw1 {} source {ANNOUNCES} check {option}\n",
+            demo.gateway().address()
+        );
+        let _haproxy = start_proxy(folder.path(), &["haproxy", "-db", "-f"], &config);
+        assert_announced(&demo, port);
+    }
+    assert_eq!(without_header(&demo), 0, "HAProxy's checks have a header");
+}
+
+#[test]
+fn nginx_announces_clients_in_version_1() {
+    if !programs::usable(&["nginx", "nginx-stream"]) {
+        return;
+    }
+    let demo = behind_declared_proxies();
+    let folder = tempfile::tempdir().unwrap();
+    let reserved = hold("127.0.0.1:0".parse().unwrap());
+    let port = reserved.local_addr().unwrap().as_socket().unwrap().port();
+    let path = folder.path().display();
+    let config = format!(
+        "load_module /usr/lib/nginx/modules/ngx_stream_module.so;\ndaemon off;\nmaster_process off;\n\
+         pid {path}/nginx.pid;\nerror_log {path}/nginx.err;\nevents {{}}\n\
+         stream {{ server {{ listen 127.0.0.1:{port} reuseport; proxy_pass {}; proxy_bind {ANNOUNCES}; proxy_protocol on; }} }}\n",
+        demo.gateway().address()
+    );
+    let _nginx = start_proxy(folder.path(), &["nginx", "-c"], &config);
+    assert_announced(&demo, port);
+}

@@ -1,0 +1,99 @@
+//! Rate limits of services, exact across workers.
+
+use std::thread;
+use std::time::Instant;
+
+use gw_base::service::rate::Rate;
+use gw_interface::config::HandOver;
+
+use gw_gateway::demo::{Demo, Options};
+
+use crate::support::peers::backend;
+use crate::support::peers::caller::{HOST, connect, get};
+
+/// Sends 1,500 requests on 30 concurrent connections, with or without hand-over between workers.
+fn storm(workers: usize, hand_over: HandOver) {
+    let backend = backend::answering("HTTP/1.1 204 No Content\r\n\r\n");
+    let rate = Rate::new(1000, 300).unwrap();
+    let options = Options {
+        workers,
+        hand_over,
+        rate,
+        ..crate::support::options(Some(backend))
+    };
+    let demo = Demo::start(&options).unwrap();
+    let started = Instant::now();
+    let (passed, limited) = thread::scope(|scope| {
+        let callers: Vec<_> = (0..30).map(|_| scope.spawn(|| call(&demo, 50))).collect();
+        callers
+            .into_iter()
+            .map(|caller| caller.join().unwrap())
+            .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    });
+    let refilled = started.elapsed().as_millis() / 200;
+    assert_eq!(passed + limited, 1500);
+    assert!(
+        (1000..=1000 + refilled).contains(&passed),
+        "{passed} passed, {refilled} refilled"
+    );
+}
+
+fn call(demo: &Demo, count: usize) -> (u128, u128) {
+    let mut caller = connect(demo);
+    let mut passed = 0;
+    let mut limited = 0;
+    for _ in 0..count {
+        caller.send(get(demo, "/"));
+        let response = caller.response();
+        if response.status == 204 {
+            passed += 1;
+        } else {
+            assert_eq!(
+                (response.status.as_u16(), response.code().as_str()),
+                (429, "GW_RATE_LIMIT_EXCEEDED")
+            );
+            assert_eq!(
+                (
+                    response.header("x-gw-status"),
+                    response.header("retry-after")
+                ),
+                ("RateLimited", "1")
+            );
+            limited += 1;
+        }
+    }
+    (passed, limited)
+}
+
+#[test]
+fn exactly_the_burst_passes_across_connections_and_workers() {
+    storm(1, HandOver::Auto);
+    storm(2, HandOver::Never);
+    storm(4, HandOver::Always);
+    storm(4, HandOver::Never);
+}
+
+#[test]
+fn unauthenticated_requests_take_no_tokens() {
+    let rate = Rate::new(1, 1).unwrap();
+    let demo = Demo::start(&Options {
+        rate,
+        ..crate::support::options(None)
+    })
+    .unwrap();
+    let mut caller = connect(&demo);
+    for _ in 0..10 {
+        caller.send(format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));
+        assert_eq!(caller.response().code(), "GW_AUTH_REQUIRED");
+    }
+    let began = Instant::now();
+    caller.send(get(&demo, "/"));
+    assert_eq!(caller.response().status, 200);
+    caller.send(get(&demo, "/"));
+    let limited = caller.response();
+    assert_eq!(limited.status, 429);
+    // Retry-After is the time until the next token.
+    let seconds: u64 = limited.header("retry-after").parse().unwrap();
+    let passed: u64 = began.elapsed().as_secs();
+    assert!((59 - passed..=60).contains(&seconds), "{seconds}");
+}

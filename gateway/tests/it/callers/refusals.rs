@@ -1,0 +1,504 @@
+//! Refused requests and their error responses.
+
+use std::io::ErrorKind;
+use std::sync::{Mutex, mpsc};
+
+use gw_control_plane::control::records::{agent, service};
+use gw_control_plane::control::{Actor, Mode, ServiceChanges};
+use http::Method;
+
+use crate::support::peers::backend;
+use crate::support::peers::caller::{HOST, connect, connect_to, get, request};
+use crate::support::{SOON, apex, demo, eventually, setup, tunnels};
+
+#[test]
+fn policy_and_authentication_errors_have_codes() {
+    let demo = demo(None);
+    let key = demo.about.service_key.clone();
+    let control = demo.gateway().control();
+    setup::service(control, "demo", "other");
+    let (_, other_key) = setup::service_key(control, "demo", &["other"]);
+    let mut caller = connect(&demo);
+    let mut code = |host: &str, fields: &str| {
+        caller.send(format!("GET / HTTP/1.1\r\nHost: {host}\r\n{fields}\r\n"));
+        let response = caller.response();
+        format!(
+            "{} {} {}",
+            response.status.as_u16(),
+            response.header("x-gw-status"),
+            response.code()
+        )
+    };
+    let with = |key: &str| format!("X-Gw-Service-Key: {key}\r\n");
+    assert_eq!(code(HOST, ""), "502 AuthDenied GW_AUTH_REQUIRED");
+    assert_eq!(
+        code(HOST, "X-Gw-Service-Key:\r\n"),
+        "502 AuthDenied GW_AUTH_REQUIRED"
+    );
+    let both = format!("{}X-Gw-Authorization: Bearer x\r\n", with(&key));
+    assert_eq!(code(HOST, &both), "502 AuthDenied GW_AUTH_AMBIGUOUS");
+    assert_eq!(
+        code(HOST, &with(&key).repeat(2)),
+        "502 AuthDenied GW_AUTH_AMBIGUOUS"
+    );
+    assert_eq!(
+        code(HOST, "X-Gw-Authorization: Bearer x\r\n"),
+        "502 AuthDenied GW_TOKEN_INVALID"
+    );
+    assert_eq!(
+        code(HOST, &with("gw_sk_x.y")),
+        "502 AuthDenied GW_SERVICE_KEY_INVALID"
+    );
+    assert_eq!(
+        code(HOST, &with(&other_key)),
+        "502 AuthDenied GW_SERVICE_KEY_NOT_ALLOWED"
+    );
+    let unknown = "demo--nothing.eu1.gw.localhost";
+    assert_eq!(
+        code(unknown, &with(&key)),
+        "502 PolicyDenied GW_SERVICE_NOT_FOUND"
+    );
+    assert_eq!(
+        code("eu2.gw.localhost", &with(&key)),
+        "421 Misdirected GW_MISDIRECTED"
+    );
+    assert_eq!(code("eu1.gw.localhost", ""), "404 NotFound GW_NOT_FOUND");
+    // The other service exists and has no agent.
+    let other_host = "demo--other.eu1.gw.localhost";
+    assert_eq!(
+        code(other_host, &with(&other_key)),
+        "504 AgentUnavailable AGENT_UNAVAILABLE"
+    );
+}
+
+#[test]
+fn disabled_services_and_services_without_key_mode_are_refused() {
+    let demo = demo(None);
+    let control = demo.gateway().control();
+    let mut caller = connect(&demo);
+    let mut code_soon = |wanted: &str| {
+        eventually(wanted, || {
+            caller.send(get(&demo, "/"));
+            let response = caller.response();
+            (response.status != 200 && response.code() == wanted).then_some(())
+        });
+    };
+    let change =
+        |changes| service::change(control, &Actor::Admin, "demo", "echo", &changes).unwrap();
+    change(ServiceChanges {
+        enabled: Some(false),
+        ..ServiceChanges::default()
+    });
+    code_soon("GW_SERVICE_DISABLED");
+    let modes = Some(vec![Mode::Jwt]);
+    change(ServiceChanges {
+        enabled: Some(true),
+        modes,
+        ..ServiceChanges::default()
+    });
+    code_soon("GW_AUTH_MODE_NOT_ALLOWED");
+}
+
+#[test]
+fn malformed_http_is_refused_and_the_connection_closed() {
+    let demo = demo(None);
+    let host = format!("Host: {HOST}\r\n");
+    for bad in [
+        format!("POST / HTTP/1.1\r\n{host}Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"),
+        format!("POST / HTTP/1.1\r\n{host}Content-Length: 1\r\nContent-Length: 1\r\n\r\n"),
+        format!("GET / HTTP/1.1\n{host}\n"),
+        format!("GET / HTTP/1.1\r\n{host}X: a\r\n b\r\n\r\n"),
+        format!("GET / HTTP/1.1\r\n{host}X : a\r\n\r\n"),
+        format!("GET / HTTP/1.1\r\n{host}{host}\r\n"),
+        "GET / HTTP/1.1\r\n\r\n".to_owned(),
+        format!("GET / HTTP/1.1\r\n{host}X: \0\r\n\r\n"),
+        format!("CONNECT {HOST}:443 HTTP/1.1\r\n{host}\r\n"),
+        "\x16\x03\x01 nonsense\r\n\r\n".to_owned(),
+    ] {
+        let mut caller = connect(&demo);
+        caller.send(&bad);
+        let response = caller.response();
+        assert_eq!(
+            (response.status.as_u16(), response.code().as_str()),
+            (400, "GW_BAD_REQUEST"),
+            "{bad:?}"
+        );
+        assert_eq!(response.header("connection"), "close");
+        assert!(caller.is_closed(), "{bad:?}");
+    }
+}
+
+#[test]
+fn a_malformed_chunk_is_refused_before_the_response_begins() {
+    let demo = demo(None);
+    let mut caller = connect(&demo);
+    caller.send(request(
+        &demo,
+        "POST /",
+        "Transfer-Encoding: chunked\r\n\r\n3\r\nabcXX",
+    ));
+    let response = caller.response();
+    assert_eq!(
+        (response.status.as_u16(), response.code().as_str()),
+        (400, "GW_BAD_REQUEST")
+    );
+    assert!(caller.is_closed());
+    crate::support::wait_until_slots_are_free(&demo);
+}
+
+/// Chunk extensions, and whether RFC 9112 §7.1.1 allows them.
+const CHUNK_EXTENSIONS: [(&str, bool); 12] = [
+    (";a", true),
+    (" ;\ta = b;c", true),
+    (";a=\"b \\\";\"", true),
+    (";", false),
+    (";=x", false),
+    (";a=", false),
+    (";a b", false),
+    (";a=\"b", false),
+    (";a=\"b\\", false),
+    (";a=\x01", false),
+    (";a=\"\x7f\"", false),
+    (";a\n", false),
+];
+
+#[test]
+fn malformed_chunk_extensions_of_callers_are_refused() {
+    let demo = demo(None);
+    for (extension, is_valid) in CHUNK_EXTENSIONS {
+        for body in [
+            format!("3{extension}\r\nabc\r\n0\r\n\r\n"),
+            format!("3\r\nabc\r\n0{extension}\r\n\r\n"),
+        ] {
+            let mut caller = connect(&demo);
+            caller.send(request(
+                &demo,
+                "POST /",
+                &format!("Transfer-Encoding: chunked\r\n\r\n{body}"),
+            ));
+            let response = caller.response();
+            if is_valid {
+                assert_eq!(
+                    (response.status.as_u16(), &response.json()["body"]),
+                    (200, &"abc".into()),
+                    "{body:?}"
+                );
+                continue;
+            }
+            assert_eq!(
+                (response.status.as_u16(), response.code().as_str()),
+                (400, "GW_BAD_REQUEST"),
+                "{body:?}"
+            );
+            assert!(caller.is_closed(), "{body:?}");
+        }
+    }
+    crate::support::wait_until_slots_are_free(&demo);
+}
+
+#[test]
+fn malformed_chunk_extensions_of_backends_are_refused() {
+    for (extension, is_valid) in CHUNK_EXTENSIONS {
+        let demo = demo(Some(backend::start(move |mut peer| {
+            while let Ok((head, ..)) = peer.request() {
+                let chunk = if head.target == "/first" {
+                    format!("3{extension}")
+                } else {
+                    "3".to_owned()
+                };
+                peer.send(format!(
+                    "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{chunk}\r\nabc\r\n"
+                ));
+                peer.send(format!("0{extension}\r\n\r\n"));
+            }
+        })));
+        for target in ["/first", "/last"] {
+            let mut caller = connect(&demo);
+            caller.send(get(&demo, target));
+            match caller.try_response(&Method::GET) {
+                Ok(response) if is_valid => assert_eq!(response.body, b"abc", "{extension:?}"),
+                Ok(response) => assert_eq!(
+                    response.code(),
+                    "GW_BACKEND_INVALID_RESPONSE",
+                    "{extension:?}"
+                ),
+                // The head was relayed before the malformed line arrived.
+                Err(error) => {
+                    assert!(
+                        !is_valid && error.kind() == ErrorKind::ConnectionReset,
+                        "{extension:?}: {error}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn heads_over_the_limits_are_refused() {
+    let demo = demo(None);
+    for (line, fields) in [
+        ("GET /".to_owned() + &"a".repeat(8 * 1024), String::new()),
+        ("GET /".to_owned(), "A: b\r\n".repeat(101)),
+        (
+            "GET /".to_owned(),
+            format!("A: {}\r\n", "b".repeat(33 * 1024)),
+        ),
+    ] {
+        let mut caller = connect(&demo);
+        caller.send(request(&demo, &line, &format!("{fields}\r\n")));
+        let response = caller.response();
+        assert_eq!(
+            (response.status.as_u16(), response.code().as_str()),
+            (502, "GW_HEADERS_TOO_LARGE")
+        );
+        assert_eq!(response.header("x-gw-status"), "HeadersTooLarge");
+    }
+    let mut caller = connect(&demo);
+    caller.send(request(
+        &demo,
+        "GET /",
+        &format!("A: {}\r\n\r\n", "b".repeat(30 * 1024)),
+    ));
+    assert_eq!(caller.response().status, 200);
+    // The token endpoint has errors of its own (RFC 6749 §5.2), which such a head does not reach.
+    for path in ["/oauth/token", "/enroll"] {
+        let field = format!("A: {}\r\n", "b".repeat(33 * 1024));
+        let response = apex::ask(&demo, &format!("POST {path}"), &field, "");
+        assert_eq!(
+            (response.status.as_u16(), response.code().as_str()),
+            (502, "GW_HEADERS_TOO_LARGE"),
+            "{path}"
+        );
+    }
+}
+
+#[test]
+fn backend_errors_have_codes() {
+    for (answer, code) in [
+        ("", "GW_BACKEND_RESET"),
+        ("HTTP/1.1 abc\r\n\r\n", "GW_BACKEND_INVALID_RESPONSE"),
+        (
+            "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+            "GW_BACKEND_INVALID_RESPONSE",
+        ),
+        (
+            "HTTP/1.1 101 Switching\r\n\r\n",
+            "GW_BACKEND_INVALID_RESPONSE",
+        ),
+    ] {
+        let demo = demo(Some(backend::start(move |mut peer| {
+            drop(peer.request());
+            peer.send(answer);
+        })));
+        let mut caller = connect(&demo);
+        caller.send(get(&demo, "/"));
+        let response = caller.response();
+        assert_eq!(
+            (response.status.as_u16(), response.code().as_str()),
+            (502, code),
+            "{answer:?}"
+        );
+        assert_eq!(response.header("x-gw-status"), "AgentError");
+    }
+}
+
+#[test]
+fn an_unreachable_backend_has_a_code() {
+    let (_closed, address) = backend::refusing();
+    let demo = demo(Some(format!("http://{address}")));
+    let mut caller = connect(&demo);
+    caller.send(get(&demo, "/"));
+    assert_eq!(caller.response().code(), "GW_BACKEND_UNREACHABLE");
+}
+
+#[test]
+fn requests_beyond_the_slots_are_refused() {
+    let (release, held) = mpsc::channel::<()>();
+    let held = Mutex::new(held);
+    let demo = demo(Some(backend::start(move |mut peer| {
+        while let Ok((head, ..)) = peer.request() {
+            if head.target == "/held" {
+                // Waits until the sender is dropped, which releases all requests.
+                let _ = held.lock().unwrap().recv_timeout(2 * SOON);
+            }
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+        }
+    })));
+    let mut waiting: Vec<_> = (0..128)
+        .map(|_| {
+            let mut caller = connect(&demo);
+            caller.send(get(&demo, "/held"));
+            caller
+        })
+        .collect();
+    eventually("128 slots in use", || {
+        (tunnels(&demo)[0].slots_in_use == Some(128)).then_some(())
+    });
+    let mut late = connect(&demo);
+    late.send(get(&demo, "/"));
+    let response = late.response();
+    assert_eq!(
+        (response.status.as_u16(), response.header("x-gw-status")),
+        (502, "AgentError")
+    );
+    assert_eq!(response.code(), "GW_AGENT_CONCURRENCY_LIMIT");
+    assert_eq!(
+        response.json()["error"]["message"],
+        "Concurrent backend request limit exceeded"
+    );
+    drop(release);
+    for caller in &mut waiting {
+        assert_eq!(caller.response().status, 200);
+    }
+    late.send(get(&demo, "/"));
+    assert_eq!(late.response().status, 200);
+}
+
+#[test]
+fn small_bodies_of_refused_requests_are_drained() {
+    let demo = demo(None);
+    let mut caller = connect(&demo);
+    let body = "x".repeat(10_000);
+    caller.send(format!(
+        "POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 10000\r\n\r\n{body}"
+    ));
+    assert_eq!(caller.response().code(), "GW_AUTH_REQUIRED");
+    caller.send(get(&demo, "/"));
+    assert_eq!(caller.response().status, 200);
+}
+
+#[test]
+fn agents_of_another_version_get_no_tunnel() {
+    let demo = demo(None);
+    let upgrade = |version: &str| {
+        format!(
+            "GET /tunnel HTTP/1.1\r\nHost: {HOST}\r\nConnection: upgrade\r\nUpgrade: gw-tunnel\r\n\
+             X-Gw-Version: {version}\r\n\r\n"
+        )
+    };
+    let mut stranger = connect_to(&demo.about, HOST, &[gw_shared::tunnel::ALPN], None);
+    stranger.send(upgrade(env!("CARGO_PKG_VERSION")));
+    let response = stranger.response_to(&Method::GET);
+    assert_eq!(
+        (response.status.as_u16(), response.code().as_str()),
+        (401, "GW_AGENT_CERTIFICATE_REQUIRED")
+    );
+    let mut older = connect_to(&demo.about, HOST, &[gw_shared::tunnel::ALPN], None);
+    older.send(upgrade("0.0.1"));
+    let response = older.response_to(&Method::GET);
+    assert_eq!(
+        (response.status.as_u16(), response.code().as_str()),
+        (426, "GW_VERSION_MISMATCH")
+    );
+    let message = response.json()["error"]["message"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    assert!(
+        message.contains("0.0.1") && message.contains(env!("CARGO_PKG_VERSION")),
+        "{message}"
+    );
+}
+
+#[test]
+fn an_agent_gets_tunnels_only_for_its_own_services() {
+    let demo = demo(None);
+    let control = demo.gateway().control();
+    setup::service(control, "demo", "other");
+    let state = tempfile::tempdir().unwrap();
+    let port = demo.gateway().address().port();
+    let agent = setup::agent(
+        control,
+        "demo",
+        &["other"],
+        port,
+        &demo.about.ca_file,
+        state.path(),
+    );
+    let upgrade = |host: &str| {
+        let identity = gw_agent::identity::state::StateDir::new(state.path())
+            .identity()
+            .unwrap();
+        let mut caller = connect_to(
+            &demo.about,
+            host,
+            &[gw_shared::tunnel::ALPN],
+            Some((identity.certificate, identity.key)),
+        );
+        caller.send(format!(
+            "GET /tunnel HTTP/1.1\r\nHost: {host}\r\nConnection: upgrade\r\nUpgrade: gw-tunnel\r\nX-Gw-Version: {}\r\n\r\n",
+            env!("CARGO_PKG_VERSION")
+        ));
+        caller
+    };
+    let response = upgrade(HOST).response();
+    assert_eq!(
+        (response.status.as_u16(), response.code().as_str()),
+        (403, "GW_AGENT_NOT_ALLOWED")
+    );
+    let accepted = upgrade("demo--other.eu1.gw.localhost")
+        .response_head(&Method::GET)
+        .unwrap();
+    assert_eq!(accepted.status, 101);
+    agent::revoke(control, &Actor::Admin, "demo", agent.as_str()).unwrap();
+    eventually("the revocation reaches all workers", || {
+        let response = upgrade("demo--other.eu1.gw.localhost")
+            .try_response(&Method::GET)
+            .ok()?;
+        (response.status == 401 && response.code() == "GW_AGENT_REVOKED").then_some(())
+    });
+}
+
+#[test]
+fn a_refused_request_without_its_body_ends_the_connection() {
+    let demo = demo(None);
+    let mut caller = connect(&demo);
+    caller.send(format!(
+        "POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 1000\r\n\r\n"
+    ));
+    assert_eq!(caller.response().code(), "GW_AUTH_REQUIRED");
+    assert!(caller.is_closed());
+}
+
+#[test]
+fn a_malformed_trailer_section_ends_the_connection() {
+    let demo = demo(None);
+    let mut caller = connect(&demo);
+    let body =
+        "Transfer-Encoding: chunked\r\n\r\n0\r\nX: 1\n\nGET /next HTTP/1.1\r\nHost: h\r\n\r\n";
+    caller.send(request(&demo, "POST /", body));
+    let response = caller.response();
+    assert_eq!(
+        (response.code().as_str(), response.header("connection")),
+        ("GW_BAD_REQUEST", "close")
+    );
+    assert!(caller.is_closed());
+}
+
+#[test]
+fn a_certificate_of_another_authority_gets_no_tunnel() {
+    let demo = demo(None);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate = rcgen::CertificateParams::new(Vec::new())
+        .unwrap()
+        .self_signed(&key)
+        .unwrap();
+    let identity = (
+        certificate.der().clone(),
+        key.serialize_der().try_into().unwrap(),
+    );
+    let mut stranger = connect_to(
+        &demo.about,
+        HOST,
+        &[gw_shared::tunnel::ALPN],
+        Some(identity),
+    );
+    // In TLS 1.3 the client learns of the refusal with its first read.
+    drop(std::io::Write::write_all(
+        &mut stranger.stream,
+        b"GET /tunnel HTTP/1.1\r\n",
+    ));
+    assert!(stranger.try_response(&Method::GET).is_err());
+    assert_eq!(tunnels(&demo).len(), 1);
+}

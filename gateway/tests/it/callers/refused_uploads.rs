@@ -1,0 +1,169 @@
+//! Refused requests whose bodies are still under way: callers get the response, and the connection serves the next request.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use gw_base::service::rate::Rate;
+use gw_gateway::demo::{Demo, Options};
+use http::Method;
+
+use crate::support::peers::caller::{Caller, HOST, connect, get, request};
+use crate::support::peers::http2_caller::on_a_reactor;
+use crate::support::peers::{backend, http2_caller};
+use crate::support::{demo, setup, wait_until_slots_are_free};
+
+const SIZES: [usize; 3] = [1, 200_000, 3_000_000];
+
+/// Sends a request with a body of `size` bytes as a whole, and only then reads the response. Returns its status.
+fn upload(caller: &mut Caller, head: &str, size: usize, is_chunked: bool) -> u16 {
+    let body = vec![b'x'; size];
+    if is_chunked {
+        caller.send(format!(
+            "{head}Transfer-Encoding: chunked\r\n\r\n{size:x}\r\n"
+        ));
+        caller.send(body);
+        caller.send("\r\n0\r\n\r\n");
+    } else {
+        caller.send(format!("{head}Content-Length: {size}\r\n\r\n"));
+        caller.send(body);
+    }
+    let response = caller.response();
+    assert_eq!(response.header("connection"), "", "{response:?}");
+    response.status.as_u16()
+}
+
+/// Requests that are refused before their bodies are read: head, without framing and empty line, and status.
+fn refused(demo: &Demo) -> Vec<(String, u16)> {
+    let (_, key) = setup::service_key(demo.gateway().control(), "demo", &["lonely"]);
+    vec![
+        (format!("POST / HTTP/1.1\r\nHost: {HOST}\r\n"), 502),
+        (
+            format!(
+                "POST / HTTP/1.1\r\nHost: demo--lonely.eu1.gw.localhost\r\nX-Gw-Service-Key: {key}\r\n"
+            ),
+            504,
+        ),
+        (
+            "POST /nothing HTTP/1.1\r\nHost: eu1.gw.localhost\r\n".to_owned(),
+            404,
+        ),
+        (
+            "POST / HTTP/1.1\r\nHost: elsewhere.example\r\n".to_owned(),
+            421,
+        ),
+    ]
+}
+
+#[test]
+fn a_connection_goes_on_after_a_refused_upload() {
+    let demo = demo(None);
+    setup::service(demo.gateway().control(), "demo", "lonely");
+    let mut caller = connect(&demo);
+    for (head, status) in refused(&demo) {
+        for size in SIZES {
+            for is_chunked in [false, true] {
+                assert_eq!(
+                    upload(&mut caller, &head, size, is_chunked),
+                    status,
+                    "{head:?} {size}"
+                );
+            }
+        }
+    }
+    caller.send(get(&demo, "/next"));
+    assert_eq!(caller.response().json()["target"], "/next");
+}
+
+#[test]
+fn a_connection_goes_on_after_an_upload_beyond_the_rate_limit() {
+    let rate = Rate::new(1, 1).unwrap();
+    let options = Options {
+        rate,
+        ..crate::support::options(None)
+    };
+    let demo = Demo::start(&options).unwrap();
+    let mut caller = connect(&demo);
+    caller.send(get(&demo, "/"));
+    assert_eq!(caller.response().status, 200);
+    for size in SIZES {
+        for is_chunked in [false, true] {
+            assert_eq!(
+                upload(&mut caller, &request(&demo, "POST /", ""), size, is_chunked),
+                429
+            );
+        }
+    }
+}
+
+#[test]
+fn uploads_to_a_backend_that_reads_nothing_leave_the_connection_usable() {
+    let demo = demo(Some(backend::start(|mut peer| {
+        drop(peer.request_head());
+        peer.send(
+            "HTTP/1.1 413 Content Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nno!",
+        );
+    })));
+    let mut caller = connect(&demo);
+    for size in [200_000, 30_000_000] {
+        for is_chunked in [false, true] {
+            assert_eq!(
+                upload(&mut caller, &request(&demo, "POST /", ""), size, is_chunked),
+                413
+            );
+        }
+    }
+    wait_until_slots_are_free(&demo);
+}
+
+#[test]
+fn an_endless_refused_upload_does_not_delay_other_callers() {
+    let options = Options {
+        workers: 1,
+        ..crate::support::options(None)
+    };
+    let demo = Demo::start(&options).unwrap();
+    let mut endless = connect(&demo);
+    endless.send(format!(
+        "POST / HTTP/1.1\r\nHost: {HOST}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    ));
+    assert_eq!(endless.response().code(), "GW_AUTH_REQUIRED");
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let chunk = [&b"10000\r\n"[..], &[b'x'; 0x10000], b"\r\n"].concat();
+            while !is_over.load(Ordering::Relaxed) {
+                if endless.stream.write_all(&chunk).is_err() {
+                    // The gateway discards no more.
+                    return;
+                }
+            }
+        });
+        let mut other = connect(&demo);
+        for _ in 0..100 {
+            other.send(get(&demo, "/"));
+            assert_eq!(other.response().status, 200);
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn a_refused_upload_over_http2_is_reset_without_an_error() {
+    let demo = demo(None);
+    on_a_reactor(async {
+        let connection = http2_caller::connect(&demo).await;
+        let unauthenticated = http::Request::builder()
+            .method(Method::POST)
+            .uri(format!("https://{HOST}/"));
+        let (response, mut sent) = connection.begin(unauthenticated, false).await;
+        let response = http2_caller::whole(response).await;
+        assert_eq!(response.json()["error"]["code"], "GW_AUTH_REQUIRED");
+        // The caller sends nothing, which the gateway waits for only so long.
+        let reset = std::future::poll_fn(|cx| sent.poll_reset(cx))
+            .await
+            .unwrap();
+        assert_eq!(reset, h2::Reason::NO_ERROR);
+        assert_eq!(connection.get("/next").await.json()["target"], "/next");
+    });
+}

@@ -1,0 +1,107 @@
+//! Certificates from files, and their reload.
+
+use std::fs;
+use std::path::Path;
+
+use gw_gateway::Gateway;
+use gw_gateway::demo::About;
+use gw_interface::config::Config;
+use rcgen::{CertificateParams, KeyPair};
+
+use crate::support::demo;
+use crate::support::peers::caller::{Caller, HOST, connect_to};
+
+/// Writes a self-signed certificate for the region.
+fn write_certificate(directory: &Path) -> Vec<u8> {
+    write_certificate_for(directory, &["eu1.gw.localhost", "*.eu1.gw.localhost"])
+}
+
+fn write_certificate_for(directory: &Path, names: &[&str]) -> Vec<u8> {
+    let key = KeyPair::generate().unwrap();
+    let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+    let certificate = CertificateParams::new(names)
+        .unwrap()
+        .self_signed(&key)
+        .unwrap();
+    fs::write(directory.join("server.key"), key.serialize_pem()).unwrap();
+    fs::write(directory.join("server.crt"), certificate.pem()).unwrap();
+    certificate.der().to_vec()
+}
+
+#[test]
+fn a_reload_loads_new_certificates_and_keeps_the_old_one_on_errors() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name);
+    let first = write_certificate(directory.path());
+    let text = format!(
+        "region = \"eu1\"\ndomain = \"gw.localhost\"\ndata_dir = \"{}\"\nlisten = \"127.0.0.1:0\"\n\
+         admin_listen = \"127.0.0.1:0\"\nworkers = 1\ntls_certificate = \"{}\"\ntls_key = \"{}\"\n",
+        file("data").display(),
+        file("server.crt").display(),
+        file("server.key").display(),
+    );
+    let gateway = Gateway::start(&Config::parse(&text, |_| None).unwrap()).unwrap();
+    // The caller uses no other field.
+    let about = About {
+        base_url: format!("https://eu1.gw.localhost:{}", gateway.address().port()),
+        ca_file: file("server.crt"),
+        ..demo(None).about.clone()
+    };
+    let served = |about: &About| {
+        let mut caller: Caller = connect_to(about, HOST, &[b"http/1.1"], None);
+        caller.send("GET / HTTP/1.1\r\nHost: eu1.gw.localhost\r\n\r\n");
+        assert_eq!(caller.response().code(), "GW_NOT_FOUND");
+        (
+            caller.stream.conn.peer_certificates().unwrap()[0].to_vec(),
+            caller,
+        )
+    };
+    let (certificate, mut kept) = served(&about);
+    assert_eq!(certificate, first);
+
+    let second = write_certificate(directory.path());
+    gateway.control().reload_certificates().unwrap();
+    crate::support::eventually("the new certificate", || {
+        (served(&about).0 == second).then_some(())
+    });
+    kept.send("GET / HTTP/1.1\r\nHost: eu1.gw.localhost\r\n\r\n");
+    assert_eq!(kept.response().code(), "GW_NOT_FOUND");
+
+    fs::write(file("server.key"), "not a key").unwrap();
+    let error = gateway
+        .control()
+        .reload_certificates()
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("server.key"), "{error}");
+    assert_eq!(served(&about).0, second);
+    let about = About {
+        ca_file: file("second.crt"),
+        ..about
+    };
+    fs::copy(file("server.crt"), &about.ca_file).unwrap();
+    let refused = || {
+        gateway
+            .control()
+            .reload_certificates()
+            .unwrap_err()
+            .to_string()
+    };
+    fs::write(
+        file("server.key"),
+        KeyPair::generate().unwrap().serialize_pem(),
+    )
+    .unwrap();
+    let error = refused();
+    assert!(
+        error.contains("tls_key") && error.contains("server.key"),
+        "{error}"
+    );
+    write_certificate_for(directory.path(), &["*.eu1.gw.localhost"]);
+    let error = refused();
+    assert!(
+        error.contains("tls_certificate") && error.contains("eu1.gw.localhost"),
+        "{error}"
+    );
+    assert_eq!(served(&about).0, second);
+}

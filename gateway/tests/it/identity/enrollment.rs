@@ -1,0 +1,575 @@
+//! Agent identity: enrollment, certificate requests, renewal, recovery, expiry, and tunnels without client
+//! certificates.
+
+mod certificates;
+
+use std::path::Path;
+use std::thread;
+
+use gw_base::service::rate::Rate;
+use gw_control_plane::control::records::{agent, enrollment_token};
+use gw_control_plane::control::{Actor, AgentChanges, NewEnrollmentToken};
+use gw_gateway::demo::{Demo, Options};
+use gw_shared::tunnel::handshake::{self, Proof};
+use gw_store::{AgentRecord, Approval};
+use http::Method;
+use rcgen::{CertificateParams, KeyPair};
+use rustls_pki_types::CertificateDer;
+use serde_json::{Value, json};
+
+use crate::support::apex::{ask, post_json};
+use crate::support::peers::backend;
+use crate::support::peers::caller::{Caller, HOST, connect, connect_to, get};
+use crate::support::peers::http1_peer::Response;
+use crate::support::{demo, eventually, setup, tunnels};
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+fn csr(params: &CertificateParams, key: &KeyPair) -> String {
+    params.serialize_request(key).unwrap().pem().unwrap()
+}
+
+fn plain_csr(key: &KeyPair) -> String {
+    csr(&CertificateParams::default(), key)
+}
+
+fn enroll(demo: &Demo, token: &str) -> Response {
+    post_json(
+        demo,
+        "/enroll",
+        "",
+        &json!({ "token": token, "name": "test", "version": VERSION }),
+    )
+}
+
+fn bearer(secret: &str) -> String {
+    format!("Authorization: Bearer {secret}\r\n")
+}
+
+fn text<'a>(value: &'a Value, name: &str) -> &'a str {
+    value[name]
+        .as_str()
+        .unwrap_or_else(|| panic!("no {name} in {value}"))
+}
+
+/// Status and error code of a response; only the status if it is not an error.
+fn outcome(response: &Response) -> String {
+    let code = if response.status.is_success() {
+        String::new()
+    } else {
+        response.code()
+    };
+    format!("{} {code}", response.status.as_u16())
+}
+
+/// A demo with raised limits for requests to the apex.
+fn demo_with_high_limits() -> Demo {
+    let adjust = |config: &mut gw_interface::config::Config| {
+        config.enrollment_requests = Rate::new(10_000, 10_000).unwrap();
+    };
+    Demo::start(&Options {
+        adjust,
+        ..crate::support::options(None)
+    })
+    .unwrap()
+}
+
+#[test]
+fn agents_that_wait_behind_one_address_are_limited_apart_from_it_and_each_other() {
+    let adjust = |config: &mut gw_interface::config::Config| {
+        config.enrollment_requests = Rate::new(8, 1).unwrap();
+    };
+    let demo = Demo::start(&Options {
+        adjust,
+        ..crate::support::options(None)
+    })
+    .unwrap();
+    // The demo's agent has used up to three requests.
+    let services = vec!["echo".to_owned()];
+    let token = NewEnrollmentToken {
+        services,
+        approval: Approval::Manual,
+        uses: Some(5),
+        ..NewEnrollmentToken::default()
+    };
+    let token = enrollment_token::create(demo.gateway().control(), &Actor::Admin, "demo", &token)
+        .unwrap()
+        .token;
+    let waiting: Vec<Value> = (0..5).map(|_| enroll(&demo, &token).json()).collect();
+    let poll = |id: &str, secret: &str| {
+        outcome(&ask(
+            &demo,
+            &format!("GET /enroll/status?enrollment_id={id}"),
+            &bearer(secret),
+            "",
+        ))
+    };
+    let guess = || poll(text(&waiting[0], "enrollment_id"), "gw_es_guessed");
+    eventually("guesses are limited", || {
+        (guess() == "429 GW_RATE_LIMIT_EXCEEDED").then_some(())
+    });
+    // A worker that answers knows the agents that enrolled before.
+    crate::support::reports(&demo);
+    for _ in 0..12 {
+        for agent in &waiting {
+            assert_eq!(
+                poll(
+                    text(agent, "enrollment_id"),
+                    text(agent, "enrollment_secret")
+                ),
+                "200 "
+            );
+        }
+    }
+    let first = text(&waiting[0], "enrollment_id");
+    let secret = text(&waiting[0], "enrollment_secret");
+    let limited = (0..1000).find_map(|_| {
+        let response = ask(
+            &demo,
+            &format!("GET /enroll/status?enrollment_id={first}"),
+            &bearer(secret),
+            "",
+        );
+        (response.status == 429).then_some(response)
+    });
+    let limited = limited.expect("an agent that polls without pause is limited");
+    assert!(
+        limited.json()["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("this agent"),
+        "{}",
+        limited.json()
+    );
+    assert!((2..=60).contains(&limited.header("retry-after").parse::<u64>().unwrap()));
+    assert_eq!(
+        poll(
+            text(&waiting[1], "enrollment_id"),
+            text(&waiting[1], "enrollment_secret")
+        ),
+        "200 "
+    );
+}
+
+/// The record of the demo's own agent.
+fn own_agent(demo: &Demo) -> AgentRecord {
+    let agents = demo.gateway().control().records().agents;
+    agents
+        .into_values()
+        .find(|agent| agent.name == "demo")
+        .unwrap()
+}
+
+#[test]
+fn enrollment_endpoints_report_every_error() {
+    let demo = demo_with_high_limits();
+    let control = demo.gateway().control();
+    let used = setup::enrollment_token(control, "demo", &["echo"]);
+    let enrolled = enroll(&demo, &used);
+    assert_eq!(enrolled.status, 201, "{}", enrolled.json());
+    assert_eq!(enrolled.header("cache-control"), "no-store");
+    let enrolled = enrolled.json();
+    assert_eq!(text(&enrolled, "status"), "approved");
+    assert!(text(&enrolled, "agent_id").starts_with("ag_"));
+    assert!(enrolled["poll_after_seconds"].as_u64().unwrap() >= 1);
+    let id = text(&enrolled, "enrollment_id");
+    let secret = bearer(text(&enrolled, "enrollment_secret"));
+
+    let fresh = setup::enrollment_token(control, "demo", &["echo"]);
+    let withdrawn = setup::enrollment_token(control, "demo", &["echo"]);
+    let withdrawn_id = withdrawn["gw_et_".len()..].split('.').next().unwrap();
+    enrollment_token::delete(control, &Actor::Admin, "demo", withdrawn_id).unwrap();
+    let body = |token: &str, name: &str, version: &str| json!({ "token": token, "name": name, "version": version });
+    let last = if fresh.ends_with('x') { "y" } else { "x" };
+    let guessed = format!("{}{last}", &fresh[..fresh.len() - 1]);
+    for (what, body, expected) in [
+        (
+            "used",
+            body(&used, "a", VERSION),
+            "401 GW_ENROLLMENT_TOKEN_INVALID",
+        ),
+        (
+            "withdrawn",
+            body(&withdrawn, "a", VERSION),
+            "401 GW_ENROLLMENT_TOKEN_INVALID",
+        ),
+        (
+            "wrong secret",
+            body(&guessed, "a", VERSION),
+            "401 GW_ENROLLMENT_TOKEN_INVALID",
+        ),
+        (
+            "not a token",
+            body("x", "a", VERSION),
+            "401 GW_ENROLLMENT_TOKEN_INVALID",
+        ),
+        (
+            "other version",
+            body(&fresh, "a", "0.0.1"),
+            "426 GW_VERSION_MISMATCH",
+        ),
+        ("no name", body(&fresh, " ", VERSION), "400 GW_BAD_REQUEST"),
+        (
+            "long name",
+            body(&fresh, &"x".repeat(101), VERSION),
+            "400 GW_BAD_REQUEST",
+        ),
+        (
+            "missing field",
+            json!({ "token": fresh }),
+            "400 GW_BAD_REQUEST",
+        ),
+        (
+            "unknown field",
+            json!({ "token": fresh, "name": "a", "version": VERSION, "admin": true }),
+            "400 GW_BAD_REQUEST",
+        ),
+    ] {
+        assert_eq!(
+            outcome(&post_json(&demo, "/enroll", "", &body)),
+            expected,
+            "{what}"
+        );
+    }
+    assert_eq!(
+        outcome(&ask(&demo, "POST /enroll", "", &"x".repeat(70_000))),
+        "413 GW_BODY_TOO_LARGE"
+    );
+    // The refused requests did not consume the token.
+    assert_eq!(enroll(&demo, &fresh).status, 201);
+
+    let status = |id: &str, fields: &str| {
+        ask(
+            &demo,
+            &format!("GET /enroll/status?enrollment_id={id}"),
+            fields,
+            "",
+        )
+    };
+    let known = status(id, &secret);
+    assert_eq!(
+        (known.status.as_u16(), text(&known.json(), "status")),
+        (200, "approved")
+    );
+    assert!(text(&known.json(), "agent_id").starts_with("ag_"));
+    assert_eq!(
+        outcome(&status(id, &bearer("gw_es_wrong"))),
+        "401 GW_ENROLLMENT_INVALID"
+    );
+    assert_eq!(outcome(&status(id, "")), "401 GW_ENROLLMENT_INVALID");
+    assert_eq!(
+        outcome(&status("en_00000000000000000000", &secret)),
+        "401 GW_ENROLLMENT_INVALID"
+    );
+    assert_eq!(
+        outcome(&ask(&demo, "GET /enroll/status", &secret, "")),
+        "400 GW_BAD_REQUEST"
+    );
+
+    let key = KeyPair::generate().unwrap();
+    let good = plain_csr(&key);
+    let ask_for =
+        |fields: &str, csr: &str| post_json(&demo, "/csr", fields, &json!({ "csr": csr }));
+    let p384 = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).unwrap();
+    let mut garbled = good.clone();
+    let middle = good.len() / 2;
+    garbled.replace_range(
+        middle..=middle,
+        if good.as_bytes()[middle] == b'A' {
+            "B"
+        } else {
+            "A"
+        },
+    );
+    for (what, fields, csr, expected) in [
+        ("no bearer", "", good.as_str(), "401 GW_ENROLLMENT_INVALID"),
+        (
+            "other's secret",
+            &bearer("gw_es_x"),
+            &good,
+            "401 GW_ENROLLMENT_INVALID",
+        ),
+        ("not PEM", &secret, "hello", "400 GW_CSR_INVALID"),
+        ("garbled", &secret, &garbled, "400 GW_CSR_INVALID"),
+        ("P-384", &secret, &plain_csr(&p384), "400 GW_CSR_INVALID"),
+        (
+            "weak RSA",
+            &secret,
+            include_str!("../data/rsa-1024.csr"),
+            "400 GW_CSR_INVALID",
+        ),
+        (
+            "signature of another key",
+            &secret,
+            include_str!("../data/bad-signature.csr"),
+            "400 GW_CSR_INVALID",
+        ),
+    ] {
+        assert_eq!(outcome(&ask_for(fields, csr)), expected, "{what}");
+    }
+    let agent_id = text(&known.json(), "agent_id").to_owned();
+    let both = json!({ "csr": good, "agent_id": agent_id });
+    assert_eq!(
+        outcome(&post_json(&demo, "/csr", &secret, &both)),
+        "400 GW_BAD_REQUEST"
+    );
+    // An agent without a certificate has no key to recover with.
+    assert_eq!(
+        outcome(&post_json(&demo, "/csr", "", &both)),
+        "401 GW_AGENT_CERTIFICATE_EXPIRED"
+    );
+
+    let issued = ask_for(&secret, &good);
+    assert_eq!(issued.status, 200, "{}", issued.json());
+    assert_eq!(text(&issued.json(), "agent_id"), agent_id);
+    assert_eq!(issued.json()["services"], json!([HOST]));
+    // A repeated request gets the same reply, in case the first was lost; a request for another key is refused.
+    assert_eq!(ask_for(&secret, &good).status, 200);
+    let other_key = plain_csr(&KeyPair::generate().unwrap());
+    assert_eq!(
+        outcome(&ask_for(&secret, &other_key)),
+        "401 GW_ENROLLMENT_INVALID"
+    );
+    agent::revoke(control, &Actor::Admin, "demo", &agent_id).unwrap();
+    assert_eq!(text(&status(id, &secret).json(), "status"), "revoked");
+    assert_eq!(outcome(&ask_for(&secret, &good)), "401 GW_AGENT_REVOKED");
+    assert_eq!(
+        outcome(&post_json(&demo, "/csr", "", &both)),
+        "401 GW_AGENT_REVOKED"
+    );
+}
+
+#[test]
+fn one_of_eight_concurrent_enrollments_with_one_token_succeeds() {
+    let demo = demo(None);
+    let token = setup::enrollment_token(demo.gateway().control(), "demo", &["echo"]);
+    let mut statuses: Vec<u16> = thread::scope(|scope| {
+        let attempts: Vec<_> = (0..8)
+            .map(|_| scope.spawn(|| enroll(&demo, &token).status.as_u16()))
+            .collect();
+        attempts
+            .into_iter()
+            .map(|attempt| attempt.join().unwrap())
+            .collect()
+    });
+    statuses.sort_unstable();
+    assert_eq!(statuses, [201, 401, 401, 401, 401, 401, 401, 401]);
+}
+
+#[test]
+fn an_enrollment_token_can_require_manual_approval() {
+    let demo = demo_with_high_limits();
+    let control = demo.gateway().control();
+    let manual = NewEnrollmentToken {
+        services: vec!["echo".to_owned()],
+        approval: Approval::Manual,
+        ..NewEnrollmentToken::default()
+    };
+    let token = enrollment_token::create(control, &Actor::Admin, "demo", &manual)
+        .unwrap()
+        .token;
+    let enrolled = enroll(&demo, &token).json();
+    assert_eq!(text(&enrolled, "status"), "pending");
+    let secret = bearer(text(&enrolled, "enrollment_secret"));
+    let status = || {
+        let line = format!(
+            "GET /enroll/status?enrollment_id={}",
+            text(&enrolled, "enrollment_id")
+        );
+        ask(&demo, &line, &secret, "").json()
+    };
+    assert_eq!(
+        (text(&status(), "status"), status().get("agent_id")),
+        ("pending", None)
+    );
+    let key = KeyPair::generate().unwrap();
+    let ask_for_certificate =
+        || post_json(&demo, "/csr", &secret, &json!({ "csr": plain_csr(&key) }));
+    assert_eq!(outcome(&ask_for_certificate()), "409 GW_ENROLLMENT_PENDING");
+    let pending = control
+        .records()
+        .agents
+        .into_values()
+        .find(|agent| agent.name == "test")
+        .unwrap()
+        .id;
+    agent::approve(control, &Actor::Admin, "demo", pending.as_str()).unwrap();
+    assert_eq!(text(&status(), "agent_id"), pending.as_str());
+    assert_eq!(ask_for_certificate().status, 200);
+}
+
+#[test]
+fn an_agent_follows_changes_of_its_services_without_a_restart() {
+    let demo = demo(Some(backend::answering(
+        "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1",
+    )));
+    let control = demo.gateway().control();
+    setup::service(control, "demo", "second");
+    let agent = own_agent(&demo).id;
+    let serve = |services: &[&str]| {
+        let services = Some(services.iter().map(|id| (*id).to_owned()).collect());
+        let changes = AgentChanges {
+            services,
+            ..AgentChanges::default()
+        };
+        agent::change(control, &Actor::Admin, "demo", agent.as_str(), &changes).unwrap();
+    };
+    let served = || {
+        let mut served: Vec<String> = tunnels(&demo)
+            .into_iter()
+            .map(|tunnel| tunnel.service)
+            .collect();
+        served.sort();
+        served
+    };
+    let before = tunnels(&demo)[0].generation;
+    serve(&["echo", "second"]);
+    eventually("the tunnel of the second service", || {
+        (served() == ["demo--echo", "demo--second"]).then_some(())
+    });
+    let echo = tunnels(&demo)
+        .into_iter()
+        .find(|tunnel| tunnel.service == "demo--echo")
+        .unwrap();
+    assert_eq!(echo.generation, before, "the other tunnel stays open");
+    serve(&["echo"]);
+    eventually("only the first service has a tunnel", || {
+        (served() == ["demo--echo"]).then_some(())
+    });
+    // Replaces all services, so that no tunnel is left to notify the agent.
+    serve(&["second"]);
+    eventually("the tunnel of the new service", || {
+        (served() == ["demo--second"]).then_some(())
+    });
+}
+
+/// Sends an upgrade request on a new connection without a client certificate.
+fn upgrade(demo: &Demo, proof: Option<&Proof>) -> Caller {
+    let mut stranger = connect_to(&demo.about, HOST, &[gw_shared::tunnel::ALPN], None);
+    stranger.send(handshake::request(HOST, proof));
+    stranger
+}
+
+#[test]
+fn without_client_certificates_agents_sign_a_challenge() {
+    let adjust = |config: &mut gw_interface::config::Config| config.agent_mtls = false;
+    let demo = Demo::start(&Options {
+        adjust,
+        ..crate::support::options(None)
+    })
+    .unwrap();
+    let mut caller = connect(&demo);
+    caller.send(get(&demo, "/"));
+    assert_eq!(
+        caller.response().status,
+        200,
+        "the demo's agent has answered its challenge"
+    );
+
+    let state = tempfile::tempdir().unwrap();
+    let port = demo.gateway().address().port();
+    setup::agent(
+        demo.gateway().control(),
+        "demo",
+        &["echo"],
+        port,
+        &demo.about.ca_file,
+        state.path(),
+    );
+    let (certificate, key) = identity(state.path());
+    let sign = |key: &KeyPair, host: &str, challenge: &str| Proof {
+        certificate: certificate.to_vec(),
+        signature: rcgen::SigningKey::sign(key, &handshake::challenge_message(host, challenge))
+            .unwrap(),
+    };
+    let challenge_of = |stranger: &mut Caller| {
+        let response = stranger.response_to(&Method::GET);
+        assert_eq!(outcome(&response), "401 GW_AGENT_CHALLENGE");
+        handshake::parse_challenge(response.header("www-authenticate"))
+            .unwrap()
+            .to_owned()
+    };
+    // A signature by the agent's key of the challenge of this connection is accepted.
+    let mut agent = upgrade(&demo, None);
+    let challenge = challenge_of(&mut agent);
+    agent.send(handshake::request(
+        HOST,
+        Some(&sign(&key, HOST, &challenge)),
+    ));
+    assert_eq!(agent.response_head(&Method::GET).unwrap().status, 101);
+
+    let stranger_key = KeyPair::generate().unwrap();
+    let self_signed = CertificateParams::default()
+        .self_signed(&stranger_key)
+        .unwrap();
+    let forged = |challenge: &str| Proof {
+        certificate: self_signed.der().to_vec(),
+        ..sign(&stranger_key, HOST, challenge)
+    };
+    for what in [
+        "nothing",
+        "another connection's challenge",
+        "another service",
+        "another key",
+        "nobody's certificate",
+    ] {
+        let mut stranger = upgrade(&demo, None);
+        let fresh = challenge_of(&mut stranger);
+        let proof = match what {
+            "nothing" => None,
+            "another connection's challenge" => Some(sign(&key, HOST, &challenge)),
+            "another service" => Some(sign(&key, "demo--other.eu1.gw.localhost", &fresh)),
+            "another key" => Some(sign(&stranger_key, HOST, &fresh)),
+            _ => Some(forged(&fresh)),
+        };
+        stranger.send(handshake::request(HOST, proof.as_ref()));
+        let response = stranger.response_to(&Method::GET);
+        assert_eq!(
+            outcome(&response),
+            "401 GW_AGENT_CERTIFICATE_REQUIRED",
+            "{what}"
+        );
+        assert!(stranger.is_closed(), "{what}");
+    }
+    // A proof without a challenge is ignored.
+    let mut eager = upgrade(&demo, Some(&sign(&key, HOST, &challenge)));
+    challenge_of(&mut eager);
+}
+
+/// Certificate and key of a state folder.
+fn identity(state_dir: &Path) -> (CertificateDer<'static>, KeyPair) {
+    let identity = gw_agent::identity::state::StateDir::new(state_dir)
+        .identity()
+        .unwrap();
+    (
+        identity.certificate,
+        KeyPair::try_from(&identity.key).unwrap(),
+    )
+}
+
+#[test]
+fn enrollment_is_limited_by_address_separately() {
+    let demo = Demo::start(&Options {
+        adjust: |config| config.enrollment_requests = Rate::new(5, 1).unwrap(),
+        ..crate::support::options(None)
+    })
+    .unwrap();
+    // The demo's own agent has used one request to enroll. Those with its secret were charged to itself, unless a worker
+    // did not know it yet.
+    let answers: Vec<Response> = (0..7).map(|_| enroll(&demo, "gw_et_x")).collect();
+    let statuses: Vec<u16> = answers
+        .iter()
+        .map(|answer| answer.status.as_u16())
+        .collect();
+    let admitted = statuses.iter().take_while(|status| **status == 401).count();
+    assert!(
+        (2..=4).contains(&admitted) && statuses[admitted..].iter().all(|status| *status == 429),
+        "{statuses:?}"
+    );
+    assert_eq!(answers[6].code(), "GW_RATE_LIMIT_EXCEEDED");
+    assert!((200..=300).contains(&answers[6].header("retry-after").parse::<u32>().unwrap()));
+    assert_eq!(
+        crate::support::apex::token(&demo, "x", "x", "x").status,
+        401
+    );
+}

@@ -1,0 +1,193 @@
+//! Contents, renewal and expiry of agents' certificates.
+
+use std::time::Duration;
+
+use gw_base::clock::Timestamp;
+use gw_control_plane::control::changes::audit;
+use gw_gateway::demo::{Demo, Options};
+use gw_store::{AgentRecord, StoredRecord};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, SanType};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
+use serde_json::json;
+
+use super::{
+    bearer, csr, demo_with_high_limits, enroll, identity, outcome, own_agent, plain_csr, text,
+};
+use crate::support::apex::post_json;
+use crate::support::peers::caller::{connect, get};
+use crate::support::{demo, eventually, setup, tunnels};
+
+#[test]
+fn a_certificate_has_only_contents_set_by_the_gateway() {
+    let demo = demo_with_high_limits();
+    let token = setup::enrollment_token(demo.gateway().control(), "demo", &["echo"]);
+    let enrolled = enroll(&demo, &token).json();
+    let key = KeyPair::generate().unwrap();
+    let mut greedy =
+        CertificateParams::new(vec!["demo--echo.eu1.gw.localhost".to_owned()]).unwrap();
+    greedy.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let victim = "gw://eu1.gw.localhost/victim/agent/ag_00000000000000000000";
+    greedy
+        .subject_alt_names
+        .push(SanType::URI(victim.try_into().unwrap()));
+    let fields = bearer(text(&enrolled, "enrollment_secret"));
+    let issued = post_json(
+        &demo,
+        "/csr",
+        &fields,
+        &json!({ "csr": csr(&greedy, &key) }),
+    )
+    .json();
+    let der = CertificateDer::from_pem_slice(text(&issued, "certificate").as_bytes()).unwrap();
+    let (_, certificate) = x509_parser::parse_x509_certificate(&der).unwrap();
+    assert!(!certificate.is_ca());
+    let names = &certificate
+        .subject_alternative_name()
+        .unwrap()
+        .unwrap()
+        .value
+        .general_names;
+    let uri = format!(
+        "gw://eu1.gw.localhost/demo/agent/{}",
+        text(&issued, "agent_id")
+    );
+    assert_eq!(names[..], [x509_parser::extensions::GeneralName::URI(&uri)]);
+    let usage = certificate.extended_key_usage().unwrap().unwrap().value;
+    assert!(usage.client_auth && !usage.server_auth && !usage.any);
+    assert_eq!(
+        certificate.public_key().raw,
+        rcgen::PublicKeyData::subject_public_key_info(&key)
+    );
+    let lifetime = certificate.validity().not_after.timestamp() - Timestamp::now().0;
+    assert!((86_000..=86_400).contains(&lifetime), "{lifetime}");
+    // The issuing authority signs only agent certificates.
+    let authority = CertificateDer::from_pem_slice(text(&issued, "chain").as_bytes()).unwrap();
+    let (_, authority) = x509_parser::parse_x509_certificate(&authority).unwrap();
+    certificate
+        .verify_signature(Some(authority.public_key()))
+        .unwrap();
+}
+
+#[test]
+fn certificate_renewal_does_not_interrupt_requests() {
+    let adjust = |config: &mut gw_interface::config::Config| {
+        config.agent_certificate_lifetime = Duration::from_secs(5);
+    };
+    let demo = Demo::start(&Options {
+        adjust,
+        ..crate::support::options(None)
+    })
+    .unwrap();
+    let begun = tunnels(&demo)[0].clone();
+    let first = own_agent(&demo);
+    // One request spans two renewals; short requests run beside it.
+    let mut long = connect(&demo);
+    long.send(get(&demo, "/slow?ms=9000"));
+    let mut caller = connect(&demo);
+    let mut renewals = 0;
+    let mut last = first.clone();
+    eventually("two renewals are done", || {
+        caller.send(get(&demo, "/"));
+        assert_eq!(caller.response().status, 200);
+        let now = own_agent(&demo);
+        if now.certificate_not_after > last.certificate_not_after {
+            assert_ne!(now.key, last.key, "each certificate is for a new key");
+            (renewals, last) = (renewals + 1, now);
+        }
+        (renewals == 2).then_some(())
+    });
+    assert_eq!(long.response().status, 200);
+    // The tunnel has outlived the first certificate.
+    assert_eq!(tunnels(&demo)[0].generation, begun.generation);
+    let log = audit::list(
+        demo.gateway().control(),
+        &gw_store::AuditQuery {
+            account: None,
+            before: None,
+            limit: 1,
+        },
+    );
+    let entry = &log.unwrap().items[0];
+    assert_eq!(
+        (entry.action.as_str(), entry.actor.as_str()),
+        ("agent.certificate", &*format!("agent {}", first.id))
+    );
+}
+
+#[test]
+fn an_agent_with_an_expired_certificate_recovers_within_the_grace_period() {
+    let demo = demo(None);
+    let control = demo.gateway().control();
+    let expired = |days: u64| {
+        let ago = Duration::from_secs(days * 24 * 3600 + 5);
+        let not_after = Timestamp(Timestamp::now().0 - ago.as_secs().cast_signed());
+        AgentRecord {
+            certificate_not_after: Some(not_after),
+            ..own_agent(&demo)
+        }
+    };
+    let record = expired(29);
+    control.put(&StoredRecord::Agent(record.clone())).unwrap();
+    // The gateway closes the tunnel; the agent recovers at /csr with its old key and reconnects.
+    eventually("a new certificate", || {
+        (own_agent(&demo).certificate_not_after > record.certificate_not_after).then_some(())
+    });
+    let mut caller = connect(&demo);
+    eventually("the tunnel is back", || {
+        caller.send(get(&demo, "/"));
+        (caller.response().status == 200).then_some(())
+    });
+    control.put(&StoredRecord::Agent(expired(31))).unwrap();
+    eventually("no tunnel is left", || {
+        tunnels(&demo).is_empty().then_some(())
+    });
+    let key = KeyPair::generate().unwrap();
+    let request = json!({ "csr": plain_csr(&key), "agent_id": record.id });
+    assert_eq!(
+        outcome(&post_json(&demo, "/csr", "", &request)),
+        "401 GW_AGENT_CERTIFICATE_EXPIRED"
+    );
+    // A recovery with another key is refused.
+    control.put(&StoredRecord::Agent(expired(1))).unwrap();
+    assert_eq!(
+        outcome(&post_json(&demo, "/csr", "", &request)),
+        "401 GW_ENROLLMENT_INVALID"
+    );
+}
+
+#[test]
+fn only_the_agent_can_use_up_its_certificate_allowance() {
+    let demo = demo_with_high_limits();
+    let agent = own_agent(&demo).id;
+    let ask_for = |csr: &str| {
+        outcome(&post_json(
+            &demo,
+            "/csr",
+            "",
+            &json!({ "csr": csr, "agent_id": agent }),
+        ))
+    };
+    let stranger = plain_csr(&KeyPair::generate().unwrap());
+    // More requests than the agent's allowance.
+    for _ in 0..25 {
+        assert_eq!(ask_for(&stranger), "401 GW_ENROLLMENT_INVALID");
+        assert_eq!(ask_for("hello"), "400 GW_CSR_INVALID");
+        assert_eq!(
+            ask_for(include_str!("../../data/bad-signature.csr")),
+            "400 GW_CSR_INVALID"
+        );
+    }
+    let (_, key) = identity(&demo.about.ca_file.parent().unwrap().join("agent"));
+    let own = plain_csr(&key);
+    let outcomes: Vec<String> = (0..25).map(|_| ask_for(&own)).collect();
+    // Enrollment has used the first of twenty certificates.
+    assert!(
+        outcomes[..19].iter().all(|outcome| outcome == "200 "),
+        "{outcomes:?}"
+    );
+    assert_eq!(
+        outcomes[24], "503 GW_OVERLOADED",
+        "the allowance applies to the agent's own requests"
+    );
+}

@@ -1,0 +1,350 @@
+//! Enrollment tokens that several agents use.
+
+use std::thread;
+
+use gw_base::clock::Timestamp;
+use gw_base::service::rate::Rate;
+use gw_control_plane::control::records::enrollment_token;
+use gw_control_plane::control::{Actor, Control, NewEnrollmentToken, NewEnrollmentTokenView};
+use gw_gateway::demo::{About, Demo, Options};
+use gw_shared::identity::enrollment::EnrollmentStatus;
+use gw_store::{AgentRecord, EnrollmentTokenRecord, StoredRecord};
+use rcgen::{CertificateParams, KeyPair};
+use serde_json::{Value, json};
+
+use crate::support::admin_api::Api;
+use crate::support::apex::{APEX, ask, post_json};
+use crate::support::peers::caller::connect_to;
+use crate::support::peers::http1_peer::Response;
+use crate::support::processes::region::Region;
+
+/// A demo with raised limits for enrollments.
+fn demo() -> Demo {
+    let adjust = |config: &mut gw_interface::config::Config| {
+        config.enrollment_requests = Rate::new(10_000, 10_000).unwrap();
+    };
+    Demo::start(&Options {
+        adjust,
+        ..crate::support::options(None)
+    })
+    .unwrap()
+}
+
+fn enroll(about: &About, token: &str) -> Response {
+    let body = json!({ "token": token, "name": "machine", "version": env!("CARGO_PKG_VERSION") })
+        .to_string();
+    let mut agent = connect_to(about, APEX, &[b"http/1.1"], None);
+    agent.send(format!(
+        "POST /enroll HTTP/1.1\r\nHost: {APEX}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    ));
+    agent.response()
+}
+
+/// Why a token was refused.
+fn refusal(response: &Response) -> String {
+    assert_eq!(
+        (response.status.as_u16(), &*response.code()),
+        (401, "GW_ENROLLMENT_TOKEN_INVALID")
+    );
+    let body = response.json();
+    let message = body["error"]["message"].as_str().unwrap();
+    let reason = message.strip_prefix("this enrollment token is ").unwrap();
+    reason
+        .strip_suffix(": ask an administrator for a new one")
+        .unwrap()
+        .to_owned()
+}
+
+fn create(control: &Control, uses: u32) -> NewEnrollmentTokenView {
+    let new = NewEnrollmentToken {
+        services: vec!["echo".to_owned()],
+        uses: Some(uses),
+        ..NewEnrollmentToken::default()
+    };
+    enrollment_token::create(control, &Actor::Admin, "demo", &new).unwrap()
+}
+
+/// A member of each item of a list.
+fn each(list: &Value, member: &str) -> Vec<Value> {
+    list["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| item[member].clone())
+        .collect()
+}
+
+#[test]
+fn a_token_enrolls_as_many_agents_as_it_has_uses_and_names_them() {
+    let demo = demo();
+    let api = Api(&demo.about);
+    let new = json!({ "services": ["echo"], "uses": 3, "expires_in_seconds": 2_592_000 });
+    let created = api.ask("POST", "/accounts/demo/enrollment-tokens", &new);
+    assert_eq!(created.status, 201, "{}", created.body);
+    let id = created.body["id"].as_str().unwrap();
+    let token = created.body["token"].as_str().unwrap();
+    let item = format!("/accounts/demo/enrollment-tokens/{id}");
+    let shown = || {
+        let token = api.get(&item).body;
+        (
+            token["uses"].clone(),
+            token["used"].clone(),
+            token["agents"].clone(),
+        )
+    };
+    assert_eq!(shown(), (json!(3), json!(0), json!([])));
+
+    let mut agents: Vec<String> = Vec::new();
+    for number in 1..=3 {
+        let reply = enroll(&demo.about, token);
+        assert_eq!(reply.status, 201, "{}", reply.json());
+        agents.push(reply.json()["agent_id"].as_str().unwrap().to_owned());
+        agents.sort();
+        assert_eq!(shown(), (json!(3), json!(number), json!(agents)));
+    }
+    assert_eq!(refusal(&enroll(&demo.about, token)), "used up");
+    let list = api.get("/accounts/demo/enrollment-tokens").body;
+    assert!(
+        list["items"]
+            .as_array()
+            .unwrap()
+            .contains(&api.get(&item).body),
+        "{list}"
+    );
+    let enrolled_with = |id: &str| {
+        api.get(&format!(
+            "/accounts/demo/agents?enrollment_token={id}&limit=10"
+        ))
+        .body
+    };
+    assert_eq!(each(&enrolled_with(id), "agent_id"), agents);
+    assert_eq!(
+        api.get(&format!("/accounts/demo/agents/{}", agents[0]))
+            .body["enrollment_token"],
+        id
+    );
+
+    // The use of a deleted agent stays counted. The agents of a deleted token still name it.
+    assert_eq!(
+        api.ask(
+            "DELETE",
+            &format!("/accounts/demo/agents/{}", agents[0]),
+            &Value::Null
+        )
+        .status,
+        204
+    );
+    assert_eq!(shown(), (json!(3), json!(3), json!(agents[1..])));
+    assert_eq!(refusal(&enroll(&demo.about, token)), "used up");
+    assert_eq!(api.ask("DELETE", &item, &Value::Null).status, 204);
+    assert_eq!(each(&enrolled_with(id), "agent_id"), agents[1..]);
+    assert_eq!(
+        each(&enrolled_with("0000000000000000"), "agent_id"),
+        [Value::Null; 0]
+    );
+
+    let log = api.get("/audit-log?account=demo&limit=6").body;
+    let actor = format!("enrollment-token {id}");
+    assert_eq!(
+        each(&log, "actor"),
+        ["admin", "admin", &actor, &actor, &actor, "admin"]
+    );
+    let enrolled = "agent.enroll";
+    let created = "enrollment_token.create";
+    let actions = [
+        "enrollment_token.delete",
+        "agent.delete",
+        enrolled,
+        enrolled,
+        enrolled,
+        created,
+    ];
+    assert_eq!(each(&log, "action"), actions);
+    let details = each(&log, "detail");
+    assert_eq!(details[0], json!({ "used": 3, "uses": 3 }));
+    let uses = details[2..5]
+        .iter()
+        .map(|detail| json!([detail["use"], detail["uses"]]));
+    assert_eq!(uses.collect::<Value>(), json!([[3, 3], [2, 3], [1, 3]]));
+    assert_eq!(details[5]["uses"], 3);
+}
+
+#[test]
+fn values_out_of_range_are_refused_by_field() {
+    let demo = demo();
+    let api = Api(&demo.about);
+    for (field, wrong) in [
+        ("uses", 0),
+        ("uses", 10_001),
+        ("expires_in_seconds", 0),
+        ("expires_in_seconds", 2_592_001),
+    ] {
+        let mut new = json!({ "services": ["echo"] });
+        new[field] = wrong.into();
+        let reply = api.ask("POST", "/accounts/demo/enrollment-tokens", &new);
+        assert_eq!(
+            (reply.status, &reply.body["field"]),
+            (422, &json!(field)),
+            "{wrong}"
+        );
+    }
+}
+
+#[test]
+fn concurrent_enrollments_get_exactly_the_uses_of_a_token() {
+    let demo = demo();
+    let created = create(demo.gateway().control(), 5);
+    let statuses: Vec<u16> = thread::scope(|scope| {
+        let enroll = || enroll(&demo.about, &created.token).status.as_u16();
+        let attempts: Vec<_> = (0..16).map(|_| scope.spawn(enroll)).collect();
+        attempts
+            .into_iter()
+            .map(|attempt| attempt.join().unwrap())
+            .collect()
+    });
+    let count = |status| statuses.iter().filter(|it| **it == status).count();
+    assert_eq!((count(201), count(401)), (5, 11), "{statuses:?}");
+}
+
+#[test]
+fn a_deleted_or_expired_token_enrolls_no_further_agent_and_agents_stay() {
+    let demo = demo();
+    let control = demo.gateway().control();
+    let deleted = create(control, 10);
+    assert_eq!(enroll(&demo.about, &deleted.token).status, 201);
+    enrollment_token::delete(
+        control,
+        &Actor::Admin,
+        "demo",
+        deleted.enrollment_token.id.as_str(),
+    )
+    .unwrap();
+    assert_eq!(
+        refusal(&enroll(&demo.about, &deleted.token)),
+        "unknown or deleted"
+    );
+
+    let expired = create(control, 10);
+    assert_eq!(enroll(&demo.about, &expired.token).status, 201);
+    let record = control.records().enrollment_tokens[&expired.enrollment_token.id].clone();
+    let record = EnrollmentTokenRecord {
+        expires_at: Timestamp(Timestamp::now().0 - 1),
+        ..record
+    };
+    control.put(&StoredRecord::EnrollmentToken(record)).unwrap();
+    assert_eq!(refusal(&enroll(&demo.about, &expired.token)), "expired");
+    // Only with its secret, a token says why it is refused.
+    let (id, _) = expired.token.split_once('.').unwrap();
+    assert_eq!(
+        refusal(&enroll(&demo.about, &format!("{id}.guessed"))),
+        "unknown or deleted"
+    );
+
+    let agents = control
+        .records()
+        .agents
+        .into_values()
+        .filter(|agent| agent.name == "machine");
+    let statuses: Vec<EnrollmentStatus> = agents.map(|agent| agent.status).collect();
+    assert_eq!(statuses, [EnrollmentStatus::Approved; 2]);
+}
+
+#[test]
+fn a_resumed_enrollment_is_one_use() {
+    let demo = demo();
+    let control = demo.gateway().control();
+    let created = create(control, 2);
+    let enrolled = enroll(&demo.about, &created.token).json();
+    let text = |member: &str| enrolled[member].as_str().unwrap();
+    let bearer = format!("Authorization: Bearer {}\r\n", text("enrollment_secret"));
+    let csr = CertificateParams::default()
+        .serialize_request(&KeyPair::generate().unwrap())
+        .unwrap()
+        .pem()
+        .unwrap();
+    // An interrupted agent repeats all requests after the first one.
+    for _ in 0..3 {
+        let status = format!("GET /enroll/status?enrollment_id={}", text("enrollment_id"));
+        assert_eq!(ask(&demo, &status, &bearer, "").status, 200);
+        assert_eq!(
+            post_json(&demo, "/csr", &bearer, &json!({ "csr": csr })).status,
+            200
+        );
+    }
+    let token =
+        enrollment_token::show(control, "demo", created.enrollment_token.id.as_str()).unwrap();
+    assert_eq!((token.used, token.uses, token.agents.len()), (1, 2, 1));
+}
+
+#[test]
+fn a_token_and_an_agent_of_an_earlier_version_are_shown_together() {
+    let demo = demo();
+    let control = demo.gateway().control();
+    let created = create(control, 1);
+    let agent = enroll(&demo.about, &created.token).json()["agent_id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let records = control.records();
+    let token = EnrollmentTokenRecord {
+        used: 0,
+        ..records.enrollment_tokens[&created.enrollment_token.id].clone()
+    };
+    control.put(&StoredRecord::EnrollmentToken(token)).unwrap();
+    let record = AgentRecord {
+        enrollment_token: None,
+        ..records.agents[agent.as_str()].clone()
+    };
+    control.put(&StoredRecord::Agent(record)).unwrap();
+
+    let token =
+        enrollment_token::show(control, "demo", created.enrollment_token.id.as_str()).unwrap();
+    assert_eq!((token.used, token.uses), (1, 1));
+    assert_eq!(
+        token
+            .agents
+            .iter()
+            .map(|id| id.as_str())
+            .collect::<Vec<_>>(),
+        [agent.as_str()]
+    );
+    assert_eq!(refusal(&enroll(&demo.about, &created.token)), "used up");
+}
+
+#[test]
+fn enrollments_through_different_nodes_never_exceed_the_uses_of_a_token() {
+    let Some(region) = Region::start(3) else {
+        return;
+    };
+    let path = "/accounts/demo/enrollment-tokens";
+    let created = region.post(0, path, &json!({ "services": ["echo"], "uses": 7 }));
+    let id = created["id"].as_str().unwrap();
+    let token = created["token"].as_str().unwrap();
+    let item = format!("/api/v1{path}/{id}");
+    let abouts = [0, 1, 2].map(|node| region.about(node));
+    let statuses: Vec<u16> = thread::scope(|scope| {
+        let enroll = |number: usize| enroll(&abouts[number % 3], token).status.as_u16();
+        let attempts: Vec<_> = (0..18)
+            .map(|number| scope.spawn(move || enroll(number)))
+            .collect();
+        attempts
+            .into_iter()
+            .map(|attempt| attempt.join().unwrap())
+            .collect()
+    });
+    let count = |status| statuses.iter().filter(|it| **it == status).count();
+    assert_eq!((count(201), count(401)), (7, 11), "{statuses:?}");
+    for (node, about) in abouts.iter().enumerate() {
+        let (_, token) = region.get(node, &item);
+        assert_eq!(
+            (&token["used"], token["agents"].as_array().unwrap().len()),
+            (&json!(7), 7),
+            "node {node}"
+        );
+        assert_eq!(
+            refusal(&enroll(about, created["token"].as_str().unwrap())),
+            "used up"
+        );
+    }
+}

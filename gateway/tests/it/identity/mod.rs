@@ -1,0 +1,13 @@
+//! Identity of agents: enrollment, certificates, their authority, versions and updates.
+
+// Once:
+mod agent_versions;
+mod certificates;
+mod enrollment;
+mod enrollment_tokens;
+mod replaced_keys;
+mod replicas;
+
+// Once, slow:
+mod agent_ca;
+mod agent_updates;

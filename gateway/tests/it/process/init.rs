@@ -1,0 +1,309 @@
+//! `gw-gateway init`: three commands to a relayed request, and what it refuses.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use crate::support::peers::backend;
+use crate::support::peers::caller::connect_to;
+use crate::support::processes::prepared::about;
+use crate::support::processes::process::{Running, Served, gw_agent, gw_gateway, serve};
+use crate::support::processes::successor::{admin, replace};
+use crate::support::programs;
+
+const HOST: &str = "acme--api.eu1.gw.localhost";
+
+/// `gw-gateway init` with all files in `folder`, and ports of the kernel's choice.
+fn init(folder: &Path) -> Command {
+    let mut command = gw_gateway();
+    command.args([
+        "init",
+        "--listen",
+        "127.0.0.1:0",
+        "--admin-listen",
+        "127.0.0.1:0",
+    ]);
+    command
+        .arg("--config")
+        .arg(folder.join("gateway.toml"))
+        .arg("--data-dir")
+        .arg(folder.join("data"));
+    command.stdin(Stdio::null()).env_remove("SUDO_USER");
+    command
+}
+
+/// Whether `init` without `--serve` would install a service: as root, where systemd runs. The calling test must return.
+fn would_install() -> bool {
+    let would = rustix::process::geteuid().is_root() && Path::new("/run/systemd/system").exists();
+    if would {
+        programs::skipped("systemd runs; gateway/tests/packages boots a system for init");
+    }
+    would
+}
+
+/// Code and text of a process that has ended.
+fn end(output: &Output) -> (Option<i32>, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (
+        output.status.code(),
+        text(&output.stdout) + &text(&output.stderr),
+    )
+}
+
+/// Reads lines until one contains `part`; returns that line.
+fn line_with(lines: &mut impl Iterator<Item = std::io::Result<String>>, part: &str) -> String {
+    let mut seen = Vec::new();
+    for line in lines {
+        let line = line.unwrap();
+        if line.contains(part) {
+            return line.trim().to_owned();
+        }
+        seen.push(line);
+    }
+    panic!("no line with {part}: {seen:#?}");
+}
+
+/// Runs a line that a program has printed, in a shell in `folder` that finds the programs of this build.
+fn shell(folder: &Path, script: &str) -> Command {
+    let agent = gw_agent();
+    let built = Path::new(agent.get_program()).parent().unwrap();
+    let path = std::env::join_paths(
+        std::iter::once(built.to_owned())
+            .chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),
+    );
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", script])
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .env("PATH", path.unwrap());
+    command.env("GW_STATE_DIR", folder.join("agent"));
+    command
+}
+
+fn piped(
+    command: &mut Command,
+) -> (
+    Running,
+    impl Iterator<Item = std::io::Result<String>> + use<>,
+) {
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    (Running::new(child), lines)
+}
+
+#[test]
+fn three_commands_relay_a_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let backend = backend::start(|mut peer| {
+        while peer.request().is_ok() {
+            peer.send("HTTP/1.1 204 X\r\n\r\n");
+        }
+    });
+    let port = backend.rsplit(':').next().unwrap();
+
+    // The first command serves, and prints the others.
+    let (mut gateway, mut lines) =
+        piped(init(folder.path()).args(["--account", "acme", "--serve"]));
+    let second = line_with(
+        &mut lines,
+        "service create acme api --with-key --with-agent",
+    );
+    let (code, created) = end(&shell(folder.path(), &second).output().unwrap());
+    assert_eq!(code, Some(0), "{created}");
+    let secret = |prefix: &str| {
+        let is_part = |it: char| it.is_ascii_alphanumeric() || "._-".contains(it);
+        let (_, rest) = created
+            .split_once(prefix)
+            .unwrap_or_else(|| panic!("no {prefix}: {created}"));
+        format!("{prefix}{}", rest.split(|it| !is_part(it)).next().unwrap())
+    };
+    let key = secret("gw_sk_");
+    let token = secret("gw_et_");
+
+    // The last one is for a program on port 3000.
+    let last = line_with(&mut lines, "gw-agent http 3000 ");
+    let last = last
+        .replace("http 3000", &format!("http {port}"))
+        .replace('…', &token);
+    let (_agent, mut lines) = piped(&mut shell(folder.path(), &format!("exec {last}")));
+    let line = line_with(&mut lines, HOST);
+    assert!(
+        line.ends_with(&format!("-> http://127.0.0.1:{port}")),
+        "{line}"
+    );
+
+    let address = line
+        .split(" -> ")
+        .next()
+        .unwrap()
+        .rsplit(':')
+        .next()
+        .unwrap();
+    let address = format!("127.0.0.1:{address}").parse().unwrap();
+    let mut caller = connect_to(
+        &about(address, &key, folder.path().join("data/dev-ca.crt")),
+        HOST,
+        &[b"http/1.1"],
+        None,
+    );
+    caller.send(format!(
+        "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
+    ));
+    assert_eq!(caller.response().status, 204);
+    gateway.signal("TERM");
+    assert_eq!(gateway.exit_code(), Some(0));
+}
+
+#[test]
+fn a_repeated_init_changes_nothing_and_other_answers_are_refused() {
+    if would_install() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let with = |options: &[&str]| end(&init(folder.path()).args(options).output().unwrap());
+    let (code, said) = with(&[]);
+    assert!(
+        code == Some(2) && said.contains("--account: missing"),
+        "{said}"
+    );
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+
+    let (code, said) = with(&["--account", "acme"]);
+    assert_eq!(code, Some(0), "{said}");
+    let config = folder.path().join("gateway.toml");
+    assert!(
+        said.contains("gateway.toml: created.") && said.contains("Account acme: created."),
+        "{said}"
+    );
+    assert!(
+        said.contains(&format!("gw-gateway serve --config {}", config.display())),
+        "{said}"
+    );
+    let check = gw_gateway()
+        .args(["serve", "--check", "--config"])
+        .arg(&config)
+        .output()
+        .unwrap();
+    assert_eq!(end(&check), (Some(0), String::new()));
+
+    let text = fs::read_to_string(&config).unwrap();
+    let (code, said) = with(&["--account", "acme"]);
+    assert!(
+        code == Some(0) && said.matches("unchanged").count() == 2,
+        "{said}"
+    );
+    let (code, said) = with(&["--account", "acme", "--domain", "example.com"]);
+    assert!(
+        code == Some(2) && said.contains(config.to_str().unwrap()) && said.contains("--force"),
+        "{said}"
+    );
+    assert_eq!(fs::read_to_string(&config).unwrap(), text);
+    let (code, said) = with(&["--account", "acme", "--domain", "example.com", "--force"]);
+    assert!(
+        code == Some(0) && said.contains("gateway.toml: replaced.") && said.contains("certbot"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_gateway_that_init_serves_can_be_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = init(folder.path());
+    command
+        .args(["--account", "acme", "--serve"])
+        .env("GW_LOG_FORMAT", "json")
+        .stdout(Stdio::null());
+    let Served {
+        mut process,
+        admin_address,
+        log,
+        ..
+    } = serve(&mut command);
+    let successor = replace(process.id(), &log);
+    assert_eq!(process.exit_code(), Some(0));
+    // It does not set anything up again.
+    let arguments = fs::read_to_string(format!("/proc/{}/cmdline", successor.0)).unwrap();
+    let config = folder.path().join("gateway.toml");
+    let expected = format!("\0serve\0--config\0{}\0", config.display());
+    assert!(arguments.ends_with(&expected), "{arguments:?}");
+    assert_eq!(admin(admin_address, "/readyz").0, 200);
+    successor.stop();
+}
+
+#[test]
+fn an_account_of_a_running_gateway_is_created_by_its_api() {
+    if would_install() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = init(folder.path());
+    command
+        .args(["--account", "acme", "--serve"])
+        .env("GW_LOG_FORMAT", "json")
+        .stdout(Stdio::null());
+    let Served {
+        process: _gateway,
+        admin_address,
+        log,
+        ..
+    } = serve(&mut command);
+    // Another configuration of the same records, with the port that the kernel has chosen.
+    let config = folder.path().join("other.toml");
+    let data_dir = folder.path().join("data");
+    let admin = admin_address.to_string();
+    let mut second = gw_gateway();
+    second
+        .args([
+            "init",
+            "--account",
+            "other",
+            "--admin-listen",
+            &admin,
+            "--config",
+        ])
+        .arg(config);
+    let (code, said) = end(&second
+        .arg("--data-dir")
+        .arg(data_dir)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap());
+    assert!(
+        code == Some(0) && said.contains("Created:\n  account          other"),
+        "{said}"
+    );
+    log.find(|line| (line["action"] == "account.create").then_some(()));
+}
+
+#[test]
+fn root_creates_files_with_the_rights_of_the_owner_of_the_data_folder() {
+    if would_install() || !programs::is_root() {
+        return;
+    }
+    // A user that needs no entry in /etc/passwd, and has to reach the folder.
+    const OWNER: u32 = 23_456;
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let data = folder.path().join("data");
+    fs::create_dir(&data).unwrap();
+    chown(&data, Some(OWNER), Some(OWNER)).unwrap();
+    let (code, said) = end(&init(folder.path())
+        .args(["--account", "acme"])
+        .output()
+        .unwrap());
+    assert!(
+        code == Some(0) && said.contains("Account acme: created."),
+        "{said}"
+    );
+    let owners: Vec<u32> = fs::read_dir(&data)
+        .unwrap()
+        .map(|file| file.unwrap().metadata().unwrap().uid())
+        .collect();
+    assert!(
+        !owners.is_empty() && owners.iter().all(|owner| *owner == OWNER),
+        "{owners:?}"
+    );
+}

@@ -1,0 +1,135 @@
+//! Duration of a stop, and requests served during it.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gw_interface::config::Config;
+use gw_store::{SqliteStore, StoreSource};
+
+use gw_gateway::Gateway;
+
+use crate::support::eventually;
+use crate::support::peers::held_backend::HeldBackend;
+use crate::support::peers::http2_caller;
+use crate::support::processes::prepared::Prepared;
+use crate::support::processes::process::{Served, config_text};
+use crate::support::processes::successor::admin;
+use crate::support::stopwatch::{Stopwatch, within_a_second};
+
+// While requests run, an idle connection may stay open for 1 s, and tunnels may take 2 s to end.
+
+#[test]
+fn an_idle_gateway_stops_at_once() {
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
+    let (
+        Served {
+            mut process,
+            address,
+            admin_address,
+            ..
+        },
+        _agent,
+    ) = prepared.start(&backend.url);
+    // A connection without a request, as browsers open in advance.
+    let ahead = TcpStream::connect(admin_address).unwrap();
+    // An idle keep-alive connection.
+    let mut kept = prepared.connect(address);
+    kept.send(prepared.get("/"));
+    assert_eq!(kept.response().status, 200);
+    within_a_second("the stop of an idle gateway", || {
+        process.signal("TERM");
+        assert_eq!(process.exit_code(), Some(0));
+    });
+    assert!(kept.is_closed());
+    drop(ahead);
+}
+
+#[test]
+fn a_gateway_that_has_stopped_leaves_its_records_to_other_programs() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = Config::parse(&config_text(folder.path(), 0), |_| None).unwrap();
+    let gateway = Gateway::start(&config).unwrap();
+    // As a task of the runtime that is dropped after the stop.
+    let control = Arc::clone(gateway.control());
+    gateway.drain();
+    SqliteStore::open_existing(&StoreSource::sqlite_in(folder.path())).unwrap();
+    drop(control);
+}
+
+#[test]
+fn an_idle_http2_connection_gets_goaway_and_does_not_delay_a_stop() {
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
+    let (
+        Served {
+            mut process,
+            address,
+            ..
+        },
+        _agent,
+    ) = prepared.start(&backend.url);
+    http2_caller::on_a_reactor(async {
+        let caller =
+            http2_caller::connect_to(&prepared.about(address), &h2::client::Builder::new()).await;
+        assert_eq!(caller.get("/").await.status, 200);
+        let watch = Stopwatch::start();
+        process.signal("TERM");
+        // GOAWAY with NO_ERROR, then the end of the connection.
+        caller.ended.await.unwrap().unwrap();
+        watch.assert_within(
+            Duration::from_secs(1),
+            "the end of an idle HTTP/2 connection",
+        );
+    });
+    assert_eq!(process.exit_code(), Some(0));
+}
+
+#[test]
+fn a_request_in_transit_during_a_stop_is_served() {
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
+    let (
+        Served {
+            mut process,
+            address,
+            admin_address,
+            ..
+        },
+        _agent,
+    ) = prepared.start(&backend.url);
+    let mut half = prepared.connect(address);
+    let mut running = prepared.connect(address);
+    let mut idle = prepared.connect(address);
+    for caller in [&mut half, &mut idle] {
+        caller.send(prepared.get("/"));
+        assert_eq!(caller.response().status, 200);
+    }
+    let request = prepared.get("/held");
+    let (first, second) = request.split_at(40);
+    half.send(first);
+    running.send(prepared.get("/held"));
+    process.signal("TERM");
+    eventually("the drain has begun", || {
+        (admin(admin_address, "/readyz") == (503, "draining\n".into())).then_some(())
+    });
+    eventually("new connections are refused", || {
+        TcpStream::connect(address).is_err().then_some(())
+    });
+    // While a request runs, other requests are still accepted.
+    half.send(second);
+    idle.send(prepared.get("/"));
+    assert_eq!(idle.response().status, 200);
+    backend.release();
+    backend.release();
+    for caller in [&mut half, &mut running] {
+        let response = caller.response();
+        assert_eq!(
+            (response.status.as_u16(), response.header("connection")),
+            (200, "close")
+        );
+    }
+    drop((half, running, idle));
+    assert_eq!(process.exit_code(), Some(0));
+}

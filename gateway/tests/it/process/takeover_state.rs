@@ -1,0 +1,371 @@
+//! State shared with a successor or a later start: levels of rate limits, and revocations while the old process drains.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use gw_base::clock::Timestamp;
+use gw_base::service::service_settings::ServiceSettings;
+use gw_shared::id::{AccountId, ServiceId};
+use gw_store::{
+    AccountRecord, AuditEntry, Position, ServiceRecord, SqliteStore, Step, Store, StoreSource,
+    StoredRecord,
+};
+use serde_json::{Value, json};
+
+use crate::support::peers::caller::Caller;
+use crate::support::peers::held_backend::HeldBackend;
+use crate::support::processes::prepared::Prepared;
+use crate::support::processes::process::{Served, config_text, send_signal};
+use crate::support::processes::successor::{admin, replace};
+use crate::support::stopwatch::within_a_second;
+use crate::support::{eventually, turn};
+
+/// Maximum time until a revocation is in force.
+const REVOKED_WITHIN: Duration = Duration::from_secs(1);
+const SERVICE: &str = "/accounts/demo/services/echo";
+/// Number of services whose records exceed 64 MiB, the longest message to a predecessor; `GW_TEST_SERVICES` overrides it.
+const MANY_SERVICES: usize = 250_000;
+
+fn set_rate(prepared: &Prepared, admin_address: SocketAddr, burst: u32) {
+    let rate = json!({ "burst": burst, "refill_per_minute": 1 });
+    assert_eq!(
+        prepared.administer(admin_address, "PATCH", SERVICE, &rate),
+        200
+    );
+}
+
+/// The status of one request.
+fn ask(prepared: &Prepared, caller: &mut Caller) -> u16 {
+    caller.send(prepared.get("/"));
+    let response = caller.response();
+    // A request fails with 504 for want of a tunnel, and for nothing else.
+    assert!(response.status != 504 || response.code() == "AGENT_UNAVAILABLE");
+    response.status.as_u16()
+}
+
+/// Sends requests on new connections until one is refused, at most `most`. Returns the number of admitted requests.
+fn admitted(prepared: &Prepared, address: SocketAddr, most: usize) -> usize {
+    for count in 0..most {
+        match ask(prepared, &mut prepared.connect(address)) {
+            200 => {}
+            429 => return count,
+            other => panic!("{other}"),
+        }
+    }
+    most
+}
+
+fn kept_connections(prepared: &Prepared, address: SocketAddr, count: usize) -> Vec<Caller> {
+    let kept = (0..count).map(|_| {
+        let mut caller = prepared.connect(address);
+        assert_eq!(ask(prepared, &mut caller), 200);
+        caller
+    });
+    kept.collect()
+}
+
+#[test]
+fn a_takeover_keeps_the_levels_of_rate_limits() {
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
+    let config = prepared.config();
+    let (
+        Served {
+            process,
+            address,
+            admin_address,
+            log,
+        },
+        _agent,
+    ) = prepared.start(&backend.url);
+    let begin = Instant::now();
+    // A full bucket.
+    set_rate(&prepared, admin_address, 60);
+    let mut kept = kept_connections(&prepared, address, 20);
+    // The successor has another number of workers, so buckets have other owners.
+    fs::write(
+        prepared.path("gateway.toml"),
+        config.replace("workers = 2", "workers = 3"),
+    )
+    .unwrap();
+    let successor = replace(process.id(), &log);
+    // Both processes admit requests now.
+    let (old, rest) = kept.split_at_mut(10);
+    let by_old = old
+        .iter_mut()
+        .map(|caller| ask(&prepared, caller))
+        .filter(|status| *status == 200)
+        .count();
+    assert_eq!(by_old, 10);
+    let by_new = admitted(&prepared, address, 100);
+    let total = 20 + by_old + by_new;
+    let refilled = usize::try_from(begin.elapsed().as_secs() / 60).unwrap() + 1;
+    // Requests before the change of the rate count as well.
+    assert!(
+        (50..=60 + refilled).contains(&total),
+        "{total} admitted: {by_old} by the old process, {by_new} by the new"
+    );
+    // The old process knows that the bucket is empty.
+    let late = rest
+        .iter_mut()
+        .map(|caller| ask(&prepared, caller))
+        .filter(|status| *status == 200)
+        .count();
+    assert!(late <= refilled, "{late} admitted by the old process");
+    successor.stop();
+}
+
+#[test]
+fn a_restart_keeps_the_levels_of_rate_limits() {
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
+    let (
+        Served {
+            mut process,
+            address,
+            admin_address,
+            ..
+        },
+        agent,
+    ) = prepared.start(&backend.url);
+    set_rate(&prepared, admin_address, 10);
+    assert!(admitted(&prepared, address, 20) <= 10);
+    process.signal("TERM");
+    assert_eq!(process.exit_code(), Some(0));
+    let levels = prepared.path("data/last-stop.json");
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&levels).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+
+    let again =
+        config_text(&prepared.path("data"), address.port()).replace("workers = 2", "workers = 3");
+    let Served { mut process, .. } = prepared.serve_with(&again);
+    assert!(!levels.exists(), "the levels are used once");
+    let mut caller = prepared.connect(address);
+    caller.send(prepared.get("/"));
+    let response = caller.response();
+    assert_eq!(response.status, 429);
+    let retry_after: u64 = response.header("retry-after").parse().unwrap();
+    assert!((1..=60).contains(&retry_after), "{retry_after}");
+    process.signal("TERM");
+    assert_eq!(process.exit_code(), Some(0));
+
+    // An unreadable file does not prevent a start.
+    fs::write(&levels, "{").unwrap();
+    let Served { process, .. } = prepared.serve_with(&again);
+    // The rate limit is checked before the tunnel, which may be missing.
+    assert!([200, 504].contains(&ask(&prepared, &mut prepared.connect(address))));
+    drop((process, agent));
+}
+
+#[test]
+fn callers_wait_for_their_agent_after_a_restart() {
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
+    let (
+        Served {
+            mut process,
+            address,
+            ..
+        },
+        agent,
+    ) = prepared.start(&backend.url);
+    // On a busy machine, the agent can take longer than callers wait.
+    let answered = (0..3).any(|_| {
+        process.signal("TERM");
+        assert_eq!(process.exit_code(), Some(0));
+        let stored = fs::read_to_string(prepared.path("data/last-stop.json")).unwrap();
+        assert!(stored.contains(r#""tunnels":{"demo--echo":1}"#), "{stored}");
+        process = prepared
+            .serve_with(&config_text(&prepared.path("data"), address.port()))
+            .process;
+        let status = ask(&prepared, &mut prepared.connect(address));
+        assert!([200, 504].contains(&status), "{status}");
+        prepared.wait_for_tunnel(address);
+        status == 200
+    });
+    assert!(answered);
+    drop(agent);
+}
+
+/// Sends requests on one kept connection after another until one is refused with `code`, within [`REVOKED_WITHIN`].
+fn wait_until_refused(prepared: &Prepared, kept: &mut Vec<Caller>, code: &str) {
+    let pause = REVOKED_WITHIN / u32::try_from(kept.len()).unwrap();
+    within_a_second(code, || {
+        while let Some(mut caller) = kept.pop() {
+            caller.send(prepared.get("/"));
+            let response = caller.response();
+            if response.status != 200 && response.code() == code {
+                return;
+            }
+            std::thread::sleep(pause);
+        }
+        panic!("no request is refused with {code}");
+    });
+}
+
+#[test]
+fn revocations_reach_replaced_processes() {
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
+    let (
+        Served {
+            mut process,
+            address,
+            admin_address,
+            log,
+        },
+        _agent,
+    ) = prepared.start(&backend.url);
+    let mut running = prepared.connect(address);
+    let mut others = kept_connections(&prepared, address, 30);
+    running.send(prepared.get("/held"));
+    let mut kept = others.split_off(15);
+    let second = replace(process.id(), &log);
+    // A chain of three processes: the first two drain.
+    let third = replace(second.0, &log);
+
+    let key = format!("/accounts/demo/service-keys/{}", prepared.key_id());
+    assert_eq!(
+        prepared.administer(admin_address, "DELETE", &key, &json!({})),
+        204
+    );
+    wait_until_refused(&prepared, &mut others, "GW_SERVICE_KEY_INVALID");
+    assert_eq!(
+        prepared.administer(
+            admin_address,
+            "PATCH",
+            SERVICE,
+            &json!({ "enabled": false })
+        ),
+        200
+    );
+    wait_until_refused(&prepared, &mut kept, "GW_SERVICE_DISABLED");
+    // The running request is not affected, but needs its agent.
+    let agents = fs::read(prepared.path("agent/agent.json")).unwrap();
+    let agent: Value = serde_json::from_slice(&agents).unwrap();
+    let agent = format!(
+        "/accounts/demo/agents/{}/revoke",
+        agent["agent_id"].as_str().unwrap()
+    );
+    assert_eq!(
+        prepared.administer(admin_address, "POST", &agent, &json!({})),
+        200
+    );
+    assert_eq!(running.response().code(), "GW_RELAY_ERROR");
+    drop(running);
+    assert_eq!(process.exit_code(), Some(0));
+    third.stop();
+    drop(second);
+}
+
+/// Adds an account with many services.
+fn add_services(prepared: &Prepared, count: usize) {
+    let account = AccountId::new("many").unwrap();
+    let service = |number: usize| {
+        StoredRecord::Service(ServiceRecord {
+            account: account.clone(),
+            id: ServiceId::new(&format!("{number:0>56}")).unwrap(),
+            settings: ServiceSettings::default(),
+            created_at: Timestamp(1),
+        })
+    };
+    assert!(serde_json::to_string(&service(0)).unwrap().len() * count > 64 * 1024 * 1024);
+    let of_account = StoredRecord::Account(AccountRecord {
+        id: account.clone(),
+        capture_allowed: false,
+        created_at: Timestamp(1),
+    });
+    let steps: Vec<Step> = [of_account]
+        .into_iter()
+        .chain((0..count).map(service))
+        .map(Step::Put)
+        .collect();
+    let entry = AuditEntry {
+        at: Timestamp(1),
+        actor: "test".to_owned(),
+        action: "put".into(),
+        account: None,
+        target: String::new(),
+        detail: Value::Null,
+    };
+    let mut store = SqliteStore::open(&StoreSource::sqlite_in(&prepared.path("data"))).unwrap();
+    store.commit(&Position::default(), &steps, &entry).unwrap();
+}
+
+#[test]
+fn a_revocation_reaches_a_replaced_process_with_more_records_than_fit_into_a_message() {
+    let _turn = turn();
+    let prepared = Prepared::new();
+    // For measurements by hand.
+    let count = std::env::var("GW_TEST_SERVICES")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(MANY_SERVICES);
+    add_services(&prepared, count);
+    let backend = HeldBackend::start();
+    let (
+        Served {
+            process,
+            address,
+            admin_address,
+            log,
+        },
+        _agent,
+    ) = prepared.start(&backend.url);
+    let mut running = prepared.connect(address);
+    let mut kept = kept_connections(&prepared, address, 30);
+    running.send(prepared.get("/held"));
+    let successor = replace(process.id(), &log);
+    let key = format!("/accounts/demo/service-keys/{}", prepared.key_id());
+    assert_eq!(
+        prepared.administer(admin_address, "DELETE", &key, &json!({})),
+        204
+    );
+    let asked = Instant::now();
+    wait_until_refused(&prepared, &mut kept, "GW_SERVICE_KEY_INVALID");
+    eprintln!(
+        "a key refused by a replaced process after {:?}, with {count} services",
+        asked.elapsed()
+    );
+    backend.release();
+    assert_eq!(running.response().status, 200);
+    drop(successor);
+}
+
+#[test]
+fn a_process_without_its_successor_refuses_new_requests_and_finishes_running_ones() {
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
+    let (
+        Served {
+            mut process,
+            address,
+            admin_address,
+            log,
+        },
+        _agent,
+    ) = prepared.start(&backend.url);
+    let mut running = prepared.connect(address);
+    let mut kept = kept_connections(&prepared, address, 10);
+    running.send(prepared.get("/held"));
+    let second = replace(process.id(), &log);
+    // Changes are passed from one process to the next, so the second successor matters as well.
+    let third = replace(second.0, &log);
+    assert!(send_signal(third.0, "KILL"));
+    // Without a successor the process would not learn of revocations.
+    wait_until_refused(&prepared, &mut kept, "GW_OVERLOADED");
+    backend.release();
+    assert_eq!(running.response().status, 200);
+    drop((running, kept));
+    assert_eq!(process.exit_code(), Some(0));
+    eventually("the second process has ended", || {
+        second.has_ended().then_some(())
+    });
+    assert!(admin_is_gone(admin_address));
+}
+
+fn admin_is_gone(address: SocketAddr) -> bool {
+    std::net::TcpStream::connect(address).is_err() || admin(address, "/healthz").0 != 200
+}

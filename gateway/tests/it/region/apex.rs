@@ -1,0 +1,106 @@
+//! A region of several nodes: limits of apex requests per client address and per agent.
+
+use std::time::Instant;
+
+use gw_base::clock::Timestamp;
+use gw_shared::id::EnrollmentId;
+use gw_shared::identity::secret::SecretHash;
+use gw_store::{EnrollmentRecord, StoredRecord};
+use http::Method;
+
+use crate::support::apex::APEX;
+use crate::support::eventually;
+use crate::support::peers::caller::connect_to;
+use crate::support::processes::nodes::Nodes;
+
+const PER_MINUTE: u64 = 6;
+const LIMITS: &str = "token_requests_per_minute = 6\ntrusted_proxies = [\"127.0.0.0/8=off\"]\n";
+
+/// Status of a token request at `node`, which a trusted proxy forwards for `client`.
+fn status(nodes: &Nodes, node: usize, client: &str) -> u16 {
+    let mut caller = connect_to(&nodes.about(node), APEX, &[b"http/1.1"], None);
+    caller.send(format!(
+        "POST /oauth/token HTTP/1.1\r\nHost: {APEX}\r\nX-Forwarded-For: {client}\r\nContent-Length: 0\r\n\r\n"
+    ));
+    caller.try_response(&Method::POST).unwrap().status.as_u16()
+}
+
+#[test]
+fn token_requests_of_an_address_are_limited_over_all_nodes() {
+    let mut nodes = Nodes::start_with(3, LIMITS);
+    let began = Instant::now();
+    // Different nodes own these addresses.
+    let clients: Vec<String> = (1..=6)
+        .map(|number| format!("192.0.2.{number}"))
+        .chain(["2001:db8::1".into()])
+        .collect();
+    for client in &clients {
+        let statuses: Vec<u16> = (0..9 * PER_MINUTE as usize)
+            .map(|n| status(&nodes, n % 3, client))
+            .collect();
+        assert!(
+            statuses.iter().all(|status| [400, 429].contains(status)),
+            "{statuses:?}"
+        );
+        let admitted = statuses.iter().filter(|status| **status == 400).count() as u64;
+        // Refilled meanwhile: one request in ten seconds.
+        let most = PER_MINUTE + began.elapsed().as_secs() / 10 + 1;
+        assert!(
+            (PER_MINUTE..=most).contains(&admitted),
+            "{admitted} of at most {most} from {client}"
+        );
+    }
+    // Without the node that owns an address, the limit of each other node holds.
+    nodes.stop(2);
+    for client in (1..=6).map(|number| format!("198.51.100.{number}")) {
+        assert_eq!(
+            [0, 1].map(|node| status(&nodes, node, &client)),
+            [400, 400],
+            "{client}"
+        );
+        assert!(
+            (0..=2 * PER_MINUTE).any(|_| status(&nodes, 0, &client) == 429),
+            "{client}"
+        );
+    }
+}
+
+#[test]
+fn requests_of_an_agent_are_limited_over_all_nodes() {
+    const PER_MINUTE: u64 = 60;
+    let nodes = Nodes::start_with(3, LIMITS);
+    let enrollment = EnrollmentRecord {
+        id: EnrollmentId::random(),
+        secret: SecretHash::of("gw_es_0"),
+        expires_at: Timestamp::now().after(std::time::Duration::from_hours(1)),
+    };
+    let target = format!("/enroll/status?enrollment_id={}", enrollment.id);
+    for node in 0..3 {
+        let control = nodes.gateway(node).control();
+        let mut agent = control.records().agents.into_values().next().unwrap();
+        agent.enrollment = Some(Box::new(enrollment.clone()));
+        control.put(&StoredRecord::Agent(agent)).unwrap();
+    }
+    let poll = |node: usize| {
+        let mut caller = connect_to(&nodes.about(node), APEX, &[b"http/1.1"], None);
+        caller.send(format!(
+            "GET {target} HTTP/1.1\r\nHost: {APEX}\r\nAuthorization: Bearer gw_es_0\r\n\r\n"
+        ));
+        caller.try_response(&Method::GET).unwrap().status.as_u16()
+    };
+    // A node's workers use the record a moment after it was stored.
+    (0..3).for_each(|node| eventually("the agent is known", || (poll(node) == 200).then_some(())));
+    let began = Instant::now();
+    let statuses: Vec<u16> = (0..3 * PER_MINUTE as usize).map(|n| poll(n % 3)).collect();
+    assert!(
+        statuses.iter().all(|status| [200, 429].contains(status)),
+        "{statuses:?}"
+    );
+    let admitted = statuses.iter().filter(|status| **status == 200).count() as u64;
+    // Refilled meanwhile: one request a second. Those before are missing.
+    let most = PER_MINUTE + began.elapsed().as_secs() + 1;
+    assert!(
+        (PER_MINUTE / 2..=most).contains(&admitted),
+        "{admitted} of at most {most}"
+    );
+}

@@ -1,0 +1,176 @@
+//! Nodes of a region whose messages others refuse: not after a rejoin, and visible while it lasts.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::{Value, json};
+
+use crate::support::eventually;
+use crate::support::peers::{backend, node_peer};
+use crate::support::processes::process;
+use crate::support::processes::region::Region;
+use crate::support::processes::successor::admin;
+
+const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+
+/// The other nodes of a region, as a node shows them.
+fn others(region: &Region, node: usize) -> Vec<Value> {
+    let status = region.status(node);
+    let nodes = status["nodes"].as_array().cloned().unwrap_or_default();
+    nodes
+        .into_iter()
+        .filter(|other| other["slot"] != status["node"])
+        .collect()
+}
+
+fn wait_until_dead(region: &Region, observer: usize) {
+    eventually("the node is declared dead", || {
+        others(region, observer)
+            .iter()
+            .any(|other| other["state"] == "dead")
+            .then_some(())
+    });
+}
+
+#[test]
+fn a_node_that_was_frozen_is_accepted_again_and_keeps_levels_and_its_lease() {
+    let refuse = "isolation = \"refuse\"\nmax_staleness_seconds = 10\n";
+    let Some(mut region) = Region::start_with(3, false, refuse) else {
+        return;
+    };
+    let _agent = region.run_agent(&backend::answering(OK));
+    let owner = region.owner();
+    let other = (owner + 1) % 3;
+    let third = (owner + 2) % 3;
+    region.node(owner).process.signal("STOP");
+    wait_until_dead(&region, other);
+    region.node(owner).process.signal("CONT");
+    region.wait_for_members(3);
+    assert_eq!(region.owner(), owner);
+    for node in 0..3 {
+        eventually("no node refuses the messages of another", || {
+            others(&region, node)
+                .iter()
+                .all(|other| other["refusal"].is_null())
+                .then_some(())
+        });
+    }
+    // The owners hear each other: an outage of PostgreSQL suspends none of them.
+    region.postgres.stop();
+    for node in [owner, other] {
+        eventually("the outage lasts longer than max_staleness_seconds", || {
+            (region.status(node)["engine_silence_seconds"].as_f64()? > 13.0).then_some(())
+        });
+        assert_eq!(region.status(node)["standing"], "isolated");
+        assert_eq!(region.request(node), "200");
+    }
+    region.postgres.resume();
+    region.wait_for_members(3);
+    // The levels of buckets arrive at the next owner.
+    let limit = json!({ "burst": 3, "refill_per_minute": 1 });
+    assert_eq!(
+        region.patch(owner, "/api/v1/accounts/demo/services/echo", &limit),
+        (200, None)
+    );
+    eventually("the bucket is empty", || {
+        (region.request(other) == "429 GW_RATE_LIMIT_EXCEEDED").then_some(())
+    });
+    region.node(owner).process.signal("TERM");
+    assert_eq!(
+        region.nodes[owner].take().unwrap().process.exit_code(),
+        Some(0)
+    );
+    for node in [other, third] {
+        assert_eq!(
+            region.request(node),
+            "429 GW_RATE_LIMIT_EXCEEDED",
+            "a second burst at node {node}"
+        );
+    }
+}
+
+#[test]
+fn a_refusal_that_lasts_is_shown() {
+    const REFUSED: &str = "HTTP/1.1 403 Forbidden\r\nContent-Length: 8\r\n\r\nbecause\n";
+    const TAKEN: &str = "HTTP/1.1 204 No Content\r\n\r\n";
+    let Some(mut region) = Region::start(2) else {
+        return;
+    };
+    let slot = region.status(1)["node"].clone();
+    let session = region.postgres.sql(&format!(
+        "SELECT replace(session::text, '-', '') FROM gw.nodes WHERE slot = {slot}"
+    ));
+    region.kill(1);
+    let refuses = Arc::new(AtomicBool::new(true));
+    let answer = Arc::clone(&refuses);
+    let answer = move || {
+        if answer.load(Ordering::Relaxed) {
+            REFUSED
+        } else {
+            TAKEN
+        }
+    };
+    let uri = format!("gw://eu1.gw.localhost/node/{slot}/{}", session.trim());
+    node_peer::serve_in_place(&region.data(0), &uri, region.peer_listen(1), answer);
+
+    let refusal = eventually("the other node refuses the messages", || {
+        let refusal = others(&region, 0).first()?["refusal"].clone();
+        (refusal["seconds"].as_f64()? > 3.0).then_some(refusal)
+    });
+    assert_eq!(refusal["reason"], "403 Forbidden: because");
+    assert_eq!(region.metric(0, "gw_region_refused_by"), 1.0);
+    let line = region
+        .node(0)
+        .log
+        .line_with("another node refuses the messages of this one");
+    assert!(line.contains("403 Forbidden: because"), "{line}");
+    // It does not hear the other either: a balancer keeps it.
+    assert!(
+        admin(region.node(0).admin_address, "/readyz")
+            .1
+            .ends_with("ready\n")
+    );
+
+    let config = region.config(0).with_extension("status.toml");
+    let port = format!("admin_listen = \"{}\"", region.node(0).admin_address);
+    let text = fs::read_to_string(region.config(0)).unwrap();
+    fs::write(
+        &config,
+        text.replace("admin_listen = \"127.0.0.1:0\"", &port),
+    )
+    .unwrap();
+    let status = |options: &[&str]| {
+        let output = process::gw_gateway()
+            .args(["region", "status", "--config"])
+            .arg(&config)
+            .args(options)
+            .output();
+        String::from_utf8(output.unwrap().stdout).unwrap()
+    };
+    let out = status(&[]).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        out.contains("This node: ") && out.contains(&format!(" refused by node {slot} for ")),
+        "{out}"
+    );
+    let json: Value = serde_json::from_str(&status(&["--json"])).unwrap();
+    let nodes = json["this_node"]["nodes"].as_array().unwrap();
+    assert!(
+        nodes
+            .iter()
+            .any(|node| node["refusal"]["reason"] == "403 Forbidden: because"),
+        "{json}"
+    );
+
+    refuses.store(false, Ordering::Relaxed);
+    let line = region.node(0).log.find(|line| {
+        let line = line.to_string();
+        line.contains("messages of this one").then_some(line)
+    });
+    assert!(
+        line.contains("another node accepts the messages of this one again"),
+        "logged once: {line}"
+    );
+    assert!(others(&region, 0)[0]["refusal"].is_null());
+    assert_eq!(region.metric(0, "gw_region_refused_by"), 0.0);
+}

@@ -1,0 +1,541 @@
+//! A region of several nodes: requests whose service another node owns.
+
+mod owner;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use http::Method;
+
+use crate::support::peers::caller::HOST;
+use crate::support::peers::http1_peer::{Peer, fields};
+use crate::support::peers::http2_caller::on_a_reactor;
+use crate::support::peers::node_peer::{Identity, certificate};
+use crate::support::peers::{backend, http2_caller, node_peer};
+use crate::support::processes::nodes::Nodes;
+use crate::support::{SOON, eventually};
+
+/// A backend that answers by path: see the tests.
+fn any_path() -> String {
+    backend::start(|mut peer| {
+        while let Ok(head) = peer.request_head() {
+            if head.upgrade.is_some() {
+                peer.send("HTTP/1.1 101 X\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nX-Echo: twice\r\n\r\nhello ");
+                return double(&mut peer);
+            }
+            match head.target.path() {
+                "/hints" => {
+                    peer.send("HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\n\r\n");
+                    if head.expects_continue {
+                        peer.send("HTTP/1.1 100 Continue\r\n\r\n");
+                    }
+                }
+                "/cut" => {
+                    peer.send("HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\nbegin");
+                    return;
+                }
+                _ => {}
+            }
+            let Ok((body, trailers)) = peer.body(head.framing) else {
+                return;
+            };
+            match head.target.path() {
+                "/none" => peer.send("HTTP/1.1 204 No Content\r\nX-A: 1\r\n\r\n"),
+                "/same" => peer.send("HTTP/1.1 304 Not Modified\r\nETag: \"a\"\r\n\r\n"),
+                "/empty" => peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"),
+                "/head" => peer.send("HTTP/1.1 200 OK\r\nContent-Length: 1234\r\n\r\n"),
+                "/whole" => {
+                    peer.send(format!(
+                        "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n",
+                        body.len()
+                    ));
+                    peer.send(body);
+                }
+                _ => {
+                    peer.send(
+                        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: x-check\r\n\r\n",
+                    );
+                    for piece in body.chunks(100_000) {
+                        peer.send(format!("{:x}\r\n", piece.len()));
+                        peer.send(piece);
+                        peer.send("\r\n");
+                    }
+                    let check = trailers
+                        .get("x-check")
+                        .map_or("none", |value| value.to_str().unwrap());
+                    peer.send(format!("0\r\nx-check: {check}\r\n\r\n"));
+                }
+            }
+        }
+    })
+}
+
+fn double(peer: &mut Peer<TcpStream>) {
+    while let Ok(byte) = peer.bytes(1) {
+        peer.send([byte[0], byte[0]]);
+    }
+    peer.send("bye");
+    drop(peer.stream.shutdown(Shutdown::Write));
+}
+
+/// Two nodes with an agent in front of `backend`; also returns the owner of the service and the other node.
+fn with_agent(backend: &str) -> (Nodes, gw_agent::AgentHandle, usize, usize) {
+    let nodes = Nodes::start(2);
+    let (owner, other) = nodes.owner_and_other();
+    let agent = nodes.run_agent(other, backend);
+    nodes.wait_for_tunnel(owner);
+    (nodes, agent, owner, other)
+}
+
+/// Waits until no request is left on any tunnel or link.
+fn wait_until_idle(nodes: &Nodes, owner: usize) {
+    eventually("no request is left", || {
+        let reports = nodes.gateway(owner).control().reports();
+        let served: usize = reports
+            .iter()
+            .map(|report| report.node_requests + report.crossings_served)
+            .sum();
+        let on_tunnels: usize = nodes
+            .tunnels(owner)
+            .iter()
+            .map(|tunnel| tunnel.in_flight)
+            .sum();
+        (served + on_tunnels == 0).then_some(())
+    });
+}
+
+/// Bytes that a node has charged for relayed requests.
+fn charged(nodes: &Nodes, node: usize) -> usize {
+    nodes
+        .gateway(node)
+        .control()
+        .reports()
+        .iter()
+        .map(|report| report.relay_bytes)
+        .sum()
+}
+
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at % 253) as u8).collect()
+}
+
+#[test]
+fn a_short_body_is_charged_before_it_arrives() {
+    const LENGTH: usize = 60_000;
+    let (nodes, _agent, owner, other) = with_agent(&any_path());
+    let body = pattern(LENGTH);
+    let mut caller = nodes.connect(other);
+    caller.send(nodes.request("POST /whole", &format!("Content-Length: {LENGTH}\r\n\r\n")));
+    caller.send(&body[..1000]);
+    eventually("the body is charged", || {
+        (charged(&nodes, other) >= LENGTH).then_some(())
+    });
+    assert_eq!(charged(&nodes, owner), 0, "the request was not sent");
+    caller.send(&body[1000..]);
+    assert_eq!(caller.response().body, body);
+    eventually("nothing is charged", || {
+        (charged(&nodes, other) + charged(&nodes, owner) == 0).then_some(())
+    });
+}
+
+#[test]
+fn requests_at_any_node_reach_the_backend() {
+    let (nodes, _agent, owner, other) = with_agent(&any_path());
+    for node in [owner, other] {
+        let mut caller = nodes.connect(node);
+        for length in [0, 1, 65_536, 65_537, 3_000_000] {
+            let body = pattern(length);
+            for path in ["/whole", "/chunked"] {
+                caller.send(nodes.request(
+                    &format!("POST {path}"),
+                    &format!("Content-Length: {length}\r\n\r\n"),
+                ));
+                caller.send(&body);
+                let response = caller.response();
+                assert!(
+                    response.status == 200 && response.body == body,
+                    "{path} {length} at node {node}"
+                );
+            }
+        }
+        for (method, path, status) in [
+            (Method::GET, "/none", 204),
+            (Method::GET, "/same", 304),
+            (Method::GET, "/empty", 200),
+            (Method::HEAD, "/head", 200),
+            (Method::OPTIONS, "/chunked", 200),
+        ] {
+            caller.send(nodes.request(&format!("{method} {path}"), "\r\n"));
+            let response = caller.response_to(&method);
+            assert_eq!(
+                (response.status.as_u16(), response.body.len()),
+                (status, 0),
+                "{path}"
+            );
+            assert!(!response.header("x-gw-request-id").is_empty());
+            let own = fields(&response.headers)
+                .into_keys()
+                .filter(|name| name.starts_with("x-gw-node"));
+            assert_eq!(own.count(), 0);
+        }
+    }
+    // The first request is counted when the owner has answered.
+    assert_eq!(
+        (
+            nodes.total(other, "requests_crossing_nodes"),
+            nodes.total(owner, "requests_crossing_nodes")
+        ),
+        (15, 0)
+    );
+    wait_until_idle(&nodes, owner);
+}
+
+#[test]
+fn trailers_and_interim_responses_pass() {
+    let (nodes, _agent, owner, other) = with_agent(&any_path());
+    let mut caller = nodes.connect(other);
+    caller.send(nodes.request("POST /chunked", "Transfer-Encoding: chunked\r\n\r\n"));
+    caller.send("5\r\nhello\r\n0\r\nx-check: 7\r\n\r\n");
+    let response = caller.response();
+    assert_eq!(
+        (&response.body[..], &response.trailers["x-check"]),
+        (&b"hello"[..], &"7".parse().unwrap())
+    );
+    caller.send(nodes.request(
+        "POST /hints",
+        "Content-Length: 5\r\nExpect: 100-continue\r\n\r\n",
+    ));
+    assert_eq!(caller.response_head(&Method::POST).unwrap().status, 103);
+    assert_eq!(caller.response_head(&Method::POST).unwrap().status, 100);
+    caller.send("later");
+    assert_eq!(caller.response().body, b"later");
+    wait_until_idle(&nodes, owner);
+}
+
+#[test]
+fn http2_callers_are_served() {
+    let (nodes, _agent, owner, other) = with_agent(&any_path());
+    on_a_reactor(async {
+        let caller =
+            http2_caller::connect_to(&nodes.about(other), &h2::client::Builder::new()).await;
+        assert_eq!(caller.get("/none").await.status, 204);
+        let (response, mut upload) = caller
+            .begin(caller.request(&Method::POST, "/chunked"), false)
+            .await;
+        upload.send_data("some ".into(), false).unwrap();
+        upload.send_data("text".into(), false).unwrap();
+        let trailers = std::iter::once((
+            http::HeaderName::from_static("x-check"),
+            "9".parse().unwrap(),
+        ))
+        .collect();
+        upload.send_trailers(trailers).unwrap();
+        assert_eq!(http2_caller::whole(response).await.body, b"some text");
+        let short = caller
+            .request(&Method::POST, "/whole")
+            .header("content-length", 3);
+        let (response, mut upload) = caller.begin(short, false).await;
+        upload.send_data("abc".into(), false).unwrap();
+        upload.send_trailers(http::HeaderMap::new()).unwrap();
+        assert_eq!(http2_caller::whole(response).await.body, b"abc");
+    });
+    wait_until_idle(&nodes, owner);
+}
+
+#[test]
+fn protocols_are_switched_and_each_half_ends_separately() {
+    let (nodes, _agent, owner, other) = with_agent(&any_path());
+    let mut caller = nodes.connect(other);
+    caller.send(nodes.request(
+        "GET /",
+        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: a\r\n\r\n",
+    ));
+    let head = caller.response_head(&Method::GET).unwrap();
+    assert_eq!(
+        (
+            head.status.as_u16(),
+            head.headers["x-echo"].to_str().unwrap()
+        ),
+        (101, "twice")
+    );
+    assert_eq!(caller.bytes(6).unwrap(), b"hello ");
+    for byte in *b"abc" {
+        caller.send([byte]);
+        assert_eq!(caller.bytes(2).unwrap(), [byte, byte]);
+    }
+    caller.stream.conn.send_close_notify();
+    caller.stream.flush().unwrap();
+    caller.stream.sock.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(caller.bytes(3).unwrap(), b"bye");
+    assert!(caller.is_closed());
+    wait_until_idle(&nodes, owner);
+}
+
+#[test]
+fn a_caller_that_leaves_cancels_its_request_at_the_backend() {
+    let (arrived, arrivals) = mpsc::channel();
+    let (left, seen) = mpsc::channel();
+    let (nodes, _agent, owner, other) = with_agent(&backend::start(move |mut peer| {
+        while let Ok(head) = peer.request_head() {
+            if head.target.path() == "/hang" {
+                arrived.send(()).unwrap();
+                if peer.body(head.framing).is_ok() {
+                    left.send(peer.is_closed()).unwrap();
+                }
+                return;
+            }
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+        }
+    }));
+    for rest in [
+        "\r\n",
+        "Content-Length: 3\r\n\r\nabc",
+        "Content-Length: 1000000\r\n\r\nabc",
+    ] {
+        let mut caller = nodes.connect(other);
+        caller.send(nodes.request("POST /hang", rest));
+        arrivals.recv_timeout(SOON).unwrap();
+        drop(caller);
+        if !rest.contains("1000000") {
+            assert!(
+                seen.recv_timeout(SOON).unwrap(),
+                "the backend sees the end of {rest:?}"
+            );
+        }
+        wait_until_idle(&nodes, owner);
+    }
+}
+
+#[test]
+fn a_slow_reader_holds_up_the_backend() {
+    const LENGTH: usize = 400_000_000;
+    let (nodes, _agent, owner, other) = with_agent(&backend::start(|mut peer| {
+        while let Ok(head) = peer.request_head() {
+            if head.target.path() == "/small" {
+                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+                continue;
+            }
+            peer.send(format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: {LENGTH}\r\n\r\n"
+            ));
+            let piece = [7; 64 * 1024];
+            let mut left = LENGTH;
+            while left > 0
+                && peer
+                    .stream
+                    .write_all(&piece[..left.min(piece.len())])
+                    .is_ok()
+            {
+                left = left.saturating_sub(piece.len());
+            }
+        }
+    }));
+    let mut caller = nodes.connect(other);
+    caller.send(nodes.request("GET /", "\r\n"));
+    let head = caller.response_head(&Method::GET).unwrap();
+    assert_eq!(head.status, 200);
+    // Held bytes stay within windows, however long the caller does not read. Each response on the same tunnel gives the
+    // stalled one a turn to send a frame of 16 KiB: without windows, these turns would send 16 MiB.
+    eventually("the tunnel holds bytes", || {
+        (nodes.tunnels(owner)[0].held_bytes > 0).then_some(())
+    });
+    let mut others = nodes.connect(other);
+    for _ in 0..1024 {
+        others.send(nodes.request("GET /small", "\r\n"));
+        assert_eq!(others.response().body, b"ok");
+        let held = nodes.tunnels(owner)[0].held_bytes;
+        assert!(held <= 8 << 20, "{held}");
+    }
+    drop(caller);
+    wait_until_idle(&nodes, owner);
+}
+
+#[test]
+fn a_response_that_breaks_off_is_cut() {
+    let (nodes, _agent, owner, other) = with_agent(&any_path());
+    let mut caller = nodes.connect(other);
+    caller.send(nodes.request("GET /cut", "\r\n"));
+    assert!(caller.try_response(&Method::GET).is_err());
+    wait_until_idle(&nodes, owner);
+}
+
+/// The first frame of a link to `node` with this certificate, or nothing if the node ends the connection.
+fn first_frame(nodes: &Nodes, node: usize, alpn: &[u8], identity: Option<Identity>) -> Vec<u8> {
+    let mut stream = node_peer::connect(nodes, node, alpn, identity);
+    let mut frame = vec![0; 12];
+    match stream.read_exact(&mut frame) {
+        Ok(()) => frame,
+        Err(_) => Vec::new(),
+    }
+}
+
+#[test]
+fn only_nodes_can_open_links() {
+    let nodes = Nodes::start(2);
+    let uri = |path: &str| format!("gw://eu1.gw.localhost/{path}");
+    let session = format!("{:032x}", Nodes::session(1));
+    let node = certificate(&nodes, &uri(&format!("node/1/{session}")));
+    // HELLO, with 8,192 streams.
+    let hello = [1, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0x20, 0];
+    assert_eq!(
+        first_frame(
+            &nodes,
+            0,
+            b"gw-peer/2",
+            Some((node.0.clone(), node.1.clone_key()))
+        ),
+        hello
+    );
+    let agent = node_peer::agent_certificate(&nodes);
+    for (count, (alpn, identity)) in [
+        (&b"gw-peer/2"[..], Some(agent)),
+        (b"gw-peer/2", None),
+        (b"gw-tunnel/2", Some((node.0.clone(), node.1.clone_key()))),
+        (
+            b"gw-peer/2",
+            Some(certificate(&nodes, &uri(&format!("node/1024/{session}")))),
+        ),
+        (b"gw-peer/2", Some(certificate(&nodes, &uri("node/1/1")))),
+        (
+            b"gw-peer/2",
+            Some(certificate(
+                &nodes,
+                &format!("gw://eu2.gw.localhost/node/1/{session}"),
+            )),
+        ),
+        (b"gw-peer/2", Some(node_peer::ended_certificate(&nodes, 1))),
+        (b"gw-peer/2", Some(node_peer::ended_certificate(&nodes, 2))),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        assert_eq!(first_frame(&nodes, 0, alpn, identity), b"", "case {count}");
+        let refused =
+            || (nodes.turned_away(0, "node_unverified") == count as u64 + 1).then_some(());
+        eventually("the refusal is counted", refused);
+    }
+}
+
+#[test]
+fn a_node_has_no_tunnel() {
+    let nodes = Nodes::start(2);
+    let (owner, _) = nodes.owner_and_other();
+    let uri = format!("gw://eu1.gw.localhost/node/1/{:032x}", Nodes::session(1));
+    let identity = certificate(&nodes, &uri);
+    let mut peer = crate::support::peers::caller::connect_to(
+        &nodes.about(owner),
+        HOST,
+        &[b"gw-tunnel/2"],
+        Some(identity),
+    );
+    peer.send(gw_shared::tunnel::handshake::request(HOST, None));
+    assert_eq!(peer.response().code(), "GW_AGENT_CERTIFICATE_REQUIRED");
+}
+
+#[test]
+fn requests_that_wait_for_a_tunnel_are_never_more_at_once_than_its_slots() {
+    const REQUESTS: usize = 300;
+    // Takes its time, so that requests released all at once would exceed the slots of the agent.
+    let slow = backend::start(|mut peer| {
+        while peer.request().is_ok() {
+            std::thread::sleep(Duration::from_millis(5));
+            peer.send("HTTP/1.1 204 No Content\r\n\r\n");
+        }
+    });
+    let nodes = &Nodes::start(2);
+    let (owner, _) = nodes.owner_and_other();
+    let (done, answered) = mpsc::channel::<()>();
+    let statuses = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            eventually("all requests wait", || {
+                let reports = nodes.gateway(owner).control().reports();
+                (reports
+                    .iter()
+                    .map(|report| report.crossings_served)
+                    .sum::<usize>()
+                    == REQUESTS)
+                    .then_some(())
+            });
+            let _agent = nodes.run_agent(owner, &slow);
+            // Fails when the test has failed.
+            let _ = answered.recv();
+        });
+        let statuses = on_a_reactor(async {
+            let mut connections = Vec::new();
+            for _ in 0..REQUESTS / 100 {
+                connections.push(
+                    http2_caller::connect_to(&nodes.about(owner), &h2::client::Builder::new())
+                        .await,
+                );
+            }
+            let mut responses = Vec::new();
+            for connection in &connections {
+                for _ in 0..100 {
+                    responses.push(
+                        connection
+                            .begin(connection.request(&Method::GET, "/"), true)
+                            .await
+                            .0,
+                    );
+                }
+            }
+            let mut statuses = Vec::new();
+            for response in responses {
+                statuses.push(http2_caller::whole(response).await);
+            }
+            statuses
+        });
+        drop(done);
+        statuses
+    });
+    let of = |status| {
+        statuses
+            .iter()
+            .filter(|response| response.status == status)
+            .count()
+    };
+    // On a busy machine, the agent can take longer than the requests wait.
+    assert_eq!(
+        of(204) + of(504),
+        REQUESTS,
+        "{:?}",
+        statuses
+            .iter()
+            .find(|response| ![204, 504].contains(&response.status.as_u16()))
+    );
+    assert!(of(204) > 0);
+}
+
+#[test]
+fn a_node_with_another_session_opens_links_with_its_certificate() {
+    let nodes = Nodes::start(2);
+    let (owner, other) = nodes.owner_and_other();
+    let _agent = nodes.run_agent(owner, &any_path());
+    nodes.wait_for_tunnel(owner);
+    let links = || {
+        nodes
+            .gateway(other)
+            .control()
+            .reports()
+            .iter()
+            .map(|report| report.node_links)
+            .sum::<usize>()
+    };
+    let send = || {
+        let mut caller = nodes.connect(other);
+        caller.send(nodes.request("GET /none", "\r\n"));
+        assert_eq!(caller.response().status, 204);
+    };
+    send();
+    assert_eq!(links(), 1);
+    nodes.renew(other, &[0, 1]);
+    assert_eq!(
+        links(),
+        0,
+        "the link shows the certificate of the earlier session"
+    );
+    send();
+    assert_eq!(links(), 1);
+}

@@ -1,0 +1,189 @@
+//! What the node that owns a service refuses, and requests whose owner changes or is lost.
+
+use gw_base::service::rate::Rate;
+use gw_control_plane::control::Actor;
+use gw_control_plane::control::records::caller_secret;
+use gw_shared::id::KeyId;
+use gw_store::StoredRecord;
+
+use super::{any_path, with_agent};
+use crate::support::eventually;
+use crate::support::peers::backend;
+use crate::support::processes::nodes::Nodes;
+
+#[test]
+fn errors_of_the_owner_pass() {
+    let (refusing, address) = backend::refusing();
+    let (nodes, agent, owner, other) = with_agent(&format!("http://{address}"));
+    let ask = |rest: &str| {
+        let mut caller = nodes.connect(other);
+        caller.send(nodes.request("POST /", rest));
+        caller.response()
+    };
+    for rest in [
+        "\r\n",
+        "Content-Length: 3\r\n\r\nabc",
+        "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ] {
+        let response = ask(rest);
+        assert_eq!(
+            (response.status.as_u16(), response.code().as_str()),
+            (502, "GW_BACKEND_UNREACHABLE"),
+            "{rest:?}"
+        );
+        let text = String::from_utf8(response.body).unwrap();
+        assert!(text.contains("refused"), "{text}");
+    }
+    drop(refusing);
+    agent.drain();
+    eventually("the tunnel is closed", || {
+        nodes.tunnels(owner).is_empty().then_some(())
+    });
+    for rest in ["\r\n", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"] {
+        let response = ask(rest);
+        assert_eq!(
+            (response.status.as_u16(), response.code().as_str()),
+            (504, "AGENT_UNAVAILABLE")
+        );
+    }
+    let control = nodes.gateway(owner).control();
+    let mut service = control.records().services.into_values().next().unwrap();
+    service.settings.rate = Rate::new(1, 1).unwrap();
+    control.put(&StoredRecord::Service(service)).unwrap();
+    ask("\r\n");
+    let response = ask("\r\n");
+    assert_eq!(
+        (response.status.as_u16(), response.code().as_str()),
+        (429, "GW_RATE_LIMIT_EXCEEDED")
+    );
+    let wait: u64 = response.header("retry-after").parse().unwrap();
+    assert!((1..=60).contains(&wait), "{wait}");
+}
+
+#[test]
+fn the_owner_refuses_what_an_administrator_has_revoked_there() {
+    let (nodes, _agent, owner, other) = with_agent(&any_path());
+    let mut caller = nodes.connect(other);
+    caller.send(nodes.request("GET /whole", "\r\n"));
+    assert_eq!(caller.response().status, 200);
+    // The other node does not know of it yet.
+    let control = nodes.gateway(owner).control();
+    let id = nodes.prepared.key_id().to_owned();
+    caller_secret::delete::<KeyId>(control, &Actor::Admin, "demo", &id).unwrap();
+    let refused = eventually("the key is refused", || {
+        caller.send(nodes.request("GET /whole", "\r\n"));
+        Some(caller.response()).filter(|response| response.status != 200)
+    });
+    assert_eq!(
+        (refused.status.as_u16(), refused.code().as_str()),
+        (502, "GW_SERVICE_KEY_INVALID")
+    );
+}
+
+#[test]
+fn nodes_with_contradicting_placements_answer_503_after_one_hop_each() {
+    let mut nodes = Nodes::start(2);
+    let (first, second) = nodes.owner_and_other();
+    nodes.place_at(first, &[second]);
+    nodes.place_at(second, &[first]);
+    let mut caller = nodes.connect(first);
+    for rest in [
+        "\r\n",
+        "Content-Length: 3\r\n\r\nabc",
+        "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ] {
+        caller.send(nodes.request("POST /", rest));
+        let response = caller.response();
+        assert_eq!(
+            (response.status.as_u16(), response.code().as_str()),
+            (503, "GW_NODE_UNAVAILABLE"),
+            "{rest:?}"
+        );
+        assert_eq!(
+            (
+                response.header("retry-after"),
+                response.header("x-gw-status")
+            ),
+            ("1", "NodeUnavailable")
+        );
+        if rest.contains("chunked") {
+            break;
+        }
+    }
+    assert_eq!(
+        (
+            nodes.total(first, "node_retries"),
+            nodes.total(second, "node_retries")
+        ),
+        (6, 0)
+    );
+    assert_eq!(nodes.total(second, "requests_crossing_nodes"), 0);
+}
+
+#[test]
+fn a_request_follows_a_service_that_moves_to_another_node() {
+    let (mut nodes, _agent, owner, other) = with_agent(&any_path());
+    let mut caller = nodes.connect(other);
+    // The owner does not know yet that it owns the service; it learns of it while the request waits.
+    nodes.place_at(owner, &[other]);
+    caller.send(nodes.request("POST /whole", "Content-Length: 4\r\n\r\nwait"));
+    eventually("the request was sent again", || {
+        (nodes.total(other, "node_retries") > 0).then_some(())
+    });
+    nodes.place_at(owner, &[owner, other]);
+    assert_eq!(caller.response().body, b"wait");
+}
+
+#[test]
+fn a_lost_owner_gives_errors_until_the_service_has_moved() {
+    let (mut nodes, _agent, owner, other) = with_agent(&backend::start(|mut peer| {
+        while let Ok(head) = peer.request_head() {
+            if head.target.path() == "/hang" {
+                peer.is_closed();
+                return;
+            }
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+        }
+    }));
+    let mut running = nodes.connect(other);
+    running.send(nodes.request("GET /hang", "\r\n"));
+    eventually("the request is on the tunnel", || {
+        (nodes.tunnels(owner)[0].in_flight == 1).then_some(())
+    });
+    nodes.stop(owner);
+    let response = running.response();
+    assert_eq!(
+        (response.status.as_u16(), response.code().as_str()),
+        (502, "GW_RELAY_ERROR")
+    );
+    // Once the link is closed, nothing reaches a backend.
+    eventually("the node is gone", || {
+        running.send(nodes.request("GET /", "\r\n"));
+        let response = running.response();
+        let status = response.status.as_u16();
+        let code = response.code();
+        assert!(
+            [
+                (502, "GW_RELAY_ERROR"),
+                (503, "GW_OVERLOADED"),
+                (503, "GW_NODE_UNAVAILABLE")
+            ]
+            .contains(&(status, &*code))
+        );
+        (code == "GW_NODE_UNAVAILABLE").then_some(())
+    });
+    // A request that waits for the service to move is served.
+    let mut waiting = nodes.connect(other);
+    waiting.send(nodes.request("GET /", "\r\n"));
+    nodes.place(&[other]);
+    // Unless its agent takes longer than a request waits.
+    let served = waiting.response();
+    assert!(
+        served.status == 200 || served.code() == "AGENT_UNAVAILABLE",
+        "{}",
+        served.status
+    );
+    nodes.wait_for_tunnel(other);
+    running.send(nodes.request("GET /", "\r\n"));
+    assert_eq!(running.response().body, b"ok");
+}

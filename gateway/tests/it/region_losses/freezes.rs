@@ -1,0 +1,206 @@
+//! Nodes whose process stops for a while: requests queue on their sockets, and the records change meanwhile.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use gw_agent::identity::state::StateDir;
+use gw_shared::tunnel::handshake;
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::support::agents::modified_agent;
+use crate::support::apex::APEX;
+use crate::support::eventually;
+use crate::support::peers::backend;
+use crate::support::peers::caller::{Caller, HOST, connect_to};
+use crate::support::peers::gate::Passage;
+use crate::support::peers::http1_peer::Response;
+use crate::support::processes::region::Region;
+
+const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+/// Shorter than the lease of a node, which the others therefore do not declare dead.
+const FREEZE: Duration = Duration::from_millis(2500);
+
+/// Stops the process of a node while it changes the region by `change` at another one, for [`FREEZE`] at least.
+fn frozen(region: &Region, node: usize, change: impl FnOnce()) {
+    let process = &region.node(node).process;
+    process.signal("STOP");
+    let stat = format!("/proc/{}/stat", process.id());
+    eventually("the process is stopped", || {
+        fs::read_to_string(&stat)
+            .unwrap()
+            .contains(") T ")
+            .then_some(())
+    });
+    let stopped = Instant::now();
+    change();
+    std::thread::sleep(FREEZE.saturating_sub(stopped.elapsed()));
+    process.signal("CONT");
+}
+
+/// A key or a credential of the demo's service.
+fn created(region: &Region, kind: &str) -> Value {
+    let body = json!({ "name": "queued", "allowed_services": ["echo"] });
+    region.post(0, &format!("/accounts/demo/{kind}"), &body)
+}
+
+fn text<'a>(created: &'a Value, member: &str) -> &'a str {
+    created[member].as_str().unwrap()
+}
+
+fn get(key: &str) -> String {
+    format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n")
+}
+
+fn token_request(credential: &Value) -> String {
+    let body = json!({
+        "client_id": credential["client_id"],
+        "client_secret": credential["client_secret"],
+        "scope": "account:demo service:echo",
+    });
+    let body = body.to_string();
+    let length = body.len();
+    format!(
+        "POST /oauth/token HTTP/1.1\r\nHost: {APEX}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+}
+
+fn ask(caller: &mut Caller, request: &str) -> Response {
+    caller.send(request);
+    caller.response()
+}
+
+/// Disables a key or a credential at a node, and expects that its answer names `pending`.
+fn disable(region: &Region, node: usize, path: &str, pending: u64) {
+    let (status, named) = region.patch(
+        node,
+        &format!("/api/v1{path}"),
+        &json!({ "enabled": false }),
+    );
+    assert_eq!((status, named), (200, Some(pending.to_string())));
+}
+
+#[test]
+fn requests_that_queued_in_a_freeze_are_refused_if_their_key_was_revoked_meanwhile() {
+    let Some(region) = Region::start(2) else {
+        return;
+    };
+    let _agent = region.run_agent(&backend::answering(OK));
+    let owner = region.owner();
+    let key = created(&region, "service-keys");
+    let credential = created(&region, "credentials");
+    let about = region.about(owner);
+    let mut callers: Vec<_> = (0..8).map(|_| region.connect(owner)).collect();
+    let mut clients: Vec<_> = (0..4)
+        .map(|_| connect_to(&about, APEX, &[b"http/1.1"], None))
+        .collect();
+    let request = get(text(&key, "service_key"));
+    let token_request = token_request(&credential);
+    assert!(
+        callers
+            .iter_mut()
+            .all(|caller| ask(caller, &request).status == 200)
+    );
+    assert!(
+        clients
+            .iter_mut()
+            .all(|client| ask(client, &token_request).status == 200)
+    );
+    let slot = region.status(owner)["node"].as_u64().unwrap();
+    frozen(&region, owner, || {
+        callers.iter_mut().for_each(|caller| caller.send(&request));
+        clients
+            .iter_mut()
+            .for_each(|client| client.send(&token_request));
+        disable(
+            &region,
+            1 - owner,
+            &format!("/accounts/demo/service-keys/{}", text(&key, "key_id")),
+            slot,
+        );
+        disable(
+            &region,
+            1 - owner,
+            &format!(
+                "/accounts/demo/credentials/{}",
+                text(&credential, "client_id")
+            ),
+            slot,
+        );
+    });
+    let answers: Vec<_> = callers.iter_mut().map(Caller::response).collect();
+    assert!(
+        answers.iter().all(|answer| answer.status == 502),
+        "{answers:?}"
+    );
+    assert!(
+        answers
+            .iter()
+            .all(|answer| answer.code() == "GW_SERVICE_KEY_INVALID"),
+        "{answers:?}"
+    );
+    let minted: Vec<_> = clients
+        .iter_mut()
+        .map(|client| client.response().status.as_u16())
+        .collect();
+    assert!(minted.iter().all(|status| *status == 401), "{minted:?}");
+    assert_eq!(region.request(owner), "200");
+}
+
+#[test]
+fn a_handshake_that_queued_in_a_freeze_is_refused_if_its_agent_was_revoked_meanwhile() {
+    let Some(region) = Region::start(2) else {
+        return;
+    };
+    let owner = {
+        let _agent = region.run_agent(&backend::answering(OK));
+        region.owner()
+    };
+    let identity = StateDir::new(region.agent_folder()).identity().unwrap();
+    let identity = (identity.certificate.clone(), identity.key.clone_key());
+    let mut tunnel = modified_agent::connection(&region.about(owner), HOST, identity);
+    let agents = region.get(owner, "/api/v1/accounts/demo/agents").1;
+    let agent = text(&agents["items"][0], "agent_id");
+    frozen(&region, owner, || {
+        tunnel.send(handshake::request(HOST, None));
+        region.post(
+            1 - owner,
+            &format!("/accounts/demo/agents/{agent}/revoke"),
+            &json!({}),
+        );
+    });
+    // The revocation may also close the connection before the answer.
+    let answer = tunnel
+        .try_response(&Method::GET)
+        .map(|answer| answer.status.as_u16());
+    assert!(
+        answer.as_ref().map_or(true, |status| *status == 401),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn requests_that_queued_in_a_freeze_are_served_from_memory_without_postgresql() {
+    let Some(region) = Region::start_gated(2) else {
+        return;
+    };
+    let _agent = region.run_agent(&backend::answering(OK));
+    let owner = region.owner();
+    let mut callers: Vec<_> = (0..4).map(|_| region.connect(owner)).collect();
+    let request = get(region.service_key());
+    assert!(
+        callers
+            .iter_mut()
+            .all(|caller| ask(caller, &request).status == 200)
+    );
+    frozen(&region, owner, || {
+        callers.iter_mut().for_each(|caller| caller.send(&request));
+        region.engine_gates[owner].set(Passage::Stalled);
+    });
+    assert!(
+        callers
+            .iter_mut()
+            .all(|caller| caller.response().status == 200)
+    );
+    region.engine_gates[owner].set(Passage::Open);
+}

@@ -1,0 +1,326 @@
+//! A region under load while its nodes are replaced and killed.
+//!
+//! `GW_REGION_LOAD_ROUNDS` sets the number of rounds, for longer runs by hand.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use gw_gateway::demo::About;
+use http::Method;
+use rustls::StreamOwned;
+
+use crate::support::peers::backend;
+use crate::support::peers::caller::{Caller, HOST, session};
+use crate::support::peers::http1_peer::Peer;
+use crate::support::processes::process::Running;
+use crate::support::processes::region::Region;
+use crate::support::processes::successor::{Successor, replace};
+use crate::support::{SOON, eventually, turn};
+
+/// Callers that send requests all the time.
+const CALLERS: usize = 6;
+/// Requests on one connection.
+const REQUESTS: usize = 20;
+
+fn rounds(default: usize) -> usize {
+    std::env::var("GW_REGION_LOAD_ROUNDS")
+        .map_or(default, |rounds| rounds.parse().expect("a number"))
+}
+
+/// The requests that a backend has received.
+#[derive(Default, Clone)]
+struct Received {
+    /// How often, by request id.
+    ids: Arc<Mutex<HashMap<String, usize>>>,
+    /// Requests that were received more often than they may be.
+    repeated: Arc<AtomicU64>,
+}
+
+impl Received {
+    fn backend(&self) -> String {
+        let received = self.clone();
+        backend::start(move |mut peer| {
+            while let Ok((head, ..)) = peer.request() {
+                let id = head
+                    .headers
+                    .get("x-gw-request-id")
+                    .unwrap()
+                    .to_str()
+                    .unwrap()
+                    .to_owned();
+                let times = {
+                    let mut ids = received.ids.lock().unwrap();
+                    let times = ids.entry(id).or_default();
+                    *times += 1;
+                    *times
+                };
+                // A safe request is sent once more if its node was lost.
+                if times > if head.method.is_safe() { 2 } else { 1 } {
+                    received.repeated.fetch_add(1, Ordering::Relaxed);
+                }
+                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+            }
+        })
+    }
+}
+
+/// A request without a response of the backend.
+pub(crate) struct Failure {
+    began: Instant,
+    ended: Instant,
+    pub(crate) what: String,
+}
+
+/// What the callers have seen.
+#[derive(Default)]
+pub(crate) struct Outcome {
+    /// Durations of successful requests.
+    took: Vec<Duration>,
+    pub(crate) failures: Vec<Failure>,
+    /// Connections that the gateway closed before the next request of a caller, which may send it again (RFC 9112
+    /// §9.3.1).
+    closed_before_request: usize,
+}
+
+impl Outcome {
+    fn add(&mut self, mut other: Self) {
+        self.took.append(&mut other.took);
+        self.failures.append(&mut other.failures);
+        self.closed_before_request += other.closed_before_request;
+    }
+
+    fn percentile(&mut self, percent: usize) -> Duration {
+        self.took.sort_unstable();
+        self.took[(self.took.len() - 1) * percent / 100]
+    }
+}
+
+/// Callers that send requests until they are stopped.
+pub(crate) struct Load {
+    stop: Arc<AtomicBool>,
+    sent: Arc<AtomicU64>,
+    callers: Vec<JoinHandle<Outcome>>,
+}
+
+impl Load {
+    /// The callers connect to the nodes in turn, and to the next one if a node does not accept.
+    pub(crate) fn start(region: &Region, nodes: usize) -> Self {
+        let stop = Arc::<AtomicBool>::default();
+        let sent = Arc::<AtomicU64>::default();
+        let addresses: Arc<[SocketAddr]> =
+            (0..nodes).map(|node| region.node(node).address).collect();
+        let callers = (0..CALLERS).map(|number| {
+            let method = if number % 2 == 0 { Method::GET } else { Method::POST };
+            let caller = LoadCaller {
+                about: region.about(0),
+                addresses: Arc::clone(&addresses),
+                request: format!(
+                    "{method} / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 0\r\nX-Gw-Service-Key: {}\r\n\r\n",
+                    region.service_key()
+                ),
+                stop: Arc::clone(&stop),
+                sent: Arc::clone(&sent),
+                outcome: Outcome::default(),
+            };
+            std::thread::spawn(move || caller.run(number))
+        });
+        let callers = callers.collect();
+        Self {
+            stop,
+            sent,
+            callers,
+        }
+    }
+
+    /// Waits until the callers have sent `count` more requests.
+    pub(crate) fn wait_for(&self, count: u64) {
+        let until = self.sent.load(Ordering::Relaxed) + count;
+        eventually("requests are sent", || {
+            (self.sent.load(Ordering::Relaxed) >= until).then_some(())
+        });
+    }
+
+    pub(crate) fn stop(self) -> Outcome {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut all = Outcome::default();
+        self.callers
+            .into_iter()
+            .for_each(|caller| all.add(caller.join().unwrap()));
+        all
+    }
+}
+
+struct LoadCaller {
+    about: About,
+    addresses: Arc<[SocketAddr]>,
+    request: String,
+    stop: Arc<AtomicBool>,
+    sent: Arc<AtomicU64>,
+    outcome: Outcome,
+}
+
+impl LoadCaller {
+    fn run(mut self, number: usize) -> Outcome {
+        let mut turn = number;
+        while !self.stop.load(Ordering::Relaxed) {
+            turn += 1;
+            let Ok(socket) = TcpStream::connect(self.addresses[turn % self.addresses.len()]) else {
+                continue;
+            };
+            socket.set_nodelay(true).unwrap();
+            socket.set_read_timeout(Some(SOON)).unwrap();
+            let tls = session(&self.about, HOST, &[b"http/1.1"], None);
+            self.send_on(Peer::new(StreamOwned::new(tls, socket)));
+        }
+        self.outcome
+    }
+
+    fn send_on(&mut self, mut peer: Caller) {
+        for number in 0..REQUESTS {
+            if self.stop.load(Ordering::Relaxed) {
+                return;
+            }
+            let began = Instant::now();
+            let exchanged = self.exchange(&mut peer);
+            self.sent.fetch_add(1, Ordering::Relaxed);
+            match exchanged {
+                Ok(()) => self.outcome.took.push(began.elapsed()),
+                Err(error) if number > 0 && is_close(&error) => {
+                    self.outcome.closed_before_request += 1;
+                    return;
+                }
+                Err(error) => {
+                    let what = error.to_string();
+                    self.outcome.failures.push(Failure {
+                        began,
+                        ended: Instant::now(),
+                        what,
+                    });
+                    return;
+                }
+            }
+        }
+    }
+
+    fn exchange(&self, peer: &mut Caller) -> io::Result<()> {
+        peer.stream.write_all(self.request.as_bytes())?;
+        let response = peer.try_response(&Method::GET)?;
+        match response.status.as_u16() {
+            200 => Ok(()),
+            status => Err(io::Error::other(format!("{status} {}", response.code()))),
+        }
+    }
+}
+
+/// Whether the gateway has closed a connection instead of answering.
+fn is_close(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(
+        error.kind(),
+        BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof
+    )
+}
+
+/// A region of three nodes with an agent.
+fn start() -> Option<(Region, Running, Received)> {
+    let region = Region::start(3)?;
+    let received = Received::default();
+    let agent = region.run_agent(&received.backend());
+    region.owner();
+    Some((region, agent, received))
+}
+
+#[test]
+fn no_request_fails_while_all_nodes_are_replaced() {
+    let _turn = turn();
+    let Some((region, _agent, received)) = start() else {
+        return;
+    };
+    let load = Load::start(&region, 3);
+    load.wait_for(200);
+    let mut successors: Vec<Successor> = Vec::new();
+    for node in 0..3 {
+        successors.push(replace(
+            region.node(node).process.id(),
+            &region.node(node).log,
+        ));
+        load.wait_for(300);
+    }
+    let mut outcome = load.stop();
+    let failures: Vec<_> = outcome
+        .failures
+        .iter()
+        .map(|failure| &failure.what)
+        .collect();
+    assert!(failures.is_empty(), "{failures:?}");
+    assert_eq!(received.repeated.load(Ordering::Relaxed), 0);
+    let slowest = outcome.percentile(100);
+    let count = outcome.took.len();
+    eprintln!(
+        "{count} requests, slowest {slowest:?}, {} closed before a request",
+        outcome.closed_before_request
+    );
+}
+
+#[test]
+fn only_requests_in_flight_fail_when_nodes_are_killed() {
+    let _turn = turn();
+    let Some((mut region, _agent, received)) = start() else {
+        return;
+    };
+    let load = Load::start(&region, 3);
+    load.wait_for(200);
+    let mut kills = Vec::new();
+    for round in 0..rounds(2) {
+        let node = round % 3;
+        let began = Instant::now();
+        region.kill(node);
+        kills.push((began, Instant::now()));
+        load.wait_for(300);
+        region.restart(node);
+        region.wait_for_members(3);
+        load.wait_for(100);
+    }
+    let mut outcome = load.stop();
+    // Sockets of a killed process close a moment after its end, so a request may still be sent to it.
+    let moment = Duration::from_millis(200);
+    let was_in_flight = |failure: &Failure| {
+        kills
+            .iter()
+            .any(|(began, ended)| failure.began <= *ended + moment && failure.ended >= *began)
+    };
+    let other: Vec<_> = outcome
+        .failures
+        .iter()
+        .filter(|failure| !was_in_flight(failure))
+        .map(|failure| &failure.what)
+        .collect();
+    assert!(other.is_empty(), "{other:?}");
+    // A caller can lose one request at the killed node, and then one at the next node, whose link to it is not known to
+    // have ended.
+    let (answered, cut): (Vec<_>, Vec<_>) = outcome
+        .failures
+        .iter()
+        .partition(|failure| failure.what.starts_with("502 "));
+    for failures in [answered, cut] {
+        assert!(
+            failures.len() <= kills.len() * CALLERS,
+            "{} failures",
+            failures.len()
+        );
+    }
+    assert_eq!(received.repeated.load(Ordering::Relaxed), 0);
+    let median = outcome.percentile(50);
+    let p99 = outcome.percentile(99);
+    let slowest = outcome.percentile(100);
+    let count = outcome.took.len();
+    let failed = outcome.failures.len();
+    eprintln!(
+        "{count} requests, {failed} in flight failed, median {median:?}, p99 {p99:?}, slowest {slowest:?}"
+    );
+}

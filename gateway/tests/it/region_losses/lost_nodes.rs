@@ -1,0 +1,209 @@
+//! A region that loses a node without any sign: its process is stopped, and sends nothing from then on. The kernel still
+//! acknowledges what it receives, so only silence tells that the node is lost.
+
+use std::time::{Duration, Instant};
+
+use gw_shared::tunnel::heartbeat::TCP_DEAD_AFTER;
+use serde_json::{Value, json};
+
+use crate::support::eventually;
+use crate::support::peers::caller::{Caller, HOST};
+use crate::support::peers::gate::Passage;
+use crate::support::peers::held_backend::HeldBackend;
+use crate::support::processes::process::Running;
+use crate::support::processes::region::Region;
+
+/// Longest time until a lost node costs nothing any more, on a slow machine: a region that has just started declares no
+/// node dead in its first 10 seconds. Without probes, connections to it end when TCP or a heartbeat notices the silence.
+const NOTICED_WITHIN: Duration = Duration::from_secs(15);
+
+const _: () = assert!(NOTICED_WITHIN.as_secs() < TCP_DEAD_AFTER.as_secs());
+
+/// A region with an agent that is connected through `other`, while `owner` has the service.
+struct World {
+    region: Region,
+    agent: Option<Running>,
+    backend: HeldBackend,
+    owner: usize,
+    other: usize,
+    third: usize,
+}
+
+impl World {
+    fn start(is_gated: bool) -> Option<Self> {
+        let region = if is_gated {
+            Region::start_gated(3)
+        } else {
+            Region::start(3)
+        }?;
+        let backend = HeldBackend::start();
+        let agent = region.run_agent(&backend.url);
+        let owner = region.owner();
+        let other = (owner + 1) % 3;
+        let third = (owner + 2) % 3;
+        drop(agent);
+        eventually("the tunnel has ended", || {
+            (region.metric(owner, "gw_tunnels") == 0.0).then_some(())
+        });
+        region.balance_to(&[other]);
+        let agent = region.run_agent(&backend.url);
+        assert_eq!(region.owner(), owner);
+        Some(Self {
+            region,
+            agent: Some(agent),
+            backend,
+            owner,
+            other,
+            third,
+        })
+    }
+
+    /// A request at `other`.
+    fn send(&self, line: &str, rest: &str) -> Caller {
+        let mut caller = self.region.connect(self.other);
+        let key = self.region.service_key();
+        caller.send(format!(
+            "{line} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n{rest}"
+        ));
+        caller
+    }
+
+    /// Sends a request that the backend holds.
+    fn hold(&self, line: &str, rest: &str) -> Caller {
+        let caller = self.send(line, rest);
+        self.backend.wait_for_held();
+        caller
+    }
+
+    /// The failed attempts in the record of a request at `other`.
+    fn attempts(&self, id: &str) -> Value {
+        let find = || {
+            let (status, record) = self
+                .region
+                .get(self.other, &format!("/api/v1/requests/{id}"));
+            (status == 200).then_some(record)
+        };
+        eventually("the request is in the log", find)["attempts"].clone()
+    }
+
+    fn wait_until_dead(&self, node: usize, at: usize) {
+        eventually("the node is declared dead", || {
+            let status = self.region.status(at);
+            let mut nodes = status["nodes"].as_array().unwrap().iter();
+            nodes
+                .any(|row| row["slot"] == json!(node) && row["state"] == "dead")
+                .then_some(())
+        });
+    }
+}
+
+#[test]
+fn requests_and_tunnels_leave_a_lost_owner_when_it_is_declared_dead() {
+    let Some(world) = World::start(false) else {
+        return;
+    };
+    let mut waiting = world.hold("GET /held", "\r\n");
+    let mut sent = world.hold("POST /held", "Content-Length: 4\r\n\r\nbody");
+    world.region.node(world.owner).process.signal("STOP");
+    let lost = Instant::now();
+    // The owner cannot accept it, so none of its body is sent.
+    let mut long = world.send(
+        "POST /",
+        &format!("Content-Length: 100000\r\n\r\n{}", "x".repeat(100_000)),
+    );
+    let mut unsafe_but_short = world.send("POST /", "Content-Length: 4\r\n\r\nbody");
+
+    for caller in [&mut sent, &mut unsafe_but_short] {
+        let response = caller.response();
+        assert_eq!(
+            (response.status.as_u16(), response.code().as_str()),
+            (502, "GW_RELAY_ERROR")
+        );
+    }
+    // The request without a body is sent again, on the tunnel that the agent has opened to the next owner.
+    world.backend.wait_for_held();
+    eprintln!("served again {:?} after the loss", lost.elapsed());
+    assert!(lost.elapsed() < NOTICED_WITHIN, "{:?}", lost.elapsed());
+    (0..3).for_each(|_| world.backend.release());
+    for (caller, body) in [(&mut waiting, b"00000000"), (&mut long, b"00100000")] {
+        let response = caller.response();
+        assert_eq!(
+            (response.status.as_u16(), &response.body[..]),
+            (200, &body[..])
+        );
+        let attempts = world.attempts(response.header("x-gw-request-id"));
+        let attempt = &attempts[0];
+        assert_eq!(
+            (&attempt["reason"], &attempt["agent_id"]),
+            (&json!("node_lost"), &json!("")),
+            "{attempts}"
+        );
+        assert_eq!(attempts.as_array().unwrap().len(), 1);
+    }
+    assert!(lost.elapsed() < NOTICED_WITHIN, "{:?}", lost.elapsed());
+    // The request with a body has reached the backend once.
+    assert_eq!(
+        world.attempts(sent_id(&world, "POST", "/held").as_str())[0]["reason"],
+        "node_lost"
+    );
+    world.region.node(world.owner).process.signal("CONT");
+}
+
+/// The id of the request at `other` with this method and path.
+fn sent_id(world: &World, method: &str, path: &str) -> String {
+    let find = || {
+        let (_, found) = world
+            .region
+            .get(world.other, "/api/v1/requests?account=demo&service=echo");
+        let records = found["items"].as_array().cloned().unwrap_or_default();
+        let record = records
+            .into_iter()
+            .find(|record| record["method"] == method && record["path"] == path)?;
+        Some(record["id"].as_str()?.to_owned())
+    };
+    eventually("the request is in the log", find)
+}
+
+#[test]
+fn a_node_that_only_lost_postgresql_finishes_its_requests() {
+    let Some(world) = World::start(true) else {
+        return;
+    };
+    let mut finished = world.hold("GET /held", "\r\n");
+    world.region.engine_gates[world.owner].set(Passage::Stalled);
+    world.wait_until_dead(world.owner, world.other);
+    // The service has moved, and the other nodes have told the node.
+    eventually("the next owner serves", || {
+        (world.region.request(world.third) == "200").then_some(())
+    });
+    world.backend.release();
+    assert_eq!(finished.response().status.as_u16(), 200);
+    let id = sent_id(&world, "GET", "/held");
+    assert_eq!(world.attempts(&id), json!([]));
+    world.region.engine_gates[world.owner].set(Passage::Open);
+    world.region.wait_for_members(3);
+}
+
+#[test]
+fn tunnels_through_a_lost_node_and_requests_of_its_callers_end_at_the_owner() {
+    let Some(mut world) = World::start(false) else {
+        return;
+    };
+    let _caller = world.hold("GET /held", "\r\n");
+    assert_eq!(world.region.metric(world.owner, "gw_node_requests"), 1.0);
+    world.region.node(world.other).process.signal("STOP");
+    let lost = Instant::now();
+    eventually("the tunnel and the request have ended", || {
+        let metric = |name| world.region.metric(world.owner, name);
+        (metric("gw_tunnels") == 0.0 && metric("gw_node_requests") == 0.0).then_some(())
+    });
+    assert!(lost.elapsed() < NOTICED_WITHIN, "{:?}", lost.elapsed());
+    // The agent cannot know. Another one, or the same after its balancer has noticed, takes its place.
+    drop(world.agent.take());
+    world.region.balance_to(&[world.third]);
+    world.agent = Some(world.region.run_agent(&world.backend.url));
+    eventually("the owner serves", || {
+        (world.region.request(world.third) == "200").then_some(())
+    });
+    world.region.node(world.other).process.signal("CONT");
+}

@@ -1,0 +1,12 @@
+//! A region whose nodes fail, stop or lose contact.
+
+// Once, slow:
+mod partitions;
+mod suspended;
+
+// On each driver, slow:
+mod failover;
+mod freezes;
+mod isolation;
+pub(crate) mod load;
+mod lost_nodes;

@@ -1,0 +1,296 @@
+//! A region whose clocks differ: nodes and the database server run with libfaketime, which reads their time from a file.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, UNIX_EPOCH};
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use gw_base::clock::Timestamp;
+use serde_json::{Value, json};
+
+use crate::support::apex::APEX;
+use crate::support::peers::backend;
+use crate::support::peers::caller::{HOST, connect_to};
+use crate::support::processes::process;
+use crate::support::processes::process::{Served, gw_gateway, start_logged};
+use crate::support::processes::region::Region;
+use crate::support::{eventually, programs};
+
+const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+const STEPS: [&str; 4] = ["+1h", "-1h", "+1d", "-1d"];
+const SERVICE_SCOPE: &str = "account:demo service:echo";
+
+/// The clock of a machine: a file with its difference from the right time.
+struct Machine {
+    file: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Self {
+            file: folder.path().join("time"),
+            _folder: folder,
+        };
+        machine.set("+0");
+        machine
+    }
+
+    /// Sets the clock of the machine. Its programs see it at once.
+    fn set(&self, difference: &str) {
+        // A reader must not find an empty file.
+        let new = self.file.with_extension("new");
+        fs::write(&new, format!("{difference}\n")).unwrap();
+        fs::rename(new, &self.file).unwrap();
+    }
+
+    /// Runs a command on the machine. Its monotonic clock is the right one.
+    fn run<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command
+            .env("LD_PRELOAD", "/usr/$LIB/faketime/libfaketimeMT.so.1")
+            .env("FAKETIME_TIMESTAMP_FILE", &self.file)
+            .env("FAKETIME_NO_CACHE", "1")
+            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+            .env("NO_FAKE_STAT", "1")
+    }
+
+    /// Starts a node of the region, which has ended, on this machine.
+    fn restart(&self, region: &mut Region, node: usize) {
+        let command = &mut process::serve_command(&region.config(node));
+        region.nodes[node] = Some(process::serve(self.run(command)));
+    }
+
+    /// As [`Self::restart`], for a node that does not join. Returns the line of the log that says so.
+    fn restart_refused(&self, region: &mut Region, node: usize) -> String {
+        let command = &mut process::serve_command(&region.config(node));
+        let (process, log) = start_logged(self.run(command));
+        let mut addresses = None;
+        let mut refused = None;
+        // The two lines are of different threads.
+        let ((address, admin_address), refused) = log.find(|line| {
+            let address = |name: &str| line[name].as_str()?.parse().ok();
+            addresses =
+                addresses.or_else(|| Some((address("address")?, address("admin_address")?)));
+            if line
+                .to_string()
+                .contains("this node does not join the region")
+            {
+                refused = Some(line.to_string());
+            }
+            addresses.zip(refused.clone())
+        });
+        region.nodes[node] = Some(Served {
+            process,
+            address,
+            admin_address,
+            log,
+        });
+        refused
+    }
+
+    /// Standard output of `doctor` and of `region join` on this machine, with their exit codes.
+    fn look(&self, config: &Path) -> [(i32, String); 2] {
+        [&["doctor", "--json"][..], &["region", "join"]].map(|words| {
+            let output = self
+                .run(gw_gateway().args(words).arg("--config").arg(config))
+                .output()
+                .unwrap();
+            (
+                output.status.code().unwrap(),
+                String::from_utf8(output.stdout).unwrap(),
+            )
+        })
+    }
+}
+
+/// The finding of a check of `doctor --json`.
+fn clock_finding(found: &str) -> Value {
+    let found: Value = serde_json::from_str(found).unwrap();
+    found["checks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|check| check["check"] == "store: clock")
+        .unwrap()
+        .clone()
+}
+
+/// A new access token of a node for the demo's service.
+fn token(region: &Region, node: usize, credential: &Value) -> String {
+    let body = json!({
+        "client_id": credential["client_id"], "client_secret": credential["client_secret"], "scope": SERVICE_SCOPE,
+    })
+    .to_string();
+    let mut caller = connect_to(&region.about(node), APEX, &[b"http/1.1"], None);
+    let head =
+        format!("POST /oauth/token HTTP/1.1\r\nHost: {APEX}\r\nContent-Type: application/json\r\n");
+    caller.send(format!(
+        "{head}Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    ));
+    let response = caller.response();
+    assert_eq!(response.status, 200, "{}", response.json());
+    response.json()["access_token"].as_str().unwrap().to_owned()
+}
+
+fn issued_at(token: &str) -> i64 {
+    let claims = URL_SAFE_NO_PAD
+        .decode(token.split('.').nth(1).unwrap())
+        .unwrap();
+    serde_json::from_slice::<Value>(&claims).unwrap()["iat"]
+        .as_i64()
+        .unwrap()
+}
+
+fn is_recent(unix_seconds: i64) -> bool {
+    unix_seconds.abs_diff(Timestamp::now().0) < 60
+}
+
+/// Asserts that a node relays a request with this token, and dates its answer rightly.
+fn assert_relayed(region: &Region, node: usize, token: &str) {
+    let mut caller = region.connect(node);
+    caller.send(format!(
+        "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Authorization: Bearer {token}\r\n\r\n"
+    ));
+    let response = caller.response();
+    assert_eq!(response.status, 200);
+    let date = httpdate::parse_http_date(response.header("date")).unwrap();
+    assert!(
+        is_recent(date.duration_since(UNIX_EPOCH).unwrap().as_secs() as i64),
+        "{date:?}"
+    );
+}
+
+#[test]
+fn a_node_with_a_wrong_clock_joins_once_it_is_right() {
+    if !programs::usable(&["faketime", "postgresql"]) {
+        return;
+    }
+    let Some(mut region) = Region::start(2) else {
+        return;
+    };
+    let _agent = region.run_agent(&backend::answering(OK));
+    region.owner();
+    let machine = Machine::new();
+    for step in STEPS {
+        region.kill(1);
+        machine.set(step);
+        let refused = machine.restart_refused(&mut region, 1);
+        let side = if step.starts_with('+') {
+            "ahead of that of PostgreSQL (20"
+        } else {
+            "behind that of PostgreSQL (20"
+        };
+        assert!(
+            refused.contains("the clock of this machine (20") && refused.contains(side),
+            "{refused}"
+        );
+        assert_ne!(region.status(1)["standing"], "member");
+        let difference = region.metric(1, "gw_clock_difference_seconds");
+        assert!(
+            difference.abs() > 3590.0 && (difference > 0.0) == step.starts_with('+'),
+            "{difference}"
+        );
+        let [(doctor, findings), (join, found)] = machine.look(&region.config(1));
+        assert_eq!((doctor, join), (1, 1), "{found}");
+        let finding = clock_finding(&findings);
+        assert!(
+            finding["verdict"] == "failed" && finding["found"].as_str().unwrap().contains(side),
+            "{finding}"
+        );
+        assert!(
+            found.contains(side) && found.contains("synchronise both with NTP"),
+            "{found}"
+        );
+
+        machine.set("+0");
+        region.wait_for_members(2);
+        // Requests cross in both directions, whichever node owns the service.
+        eventually("requests are relayed", || {
+            ((0..2).all(|node| region.request(node) == "200")).then_some(())
+        });
+        assert_eq!(
+            clock_finding(&machine.look(&region.config(1))[0].1)["verdict"],
+            "ok"
+        );
+    }
+}
+
+#[test]
+fn steps_of_the_clock_of_running_nodes_have_no_effect() {
+    if !programs::usable(&["faketime", "postgresql"]) {
+        return;
+    }
+    let Some(mut region) = Region::start(2) else {
+        return;
+    };
+    let machine = Machine::new();
+    for node in 0..2 {
+        region.kill(node);
+        machine.restart(&mut region, node);
+    }
+    region.wait_for_members(2);
+    let _agent = region.run_agent(&backend::answering(OK));
+    let owner = region.owner();
+    let credential = region.post(
+        0,
+        "/accounts/demo/credentials",
+        &json!({ "allowed_services": ["echo"] }),
+    );
+    let old = token(&region, 0, &credential);
+    let folder = tempfile::tempdir().unwrap();
+    for step in STEPS {
+        machine.set(step);
+        for node in 0..2 {
+            region
+                .node(node)
+                .log
+                .line_with("which this node follows for tokens, certificates and expiry");
+            let difference = region.metric(node, "gw_clock_difference_seconds");
+            assert!(
+                difference.abs() > 3590.0 && (difference > 0.0) == step.starts_with('+'),
+                "{difference}"
+            );
+        }
+        let new = token(&region, 0, &credential);
+        assert!(is_recent(issued_at(&new)), "{step}");
+        for node in 0..2 {
+            assert_relayed(&region, node, &old);
+            assert_relayed(&region, node, &new);
+            assert_eq!(region.status(node)["standing"], "member");
+        }
+        // The certificate of a new agent is valid now.
+        let enrolled = region.enrollment_token(1, "demo", "echo");
+        region.enroll(enrolled, &folder.path().join(step));
+        assert_eq!(region.metric(owner, "gw_tunnels"), 1.0, "{step}");
+        assert_eq!(
+            (0..2)
+                .map(|node| region.metric(node, "gw_tunnels_ended_total"))
+                .sum::<f64>(),
+            0.0,
+            "{step}"
+        );
+        machine.set("+0");
+        for node in 0..2 {
+            region
+                .node(node)
+                .log
+                .line_with("agrees with that of PostgreSQL again");
+        }
+    }
+    let (_, agents) = region.get(0, "/api/v1/accounts/demo/agents");
+    let agents = agents["items"].as_array().unwrap();
+    assert_eq!(agents.len(), 1 + STEPS.len());
+    let now = Timestamp::now();
+    for agent in agents {
+        let not_after = agent["certificate_not_after"]
+            .as_str()
+            .unwrap_or_else(|| panic!("{agent}"));
+        let [least, most] = [23 * 60, 24 * 60 + 1]
+            .map(|minutes| now.after(Duration::from_mins(minutes)).to_string());
+        assert!(*least < *not_after && *not_after < *most, "{not_after}");
+    }
+}

@@ -1,0 +1,553 @@
+//! Attacks with write access to PostgreSQL, without the region key.
+
+mod members;
+
+use std::collections::BTreeSet;
+
+use aws_lc_rs::hmac;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use gw_base::clock::Timestamp;
+use gw_control_plane::control::records::{account, caller_secret};
+use gw_control_plane::control::{Actor, CallerSecretChanges, NewAccount};
+use gw_gateway::Gateway;
+use gw_region::RegionKey;
+use gw_shared::id::{AccountId, ClientId, KeyId, ServiceId};
+use gw_shared::identity::secret::SecretHash;
+use gw_store::{
+    AuditEntry, CallerSecretRecord, History, Position, PostgresStore, SecretAccess, SigningKey,
+    Step, Store, StoreError, StoredRecord,
+};
+use serde_json::Value;
+
+use crate::region_records::records::Node;
+use crate::support::peers::held_backend::HeldBackend;
+use crate::support::processes::postgres::Postgres;
+use crate::support::processes::process::gw_gateway;
+use crate::support::processes::successor::admin;
+use crate::support::{eventually, setup};
+
+fn entry() -> AuditEntry {
+    AuditEntry {
+        at: Timestamp(7),
+        actor: "admin".into(),
+        action: "test".into(),
+        account: None,
+        target: "test".into(),
+        detail: Value::Null,
+    }
+}
+
+fn access(enabled: bool) -> SecretAccess {
+    SecretAccess {
+        account: AccountId::new("acme").unwrap(),
+        name: None,
+        secret: SecretHash::of("secret"),
+        allowed_services: BTreeSet::from([ServiceId::new("api").unwrap()]),
+        enabled,
+        created_at: Timestamp(1),
+    }
+}
+
+fn key(id: &str, enabled: bool) -> StoredRecord {
+    let id = KeyId::new(&id.repeat(16)).unwrap();
+    StoredRecord::ServiceKey(CallerSecretRecord {
+        id,
+        access: access(enabled),
+    })
+}
+
+fn credential() -> StoredRecord {
+    let id = ClientId::new(&format!("gw_ci_{}", "c".repeat(20))).unwrap();
+    StoredRecord::Credential(CallerSecretRecord {
+        id,
+        access: access(true),
+    })
+}
+
+/// A store whose records are loaded.
+fn open(postgres: &Postgres) -> (PostgresStore, Position) {
+    let mut store = PostgresStore::new(&postgres.source("a")).unwrap();
+    let position = store.load().unwrap().position;
+    (store, position)
+}
+
+/// A region with a signing key, a credential, and the service keys `a`, which is disabled since the second change, and
+/// `b`. The rows of the first change are in the table `first`.
+fn region() -> Option<Postgres> {
+    let postgres = Postgres::with_region()?;
+    let (mut store, start) = open(&postgres);
+    let signing =
+        StoredRecord::SigningKey(SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap());
+    let puts = [signing, credential(), key("a", true), key("b", true)].map(Step::Put);
+    let first = store.commit(&start, &puts, &entry()).unwrap();
+    postgres.sql(
+        "CREATE TABLE first AS TABLE gw.records; CREATE TABLE first_region AS TABLE gw.region",
+    );
+    store
+        .commit(&first, &[Step::Put(key("a", false))], &entry())
+        .unwrap();
+    Some(postgres)
+}
+
+#[test]
+fn rows_that_were_changed_added_swapped_replayed_or_removed_are_refused() {
+    let Some(postgres) = region() else { return };
+    let a = "a".repeat(16);
+    let b = "b".repeat(16);
+    let named = format!("service_key {a}");
+    let set = "not those of revision 2";
+    let attacks = [
+        (format!("UPDATE gw.records SET document = replace(document, 'false', 'true') WHERE id = '{a}'"), &*named),
+        // The tag of one record under the name of another.
+        (format!("UPDATE gw.records SET document = b.document, tag = b.tag FROM gw.records b WHERE records.id = '{a}' AND b.id = '{b}'"), &named),
+        (format!("UPDATE gw.records SET tag = NULL WHERE id = '{a}'"), "no gateway writes"),
+        (format!("UPDATE gw.records SET tag = '' WHERE id = '{a}'"), &named),
+        ("INSERT INTO gw.records SELECT kind, repeat('e', 16), document, revision, tag FROM gw.records WHERE kind = 'service_key' LIMIT 1".to_owned(), "service_key eeee"),
+        ("UPDATE gw.records SET document = document || ' ' WHERE kind = 'signing_key'".to_owned(), "signing_key"),
+        ("UPDATE gw.records SET tag = '\\x00'".to_owned(), "4 rows"),
+        // All of these rows are authentic.
+        (format!("UPDATE gw.records SET document = first.document, tag = first.tag FROM first WHERE records.id = first.id AND first.id = '{a}'"), set),
+        (format!("DELETE FROM gw.records WHERE id = '{b}'"), set),
+        ("DELETE FROM gw.records WHERE kind = 'signing_key'".to_owned(), set),
+        ("DELETE FROM gw.records".to_owned(), set),
+        ("INSERT INTO gw.secrets VALUES ('admin token', '')".to_owned(), set),
+        ("UPDATE gw.region SET tag = first_region.tag FROM first_region".to_owned(), set),
+        ("UPDATE gw.region SET revision = first_region.revision, last_change = first_region.last_change, tag = first_region.tag FROM first_region".to_owned(), "not those of revision 1"),
+        ("UPDATE gw.region SET revision = 3".to_owned(), "not those of revision 3"),
+        ("UPDATE gw.region SET last_change = gen_random_uuid()".to_owned(), set),
+        ("UPDATE gw.region SET id = gen_random_uuid()".to_owned(), "4 rows"),
+    ];
+    postgres.sql("ALTER TABLE gw.records ALTER tag DROP NOT NULL; CREATE TABLE good AS TABLE gw.records; CREATE TABLE good_region AS TABLE gw.region");
+    for (attack, named) in attacks {
+        postgres.sql(&attack);
+        let refused = PostgresStore::new(&postgres.source("b"))
+            .unwrap()
+            .load()
+            .err()
+            .map(|error| error.to_string());
+        assert!(
+            refused
+                .as_ref()
+                .is_some_and(|refused| refused.contains(named)),
+            "{attack}: {refused:?}"
+        );
+        postgres.sql("TRUNCATE gw.records, gw.secrets; INSERT INTO gw.records TABLE good; DELETE FROM gw.region; INSERT INTO gw.region TABLE good_region");
+        open(&postgres);
+    }
+    // A roll-back of the whole database is the restore of a backup.
+    postgres.sql("TRUNCATE gw.records, gw.changes; INSERT INTO gw.records TABLE first; DELETE FROM gw.region; INSERT INTO gw.region TABLE first_region");
+    assert_eq!(open(&postgres).1.revision.0, 1);
+}
+
+#[test]
+fn changes_that_were_forged_replayed_or_reordered_are_refused() {
+    let Some(postgres) = region() else { return };
+    let (mut store, second) = open(&postgres);
+    let (mut follower, _) = open(&postgres);
+    let (mut other, _) = open(&postgres);
+    let third = store
+        .commit(&second, &[Step::Delete(key("b", true).id())], &entry())
+        .unwrap();
+    store
+        .commit(&third, &[Step::Put(key("d", true))], &entry())
+        .unwrap();
+    postgres
+        .sql("CREATE TABLE good AS TABLE gw.changes; CREATE TABLE good_region AS TABLE gw.region");
+    let put_in = |at: i64, from: i64| {
+        format!(
+            "UPDATE gw.changes SET steps = good.steps, tag = good.tag FROM good WHERE changes.revision = {at} AND good.revision = {from}"
+        )
+    };
+    // The columns of a row once more, as the next change.
+    let repeated = |from: i64| {
+        format!(
+            "UPDATE gw.region SET revision = 5, last_change = gen_random_uuid();
+             INSERT INTO gw.changes SELECT 5, last_change, node, now(), steps, changes.tag
+             FROM gw.changes, gw.region WHERE changes.revision = {from}"
+        )
+    };
+    for attack in [
+        "UPDATE gw.changes SET steps = '[]' WHERE revision = 3".to_owned(),
+        "UPDATE gw.changes SET tag = '' WHERE revision = 4".to_owned(),
+        put_in(4, 1),
+        put_in(4, 3),
+        put_in(3, 4),
+        repeated(1),
+        repeated(4),
+        // The third change is left out.
+        "DELETE FROM gw.changes WHERE revision = 3; UPDATE gw.changes SET revision = 3 WHERE revision = 4; UPDATE gw.region SET revision = 3".to_owned(),
+    ] {
+        postgres.sql(&attack);
+        let mut at = second.clone();
+        let followed = loop {
+            match follower.changes_after(&at) {
+                // The genuine ones before it.
+                Ok(History::Changes(changes)) if !changes.is_empty() => at = changes.last().unwrap().0.clone(),
+                // Then all records are loaded.
+                Ok(History::Forgotten) => break follower.load().map(|loaded| format!("{loaded:?}")),
+                followed => break followed.map(|history| format!("{history:?}")),
+            }
+        };
+        assert!(matches!(followed, Err(StoreError::Forged { count: 1, .. })), "{attack}: {followed:?}");
+        postgres.sql("TRUNCATE gw.changes; INSERT INTO gw.changes TABLE good; DELETE FROM gw.region; INSERT INTO gw.region TABLE good_region");
+    }
+    let followed = other.changes_after(&second);
+    assert!(
+        matches!(&followed, Ok(History::Changes(changes)) if changes.len() == 2),
+        "{followed:?}"
+    );
+}
+
+#[test]
+fn tables_of_an_earlier_version_get_tags_once_and_cannot_be_presented_again() {
+    let Some(postgres) = region() else { return };
+    // As the earlier version had them. Its check of the region key is of another purpose.
+    let region_key = hmac::Key::new(hmac::HMAC_SHA256, &[0x5a; RegionKey::BYTES]);
+    let derived = hmac::sign(&region_key, b"gw region key check 1");
+    let check = hmac::sign(
+        &hmac::Key::new(hmac::HMAC_SHA256, derived.as_ref()),
+        b"eu1.gw.localhost",
+    );
+    let earlier = "ALTER TABLE gw.records DROP COLUMN tag; ALTER TABLE gw.changes DROP COLUMN tag; ALTER TABLE gw.region DROP COLUMN tag; ALTER TABLE gw.nodes DROP COLUMN tag, DROP COLUMN key_proofs; UPDATE gw.region SET schema = 2";
+    postgres.sql(&format!(
+        "{earlier}, key_check = '{}'",
+        STANDARD.encode(check)
+    ));
+    // Only the start of a gateway trusts them.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gateway.toml");
+    std::fs::write(&path, postgres.config_text(&folder.path().join("data"))).unwrap();
+    for command in ["export", "import"] {
+        let ended = gw_gateway()
+            .args(["region", command, "--config"])
+            .arg(&path)
+            .arg(folder.path())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(
+            ended.status.code() == Some(1) && said.contains("has schema 2, of an older version"),
+            "{said}"
+        );
+    }
+    let source = postgres.source("a");
+    let mut store = PostgresStore::new(&source).unwrap();
+    let position = store.load().unwrap().position;
+    assert_eq!(position.revision.0, 2);
+    store
+        .commit(&position, &[Step::Put(key("d", true))], &entry())
+        .unwrap();
+    assert_eq!(store.load().unwrap().records.service_keys.len(), 3);
+    // A process of the earlier version cannot write.
+    let refused = postgres.fails("INSERT INTO gw.records VALUES ('service_key', 'x', '{}', 3)");
+    assert!(
+        refused.contains("violates not-null constraint"),
+        "{refused}"
+    );
+
+    // With the tables set back, rows would be trusted once more. The check of the key gives them away, and a node that has
+    // used tables with tags takes no others.
+    postgres.sql("CREATE TABLE good_region AS TABLE gw.region");
+    let old_check = format!("{earlier}, key_check = '{}'", STANDARD.encode(check));
+    postgres.sql(&old_check);
+    let reconnected = PostgresStore::new(&source)
+        .unwrap()
+        .load()
+        .unwrap_err()
+        .to_string();
+    assert!(reconnected.contains("had tags before"), "{reconnected}");
+    postgres.sql("UPDATE gw.region SET key_check = good_region.key_check FROM good_region");
+    let refused = PostgresStore::new(&postgres.source("b"))
+        .unwrap()
+        .load()
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("the region key differs"), "{refused}");
+}
+
+/// Adds a change and its record without the region key.
+fn forge(postgres: &Postgres, kind: &str, id: &str, document: &str) {
+    let step = serde_json::json!([{ "kind": kind, "id": id, "document": document }]);
+    postgres.sql(&format!(
+        "BEGIN; UPDATE gw.region SET revision = revision + 1, last_change = gen_random_uuid();
+         INSERT INTO gw.records VALUES ('{kind}', '{id}', '{document}', 1, '')
+         ON CONFLICT (kind, id) DO UPDATE SET document = excluded.document;
+         INSERT INTO gw.changes SELECT revision, last_change, 'node', now(), '{step}', '' FROM gw.region;
+         SELECT pg_notify('gw', '1'); COMMIT"
+    ));
+}
+
+#[test]
+fn a_forged_key_gives_no_access_and_the_region_is_repaired() {
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let backend = HeldBackend::start();
+    let node = Node::start(&postgres, folder.path(), "a");
+    let control = node.gateway.control();
+    setup::service(control, "demo", "echo");
+    let (key_id, good) = setup::service_key(control, "demo", &["echo"]);
+    let (revoked_id, revoked) = setup::service_key(control, "demo", &["echo"]);
+    let disabled = CallerSecretChanges {
+        enabled: Some(false),
+        ..CallerSecretChanges::default()
+    };
+    caller_secret::change::<KeyId>(control, &Actor::Admin, "demo", &revoked_id, &disabled).unwrap();
+    let _agent = node.agent(folder.path(), &backend.url);
+    eventually("a request is relayed", || {
+        (node.response(&good).status == 200).then_some(())
+    });
+    let copied = || {
+        std::fs::metadata(node.data_dir.join("records.sealed"))
+            .and_then(|file| file.modified())
+            .ok()
+    };
+    eventually("the copy is written", copied);
+
+    // Another secret for a genuine key, and a revoked key that is enabled again.
+    let document = postgres.sql(&format!(
+        "SELECT document FROM gw.records WHERE id = '{key_id}'"
+    ));
+    let evil = "gw_sk_eeeeeeeeeeeeeeee.secret";
+    let hash = serde_json::to_string(&SecretHash::of("secret")).unwrap();
+    let mut forged: Value = serde_json::from_str(&document).unwrap();
+    (forged["id"], forged["secret"]) =
+        ("e".repeat(16).into(), serde_json::from_str(&hash).unwrap());
+    forge(
+        &postgres,
+        "service_key",
+        &"e".repeat(16),
+        &forged.to_string(),
+    );
+    let document = postgres.sql(&format!(
+        "SELECT document FROM gw.records WHERE id = '{revoked_id}'"
+    ));
+    forge(
+        &postgres,
+        "service_key",
+        &revoked_id,
+        &document.replace("false", "true"),
+    );
+    eventually("the node notices", || {
+        (node.metric("gw_store_refused_records ") > 0.0).then_some(())
+    });
+    let outcomes = |node: &Node| [&good, evil, &revoked].map(|key| node.response(key).status);
+    assert_eq!(outcomes(&node), [200, 502, 502]);
+    let new = NewAccount {
+        id: "acme".to_owned(),
+        capture_allowed: None,
+    };
+    let refused = account::create(node.gateway.control(), &Actor::Admin, &new)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refused.contains("gw.changes has no valid tag") && refused.contains("region repair"),
+        "{refused}"
+    );
+
+    // A node that starts now uses the copy in its data folder.
+    let port = node.gateway.address().port();
+    node.gateway.drain();
+    let mut config = postgres.config(&node.data_dir);
+    config.listen.set_port(port);
+    let node = Node {
+        gateway: Gateway::start(&config).unwrap(),
+        data_dir: node.data_dir,
+    };
+    eventually("a request is relayed", || {
+        (node.response(&good).status == 200).then_some(())
+    });
+    assert_eq!(outcomes(&node), [200, 502, 502]);
+    eventually("the node notices", || {
+        (node.metric("gw_store_refused_records ") == 2.0).then_some(())
+    });
+
+    // A node without a copy does not start.
+    let empty = folder.path().join("b");
+    let refused = Gateway::start(&postgres.config(&empty))
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(
+        refused.contains("service_key eeeeeeeeeeeeeeee"),
+        "{refused}"
+    );
+
+    let path = folder.path().join("gateway.toml");
+    std::fs::write(&path, postgres.config_text(&node.data_dir)).unwrap();
+    let ended = gw_gateway()
+        .args(["region", "repair", "--config"])
+        .arg(&path)
+        .output()
+        .unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    assert!(
+        String::from_utf8_lossy(&ended.stdout).contains("Wrote the records of revision"),
+        "{ended:?}"
+    );
+    eventually("the node uses the database again", || {
+        (node.metric("gw_store_refused_records ") == 0.0).then_some(())
+    });
+    assert_eq!(outcomes(&node), [200, 502, 502]);
+    account::create(node.gateway.control(), &Actor::Admin, &new).unwrap();
+    let other = Node {
+        gateway: Gateway::start(&postgres.config(&empty)).unwrap(),
+        data_dir: empty,
+    };
+    assert_eq!(other.gateway.control().records().service_keys.len(), 2);
+    assert_eq!(
+        postgres.sql("SELECT actor FROM gw.audit WHERE action = 'region.repair'"),
+        "operator"
+    );
+    let ended = gw_gateway()
+        .args(["region", "repair", "--config"])
+        .arg(&path)
+        .output()
+        .unwrap();
+    assert!(
+        String::from_utf8_lossy(&ended.stderr).contains("there is nothing to repair"),
+        "{ended:?}"
+    );
+
+    // Changes that are missing are not discarded unasked.
+    postgres
+        .sql("UPDATE gw.region SET revision = revision + 5; UPDATE gw.records SET tag = ''; DELETE FROM gw.changes");
+    let repair = |more: &[&str]| {
+        let ended = gw_gateway()
+            .args(["region", "repair", "--config"])
+            .arg(&path)
+            .args(more)
+            .output()
+            .unwrap();
+        String::from_utf8([ended.stdout, ended.stderr].concat()).unwrap()
+    };
+    assert!(
+        repair(&[]).contains("does not have all changes after revision"),
+        "{}",
+        repair(&[])
+    );
+    assert!(repair(&["--discard-later-changes"]).contains("Wrote the records of revision"));
+    eventually("the node uses the database again", || {
+        (node.metric("gw_store_refused_records ") == 0.0).then_some(())
+    });
+}
+
+/// One of them makes the shared secrets while the other one has loaded the records without them.
+#[test]
+fn nodes_that_start_together_agree_on_the_shared_secrets() {
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let postgres = &postgres;
+    let folder = folder.path();
+    let nodes: Vec<Node> = std::thread::scope(|scope| {
+        let starts: Vec<_> = ["a", "b", "c"]
+            .into_iter()
+            .map(|name| scope.spawn(move || Node::start(postgres, folder, name)))
+            .collect();
+        starts
+            .into_iter()
+            .map(|start| start.join().unwrap())
+            .collect()
+    });
+    for file in ["admin.token", "agent-ca.key", "dev-ca.key"] {
+        let read = |node: &Node| std::fs::read(node.data_dir.join(file)).unwrap();
+        assert!(
+            nodes.iter().all(|node| read(node) == read(&nodes[0])),
+            "{file}"
+        );
+    }
+}
+
+#[test]
+fn a_row_that_no_gateway_writes_does_not_end_the_following_of_changes() {
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let nodes = ["a", "b"].map(|name| Node::start(&postgres, folder.path(), name));
+    postgres.sql(
+        "CREATE TABLE good_region AS TABLE gw.region; ALTER TABLE gw.changes ALTER steps DROP NOT NULL;
+         UPDATE gw.region SET revision = revision + 1, last_change = gen_random_uuid();
+         INSERT INTO gw.changes SELECT revision, last_change, 'node', now(), NULL, '' FROM gw.region",
+    );
+    for node in &nodes {
+        eventually("the node notices", || {
+            (node.metric("gw_store_away_seconds ") > 0.0).then_some(())
+        });
+    }
+    postgres.sql(
+        "DELETE FROM gw.changes WHERE steps IS NULL; DELETE FROM gw.region; INSERT INTO gw.region TABLE good_region",
+    );
+    let new = NewAccount {
+        id: "acme".to_owned(),
+        capture_allowed: None,
+    };
+    eventually("a change is made", || {
+        account::create(nodes[0].gateway.control(), &Actor::Admin, &new).ok()
+    });
+    eventually("the other node follows", || {
+        (nodes[1].gateway.control().records().accounts.len() == 1).then_some(())
+    });
+    assert_eq!(admin(nodes[1].gateway.admin_address(), "/readyz").0, 200);
+}
+
+/// After a theft of the token, which was replaced, and of a backup of the database.
+#[test]
+fn an_earlier_admin_token_is_not_put_back() {
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gateway.toml");
+    std::fs::write(&path, postgres.config_text(&folder.path().join("a"))).unwrap();
+    let token = |node: &Node| std::fs::read_to_string(node.data_dir.join("admin.token")).unwrap();
+    let node = Node::start(&postgres, folder.path(), "a");
+    let stolen = token(&node);
+    eventually("the copy is written", || {
+        node.data_dir.join("records.sealed").exists().then_some(())
+    });
+    node.gateway.drain();
+    postgres.sql("CREATE TABLE old AS TABLE gw.secrets");
+
+    let ended = gw_gateway()
+        .args(["region", "forget", "--config"])
+        .arg(&path)
+        .arg("admin-token")
+        .output()
+        .unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    std::fs::remove_file(folder.path().join("a/admin.token")).unwrap();
+    let node = Node::start(&postgres, folder.path(), "a");
+    let renewed = token(&node);
+    assert_ne!(renewed, stolen);
+    let actions =
+        "SELECT string_agg(action, ' ' ORDER BY number) FROM gw.audit WHERE target = 'admin token'";
+    assert_eq!(
+        postgres.sql(actions),
+        "region.secret.create region.secret.delete region.secret.create"
+    );
+
+    postgres
+        .sql("UPDATE gw.secrets SET sealed = old.sealed FROM old WHERE old.name = secrets.name");
+    node.gateway.drain();
+    let node = Node::start(&postgres, folder.path(), "a");
+    assert_eq!(token(&node), renewed);
+    let refused = Gateway::start(&postgres.config(&folder.path().join("b")))
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(refused.contains("gw.secrets"), "{refused}");
+    // The repair takes the secrets of the data folder.
+    let ended = gw_gateway()
+        .args(["region", "repair", "--config"])
+        .arg(&path)
+        .output()
+        .unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    let other = Node::start(&postgres, folder.path(), "b");
+    assert_eq!(token(&other), renewed);
+}

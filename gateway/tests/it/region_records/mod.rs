@@ -1,0 +1,10 @@
+//! Records of a region: in PostgreSQL, and what nodes know of them.
+
+// Once, slow:
+mod acknowledgment;
+mod clocks;
+mod forgery;
+mod pending;
+mod records;
+mod rekey;
+mod store;

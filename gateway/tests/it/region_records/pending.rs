@@ -1,0 +1,101 @@
+//! Changes while a node of the region is dead, and may still serve.
+
+use crate::support::eventually;
+use crate::support::peers::gate::Passage;
+use crate::support::processes::process;
+use crate::support::processes::region::Region;
+
+const SERVICE: &str = "/api/v1/accounts/demo/services/echo";
+
+/// Cuts node 0 from PostgreSQL and from node 1, or heals the cut.
+fn set(region: &Region, passage: Passage) {
+    for gate in [
+        &region.engine_gates[0],
+        &region.peer_gates[0],
+        &region.peer_gates[1],
+    ] {
+        gate.set(passage);
+    }
+}
+
+/// Makes a change at node 1. Returns the nodes that are named as pending.
+fn change(region: &Region) -> Option<String> {
+    let (status, pending) = region.patch(1, SERVICE, &serde_json::json!({ "burst": 1000 }));
+    assert_eq!(status, 200);
+    pending
+}
+
+/// Slot of node 0.
+fn slot(region: &Region) -> String {
+    region.status(0)["node"].to_string()
+}
+
+fn wait_until_dead(region: &Region) {
+    eventually("node 1 declares the other dead", || {
+        let status = region.status(1);
+        status["nodes"]
+            .as_array()?
+            .iter()
+            .any(|node| node["state"] == "dead")
+            .then_some(())
+    });
+}
+
+#[test]
+fn a_dead_node_is_named_by_every_change_until_it_is_back_or_removed() {
+    let Some(mut region) = Region::start_gated(2) else {
+        return;
+    };
+    let slot = slot(&region);
+    assert_eq!(change(&region), None);
+    set(&region, Passage::Stalled);
+    assert_eq!(
+        change(&region).as_deref(),
+        Some(&*slot),
+        "it does not answer"
+    );
+    wait_until_dead(&region);
+    let dead = format!("{slot};dead");
+    assert_eq!(change(&region).as_deref(), Some(&*dead));
+    assert_eq!(
+        change(&region).as_deref(),
+        Some(&*dead),
+        "a later change, too"
+    );
+    set(&region, Passage::Open);
+    region.wait_for_members(2);
+    assert_eq!(change(&region), None);
+
+    region.kill(0);
+    wait_until_dead(&region);
+    assert_eq!(change(&region).as_deref(), Some(&*dead));
+    let remove = process::gw_gateway()
+        .args(["region", "remove", "--config"])
+        .arg(region.config(1))
+        .arg(&slot)
+        .status();
+    assert!(remove.unwrap().success());
+    eventually("the node is not named any more", || {
+        change(&region).is_none().then_some(())
+    });
+}
+
+#[test]
+fn a_dead_node_that_refuses_is_named_until_its_time_without_contact_has_passed() {
+    let refuse = "isolation = \"refuse\"\nmax_staleness_seconds = 10\n";
+    let Some(region) = Region::start_with(2, true, refuse) else {
+        return;
+    };
+    let slot = slot(&region);
+    set(&region, Passage::Stalled);
+    wait_until_dead(&region);
+    assert_eq!(change(&region), Some(format!("{slot};dead")));
+    eventually("the node is not named any more", || {
+        change(&region).is_none().then_some(())
+    });
+    assert_eq!(
+        region.status(0)["standing"],
+        "suspended",
+        "only once it refuses"
+    );
+}

@@ -1,0 +1,539 @@
+//! The region key is replaced while nodes, agents and callers go on.
+
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use gw_base::clock::Timestamp;
+use gw_gateway::process::region::rekey;
+use gw_region::RegionKey;
+use gw_shared::id::AuthorityId;
+use gw_shared::identity::secret::Secret;
+use gw_store::{
+    AuditEntry, AuthorityRecord, AuthorityRole, History, PostgresStore, SigningKey, Snapshot, Step,
+    Store, StoreError, StoredRecord,
+};
+use serde_json::{Value, json};
+
+use crate::region_losses::load::Load;
+use crate::region_records::records::Node;
+use crate::region_records::store::account;
+use crate::support::eventually;
+use crate::support::peers::backend;
+use crate::support::processes::postgres::Postgres;
+use crate::support::processes::process::gw_gateway;
+use crate::support::processes::region::Region;
+use crate::support::processes::successor::{Successor, replace};
+
+const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+
+fn entry(target: &str) -> AuditEntry {
+    AuditEntry {
+        at: Timestamp(7),
+        actor: "admin".into(),
+        action: "account.create".into(),
+        account: None,
+        target: target.to_owned(),
+        detail: json!({}),
+    }
+}
+
+fn load(postgres: &Postgres, node: &str) -> Result<Snapshot, StoreError> {
+    PostgresStore::new(&postgres.source(node)).unwrap().load()
+}
+
+/// All rows that a key authenticates or seals.
+fn rows(postgres: &Postgres) -> String {
+    const ROWS: &str = "
+        SELECT (SELECT string_agg(row::text, ' ' ORDER BY kind, id) FROM gw.records row),
+            (SELECT string_agg(row::text, ' ') FROM gw.secrets row), (SELECT string_agg(row::text, ' ') FROM gw.changes row),
+            id, revision, last_change, tag, key_check FROM gw.region";
+    postgres.sql(ROWS)
+}
+
+/// An authority that has replaced the first one.
+fn authority() -> Step {
+    Step::Put(StoredRecord::Authority(AuthorityRecord {
+        id: AuthorityId::new(&"b".repeat(40)).unwrap(),
+        role: AuthorityRole::Issuing,
+        certificate: "certificate".to_owned(),
+        private_key: Some(Secret::new("private".to_owned())),
+        created_at: Timestamp(1),
+    }))
+}
+
+/// A region with an account and a signing key, and a next key.
+fn region() -> Option<Postgres> {
+    let postgres = Postgres::with_region()?;
+    postgres.make_next_key();
+    let mut store = PostgresStore::new(&postgres.source("a")).unwrap();
+    let start = store.load().unwrap().position;
+    let signing = Step::Put(StoredRecord::SigningKey(
+        SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap(),
+    ));
+    store
+        .commit(
+            &start,
+            &[Step::Put(account("first")), signing],
+            &entry("first"),
+        )
+        .unwrap();
+    Some(postgres)
+}
+
+#[test]
+fn changes_of_the_same_moment_are_kept_under_the_next_key() {
+    const WRITERS: usize = 3;
+    let Some(postgres) = region() else { return };
+    let config = postgres.config(Path::new("/nowhere"));
+    let private = |Snapshot { records, .. }: &Snapshot| {
+        let signing = records.signing_keys.values().map(|key| &key.private_key);
+        let of_authorities = records
+            .authorities
+            .values()
+            .filter_map(|authority| authority.private_key.as_ref());
+        signing
+            .chain(of_authorities)
+            .map(|key| key.reveal().to_owned())
+            .collect::<Vec<_>>()
+    };
+    let mut store = PostgresStore::new(&postgres.source("setup")).unwrap();
+    let start = store.load().unwrap().position;
+    store
+        .commit(&start, &[authority()], &entry("authority"))
+        .unwrap();
+    let before = private(&load(&postgres, "before").unwrap());
+    assert_eq!(before.len(), 2);
+    let stop = AtomicBool::new(false);
+    let made = AtomicUsize::new(0);
+    let wait_for_changes = |count: usize| {
+        let until = made.load(Ordering::SeqCst) + count;
+        eventually("changes are made", || {
+            (made.load(Ordering::SeqCst) >= until).then_some(())
+        });
+    };
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let stop = &stop;
+            let made = &made;
+            let postgres = &postgres;
+            scope.spawn(move || {
+                let mut store =
+                    PostgresStore::new(&postgres.source(&format!("writer{writer}"))).unwrap();
+                let mut at = store.load().unwrap().position;
+                for number in 0.. {
+                    if stop.load(Ordering::SeqCst) {
+                        break;
+                    }
+                    let name = format!("w{writer}n{number}");
+                    at = loop {
+                        match store.commit(&at, &[Step::Put(account(&name))], &entry(&name)) {
+                            Ok(position) => break position,
+                            Err(StoreError::Stale) => {}
+                            Err(error) => panic!("{error}"),
+                        }
+                        at = match store.changes_after(&at).unwrap() {
+                            History::Changes(changes) => {
+                                changes.last().map_or(at, |(position, _)| position.clone())
+                            }
+                            History::Forgotten | History::Replaced => {
+                                store.load().unwrap().position
+                            }
+                        };
+                    };
+                    made.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        wait_for_changes(20);
+        let replaced = rekey(&config, false).unwrap();
+        assert!(replaced.records >= 22, "{replaced:?}");
+        let repeated = rekey(&config, false).unwrap_err().to_string();
+        assert!(
+            repeated.contains("region_key_next is the key of the region already"),
+            "{repeated}"
+        );
+        wait_for_changes(20);
+        stop.store(true, Ordering::SeqCst);
+    });
+    // With the next key alone, all records are authentic, and all changes are there.
+    let earlier = postgres.exchange_keys();
+    let after = load(&postgres, "after").unwrap();
+    assert_eq!(
+        after.records.accounts.len(),
+        made.load(Ordering::SeqCst) + 1
+    );
+    assert_eq!(private(&after), before);
+    assert_eq!(
+        postgres.sql("SELECT count(*) FROM gw.audit WHERE action = 'region.rekey'"),
+        "1"
+    );
+    // The earlier key opens nothing.
+    let mut source = postgres.source("earlier");
+    source.keys = RegionKey::load(&earlier).unwrap().into();
+    let refused = PostgresStore::new(&source)
+        .unwrap()
+        .load()
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refused.contains("the region key differs from the key of the other nodes"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn the_copy_of_a_node_that_started_without_postgresql_is_written_again_with_the_key_in_use() {
+    let Some(mut postgres) = region() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let node = Node::start(&postgres, folder.path(), "a");
+    rekey(&postgres.config(Path::new("/nowhere")), false).unwrap();
+    let newest = postgres
+        .sql("SELECT revision FROM gw.region")
+        .parse()
+        .unwrap();
+    let keeps = |node: &Node| node.gateway.control().revision().0 >= newest;
+    eventually("the node has followed", || keeps(&node).then_some(()));
+    node.gateway.drain();
+    postgres.stop();
+    let [copy, journal] =
+        ["records.sealed", "records.journal"].map(|file| node.data_dir.join(file));
+    let restart = |postgres: &Postgres, before: &[u8]| {
+        let node = Node::start(postgres, folder.path(), "a");
+        assert!(keeps(&node), "it knows all records");
+        eventually("the copy is written", || {
+            Some(fs::read(&copy).unwrap()).filter(|now| now != before)
+        });
+        node
+    };
+    // Without PostgreSQL, it seals with `region_key`, which is the earlier one.
+    let node = restart(&postgres, &fs::read(&copy).unwrap());
+    let before = fs::read(&copy).unwrap();
+    postgres.resume();
+    eventually("the copy is written again", || {
+        (fs::read(&copy).unwrap() != before).then_some(())
+    });
+    let position = postgres.sql("SELECT revision FROM gw.region");
+    assert_eq!(
+        position,
+        newest.to_string(),
+        "no change has made another copy due"
+    );
+    eventually("the journal begins again", || {
+        fs::read(&journal).unwrap().is_empty().then_some(())
+    });
+    node.gateway.drain();
+    postgres.stop();
+    // The next key alone opens it.
+    postgres.exchange_keys();
+    restart(&postgres, &fs::read(&copy).unwrap())
+        .gateway
+        .drain();
+}
+
+/// A statement of a node that joins while the key is replaced: its row has a tag of the earlier key.
+const JOIN: &str = "
+    INSERT INTO gw.nodes (slot, session, state, peer_address, version, tag)
+    SELECT 7, gen_random_uuid(), 'joining', '127.0.0.1:1', '1', '' FROM gw.region
+    WHERE key_check = (SELECT earlier FROM checked) FOR SHARE";
+
+#[test]
+fn a_node_that_joins_while_the_key_is_replaced_waits_and_gets_no_row_of_the_earlier_key() {
+    let Some(postgres) = region() else { return };
+    let config = postgres.config(Path::new("/nowhere"));
+    // Everything but the nodes is written; the replacement goes on when the other statement waits for it.
+    postgres.sql(
+        "CREATE TABLE checked AS SELECT key_check AS earlier FROM gw.region;
+         CREATE FUNCTION await() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            PERFORM pg_advisory_xact_lock(7);
+            LOOP
+                PERFORM pg_stat_clear_snapshot();
+                EXIT WHEN EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock');
+                PERFORM pg_sleep(0.01);
+            END LOOP;
+            RETURN NEW;
+         END $$;
+         CREATE TRIGGER await BEFORE INSERT ON gw.audit FOR EACH ROW EXECUTE FUNCTION await()",
+    );
+    std::thread::scope(|scope| {
+        let replaced = scope.spawn(|| rekey(&config, false).map(drop));
+        let is_writing = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 7";
+        eventually("the replacement writes", || {
+            (postgres.sql(is_writing) == "1").then_some(())
+        });
+        postgres.sql(JOIN);
+        replaced.join().unwrap().unwrap();
+    });
+    assert_eq!(
+        postgres.sql("SELECT count(*) FROM gw.nodes WHERE slot = 7"),
+        "0"
+    );
+}
+
+#[test]
+fn a_replacement_that_fails_changes_nothing() {
+    let Some(postgres) = region() else { return };
+    let config = postgres.config(Path::new("/nowhere"));
+    let before = rows(&postgres);
+    let refusal = || rekey(&config, false).unwrap_err().to_string();
+    postgres.sql("UPDATE gw.region SET schema = schema + 1");
+    assert!(refusal().contains("too new for this program"));
+    postgres.sql("UPDATE gw.region SET schema = schema - 1");
+    // What cannot be read afterwards is not committed.
+    postgres.sql(
+        "CREATE FUNCTION spoil() RETURNS trigger LANGUAGE plpgsql AS
+         $$ BEGIN NEW.document := NEW.document || ' '; RETURN NEW; END $$;
+         CREATE TRIGGER spoil BEFORE UPDATE ON gw.records FOR EACH ROW EXECUTE FUNCTION spoil()",
+    );
+    let unreadable = refusal();
+    assert!(
+        unreadable.contains("cannot be read with region_key_next")
+            && unreadable.contains("nothing was changed")
+    );
+    postgres.sql("DROP TRIGGER spoil ON gw.records");
+    assert_eq!(rows(&postgres), before);
+    // A row that no gateway has written does not get a tag.
+    postgres.sql("UPDATE gw.records SET tag = '' WHERE kind = 'account'");
+    let forged = refusal();
+    assert!(
+        forged.contains("account first") && forged.contains("region repair"),
+        "{forged}"
+    );
+    postgres.sql("DELETE FROM gw.records WHERE kind = 'account'");
+    assert!(refusal().contains("some were removed"));
+    assert_eq!(
+        rows(&postgres).rsplit('|').next(),
+        before.rsplit('|').next(),
+        "the key is the same"
+    );
+}
+
+#[test]
+fn a_replacement_whose_connection_breaks_leaves_the_earlier_key_and_can_be_repeated() {
+    let Some(postgres) = region() else { return };
+    let config = postgres.config(Path::new("/nowhere"));
+    let before = rows(&postgres);
+    // Near the end of the transaction, which has written everything but the nodes.
+    postgres.sql(
+        "CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql AS
+         $$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NEW; END $$;
+         CREATE TRIGGER stop BEFORE INSERT ON gw.audit FOR EACH ROW EXECUTE FUNCTION stop()",
+    );
+    let broken = rekey(&config, false).unwrap_err().to_string();
+    assert!(
+        broken.contains("whether the key was replaced is not known"),
+        "{broken}"
+    );
+    assert_eq!(rows(&postgres), before);
+    load(&postgres, "b").unwrap();
+    postgres.sql("DROP TRIGGER stop ON gw.audit");
+    rekey(&config, false).unwrap();
+    postgres.exchange_keys();
+    load(&postgres, "c").unwrap();
+}
+
+/// `gw-gateway region` with the configuration of a node.
+fn command(region: &Region, node: usize, words: &[&str]) -> Output {
+    gw_gateway()
+        .arg("region")
+        .args(words)
+        .arg("--config")
+        .arg(region.config(node))
+        .output()
+        .unwrap()
+}
+
+/// The keys that each node shows, as `region status` with the configuration of a node has them.
+fn shown_keys(region: &Region, node: usize) -> Vec<Value> {
+    let status: Value =
+        serde_json::from_slice(&command(region, node, &["status", "--json"]).stdout).unwrap();
+    status["nodes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|node| node["keys"].clone())
+        .collect()
+}
+
+fn wait_for_keys(region: &Region, expected: &[Value]) {
+    eventually("the nodes show their keys", || {
+        (shown_keys(region, 0) == expected).then_some(())
+    });
+}
+
+/// Replaces a line of the configuration of a node.
+fn reconfigure(region: &Region, node: usize, from: &str, to: &str) {
+    let text = fs::read_to_string(region.config(node)).unwrap();
+    assert!(text.contains(from), "{text}");
+    fs::write(region.config(node), text.replace(from, to)).unwrap();
+}
+
+#[test]
+fn no_request_and_no_change_fails_while_the_key_of_running_nodes_is_replaced() {
+    let Some(mut region) = Region::start(0) else {
+        return;
+    };
+    let next = format!(
+        "region_key_next = \"{}\"\n",
+        region.postgres.next_key_file().display()
+    );
+    region.postgres.make_next_key();
+    for _ in 0..3 {
+        region.add();
+    }
+    region.wait_for_members(3);
+    let _agent = region.run_agent(&backend::answering(OK));
+    let owner = region.owner();
+    let before = enrollments(&region);
+    let ended = region.metric(owner, "gw_tunnels_ended_total");
+    let callers = Load::start(&region, 3);
+    callers.wait_for(100);
+    wait_for_keys(&region, &vec![json!(["in use", "next"]); 3]);
+
+    let stop = AtomicBool::new(false);
+    let made = AtomicUsize::new(0);
+    let addresses: Vec<_> = (0..3).map(|node| region.node(node).admin_address).collect();
+    let authorization = format!("Bearer {}", region.admin_token().trim());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::SeqCst) {
+                let number = made.load(Ordering::SeqCst);
+                let id = json!({ "id": format!("acme{number}") });
+                let request =
+                    ureq::post(format!("http://{}/api/v1/accounts", addresses[number % 3]));
+                request
+                    .header("Authorization", &authorization)
+                    .send_json(id)
+                    .unwrap();
+                made.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        let wait_for_changes = |count: usize| {
+            let until = made.load(Ordering::SeqCst) + count;
+            eventually("changes are made", || {
+                (made.load(Ordering::SeqCst) >= until).then_some(())
+            });
+        };
+        wait_for_changes(5);
+        let replaced = command(&region, 1, &["rekey"]);
+        assert!(replaced.status.success(), "{replaced:?}");
+        wait_for_changes(10);
+        stop.store(true, Ordering::SeqCst);
+    });
+    callers.wait_for(200);
+    wait_for_keys(&region, &vec![json!(["in use", "earlier"]); 3]);
+    region.wait_for_members(3);
+    assert_eq!(
+        region.metric(owner, "gw_tunnels_ended_total"),
+        ended,
+        "no agent connected again"
+    );
+
+    let earlier = region.postgres.exchange_keys();
+    let mut successors: Vec<Successor> = Vec::new();
+    for node in 0..3 {
+        reconfigure(&region, node, &next, "");
+        successors.push(replace(
+            region.node(node).process.id(),
+            &region.node(node).log,
+        ));
+        callers.wait_for(100);
+    }
+    wait_for_keys(&region, &vec![json!(["in use"]); 3]);
+    region.wait_for_members(3);
+    let failures: Vec<_> = callers
+        .stop()
+        .failures
+        .into_iter()
+        .map(|failure| failure.what)
+        .collect();
+    assert!(failures.is_empty(), "{failures:?}");
+    assert_eq!(region.owner(), owner);
+    assert_eq!(
+        enrollments(&region),
+        before,
+        "the agent did not enroll again"
+    );
+    let made = made.load(Ordering::SeqCst);
+    let accounts = load(&region.postgres, "reader")
+        .unwrap()
+        .records
+        .accounts
+        .len();
+    assert_eq!(accounts, made + 1);
+
+    // A file with the earlier key is refused.
+    reconfigure(
+        &region,
+        0,
+        "region.key",
+        earlier.file_name().unwrap().to_str().unwrap(),
+    );
+    let refused = command(&region, 0, &["join"]);
+    let said = String::from_utf8(refused.stdout).unwrap();
+    assert!(
+        !refused.status.success() && said.contains("the region key differs"),
+        "{said}"
+    );
+}
+
+/// Entries of the audit log about agents.
+fn enrollments(region: &Region) -> String {
+    region
+        .postgres
+        .sql("SELECT string_agg(number || action, ' ' ORDER BY number) FROM gw.audit WHERE action ~ 'agent|enroll'")
+}
+
+#[test]
+fn a_node_without_the_next_key_is_named_and_goes_on_from_memory() {
+    let Some(mut region) = Region::start(1) else {
+        return;
+    };
+    region.postgres.make_next_key();
+    region.add();
+    region.wait_for_members(2);
+    let _agent = region.run_agent(&backend::answering(OK));
+    region.owner();
+    let keys = || shown_keys(&region, 1);
+    eventually("the nodes show their keys", || {
+        (keys() == [json!(["in use"]), json!(["in use", "next"])]).then_some(())
+    });
+    let before = rows(&region.postgres);
+    let refused = command(&region, 1, &["rekey"]);
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        said.contains("the nodes 0 do not have the next key") && said.contains("SIGUSR2"),
+        "{said}"
+    );
+    assert_eq!(rows(&region.postgres), before);
+
+    let forced = command(&region, 1, &["rekey", "--force"]);
+    assert!(forced.status.success(), "{forced:?}");
+    region
+        .node(0)
+        .log
+        .line_with("the region key differs from the key of the other nodes");
+    assert_eq!([region.request(0), region.request(1)], ["200", "200"]);
+    let shown = || {
+        (shown_keys(&region, 1) == [json!(["earlier"]), json!(["in use", "earlier"])]).then_some(())
+    };
+    eventually("the node without the key is shown", shown);
+
+    // With the key, it is as before.
+    let key = |setting: &str, file: &Path| format!("{setting} = \"{}\"\n", file.display());
+    let own = key("region_key", &region.postgres.key_file());
+    reconfigure(
+        &region,
+        0,
+        &own,
+        &(own.clone() + &key("region_key_next", &region.postgres.next_key_file())),
+    );
+    let _successor = replace(region.node(0).process.id(), &region.node(0).log);
+    region.wait_for_members(2);
+    eventually("both have the key", || {
+        (shown_keys(&region, 1) == vec![json!(["in use", "earlier"]); 2]).then_some(())
+    });
+    assert_eq!([region.request(0), region.request(1)], ["200", "200"]);
+}

@@ -1,0 +1,511 @@
+//! The store on PostgreSQL: commits, concurrent writers, lost replies, crashes of the server, sealed secrets.
+//!
+//! `GW_STORE_KILLS` sets how often the server is killed or stopped, for longer runs by hand.
+
+mod outages;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use gw_base::clock::Timestamp;
+use gw_shared::id::AccountId;
+use gw_store::{
+    AccountRecord, AuditEntry, AuditQuery, History, Position, PostgresStore, Revision, SigningKey,
+    Step, Store, StoreError, StoreSource, StoredRecord,
+};
+
+use crate::support::processes::postgres::Postgres;
+use crate::support::processes::process::send_signal;
+use crate::support::{eventually, programs};
+
+pub(crate) fn account(id: &str) -> StoredRecord {
+    StoredRecord::Account(AccountRecord {
+        id: AccountId::new(id).unwrap(),
+        capture_allowed: false,
+        created_at: Timestamp(1),
+    })
+}
+
+fn entry(target: &str) -> AuditEntry {
+    AuditEntry {
+        at: Timestamp(7),
+        actor: "admin".into(),
+        action: "account.create".into(),
+        account: AccountId::new(target).ok(),
+        target: target.to_owned(),
+        detail: serde_json::json!({"a": [1, "it's"]}),
+    }
+}
+
+fn open(postgres: &Postgres, node: &str) -> PostgresStore {
+    let mut store = PostgresStore::new(&postgres.source(node)).unwrap();
+    store.load().unwrap();
+    store
+}
+
+/// Commits the creation of an account, after catching up if necessary, as the control plane does.
+fn create(store: &mut PostgresStore, at: &mut Position, id: &str) {
+    loop {
+        match store.commit(at, &[Step::Put(account(id))], &entry(id)) {
+            Ok(position) => return *at = position,
+            Err(StoreError::Stale) => {
+                let History::Changes(changes) = store.changes_after(at).unwrap() else {
+                    panic!("history lost")
+                };
+                *at = changes.last().unwrap().0.clone();
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// The position with this revision in the region of `postgres`.
+fn at(postgres: &Postgres, revision: i64) -> Position {
+    let origin = postgres.sql("SELECT id FROM gw.region");
+    let change = postgres.sql(&format!(
+        "SELECT change_id FROM gw.changes WHERE revision = {revision}"
+    ));
+    Position {
+        origin,
+        revision: Revision(revision),
+        change,
+    }
+}
+
+fn audit(store: &mut PostgresStore) -> Vec<(i64, String)> {
+    let mut all: Vec<(i64, String)> = Vec::new();
+    loop {
+        let before = all.last().map(|(number, _)| *number);
+        let page = store
+            .audit_log(&AuditQuery {
+                account: None,
+                before,
+                limit: 1000,
+            })
+            .unwrap();
+        if page.is_empty() {
+            return all;
+        }
+        all.extend(
+            page.into_iter()
+                .map(|numbered| (numbered.number, numbered.entry.target)),
+        );
+    }
+}
+
+#[test]
+fn a_change_is_stored_with_its_entry_and_its_steps() {
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
+    let mut first = open(&postgres, "a");
+    let mut second = open(&postgres, "b");
+    assert_eq!(
+        first
+            .commit(
+                &at(&postgres, 0),
+                &[Step::Put(account("acme"))],
+                &entry("acme")
+            )
+            .unwrap(),
+        at(&postgres, 1)
+    );
+    let stale = second.commit(
+        &at(&postgres, 0),
+        &[Step::Put(account("other"))],
+        &entry("other"),
+    );
+    assert!(matches!(stale, Err(StoreError::Stale)), "{stale:?}");
+    let History::Changes(changes) = second.changes_after(&at(&postgres, 0)).unwrap() else {
+        panic!()
+    };
+    assert_eq!(
+        format!("{changes:?}"),
+        format!(
+            "{:?}",
+            [(at(&postgres, 1), vec![Step::Put(account("acme"))])]
+        )
+    );
+    // The last step of a record counts.
+    let steps = [
+        Step::Put(account("twice")),
+        Step::Delete(account("twice").id()),
+        Step::Delete(account("acme").id()),
+    ];
+    assert_eq!(
+        second
+            .commit(&at(&postgres, 1), &steps, &entry("twice"))
+            .unwrap(),
+        at(&postgres, 2)
+    );
+    let loaded = first.load().unwrap();
+    assert_eq!(
+        (loaded.position.revision, loaded.records.accounts.len()),
+        (Revision(2), 0)
+    );
+    assert_eq!(
+        audit(&mut first),
+        [(2, "twice".to_owned()), (1, "acme".to_owned())]
+    );
+    let of_account = AuditQuery {
+        account: Some("acme".into()),
+        before: Some(2),
+        limit: 1,
+    };
+    assert_eq!(
+        first.audit_log(&of_account).unwrap()[0].entry,
+        entry("acme")
+    );
+    assert_eq!(
+        postgres.sql("SELECT string_agg(node, ',' ORDER BY revision) FROM gw.changes"),
+        "a,b"
+    );
+}
+
+#[test]
+fn a_load_knows_the_authentic_changes_before_it() {
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
+    let mut store = open(&postgres, "a");
+    let mut position = at(&postgres, 0);
+    ["red", "green", "blue"]
+        .iter()
+        .for_each(|id| create(&mut store, &mut position, id));
+    let recent = |store: &mut PostgresStore| store.load().unwrap().recent;
+    assert_eq!(
+        recent(&mut store),
+        [1, 2, 3].map(|revision| at(&postgres, revision))
+    );
+    postgres.sql("UPDATE gw.changes SET change_id = gen_random_uuid() WHERE revision = 1");
+    assert_eq!(
+        recent(&mut store),
+        [2, 3].map(|revision| at(&postgres, revision))
+    );
+    postgres.sql("DELETE FROM gw.changes");
+    assert_eq!(recent(&mut store), [position]);
+}
+
+#[test]
+fn concurrent_writers_lose_and_double_no_change() {
+    const EACH: usize = 100;
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
+    let start = at(&postgres, 0);
+    std::thread::scope(|scope| {
+        for writer in ["a", "b", "c"] {
+            let mut store = open(&postgres, writer);
+            let start = &start;
+            scope.spawn(move || {
+                let mut position = start.clone();
+                for n in 0..EACH {
+                    create(&mut store, &mut position, &format!("{writer}{n:03}"));
+                }
+            });
+        }
+    });
+    let mut store = open(&postgres, "reader");
+    assert_eq!(store.load().unwrap().records.accounts.len(), 3 * EACH);
+    let entries = audit(&mut store);
+    let numbers: Vec<i64> = entries.iter().map(|(number, _)| *number).rev().collect();
+    assert_eq!(
+        numbers,
+        (1..=3 * EACH as i64).collect::<Vec<_>>(),
+        "without gaps"
+    );
+    let targets: BTreeMap<_, _> = entries
+        .into_iter()
+        .map(|(number, target)| (target, number))
+        .collect();
+    assert_eq!(targets.len(), 3 * EACH, "each once");
+}
+
+#[test]
+fn a_commit_with_a_lost_reply_is_made_once() {
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
+    let proxy = postgres.proxy();
+    let mut store = PostgresStore::new(&postgres.source_at(&proxy.url(), "a")).unwrap();
+    store.load().unwrap();
+    let mut position = at(&postgres, 0);
+    for n in 0..5 {
+        // The statement is prepared by the first commit, so that later ones lose the reply of the commit itself.
+        let id = format!("acme{n}");
+        if n > 0 {
+            proxy.lose_the_next_reply();
+        }
+        position = store
+            .commit(&position, &[Step::Put(account(&id))], &entry(&id))
+            .unwrap();
+        assert!(!proxy.has_lost_none());
+    }
+    assert_eq!(position.revision, Revision(5));
+    assert_eq!(audit(&mut store).len(), 5);
+}
+
+#[test]
+fn history_before_the_oldest_change_and_of_a_restored_database_is_lost() {
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
+    let mut store = open(&postgres, "a");
+    let mut position = at(&postgres, 0);
+    for id in ["acme1", "acme2", "acme3"] {
+        create(&mut store, &mut position, id);
+    }
+    let positions: Vec<Position> = (0..=3).map(|revision| at(&postgres, revision)).collect();
+    let mut history = |position: &Position| match store.changes_after(position).unwrap() {
+        History::Changes(changes) => changes.len().to_string(),
+        other => format!("{other:?}"),
+    };
+    assert_eq!(
+        [0, 1, 3].map(|revision| history(&positions[revision])),
+        ["3", "2", "0"]
+    );
+    let later = Position {
+        revision: Revision(4),
+        ..position.clone()
+    };
+    assert_eq!(
+        history(&later),
+        "Replaced",
+        "the database is older than this node"
+    );
+    let other = |revision: usize| Position {
+        change: positions[0].origin.clone(),
+        ..positions[revision].clone()
+    };
+    assert_eq!(
+        [2, 3].map(|revision| history(&other(revision))),
+        ["Replaced"; 2],
+        "a failover lost changes"
+    );
+    assert_eq!(
+        history(&position),
+        "Forgotten",
+        "the records are to be loaded again"
+    );
+    store.load().unwrap();
+    postgres.sql("DELETE FROM gw.changes WHERE revision <= 2");
+    let mut history = |position: &Position| format!("{:?}", store.changes_after(position).unwrap());
+    let found = [0, 1, 3].map(|revision| history(&positions[revision]));
+    assert_eq!(found, ["Forgotten", "Forgotten", "Changes([])"]);
+    postgres.sql("UPDATE gw.region SET id = gen_random_uuid()");
+    let before = &position;
+    assert_eq!(history(before), "Replaced", "another region");
+    let refused = store.commit(before, &[Step::Put(account("acme4"))], &entry("acme4"));
+    assert!(matches!(refused, Err(StoreError::Stale)), "{refused:?}");
+}
+
+#[test]
+fn secrets_are_sealed_with_the_region_key() {
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
+    let mut store = open(&postgres, "a");
+    let key = SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap();
+    let private = key.private_key.reveal().to_owned();
+    store
+        .commit(
+            &at(&postgres, 0),
+            &[Step::Put(StoredRecord::SigningKey(key.clone()))],
+            &entry("key"),
+        )
+        .unwrap();
+    let dump = postgres.dump();
+    assert!(dump.contains(key.id.as_str()) && !dump.contains(&private));
+    let loaded = open(&postgres, "b").load().unwrap().records;
+    assert_eq!(loaded.signing_keys[&key.id].private_key.reveal(), private);
+    let History::Changes(changes) = open(&postgres, "c")
+        .changes_after(&at(&postgres, 0))
+        .unwrap()
+    else {
+        panic!()
+    };
+    let [Step::Put(StoredRecord::SigningKey(followed))] = &changes[0].1[..] else {
+        panic!("{changes:?}")
+    };
+    assert_eq!(followed.private_key.reveal(), private);
+}
+
+#[test]
+fn a_database_that_does_not_fit_is_refused_with_the_reason() {
+    if !programs::usable(&["postgresql"]) {
+        return;
+    }
+    let postgres = Postgres::start();
+    let refusal = |source| {
+        PostgresStore::new(&source)
+            .unwrap()
+            .load()
+            .unwrap_err()
+            .to_string()
+    };
+    let good = || postgres.source("a");
+    assert!(refusal(good()).contains("create one with `gw-gateway region init`"));
+    PostgresStore::create(&good()).unwrap();
+    assert!(
+        PostgresStore::create(&good())
+            .unwrap_err()
+            .to_string()
+            .contains("holds a region already")
+    );
+    let mut other = good();
+    other.apex = "eu2.gw.localhost".to_owned();
+    assert!(refusal(other).contains("belongs to region eu1.gw.localhost"));
+    let mut other = good();
+    other.keys = gw_region::RegionKey::new([1; 32]).into();
+    assert!(refusal(other).contains("the region key differs"));
+    // Nodes are upgraded one after another: the tables of the next version can be used, and no later ones.
+    let known: usize = postgres
+        .sql("SELECT schema FROM gw.region")
+        .parse()
+        .unwrap();
+    postgres.sql(&format!("UPDATE gw.region SET schema = {}", known + 1));
+    PostgresStore::new(&good()).unwrap().load().unwrap();
+    postgres.sql(&format!("UPDATE gw.region SET schema = {}", known + 2));
+    assert!(refusal(good()).contains(&format!("schema {}", known + 2)));
+    postgres.sql("UPDATE gw.region SET schema = 999");
+    assert!(refusal(good()).contains("schema 999"));
+    let nowhere = PostgresStore::new(&postgres.source_at("postgres://gw@127.0.0.1:1/gw", "a"))
+        .unwrap()
+        .load();
+    assert!(matches!(nowhere, Err(StoreError::Unavailable(text)) if text.contains("127.0.0.1")));
+}
+
+#[test]
+fn a_data_folder_has_one_process() {
+    let Some(postgres) = Postgres::with_region() else {
+        return;
+    };
+    let source = StoreSource::Postgres(postgres.source("a"));
+    let first = source.open().unwrap();
+    assert!(matches!(source.open(), Err(StoreError::InUse)));
+    drop(first);
+    assert!(source.open().is_ok());
+}
+
+#[test]
+fn acknowledged_changes_survive_kills_and_stops_of_the_server() {
+    let rounds =
+        std::env::var("GW_STORE_KILLS").map_or(4, |rounds| rounds.parse().expect("a number"));
+    let Some(mut postgres) = Postgres::with_region() else {
+        return;
+    };
+    let start = at(&postgres, 0);
+    let stop = AtomicBool::new(false);
+    let made = AtomicUsize::new(0);
+    let unknown = AtomicUsize::new(0);
+    let acknowledged: Vec<String> = std::thread::scope(|scope| {
+        let writers = ["a", "b", "c"].map(|writer| {
+            let mut store = open(&postgres, writer);
+            let start = &start;
+            let stop = &stop;
+            let made = &made;
+            let unknown = &unknown;
+            scope.spawn(move || {
+                let mut position = start.clone();
+                let mut acknowledged = Vec::new();
+                for number in 0.. {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    // After an unknown outcome, another account: the first may be committed late.
+                    let id = format!("{writer}{number:06}");
+                    while let Some(result) =
+                        Some(store.commit(&position, &[Step::Put(account(&id))], &entry(&id)))
+                    {
+                        match result {
+                            Ok(next) => {
+                                position = next;
+                                acknowledged.push(id);
+                                made.fetch_add(1, Ordering::Relaxed);
+                                break;
+                            }
+                            Err(StoreError::Stale) => {
+                                position = store.load().map_or(position, |all| all.position);
+                            }
+                            Err(StoreError::Unavailable(_)) => {
+                                unknown.fetch_add(1, Ordering::Relaxed);
+                                break;
+                            }
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                }
+                acknowledged
+            })
+        });
+        let _stop = StopOnDrop(&stop);
+        for round in 0..rounds {
+            let until = made.load(Ordering::Relaxed) + 30;
+            eventually("changes are made", || {
+                (made.load(Ordering::Relaxed) >= until).then_some(())
+            });
+            match round % 3 {
+                // The server ends all sessions, and recovers.
+                0 => assert!(send_signal(session(&postgres), "KILL")),
+                1 => {
+                    let processes = postgres.processes();
+                    for id in &processes {
+                        send_signal(*id, "STOP");
+                    }
+                    let until = unknown.load(Ordering::Relaxed) + 1;
+                    eventually("a change fails", || {
+                        (unknown.load(Ordering::Relaxed) >= until).then_some(())
+                    });
+                    for id in &processes {
+                        send_signal(*id, "CONT");
+                    }
+                }
+                _ => {
+                    postgres.stop();
+                    postgres.resume();
+                }
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        writers
+            .into_iter()
+            .flat_map(|writer| writer.join().unwrap())
+            .collect()
+    });
+    let mut store = PostgresStore::new(&postgres.source("reader")).unwrap();
+    let records = eventually("the server answers", || store.load().ok()).records;
+    let entries = audit(&mut store);
+    let numbers: Vec<i64> = entries.iter().map(|(number, _)| *number).rev().collect();
+    assert_eq!(
+        numbers,
+        (1..=entries.len() as i64).collect::<Vec<_>>(),
+        "without gaps"
+    );
+    let targets: BTreeSet<&String> = entries.iter().map(|(_, target)| target).collect();
+    assert_eq!(targets.len(), entries.len(), "each once");
+    assert_eq!(records.accounts.len(), entries.len(), "with an entry each");
+    let lost: Vec<&String> = acknowledged
+        .iter()
+        .filter(|id| !targets.contains(id))
+        .collect();
+    assert!(lost.is_empty(), "{lost:?}");
+    eprintln!(
+        "{} changes acknowledged, {} made, {rounds} rounds",
+        acknowledged.len(),
+        entries.len()
+    );
+}
+
+/// Ends the writers, also after a panic.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The session of one of the writers.
+fn session(postgres: &Postgres) -> u32 {
+    eventually("a writer is connected", || postgres.sessions().pop())
+}

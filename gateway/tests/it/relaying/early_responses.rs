@@ -1,0 +1,253 @@
+//! Responses that are complete before their requests: the rest of the request body goes on to the backend.
+
+use std::io::ErrorKind;
+use std::net::TcpStream;
+use std::sync::mpsc::{self, Receiver, Sender};
+
+use bytes::Bytes;
+use gw_control_plane::control::Actor;
+use gw_control_plane::control::records::agent;
+use gw_gateway::demo::{Demo, Options};
+use gw_interface::config::HandOver;
+use http::Method;
+
+use crate::support::admin_api::Api;
+use crate::support::peers::caller::{Caller, connect, request};
+use crate::support::peers::http1_peer::Peer;
+use crate::support::peers::http2_caller::on_a_reactor;
+use crate::support::peers::{backend, http2_caller};
+use crate::support::processes::nodes::Nodes;
+use crate::support::{eventually, reports, request_log, tunnels, turn, wait_until_slots_are_free};
+
+/// More than all windows and socket buffers between caller and backend hold together.
+const BODY: usize = 24 * 1024 * 1024;
+/// Sent before the response is read.
+const FIRST: usize = 300_000;
+
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at % 251) as u8).collect()
+}
+
+/// A backend that answers 202 before it reads the body, and reports each body.
+fn accepting() -> (String, Receiver<Vec<u8>>) {
+    let (received, bodies) = mpsc::channel();
+    let serve = move |mut peer: Peer<TcpStream>, received: Sender<Vec<u8>>| {
+        while let Ok(head) = peer.request_head() {
+            peer.send("HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\nok");
+            let Ok((body, _)) = peer.body(head.framing) else {
+                return;
+            };
+            received.send(body).unwrap();
+        }
+    };
+    (
+        backend::start(move |peer| serve(peer, received.clone())),
+        bodies,
+    )
+}
+
+/// Sends a request whose response arrives before the rest of its body. Returns the id of the request.
+fn upload_through(
+    caller: &mut Caller,
+    head: &str,
+    is_chunked: bool,
+    bodies: &Receiver<Vec<u8>>,
+) -> String {
+    let body = pattern(BODY);
+    let send = |caller: &mut Caller, data: &[u8]| {
+        if is_chunked {
+            caller.send(format!("{:x}\r\n", data.len()));
+        }
+        caller.send(data);
+        if is_chunked {
+            caller.send("\r\n");
+        }
+    };
+    caller.send(head);
+    send(caller, &body[..FIRST]);
+    let response = caller.response();
+    assert_eq!(
+        (
+            response.status.as_u16(),
+            &response.body[..],
+            response.header("connection")
+        ),
+        (202, &b"ok"[..], "")
+    );
+    for piece in body[FIRST..].chunks(1 << 20) {
+        send(caller, piece);
+    }
+    if is_chunked {
+        caller.send("0\r\n\r\n");
+    }
+    assert!(
+        bodies.recv().unwrap() == body,
+        "the backend got another body"
+    );
+    response.header("x-gw-request-id").to_owned()
+}
+
+fn framing(is_chunked: bool) -> String {
+    if is_chunked {
+        "Transfer-Encoding: chunked\r\n\r\n".to_owned()
+    } else {
+        format!("Content-Length: {BODY}\r\n\r\n")
+    }
+}
+
+fn crossings(demo: &Demo) -> u64 {
+    reports(demo)
+        .iter()
+        .map(|report| report.totals["requests_crossing"])
+        .sum()
+}
+
+#[test]
+fn the_rest_of_a_body_reaches_the_backend_on_and_across_workers() {
+    let _turn = turn();
+    for workers in [1, 2] {
+        let (url, bodies) = accepting();
+        let options = Options {
+            workers,
+            hand_over: HandOver::Never,
+            ..crate::support::options(Some(url))
+        };
+        let demo = Demo::start(&options).unwrap();
+        // The kernel may give any number of connections to the same worker.
+        eventually(
+            "requests on the own worker and, if there is one, from another",
+            || {
+                for is_chunked in [false, true] {
+                    let mut caller = connect(&demo);
+                    // The second request uses the same connection.
+                    for _ in 0..2 {
+                        upload_through(
+                            &mut caller,
+                            &request(&demo, "POST /", &framing(is_chunked)),
+                            is_chunked,
+                            &bodies,
+                        );
+                    }
+                }
+                (workers == 1 || crossings(&demo) > 0).then_some(())
+            },
+        );
+        wait_until_slots_are_free(&demo);
+    }
+}
+
+#[test]
+fn the_rest_of_a_body_reaches_the_backend_across_nodes() {
+    let _turn = turn();
+    let (url, bodies) = accepting();
+    let nodes = Nodes::start(2);
+    let (owner, other) = nodes.owner_and_other();
+    let _agent = nodes.run_agent(other, &url);
+    nodes.wait_for_tunnel(owner);
+    let mut caller = nodes.connect(other);
+    for is_chunked in [false, true] {
+        upload_through(
+            &mut caller,
+            &nodes.request("POST /", &framing(is_chunked)),
+            is_chunked,
+            &bodies,
+        );
+    }
+    assert_eq!(nodes.total(other, "requests_crossing_nodes"), 2);
+}
+
+#[test]
+fn the_rest_of_a_body_reaches_the_backend_from_an_http2_caller() {
+    let _turn = turn();
+    let (url, bodies) = accepting();
+    let demo = crate::support::demo(Some(url));
+    on_a_reactor(async {
+        let connection = http2_caller::connect(&demo).await;
+        let (response, mut sent) = connection
+            .begin(connection.request(&Method::POST, "/"), false)
+            .await;
+        let body = Bytes::from(pattern(BODY));
+        gw_shared::http2::stream::send(&mut sent, body.slice(..FIRST), false)
+            .await
+            .unwrap();
+        let response = http2_caller::whole(response).await;
+        assert_eq!(
+            (response.status.as_u16(), &response.body[..]),
+            (202, &b"ok"[..])
+        );
+        gw_shared::http2::stream::send(&mut sent, body.slice(FIRST..), true)
+            .await
+            .unwrap();
+        // The receiver of the backend's thread blocks this one, so the frames have to be sent first.
+        while tunnels(&demo)[0].in_flight > 0 {
+            gw_shared::runtime::yield_now().await;
+        }
+        assert!(
+            bodies.recv().unwrap() == body,
+            "the backend got another body"
+        );
+    });
+}
+
+#[test]
+fn the_request_log_shows_what_the_backend_took() {
+    let (url, bodies) = accepting();
+    let demo = crate::support::demo(Some(url));
+    let mut caller = connect(&demo);
+    let id = upload_through(
+        &mut caller,
+        &request(&demo, "POST /", &framing(false)),
+        false,
+        &bodies,
+    );
+    let record = request_log::record(&Api(&demo.about), &id);
+    assert_eq!(
+        (
+            &record["bytes_in"],
+            &record["bytes_taken"],
+            &record["ended"]
+        ),
+        (&BODY.into(), &BODY.into(), &"complete".into())
+    );
+}
+
+#[test]
+fn a_tunnel_that_is_lost_during_the_rest_of_a_body_resets_the_caller() {
+    let (url, bodies) = accepting();
+    let demo = crate::support::demo(Some(url));
+    let mut caller = connect(&demo);
+    caller.send(request(&demo, "POST /", &framing(false)));
+    assert_eq!(caller.response().status, 202);
+    let agent = &tunnels(&demo)[0].agent_id;
+    agent::revoke(demo.gateway().control(), &Actor::Admin, "demo", agent).unwrap();
+    assert_eq!(
+        caller.bytes(1).unwrap_err().kind(),
+        ErrorKind::ConnectionReset
+    );
+    assert!(
+        bodies.try_recv().is_err(),
+        "a part of a body looked complete"
+    );
+}
+
+#[test]
+fn a_caller_that_leaves_after_the_response_cancels_the_request() {
+    let (ended, at_backend) = mpsc::channel();
+    let demo = crate::support::demo(Some(backend::start(move |mut peer| {
+        let head = peer.request_head().unwrap();
+        peer.send("HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\nok");
+        ended
+            .send(peer.body(head.framing).map_err(|error| error.kind()))
+            .unwrap();
+    })));
+    let mut caller = connect(&demo);
+    caller.send(request(&demo, "POST /", &framing(false)));
+    caller.send(pattern(FIRST));
+    assert_eq!(caller.response().status, 202);
+    drop(caller);
+    assert_eq!(
+        at_backend.recv().unwrap().unwrap_err(),
+        ErrorKind::ConnectionReset
+    );
+    wait_until_slots_are_free(&demo);
+}

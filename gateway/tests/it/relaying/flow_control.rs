@@ -1,0 +1,327 @@
+//! Flow control: memory held by stalled callers and backends, and progress of other requests.
+
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+use gw_gateway::demo::{Demo, Options};
+use gw_shared::tunnel::window::{FIRST, LEAST, TUNNEL_BUDGET};
+use http::Method;
+
+use crate::support::peers::backend;
+use crate::support::peers::caller::{Caller, connect, get, request};
+use crate::support::peers::http1_peer::Peer;
+use crate::support::{eventually, options, reports, tunnels, turn};
+
+const MIB: usize = 1024 * 1024;
+
+/// `/endless` sends until the connection ends. `/sink` reads its body and never answers. `/deaf` does not read its body
+/// until the caller disconnects. Other requests are answered at once.
+fn serve(mut peer: Peer<TcpStream>) {
+    while let Ok(head) = peer.request_head() {
+        if head.target.as_str() == "/endless" {
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n");
+            peer.stream.set_write_timeout(None).unwrap();
+            let block = vec![0; 64 * 1024];
+            while std::io::Write::write_all(&mut peer.stream, &block).is_ok() {}
+            return;
+        }
+        if head.target.as_str() == "/sink" {
+            let mut block = vec![0; 64 * 1024];
+            while std::io::Read::read(&mut peer.stream, &mut block).is_ok_and(|read| read > 0) {}
+            return;
+        }
+        if head.target.as_str() == "/deaf" {
+            peer.stream.set_read_timeout(None).unwrap();
+            // The socket reports a hang-up once the agent closes it.
+            use rustix::event::{PollFd, PollFlags, poll};
+            let mut watched = [PollFd::new(&peer.stream, PollFlags::RDHUP)];
+            poll(&mut watched, None).unwrap();
+            return;
+        }
+        peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+    }
+}
+
+fn start(slots: u32, adjust: fn(&mut gw_interface::config::Config)) -> Demo {
+    let options = Options {
+        workers: 1,
+        slots: Some(slots),
+        adjust,
+        ..options(Some(backend::start(serve)))
+    };
+    Demo::start(&options).unwrap()
+}
+
+/// Callers that have read the head of a response and read no further.
+fn stalled_downloads(demo: &Demo, callers: usize) -> Vec<Caller> {
+    (0..callers)
+        .map(|_| {
+            let mut caller = connect(demo);
+            caller.send(get(demo, "/endless"));
+            assert_eq!(caller.response_head(&Method::GET).unwrap().status, 200);
+            caller
+        })
+        .collect()
+}
+
+/// Waits until the streams of the callers are full: the held bytes have not changed for a while and are `at_least` this
+/// many. Returns them.
+fn held_once_full(demo: &Demo, at_least: usize) -> usize {
+    let mut before = 0;
+    let mut unchanged = 0;
+    eventually("streams are full", || {
+        let held = tunnels(demo)[0].held_bytes;
+        unchanged = if held == before { unchanged + 1 } else { 0 };
+        before = held;
+        (held >= at_least && unchanged >= 20).then_some(held)
+    })
+}
+
+fn is_answered(demo: &Demo) {
+    let mut caller = connect(demo);
+    caller.send(get(demo, "/"));
+    assert_eq!(caller.response().body, b"ok");
+}
+
+#[test]
+fn stalled_callers_hold_at_most_the_budget_of_their_tunnel() {
+    let _turn = turn();
+    const CALLERS: usize = 300;
+    let demo = start(512, |_| {});
+    let callers = stalled_downloads(&demo, CALLERS);
+    eventually("the windows shrink", || {
+        (tunnels(&demo)[0].window < FIRST).then_some(())
+    });
+    let held = held_once_full(&demo, TUNNEL_BUDGET / 2);
+    assert!(
+        held <= TUNNEL_BUDGET + CALLERS * LEAST as usize,
+        "{} MiB",
+        held / MIB
+    );
+    is_answered(&demo);
+
+    // Without the stalled callers, the other streams get their windows back.
+    drop(callers);
+    eventually("the windows grow again", || {
+        is_answered(&demo);
+        let tunnel = &tunnels(&demo)[0];
+        (tunnel.window == FIRST && tunnel.held_bytes == 0).then_some(())
+    });
+}
+
+#[test]
+fn a_small_request_passes_while_all_other_streams_are_full() {
+    let _turn = turn();
+    let demo = start(200, |_| {});
+    let _down = stalled_downloads(&demo, 99);
+    let chunk = vec![0; 64 * 1024];
+    let _up: Vec<Caller> = (0..100)
+        .map(|_| {
+            let mut caller = connect(&demo);
+            caller.send(request(
+                &demo,
+                "PUT /deaf",
+                "Content-Length: 1000000000\r\n\r\n",
+            ));
+            caller.stream.sock.set_nonblocking(true).unwrap();
+            caller
+        })
+        .map(|mut caller| {
+            // More than a window. Bytes that cannot be sent at once are never sent.
+            for _ in 0..64 {
+                if std::io::Write::write_all(&mut caller.stream, &chunk).is_err() {
+                    break;
+                }
+            }
+            caller
+        })
+        .collect();
+    held_once_full(&demo, 8 * MIB);
+    for _ in 0..10 {
+        is_answered(&demo);
+    }
+}
+
+#[test]
+fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
+    let _turn = turn();
+    const STREAMS: usize = 64;
+    // One account may hold half of it, or a quarter while kernel memory of its callers takes the most that it may. The first
+    // streams have large windows, and the others the least.
+    const MEMORY: usize = 10 * STREAMS * LEAST as usize;
+    let demo = start(8 * STREAMS as u32, |config| config.relay_memory = MEMORY);
+    let mut callers = stalled_downloads(&demo, STREAMS);
+    // How far depends on the time at which each stream began.
+    eventually("the windows shrink", || {
+        (tunnels(&demo)[0].window < FIRST).then_some(())
+    });
+    let held = held_once_full(&demo, MIB);
+    // Each stream got at most its share at its start, and the shares of the first streams were larger.
+    assert!(held <= MEMORY, "{} KiB", held / 1024);
+
+    // A few more than half of the memory has room for: bytes still move on into the callers' sockets.
+    let mut late = connect(&demo);
+    loop {
+        let mut caller = connect(&demo);
+        caller.send(get(&demo, "/endless"));
+        let head = caller.response_head(&Method::GET).unwrap();
+        if head.status == 200 {
+            callers.push(caller);
+            // Half of the memory, if the kernel holds little for its callers yet, in streams with the least windows.
+            assert!(
+                callers.len() <= 5 * STREAMS,
+                "one account has more than its share"
+            );
+            continue;
+        }
+        assert_eq!(
+            (head.status.as_u16(), &head.headers["x-gw-status"]),
+            (503, &"Overloaded".parse().unwrap())
+        );
+        late.send(get(&demo, "/"));
+        let response = late.response();
+        if response.status != 200 {
+            assert_eq!(response.code(), "GW_OVERLOADED");
+            break;
+        }
+    }
+    assert!(tunnels(&demo)[0].window < FIRST);
+    let held = tunnels(&demo)[0].held_bytes;
+    assert!(held <= MEMORY, "{} KiB", held / 1024);
+    callers.pop();
+    eventually("a request is admitted again", || {
+        late.send(get(&demo, "/"));
+        (late.response().status == 200).then_some(())
+    });
+}
+
+#[test]
+fn kernel_memory_of_stalled_callers_is_bounded_counted_and_released() {
+    let _turn = turn();
+    // Far below the share of the account before the gateway has measured any connection, however slow the machine is:
+    // each socket starts with at most 128 KiB of unsent bytes and can hold twice that.
+    const CALLERS: usize = 100;
+    let demo = start(512, |config| config.relay_memory = 512 * MIB);
+    let report = || reports(&demo).remove(0);
+    let callers = stalled_downloads(&demo, CALLERS);
+    let held = eventually("the memory of every caller is counted", || {
+        let held = report().socket_bytes;
+        (held > CALLERS * 8 * 1024).then_some(held)
+    });
+    let limit = report().socket_limit;
+    assert!(limit <= 256 * MIB && held <= limit / 2, "{held} of {limit}");
+    assert_eq!(
+        report().by_reason.ended_early.get("memory"),
+        None,
+        "the account is within its share"
+    );
+    is_answered(&demo);
+    drop(callers);
+    eventually("no memory is counted", || {
+        (report().socket_bytes == 0).then_some(())
+    });
+}
+
+/// Starts downloads that read until they have `total` bytes together. Returns the shared byte count and the threads,
+/// whose results are their own byte counts.
+fn race(
+    demo: &Demo,
+    downloads: usize,
+    total: usize,
+) -> (Arc<AtomicUsize>, Vec<thread::JoinHandle<usize>>) {
+    let all = Arc::new(AtomicUsize::new(0));
+    let start = Arc::new(Barrier::new(downloads));
+    let racers = stalled_downloads(demo, downloads)
+        .into_iter()
+        .map(|mut caller| {
+            let all = Arc::clone(&all);
+            let start = Arc::clone(&start);
+            thread::spawn(move || {
+                start.wait();
+                let mut own = 0;
+                while all.load(Ordering::Relaxed) < total {
+                    own += caller.bytes(16 * 1024).unwrap().len();
+                    all.fetch_add(16 * 1024, Ordering::Relaxed);
+                }
+                own
+            })
+        })
+        .collect();
+    (all, racers)
+}
+
+#[test]
+fn streams_of_one_tunnel_share_it_evenly() {
+    let _turn = turn();
+    let demo = start(128, |_| {});
+    let (_, racers) = race(&demo, 8, 128 * MIB);
+    let shares: Vec<usize> = racers
+        .into_iter()
+        .map(|racer| racer.join().unwrap())
+        .collect();
+    let least = shares.iter().min().unwrap();
+    let most = shares.iter().max().unwrap();
+    assert!(least * 2 >= *most, "{shares:?}");
+}
+
+#[test]
+fn a_small_request_does_not_wait_for_bulk_transfers() {
+    let _turn = turn();
+    let demo = start(128, |_| {});
+    let (all, racers) = race(&demo, 8, 256 * MIB);
+    let mut caller = connect(&demo);
+    let mut beside = Vec::new();
+    while all.load(Ordering::Relaxed) < 128 * MIB {
+        let before = all.load(Ordering::Relaxed);
+        caller.send(get(&demo, "/"));
+        assert_eq!(caller.response().body, b"ok");
+        beside.push(all.load(Ordering::Relaxed) - before);
+    }
+    assert!(racers.into_iter().all(|racer| racer.join().unwrap() > 0));
+    beside.sort_unstable();
+    // Queued behind the bulk transfers, the request would wait for most of their bytes.
+    assert!(beside[beside.len() / 2] < 16 * MIB, "{beside:?}");
+}
+
+#[test]
+fn windows_adjust_while_both_directions_are_full() {
+    let _turn = turn();
+    const FOR_EVER: usize = usize::MAX / 2;
+    let demo = start(512, |_| {});
+    let (all, racers) = race(&demo, 2, FOR_EVER);
+    let uploads: Vec<_> = (0..2)
+        .map(|_| {
+            let mut caller = connect(&demo);
+            caller.send(request(
+                &demo,
+                "PUT /sink",
+                "Content-Length: 1000000000000\r\n\r\n",
+            ));
+            let all = Arc::clone(&all);
+            thread::spawn(move || {
+                let block = vec![0; 64 * 1024];
+                while all.load(Ordering::Relaxed) < FOR_EVER {
+                    std::io::Write::write_all(&mut caller.stream, &block).unwrap();
+                }
+            })
+        })
+        .collect();
+    for _ in 0..2 {
+        // Four busy streams on a short path share 1 MiB, and have 512 KiB each on a long one.
+        let stalled = stalled_downloads(&demo, 300);
+        eventually("the windows shrink", || {
+            (tunnels(&demo)[0].window < FIRST / 2).then_some(())
+        });
+        drop(stalled);
+        eventually("the windows grow", || {
+            (tunnels(&demo)[0].window >= FIRST / 2).then_some(())
+        });
+    }
+    all.store(FOR_EVER, Ordering::Relaxed);
+    uploads
+        .into_iter()
+        .for_each(|upload| upload.join().unwrap());
+    assert!(racers.into_iter().all(|racer| racer.join().unwrap() > 0));
+}

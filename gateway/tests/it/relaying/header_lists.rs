@@ -1,0 +1,189 @@
+//! HTTP/2 header lists over the limits (RFC 9113 §10.5.1) get an error, or end the connection.
+
+use std::io::{Read, Write};
+
+use gw_gateway::demo::Demo;
+use http::Method;
+
+use crate::support::peers::caller::{HOST, Tls};
+use crate::support::peers::http2_caller::{connect, on_a_reactor};
+use crate::support::peers::http2_frames::{
+    CONTINUATION, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, SETTINGS, frame,
+};
+use crate::support::peers::{caller, http2_frames};
+use crate::support::{demo, eventually, reports};
+
+const KIB: usize = 1024;
+const ENHANCE_YOUR_CALM: u8 = 11;
+
+#[test]
+fn a_list_of_up_to_128_kib_gets_an_error_with_a_request_id() {
+    let demo = demo(None);
+    on_a_reactor(async {
+        let caller = connect(&demo).await;
+        for (fields, size) in [(1, 33 * KIB), (5, 16 * KIB), (7, 16 * KIB), (3000, 1)] {
+            let value = "x".repeat(size);
+            let get = caller.request(&Method::GET, "/");
+            let response = caller
+                .fetch((0..fields).fold(get, |request, _| request.header("x", &value)))
+                .await;
+            assert_eq!(response.status, 502);
+            assert_eq!(response.json()["error"]["code"], "GW_HEADERS_TOO_LARGE");
+            assert_eq!(
+                response.json()["error"]["request_id"],
+                response.header("x-gw-request-id")
+            );
+        }
+        assert_eq!(caller.get("/after").await.status, 200);
+    });
+}
+
+/// A header block of a request that decodes to some hundred bytes plus 4,032 bytes per repetition: it adds a field to
+/// the dynamic table and then refers to it (RFC 7541 §2.3.3).
+fn amplified(repetitions: usize) -> Vec<u8> {
+    let mut block = http2_frames::get("/", None);
+    block.extend([0x40, 1, b'x', 127, 0xa0, 0x1e]);
+    block.extend([b'y'; 3999]);
+    block.extend(std::iter::repeat_n(0x80 | 62, repetitions));
+    block
+}
+
+/// A header block of at least `size` bytes, in HEADERS and CONTINUATION frames.
+fn literal(stream: u32, size: usize) -> Vec<u8> {
+    let mut block = http2_frames::get("/", None);
+    while block.len() < size {
+        // A never-indexed literal with a new name and a value of 1,000 bytes.
+        block.extend([0x10, 1, b'x', 127, 0xe9, 0x06]);
+        block.extend([b'y'; 1000]);
+    }
+    let chunks: Vec<&[u8]> = block.chunks(16 * KIB).collect();
+    let last = chunks.len() - 1;
+    let frames = chunks.iter().enumerate().map(|(at, chunk)| {
+        let end = if at == last { END_HEADERS } else { 0 };
+        if at == 0 {
+            frame(HEADERS, END_STREAM | end, stream, chunk)
+        } else {
+            frame(CONTINUATION, end, stream, chunk)
+        }
+    });
+    frames.collect::<Vec<_>>().concat()
+}
+
+/// A connection without a library of HTTP/2.
+struct RawCaller {
+    stream: Tls,
+    received: Vec<u8>,
+}
+
+impl RawCaller {
+    fn connect(demo: &Demo) -> Self {
+        let session = caller::session(&demo.about, HOST, &[b"h2"], None);
+        let mut stream = Tls::new(session, caller::socket(&demo.about));
+        stream.write_all(PREFACE).unwrap();
+        stream.write_all(&frame(SETTINGS, 0, 0, &[])).unwrap();
+        Self {
+            stream,
+            received: Vec::new(),
+        }
+    }
+
+    fn send(&mut self, head: &[u8]) {
+        // The gateway may close the connection before it has read everything.
+        drop(
+            self.stream
+                .write_all(head)
+                .and_then(|()| self.stream.flush()),
+        );
+    }
+
+    /// Receives to the end of the connection, or until a frame of this type is there.
+    fn receive_until(&mut self, kind: u8) {
+        let mut chunk = vec![0; 64 * KIB];
+        while self.payloads(kind).is_empty() {
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return,
+                Ok(read) => self.received.extend_from_slice(&chunk[..read]),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                // The gateway sends no close_notify after GOAWAY.
+                Err(error) => {
+                    assert!(
+                        error.kind() != std::io::ErrorKind::WouldBlock,
+                        "the connection does not end"
+                    );
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Payloads of the received frames of a type.
+    fn payloads(&self, wanted: u8) -> Vec<&[u8]> {
+        let mut payloads = Vec::new();
+        let mut rest = &self.received[..];
+        while let [a, b, c, kind, _, _, _, _, _, behind @ ..] = rest {
+            let length = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
+            let Some((payload, next)) = behind.split_at_checked(length) else {
+                break;
+            };
+            payloads.extend((*kind == wanted).then_some(payload));
+            rest = next;
+        }
+        payloads
+    }
+
+    /// Receives the end of the connection. Asserts that it is GOAWAY with this error code (RFC 9113 §6.8).
+    fn assert_ended_for(&mut self, code: u8) {
+        self.receive_until(GOAWAY);
+        let goaway = self.payloads(GOAWAY);
+        assert_eq!(goaway.first().map(|payload| payload[7]), Some(code));
+    }
+}
+
+#[test]
+fn a_longer_block_ends_the_connection_without_a_response() {
+    let demo = demo(None);
+    let whole = |block: &[u8]| frame(HEADERS, END_HEADERS | END_STREAM, 1, block);
+    let heads = [
+        // From four times the limit on, decoded, h2 itself ends the connection.
+        ("1,000 repetitions", whole(&amplified(1000)), (0, 1)),
+        ("129 KiB", literal(1, 129 * KIB), (1, 1)),
+        ("600 KiB", literal(1, 600 * KIB), (2, 1)),
+    ];
+    for (what, head, counts) in heads {
+        let mut caller = RawCaller::connect(&demo);
+        caller.send(&head);
+        caller.assert_ended_for(ENHANCE_YOUR_CALM);
+        assert!(caller.payloads(HEADERS).is_empty(), "{what}");
+        let ended = |reason: &str| -> u64 {
+            reports(&demo)
+                .iter()
+                .filter_map(|report| report.by_reason.ended_early.get(reason))
+                .sum()
+        };
+        eventually(what, || {
+            ((ended("headers"), ended("http2")) == counts).then_some(())
+        });
+    }
+}
+
+/// h2 answers a list that is over the limit only when it is decoded: with RFC 6585's 431 and nothing else.
+#[test]
+fn a_list_that_decodes_to_more_gets_a_plain_431() {
+    // `:status`, as Huffman code (RFC 7541 appendix B).
+    const STATUS_431: [u8; 4] = [0x83, 0x69, 0x90, 0xff];
+    let demo = demo(None);
+    for repetitions in [33, 127] {
+        let mut caller = RawCaller::connect(&demo);
+        let head = amplified(repetitions);
+        caller.send(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &head));
+        caller.receive_until(HEADERS);
+        // The connection goes on until it is ended for another reason.
+        caller.send(&literal(3, 129 * KIB));
+        caller.assert_ended_for(ENHANCE_YOUR_CALM);
+        let heads = caller.payloads(HEADERS);
+        assert!(
+            heads.len() == 1 && heads[0].len() < 10 && heads[0].ends_with(&STATUS_431),
+            "{heads:?}"
+        );
+    }
+}

@@ -1,0 +1,268 @@
+//! Relayed requests and responses over HTTP/1.1.
+
+use std::sync::mpsc;
+
+use gw_shared::http::Framing;
+use http::Method;
+
+use crate::support::demo;
+use crate::support::peers::backend;
+use crate::support::peers::caller::{HOST, connect, get, request};
+use crate::support::peers::http1_peer::fields;
+
+#[test]
+fn the_backend_gets_the_request_and_the_client_address() {
+    let (seen, requests) = mpsc::channel();
+    let demo = demo(Some(backend::start(move |mut peer| {
+        let (head, body, _) = peer.request().unwrap();
+        seen.send((head, body)).unwrap();
+        peer.send("HTTP/1.1 201 Made\r\nContent-Length: 2\r\nX-Own: 1\r\nX-Gw-Status: forged\r\nConnection: x-hop\r\nX-Hop: 1\r\n\r\nok");
+    })));
+    let mut caller = connect(&demo);
+    caller.send(request(
+        &demo,
+        "PATCH /a%2Fb//c?x=%00&y",
+        "Authorization: Basic eDp5\r\nX-Forwarded-For: 10.1.1.1\r\nX-Gw-Request-Id: mine\r\nConnection: X-Drop\r\n\
+         X-Drop: 1\r\nX_Forwarded_For: 10.2.2.2\r\nX-Forwarded_Proto: http\r\nX_Forwarded-Host: forged\r\n\
+         X_Gw_Request_Id: forged\r\nX-Gw-Timing: forged\r\nKeep-Alive: 5\r\nX-Two: a\r\nX-Two: b\r\nVia: 1.0 first\r\nContent-Length: 5\r\n\r\nhello",
+    ));
+    let response = caller.response();
+    assert_eq!(
+        (response.status.as_u16(), response.body.as_slice()),
+        (201, b"ok".as_slice())
+    );
+    assert_eq!(response.header("x-own"), "1");
+    assert_eq!(
+        (response.header("x-gw-status"), response.header("x-hop")),
+        ("", "")
+    );
+
+    let (head, body) = requests.recv_timeout(crate::support::SOON).unwrap();
+    assert_eq!(
+        (head.method.as_str(), head.target.as_str()),
+        ("PATCH", "/a%2Fb//c?x=%00&y")
+    );
+    assert_eq!(
+        (head.authority.as_str(), body.as_slice()),
+        (HOST, b"hello".as_slice())
+    );
+    assert_eq!(head.framing, Framing::Length(5));
+    let two: Vec<_> = head.headers.get_all("x-two").collect();
+    assert_eq!(two, ["a", "b"]);
+    let names: Vec<&str> = head.headers.names().map(http::HeaderName::as_str).collect();
+    let sent_order = [
+        "authorization",
+        "x-forwarded-for",
+        "x-gw-request-id",
+        "x-two",
+        "x-two",
+        "via",
+    ];
+    assert_eq!(names[..sent_order.len()], sent_order);
+    let seen = fields(&head.headers);
+    let expected = [
+        ("authorization", "Basic eDp5"),
+        ("x-forwarded-for", "10.1.1.1, 127.0.0.1"),
+        ("x-forwarded-proto", "https"),
+        ("x-forwarded-host", HOST),
+        ("via", "1.0 first, 1.1 gw"),
+    ];
+    for (name, value) in expected {
+        assert_eq!(seen.get(name).map(String::as_str), Some(value), "{name}");
+    }
+    let request_id = &seen["x-gw-request-id"];
+    assert_eq!(request_id, response.header("x-gw-request-id"));
+    let forged = [
+        "x_forwarded_for",
+        "x-forwarded_proto",
+        "x_forwarded-host",
+        "x_gw_request_id",
+        "x-gw-timing",
+    ];
+    for gone in ["x-gw-service-key", "x-drop", "keep-alive", "connection"]
+        .into_iter()
+        .chain(forged)
+    {
+        assert!(!seen.contains_key(gone), "{gone}");
+    }
+}
+
+#[test]
+fn bodies_of_every_framing_arrive_complete() {
+    let demo = demo(Some(backend::start(|mut peer| {
+        while let Ok((head, body, trailers)) = peer.request() {
+            let trailer = trailers
+                .get("x-checksum")
+                .map_or("none", |value| value.to_str().unwrap());
+            let text = format!("{:?} {} {trailer}", head.framing, body.len());
+            let chunks: String = text.chars().map(|c| format!("1\r\n{c}\r\n")).collect();
+            peer.send(format!(
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}0\r\nX-After: yes\r\nContent-Length: 9\r\n\r\n"
+            ));
+        }
+    })));
+    let mut caller = connect(&demo);
+    let mut exchange = |rest: &str| {
+        caller.send(request(&demo, "POST /", rest));
+        let response = caller.response();
+        assert_eq!(response.framing, Framing::Chunked);
+        assert_eq!(
+            (
+                response.trailers.len(),
+                response.trailers["x-after"].to_str().unwrap()
+            ),
+            (1, "yes")
+        );
+        String::from_utf8(response.body).unwrap()
+    };
+    assert_eq!(exchange("\r\n"), "None 0 none");
+    assert_eq!(exchange("Content-Length: 0\r\n\r\n"), "Length(0) 0 none");
+    assert_eq!(exchange("Content-Length: 3\r\n\r\nabc"), "Length(3) 3 none");
+    assert_eq!(
+        exchange("Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"),
+        "Chunked 5 none"
+    );
+    // The end of the body arrives together with the head.
+    for _ in 0..20 {
+        assert_eq!(
+            exchange("Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+            "Chunked 0 none"
+        );
+    }
+    let with_trailer = "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-Checksum: 7\r\n\r\n";
+    assert_eq!(exchange(with_trailer), "Chunked 3 7");
+}
+
+#[test]
+fn responses_without_a_body_or_a_length_are_relayed() {
+    let demo = demo(Some(backend::start(|mut peer| {
+        while let Ok((head, _, _)) = peer.request() {
+            match head.target.as_str() {
+                "/204" => peer.send("HTTP/1.1 204 No Content\r\n\r\n"),
+                "/304" => peer.send("HTTP/1.1 304 Not Modified\r\nETag: \"x\"\r\n\r\n"),
+                "/empty" => peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"),
+                "/until-close" => return peer.send("HTTP/1.0 200 OK\r\n\r\nall of it"),
+                _ => peer.send("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n"),
+            }
+        }
+    })));
+    let mut caller = connect(&demo);
+    caller.send(request(&demo, "HEAD /", "\r\n"));
+    let head = caller.response_to(&Method::HEAD);
+    assert_eq!(
+        (head.status.as_u16(), head.header("content-length")),
+        (200, "4")
+    );
+    for (target, status, body) in [
+        ("/204", 204, ""),
+        ("/304", 304, ""),
+        ("/empty", 200, ""),
+        ("/until-close", 200, "all of it"),
+    ] {
+        caller.send(get(&demo, target));
+        let response = caller.response();
+        assert_eq!(
+            (response.status.as_u16(), response.body.as_slice()),
+            (status, body.as_bytes()),
+            "{target}"
+        );
+        assert!(!response.header("x-gw-request-id").is_empty());
+    }
+}
+
+#[test]
+fn pipelined_requests_are_answered_in_order() {
+    let demo = demo(None);
+    let mut caller = connect(&demo);
+    let wave: String = (0..50)
+        .map(|n| request(&demo, &format!("POST /{n}"), "Content-Length: 2\r\n\r\nab"))
+        .collect();
+    caller.send(wave);
+    for n in 0..50 {
+        assert_eq!(caller.response().json()["target"], format!("/{n}"));
+    }
+}
+
+#[test]
+fn expect_100_continue_is_answered_before_the_body() {
+    let demo = demo(None);
+    let mut caller = connect(&demo);
+    caller.send(request(
+        &demo,
+        "POST /",
+        "Expect: 100-continue\r\nContent-Length: 5\r\n\r\n",
+    ));
+    assert_eq!(caller.bytes(25).unwrap(), b"HTTP/1.1 100 Continue\r\n\r\n");
+    caller.send("hello");
+    assert_eq!(caller.response().json()["body"], "hello");
+    // A refused request gets no 100 response.
+    let refused = format!(
+        "POST / HTTP/1.1\r\nHost: {HOST}\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n"
+    );
+    caller.send(refused);
+    let response = caller.response();
+    assert_eq!(
+        (response.code().as_str(), response.header("connection")),
+        ("GW_AUTH_REQUIRED", "close")
+    );
+    assert!(caller.is_closed());
+}
+
+#[test]
+fn absolute_form_and_http_1_0_are_accepted() {
+    let demo = demo(None);
+    let mut caller = connect(&demo);
+    let key = &demo.about.service_key;
+    caller.send(format!(
+        "GET https://{HOST}/abs?q HTTP/1.1\r\nHost: elsewhere.example\r\nX-Gw-Service-Key: {key}\r\n\r\n"
+    ));
+    let seen = caller.response().json();
+    assert_eq!(seen["target"], "/abs?q");
+    assert!(
+        seen["headers"]
+            .as_array()
+            .unwrap()
+            .contains(&serde_json::json!(["host", HOST]))
+    );
+    caller.send(format!(
+        "GET /old HTTP/1.0\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
+    ));
+    let response = caller.response();
+    assert_eq!(
+        (
+            response.json()["target"].as_str(),
+            response.header("connection")
+        ),
+        (Some("/old"), "close")
+    );
+    assert!(caller.is_closed());
+}
+
+#[test]
+fn the_first_byte_is_relayed_at_once_in_both_directions() {
+    // Each side sends a byte after the other's has arrived: buffering anywhere would stall both.
+    let demo = demo(Some(backend::start(|mut peer| {
+        peer.request_head().unwrap();
+        peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+        for _ in 0..20 {
+            let received = peer.bytes(6).unwrap();
+            peer.send(received);
+        }
+        peer.send("0\r\n\r\n");
+    })));
+    let mut caller = connect(&demo);
+    caller.send(request(
+        &demo,
+        "POST /",
+        "Transfer-Encoding: chunked\r\n\r\n",
+    ));
+    let head = caller.response_head(&Method::POST).unwrap();
+    assert_eq!(head.framing, Framing::Chunked);
+    for n in 0..20 {
+        let chunk = format!("1\r\n{}\r\n", n % 10);
+        caller.send(&chunk);
+        assert_eq!(caller.bytes(6).unwrap(), chunk.as_bytes());
+    }
+    caller.send("0\r\n\r\n");
+    assert_eq!(caller.bytes(5).unwrap(), b"0\r\n\r\n");
+}

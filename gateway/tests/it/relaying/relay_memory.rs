@@ -1,0 +1,490 @@
+//! Memory of a gateway process under modified agents that send all they may, to callers that read nothing.
+
+use std::net::{SocketAddr, TcpStream};
+use std::{fs, thread};
+
+use gw_agent::identity::state::StateDir;
+use gw_gateway::Gateway;
+use gw_gateway::demo::{About, Demo, Options};
+use gw_interface::config::Config;
+use gw_shared::tunnel::endpoint::STREAMS_MAX;
+use gw_shared::tunnel::frame::{DATA_MAX, Kind, StreamId};
+use http::Method;
+
+use crate::support::agents::modified_agent;
+use crate::support::agents::modified_agent::{HOST, Tunnel, enroll};
+use crate::support::agents::tunnel_frames::{
+    CHUNKED, data, frame, head, head_text, hello, last_data, last_head, ping, response, trailers,
+};
+use crate::support::peers::caller::{Caller, Tls, session};
+use crate::support::peers::http1_peer::Peer;
+use crate::support::peers::http2_frames;
+use crate::support::peers::http2_frames::{END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS};
+use crate::support::processes::process::{Served, config_text};
+use crate::support::processes::{prepared, process};
+use crate::support::{eventually, options, reports, setup, turn};
+
+const KIB: usize = 1024;
+const MIB: usize = 1024 * KIB;
+const RELAY_MEMORY: usize = 64 * MIB;
+/// Requests of each account: more than its share has room for.
+const REQUESTS: usize = 600;
+/// Requests on one connection of HTTP/2.
+const HTTP2_REQUESTS: usize = 100;
+/// Memory of an open request beside what is charged for it, in the gateway process: its task and its records.
+const REQUEST: usize = 16 * 1024;
+/// Memory of the process that does not depend on the number of requests: buffers of the tunnels, the log and the allocator.
+const PROCESS: usize = 8 * MIB;
+
+/// A gateway process with one worker and an account for each of `accounts`.
+struct Setup {
+    directory: tempfile::TempDir,
+    gateway: Served,
+    keys: Vec<String>,
+    accounts: &'static [&'static str],
+}
+
+impl Setup {
+    fn new(accounts: &'static [&'static str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let data_dir = directory.path().join("data");
+        let config = config_text(&data_dir, 0);
+        let gateway = Gateway::start(&Config::parse(&config, |_| None).unwrap()).unwrap();
+        let control = gateway.control();
+        let port = gateway.address().port();
+        let key = |account: &&str| {
+            setup::service(control, account, "echo");
+            let ca = data_dir.join("dev-ca.crt");
+            setup::agent(
+                control,
+                account,
+                &["echo"],
+                port,
+                &ca,
+                &directory.path().join(account),
+            );
+            setup::service_key(control, account, &["echo"]).1
+        };
+        let keys = accounts.iter().map(key).collect();
+        gateway.drain();
+        let config = config.replace(
+            "workers = 2",
+            &format!("workers = 1\nrelay_memory_mib = {}", RELAY_MEMORY / MIB),
+        );
+        let path = directory.path().join("gateway.toml");
+        fs::write(&path, config).unwrap();
+        let gateway = process::serve(&mut process::serve_command(&path));
+        Self {
+            directory,
+            gateway,
+            keys,
+            accounts,
+        }
+    }
+
+    fn about(&self) -> About {
+        prepared::about(
+            self.gateway.address,
+            "",
+            self.directory.path().join("data/dev-ca.crt"),
+        )
+    }
+
+    fn attack(&self, account: usize, protocol: Protocol) -> Attack {
+        let name = self.accounts[account];
+        let about = self.about();
+        let host = format!("{name}--echo.eu1.gw.localhost");
+        let identity = StateDir::new(self.directory.path().join(name))
+            .identity()
+            .unwrap();
+        let identity = (identity.certificate, identity.key.clone_key());
+        let mut tunnel =
+            Tunnel::upgrade(modified_agent::connection(&about, &host, identity), &host);
+        tunnel.0.send(hello(u32::try_from(STREAMS_MAX).unwrap()));
+        let (alpn, connections, requests): (&[u8], _, _) = match protocol {
+            Protocol::Http1 => {
+                let key = &self.keys[account];
+                let get =
+                    format!("GET / HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {key}\r\n\r\n");
+                (b"http/1.1", REQUESTS, get.into_bytes())
+            }
+            Protocol::Http2 => {
+                let get = http2_frames::get("/", Some(&self.keys[account]));
+                let ids = (0..HTTP2_REQUESTS as u32).map(|number| 2 * number + 1);
+                let gets = ids.flat_map(|id| {
+                    http2_frames::frame(HEADERS, END_STREAM | END_HEADERS, id, &get)
+                });
+                let settings = http2_frames::frame(SETTINGS, 0, 0, &[]);
+                (
+                    b"h2",
+                    REQUESTS / HTTP2_REQUESTS,
+                    PREFACE
+                        .iter()
+                        .copied()
+                        .chain(settings)
+                        .chain(gets)
+                        .collect(),
+                )
+            }
+        };
+        let callers = (0..connections)
+            .map(|_| {
+                let mut caller = Peer::new(Tls::new(
+                    session(&about, &host, &[alpn], None),
+                    small_socket(&about),
+                ));
+                while caller.stream.conn.is_handshaking() {
+                    caller
+                        .stream
+                        .conn
+                        .complete_io(&mut caller.stream.sock)
+                        .unwrap();
+                }
+                caller
+            })
+            .collect();
+        eventually("the tunnel is registered", || {
+            (self.metric("gw_tunnel_window_bytes", name) > 0).then_some(())
+        });
+        Attack {
+            tunnel,
+            callers,
+            requests,
+            streams: Vec::new(),
+        }
+    }
+
+    fn metric(&self, metric: &str, account: &str) -> usize {
+        self.gateway.metric(metric, account)
+    }
+}
+
+/// A connection to the gateway whose kernel takes little.
+fn small_socket(about: &About) -> TcpStream {
+    let port: u16 = about.base_url.rsplit(':').next().unwrap().parse().unwrap();
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    socket
+        .connect(&SocketAddr::from(([127, 0, 0, 1], port)).into())
+        .unwrap();
+    socket.into()
+}
+
+#[derive(Clone, Copy)]
+enum Protocol {
+    Http1,
+    Http2,
+}
+
+/// A modified agent with a tunnel, and callers of its service that read nothing.
+struct Attack {
+    tunnel: Tunnel,
+    callers: Vec<Caller>,
+    /// Requests of each connection.
+    requests: Vec<u8>,
+    streams: Vec<Stream>,
+}
+
+/// A stream that the gateway has not reset.
+struct Stream {
+    id: StreamId,
+    /// Bytes of body that the agent may send.
+    credit: usize,
+    is_reset: bool,
+}
+
+impl Attack {
+    /// Sends all requests, and receives those that the gateway opens.
+    fn open(&mut self, setup: &Setup, account: &str) {
+        let refused = || setup.metric("gw_refusals_total", "GW_OVERLOADED");
+        let refused_before = refused();
+        self.callers
+            .iter_mut()
+            .for_each(|caller| caller.send(&self.requests));
+        let opened = eventually("all requests are opened or refused", || {
+            let opened = setup.metric("gw_tunnel_in_flight", account);
+            (opened + refused() - refused_before == REQUESTS).then_some(opened)
+        });
+        while self.streams.len() < opened {
+            self.exchange(&[]);
+        }
+    }
+
+    /// Sends frames, and handles all frames that the gateway sends meanwhile.
+    fn exchange(&mut self, frames: &[u8]) {
+        self.tunnel.0.send(frames);
+        self.tunnel.0.send(ping());
+        loop {
+            let next = self.tunnel.next().unwrap();
+            let number = || u32::from_be_bytes(*next.payload.first_chunk().unwrap()) as usize;
+            let stream = self
+                .streams
+                .iter_mut()
+                .find(|stream| stream.id == next.stream);
+            match next.kind {
+                Kind::Request => {
+                    self.streams.push(Stream {
+                        id: next.stream,
+                        credit: number(),
+                        is_reset: false,
+                    });
+                }
+                Kind::Credit => stream.unwrap().credit += number(),
+                // Not answered, so that the slot is not used again.
+                Kind::Reset => stream.unwrap().is_reset = true,
+                Kind::Pong => return,
+                _ => {}
+            }
+        }
+    }
+
+    /// Sends the frames that `frames` makes on each stream.
+    fn send_on_each(&mut self, frames: impl Fn(StreamId) -> Vec<u8>) {
+        for at in 0..self.streams.len() {
+            if !self.streams[at].is_reset {
+                self.exchange(&frames(self.streams[at].id));
+            }
+        }
+    }
+
+    /// Sends bodies until no stream has credit and no more comes.
+    fn fill(&mut self) {
+        let mut unchanged = 0;
+        while unchanged < 50 {
+            unchanged += 1;
+            for at in 0..self.streams.len() {
+                let Stream {
+                    id,
+                    credit,
+                    is_reset,
+                } = self.streams[at];
+                if credit == 0 || is_reset {
+                    continue;
+                }
+                unchanged = 0;
+                self.streams[at].credit = 0;
+                let body = vec![0; credit];
+                self.exchange(
+                    &body
+                        .chunks(DATA_MAX)
+                        .flat_map(|piece| data(id, piece))
+                        .collect::<Vec<u8>>(),
+                );
+            }
+            self.exchange(&[]);
+        }
+    }
+
+    /// Interim responses and a head on each stream, as large as they may be.
+    fn send_heads(&mut self) {
+        let hints = head_text("103", &[("x", &"h".repeat(21_000))]).into_bytes();
+        let large = head_text(
+            "200",
+            &[("transfer-encoding", "chunked"), ("x", &"h".repeat(59_000))],
+        );
+        self.send_on_each(|id| {
+            let hints = frame(Kind::Interim, false, id, &hints).repeat(3);
+            [hints, response(id, false, &large)].concat()
+        });
+    }
+
+    /// Responses that end only after all that a stream may carry.
+    fn send_endless(&mut self) {
+        self.send_heads();
+        self.fill();
+        self.send_on_each(|id| trailers(id, &[("x", &"t".repeat(60_000))]));
+    }
+
+    /// Responses that are complete and small enough to pass without credit of the caller.
+    fn send_complete(&mut self) {
+        self.send_heads();
+        self.send_on_each(|id| last_data(id, &[0; DATA_MAX]));
+        self.exchange(&[]);
+    }
+}
+
+/// Runs an attack of each account after the other. Asserts that the process grows by no more than `most`, and what open
+/// requests need besides.
+fn assert_growth(
+    accounts: &'static [&'static str],
+    protocol: Protocol,
+    send: fn(&mut Attack),
+    most: usize,
+) {
+    let setup = Setup::new(accounts);
+    let mut attacks: Vec<Attack> = (0..accounts.len())
+        .map(|account| setup.attack(account, protocol))
+        .collect();
+    let before = setup.gateway.resident();
+    for (attack, account) in attacks.iter_mut().zip(accounts) {
+        attack.open(&setup, account);
+        send(attack);
+    }
+    let growth = setup.gateway.resident() - before;
+    let opened: usize = attacks.iter().map(|attack| attack.streams.len()).sum();
+    let resets = attacks
+        .iter()
+        .flat_map(|attack| &attack.streams)
+        .filter(|stream| stream.is_reset)
+        .count();
+    let held: usize = accounts
+        .iter()
+        .map(|account| setup.metric("gw_tunnel_held_bytes", account))
+        .sum();
+    let charged = setup.metric("gw_relay_memory_bytes", "worker");
+    let figures = format!(
+        "{opened} requests, {resets} of them reset, {} KiB held, {} KiB charged, grown by {} KiB",
+        held / KIB,
+        charged / KIB,
+        growth / KIB
+    );
+    assert!(
+        opened >= 50 && held >= most / 4 && charged <= most,
+        "{figures}"
+    );
+    assert!(growth <= most + opened * REQUEST + PROCESS, "{figures}");
+}
+
+#[test]
+fn one_account_grows_the_process_by_its_half_of_the_relay_memory() {
+    let _turn = turn();
+    assert_growth(
+        &["mallory"],
+        Protocol::Http1,
+        Attack::send_endless,
+        RELAY_MEMORY / 2,
+    );
+}
+
+#[test]
+fn two_accounts_grow_the_process_by_the_relay_memory() {
+    let _turn = turn();
+    assert_growth(
+        &["mallory", "eve"],
+        Protocol::Http1,
+        Attack::send_endless,
+        RELAY_MEMORY,
+    );
+}
+
+#[test]
+fn callers_of_http2_grow_the_process_by_no_more() {
+    let _turn = turn();
+    assert_growth(
+        &["demo"],
+        Protocol::Http2,
+        Attack::send_endless,
+        RELAY_MEMORY / 2,
+    );
+}
+
+#[test]
+fn complete_responses_count_until_http2_callers_have_them() {
+    let _turn = turn();
+    assert_growth(
+        &["demo"],
+        Protocol::Http2,
+        Attack::send_complete,
+        RELAY_MEMORY / 2,
+    );
+}
+
+#[test]
+fn a_head_without_room_is_refused_and_ordinary_heads_pass() {
+    let adjust: fn(&mut Config) = |config| config.relay_memory = 4 * MIB;
+    let demo = Demo::start(&Options {
+        workers: 1,
+        adjust,
+        ..options(None)
+    })
+    .unwrap();
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let refusals = || -> u64 {
+        reports(&demo)
+            .iter()
+            .flat_map(|report| report.by_reason.refusals.values())
+            .sum()
+    };
+    let before = refusals();
+    let mut callers = Vec::new();
+    // Opens requests until the share of the account is full.
+    while refusals() == before {
+        let mut caller = enrolled.caller(&demo);
+        caller.send(enrolled.get());
+        let opened = |count: usize| {
+            enrolled
+                .report(&demo)
+                .is_some_and(|report| report.in_flight > count)
+        };
+        eventually("the request is opened or refused", || {
+            (refusals() > before || opened(callers.len())).then_some(())
+        });
+        callers.push(caller);
+    }
+    assert_eq!(callers.pop().unwrap().response().code(), "GW_OVERLOADED");
+    let streams: Vec<StreamId> = callers.iter().map(|_| tunnel.request()).collect();
+    // Every second response begins with a large head, which takes more room than all requests left.
+    let large = head_text("200", &[CHUNKED, ("x", &"h".repeat(59_000))]);
+    for stream in streams.iter().step_by(2) {
+        tunnel.0.send(response(*stream, false, &large));
+    }
+    let mut refused = 0;
+    for (number, (caller, stream)) in callers.iter_mut().zip(streams).enumerate() {
+        if number % 2 == 1 {
+            let head = head(stream, "200", &[CHUNKED, ("x", &"h".repeat(3000))]);
+            tunnel.0.send([head, last_data(stream, b"ok")].concat());
+            assert_eq!(caller.response().body, b"ok", "{number}");
+            continue;
+        }
+        let head = caller.response_head(&Method::GET).unwrap();
+        if head.status == 503 {
+            assert_eq!(head.headers["x-gw-status"], "Overloaded", "{number}");
+            refused += 1;
+        } else {
+            tunnel.0.send(last_data(stream, b"ok"));
+            assert_eq!(caller.body(head.framing).unwrap().0, b"ok", "{number}");
+        }
+    }
+    assert!(refused > 0);
+}
+
+#[test]
+fn a_response_without_a_body_counts_until_the_caller_has_taken_it() {
+    const HEAD: usize = 59_000;
+    let demo = Demo::start(&Options {
+        workers: 1,
+        ..options(None)
+    })
+    .unwrap();
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let answering = thread::spawn(move || {
+        while let Ok(request) = tunnel.next_of(Kind::Request) {
+            tunnel.0.send(last_head(
+                request.stream,
+                "204",
+                &[("x", &"h".repeat(HEAD))],
+            ));
+        }
+    });
+    let mut caller = Peer::new(Tls::new(
+        session(&demo.about, HOST, &[b"http/1.1"], None),
+        small_socket(&demo.about),
+    ));
+    caller.send(enrolled.get().repeat(100));
+    let held = || {
+        enrolled
+            .report(&demo)
+            .map(|report| (report.in_flight, report.held_bytes))
+    };
+    eventually("the caller's kernel is full", || {
+        held().filter(|(in_flight, held)| *in_flight == 1 && *held >= HEAD)
+    });
+    for number in 0..100 {
+        assert_eq!(caller.response().status, 204, "{number}");
+    }
+    eventually("nothing is held", || held().filter(|held| *held == (0, 0)));
+    drop(demo);
+    answering.join().unwrap();
+}

@@ -1,0 +1,264 @@
+//! Bodies in one-byte pieces for a receiver that does not read: memory use, and other requests on the same connection.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use gw_gateway::demo::{Demo, Options};
+use gw_interface::config::HandOver;
+use gw_shared::tunnel::window::LEAST;
+use http::Method;
+
+use crate::support::agents::modified_agent;
+use crate::support::agents::modified_agent::enroll;
+use crate::support::agents::tunnel_frames::{begun, data, trailers};
+use crate::support::peers::backend;
+use crate::support::peers::caller::{Caller, connect, get};
+use crate::support::peers::http1_peer::Peer;
+use crate::support::peers::http2_frames::{
+    ACK, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, block, frame,
+};
+use crate::support::{eventually, options, tunnels};
+
+/// Size of a large piece.
+const BLOCK: usize = 16 * 1024;
+
+fn byte(number: usize) -> u8 {
+    (number % 251) as u8
+}
+
+/// `/tiny` answers with a block for each message of `blocks`, then with `tiny` chunks of one byte. Other requests are
+/// answered at once.
+fn serve(mut peer: Peer<TcpStream>, blocks: &Mutex<Receiver<()>>, tiny: usize) {
+    while let Ok(head) = peer.request_head() {
+        if head.target.as_str() != "/tiny" {
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+            continue;
+        }
+        peer.stream.set_write_timeout(None).unwrap();
+        peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+        let blocks = blocks.lock().unwrap();
+        while blocks.recv().is_ok() {
+            peer.send([format!("{BLOCK:x}\r\n").as_bytes(), &[0; BLOCK], b"\r\n"].concat());
+        }
+        let mut pieces = Vec::new();
+        (0..tiny)
+            .for_each(|number| pieces.extend([b'1', b'\r', b'\n', byte(number), b'\r', b'\n']));
+        pieces.extend(b"0\r\n\r\n");
+        if peer.stream.write_all(&pieces).is_err() {
+            return;
+        }
+    }
+}
+
+/// Starts a demo whose backend [serves](serve) `tiny` pieces.
+fn start(options: Options, tiny: usize) -> (Demo, Sender<()>) {
+    let (more, blocks) = channel();
+    let blocks = Mutex::new(blocks);
+    let backend = backend::start(move |peer| serve(peer, &blocks, tiny));
+    (
+        Demo::start(&Options {
+            backend: Some(backend),
+            ..options
+        })
+        .unwrap(),
+        more,
+    )
+}
+
+/// A caller with a small socket receive buffer.
+fn slow_caller(demo: &Demo) -> Caller {
+    let caller = connect(demo);
+    socket2::SockRef::from(&caller.stream.sock)
+        .set_recv_buffer_size(4096)
+        .unwrap();
+    caller
+}
+
+fn is_answered(demo: &Demo) {
+    let mut caller = connect(demo);
+    caller.send(get(demo, "/"));
+    assert_eq!(caller.response().body, b"ok");
+}
+
+fn crossings(demo: &Demo) -> u64 {
+    crate::support::reports(demo)
+        .iter()
+        .map(|report| report.totals["requests_crossing"])
+        .sum()
+}
+
+/// Asserts that a stalled caller gets its complete response once it reads, and that its tunnel serves other requests
+/// until then.
+fn stalls_alone(demo: &Demo, more: Sender<()>, mut slow: Caller, tiny: usize) {
+    let tunnel = || tunnels(demo).swap_remove(0);
+    let generation = tunnel().generation;
+    slow.send(get(demo, "/tiny"));
+    assert_eq!(slow.response_head(&Method::GET).unwrap().status, 200);
+    // Blocks stay at the gateway once the socket buffers of the caller are full.
+    let mut blocks = 0;
+    let mut unchanged = 0;
+    while unchanged < 20 {
+        if tunnel().held_bytes >= BLOCK {
+            unchanged += 1;
+            std::thread::sleep(Duration::from_millis(5));
+        } else {
+            (blocks, unchanged) = (blocks + 1, 0);
+            assert!(
+                blocks < 10_000,
+                "the caller's socket buffers hold the whole response"
+            );
+            more.send(()).unwrap();
+        }
+    }
+    drop(more);
+    eventually("pieces wait at the gateway", || {
+        let tunnel = tunnel();
+        assert_eq!(tunnel.generation, generation);
+        (tunnel.held_bytes >= tiny / 4 * 3).then_some(())
+    });
+    is_answered(demo);
+    let (body, _) = slow.body(gw_shared::http::Framing::Chunked).unwrap();
+    assert_eq!(body.len(), blocks * BLOCK + tiny);
+    let pieces = &body[blocks * BLOCK..];
+    assert_eq!(
+        pieces
+            .iter()
+            .enumerate()
+            .position(|(number, got)| *got != byte(number)),
+        None
+    );
+    assert_eq!(tunnel().generation, generation);
+}
+
+#[test]
+fn a_stalled_caller_does_not_end_the_tunnel() {
+    // Three quarters of it take far more memory than their bytes, unless pieces are merged.
+    const TINY: usize = 400_000;
+    let (demo, more) = start(
+        Options {
+            workers: 1,
+            ..options(None)
+        },
+        TINY,
+    );
+    stalls_alone(&demo, more, slow_caller(&demo), TINY);
+}
+
+#[test]
+fn a_stalled_caller_of_another_worker_does_not_end_the_tunnel() {
+    const TINY: usize = 120_000;
+    let (demo, more) = start(
+        Options {
+            hand_over: HandOver::Never,
+            ..options(None)
+        },
+        TINY,
+    );
+    for _ in 0..100 {
+        let before = crossings(&demo);
+        let mut slow = slow_caller(&demo);
+        slow.send(get(&demo, "/"));
+        assert_eq!(slow.response().body, b"ok");
+        if crossings(&demo) > before {
+            return stalls_alone(&demo, more, slow, TINY);
+        }
+    }
+    panic!("all connections reach the same worker");
+}
+
+#[test]
+fn pieces_and_trailers_keep_their_order() {
+    let demo = Demo::start(&Options {
+        workers: 1,
+        ..options(None)
+    })
+    .unwrap();
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let mut slow = enrolled.caller(&demo);
+    socket2::SockRef::from(&slow.stream.sock)
+        .set_recv_buffer_size(4096)
+        .unwrap();
+    slow.send(enrolled.get());
+    let stream = tunnel.request();
+    tunnel.0.send(begun(stream));
+    assert_eq!(slow.response_head(&Method::GET).unwrap().status, 200);
+    // Alternates small and large pieces until the socket buffers of the caller are full. The window still has room.
+    let mut sent = Vec::new();
+    let waits = |demo: &Demo| {
+        tunnels(demo)
+            .iter()
+            .any(|tunnel| tunnel.held_bytes >= 100_000)
+    };
+    while !waits(&demo) {
+        assert!(
+            sent.len() < 100_000_000,
+            "the caller's socket buffers hold the whole response"
+        );
+        let piece: Vec<u8> = (sent.len()..sent.len() + 10_000).map(byte).collect();
+        let (small, large) = piece.split_at(100);
+        tunnel
+            .0
+            .send([data(stream, small), data(stream, large)].concat());
+        sent.extend(piece);
+        tunnel.until_handled();
+    }
+    tunnel.0.send(trailers(stream, &[("grpc-status", "0")]));
+    let (read, trailers) = slow.body(gw_shared::http::Framing::Chunked).unwrap();
+    assert!(read == sent, "{} of {} bytes", read.len(), sent.len());
+    assert_eq!(trailers["grpc-status"], "0");
+}
+
+#[test]
+fn an_unread_request_body_does_not_end_the_callers_connection() {
+    // More frames than h2's default limit beyond the window of a caller's connection.
+    const TINY: usize = 20_000;
+    // Uses up the credit that an agent grants to each request.
+    const FIRST: usize = 16 * 1024;
+    const FRAMES: usize = LEAST as usize / FIRST;
+    let demo = Demo::start(&Options {
+        workers: 1,
+        ..options(None)
+    })
+    .unwrap();
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let mut caller = enrolled.http2_caller(&demo);
+    let request = |method| {
+        let of = [
+            (":method", method),
+            (":scheme", "https"),
+            (":path", "/"),
+            (":authority", modified_agent::HOST),
+        ];
+        [block(&of), block(&[("x-gw-service-key", enrolled.key())])].concat()
+    };
+    caller.write_all(PREFACE).unwrap();
+    caller.write_all(&frame(SETTINGS, 0, 0, &[])).unwrap();
+    caller
+        .write_all(&frame(HEADERS, END_HEADERS, 1, &request("POST")))
+        .unwrap();
+    caller.flush().unwrap();
+    let first = tunnel.request();
+    // The gateway's window is in force from the acknowledgement of its SETTINGS on.
+    caller.write_all(&frame(SETTINGS, ACK, 0, &[])).unwrap();
+    caller
+        .write_all(&frame(DATA, 0, 1, &[0; FIRST]).repeat(FRAMES))
+        .unwrap();
+    caller
+        .write_all(&frame(DATA, 0, 1, b"x").repeat(TINY))
+        .unwrap();
+    caller
+        .write_all(&frame(
+            HEADERS,
+            END_HEADERS | END_STREAM,
+            3,
+            &request("GET"),
+        ))
+        .unwrap();
+    caller.flush().unwrap();
+    assert_ne!(tunnel.request(), first);
+}

@@ -1,0 +1,238 @@
+//! Upgrades to other protocols (RFC 9110 §7.8) and WebSocket over HTTP/2 (RFC 8441).
+
+use std::io::Write;
+use std::net::{Shutdown, TcpStream};
+
+use gw_gateway::demo::{Demo, Options};
+use gw_interface::config::HandOver;
+use h2::ext::Protocol;
+use http::Method;
+
+use crate::support::peers::caller::{Caller, connect, request};
+use crate::support::peers::http1_peer::Peer;
+use crate::support::peers::http2_caller::{data, on_a_reactor};
+use crate::support::peers::{backend, http2_caller};
+use crate::support::tunnels;
+
+/// A backend that accepts the requested protocol, then echoes every byte twice. It ends its half after the other half
+/// has ended.
+fn doubling() -> String {
+    backend::start(|mut peer| {
+        while let Ok(head) = peer.request_head() {
+            let Some(protocol) = head.upgrade else {
+                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nordinary");
+                continue;
+            };
+            if head.target == "/refuse" {
+                peer.send("HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno");
+                continue;
+            }
+            if head.target == "/ignore" {
+                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nignored");
+                continue;
+            }
+            let accept = head
+                .headers
+                .get("sec-websocket-key")
+                .map(accept_of)
+                .unwrap_or_default();
+            peer.send(format!(
+                "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {}\r\nX-Method: {}\r\n{accept}\r\nhello ",
+                protocol.as_str(),
+                head.method
+            ));
+            return double(&mut peer);
+        }
+    })
+}
+
+/// Value of `Sec-WebSocket-Accept` (RFC 6455 §4.2.2).
+fn accept_of(key: &http::HeaderValue) -> String {
+    use base64::Engine;
+    let text = format!(
+        "{}258EAFA5-E914-47DA-95CA-C5AB0DC85B11",
+        key.to_str().unwrap()
+    );
+    let digest = aws_lc_rs::digest::digest(
+        &aws_lc_rs::digest::SHA1_FOR_LEGACY_USE_ONLY,
+        text.as_bytes(),
+    );
+    let accept = base64::engine::general_purpose::STANDARD.encode(digest.as_ref());
+    format!("Sec-WebSocket-Accept: {accept}\r\n")
+}
+
+fn double(peer: &mut Peer<TcpStream>) {
+    while let Ok(byte) = peer.bytes(1) {
+        peer.send([byte[0], byte[0]]);
+    }
+    peer.send("bye");
+    drop(peer.stream.shutdown(Shutdown::Write));
+}
+
+fn upgrade(demo: &Demo, line: &str, protocol: &str) -> String {
+    request(
+        demo,
+        line,
+        &format!("Connection: Upgrade\r\nUpgrade: {protocol}\r\n\r\n"),
+    )
+}
+
+fn end(caller: &mut Caller) {
+    caller.stream.conn.send_close_notify();
+    caller.stream.flush().unwrap();
+    caller.stream.sock.shutdown(Shutdown::Write).unwrap();
+}
+
+#[test]
+fn http1_upgrades_end_each_half_separately() {
+    for hand_over in [HandOver::Always, HandOver::Never] {
+        let options = Options {
+            workers: 2,
+            hand_over,
+            ..crate::support::options(Some(doubling()))
+        };
+        let demo = Demo::start(&options).unwrap();
+        for (line, protocol) in [
+            ("GET /", "websocket"),
+            ("POST /", "SPDY/3.1"),
+            ("GET /", "anything"),
+        ] {
+            let mut caller = connect(&demo);
+            caller.send(upgrade(&demo, line, protocol));
+            let head = caller.response_head(&Method::GET).unwrap();
+            let field = |name: &str| {
+                head.headers
+                    .get(name)
+                    .map_or("", |value| value.to_str().unwrap())
+            };
+            assert_eq!(
+                (head.status.as_u16(), field("upgrade"), field("connection")),
+                (101, protocol, "upgrade")
+            );
+            assert!(line.starts_with(field("x-method")) && !field("x-gw-request-id").is_empty());
+            assert_eq!(caller.bytes(6).unwrap(), b"hello ");
+            for byte in *b"abc" {
+                caller.send([byte]);
+                assert_eq!(caller.bytes(2).unwrap(), [byte, byte]);
+            }
+            assert_eq!(tunnels(&demo)[0].in_flight, 1);
+            end(&mut caller);
+            assert_eq!(caller.bytes(3).unwrap(), b"bye");
+            assert!(caller.is_closed());
+            crate::support::wait_until_slots_are_free(&demo);
+        }
+        demo.stop();
+    }
+}
+
+#[test]
+fn the_backend_may_end_its_half_of_an_upgrade_first() {
+    let (ended, seen) = std::sync::mpsc::channel();
+    let demo = crate::support::demo(Some(backend::start(move |mut peer| {
+        peer.request_head().unwrap();
+        peer.send("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nlast words");
+        peer.stream.shutdown(Shutdown::Write).unwrap();
+        let received = peer.bytes(5).unwrap();
+        ended.send((received, peer.is_closed())).unwrap();
+    })));
+    let mut caller = connect(&demo);
+    caller.send(upgrade(&demo, "GET /", "x"));
+    assert_eq!(caller.response_head(&Method::GET).unwrap().status, 101);
+    assert_eq!(caller.bytes(10).unwrap(), b"last words");
+    assert!(caller.is_closed());
+    caller.send("still");
+    end(&mut caller);
+    assert_eq!(
+        seen.recv_timeout(crate::support::SOON).unwrap(),
+        (b"still".to_vec(), true)
+    );
+    crate::support::wait_until_slots_are_free(&demo);
+}
+
+#[test]
+fn a_disconnected_caller_ends_the_upgraded_backend_connection() {
+    let (ended, seen) = std::sync::mpsc::channel();
+    let demo = crate::support::demo(Some(backend::start(move |mut peer| {
+        peer.request_head().unwrap();
+        peer.send("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n");
+        ended.send(peer.is_closed()).unwrap();
+    })));
+    let mut caller = connect(&demo);
+    caller.send(upgrade(&demo, "GET /", "x"));
+    assert_eq!(caller.response_head(&Method::GET).unwrap().status, 101);
+    drop(caller);
+    assert!(seen.recv_timeout(crate::support::SOON).unwrap());
+    crate::support::wait_until_slots_are_free(&demo);
+}
+
+#[test]
+fn a_backend_may_refuse_or_ignore_an_upgrade() {
+    let demo = crate::support::demo(Some(doubling()));
+    for (target, status, body) in [("/refuse", 403, "no"), ("/ignore", 200, "ignored")] {
+        let mut caller = connect(&demo);
+        caller.send(upgrade(&demo, &format!("GET {target}"), "websocket"));
+        let response = caller.response();
+        assert_eq!(
+            (response.status.as_u16(), response.body.as_slice()),
+            (status, body.as_bytes())
+        );
+        assert_eq!(response.header("connection"), "close");
+        assert!(caller.is_closed());
+    }
+    // Another version of HTTP would tunnel requests past the gateway, so it is not offered to the backend. What the gateway
+    // ignores leaves an ordinary request.
+    let mut caller = connect(&demo);
+    for _ in 0..2 {
+        caller.send(upgrade(&demo, "GET /", "h2c"));
+        let response = caller.response();
+        assert_eq!(
+            (response.header("connection"), response.body.as_slice()),
+            ("", &b"ordinary"[..])
+        );
+    }
+}
+
+#[test]
+fn http2_callers_upgrade_by_extended_connect() {
+    let demo = crate::support::demo(Some(doubling()));
+    on_a_reactor(async {
+        let caller = http2_caller::connect(&demo).await;
+        // The SETTINGS of the gateway arrive before the first response.
+        assert_eq!(caller.get("/").await.body, b"ordinary");
+        assert!(caller.requests.is_extended_connect_protocol_enabled());
+        let connect = |target: &str| {
+            let request = caller
+                .request(&Method::CONNECT, target)
+                .header("sec-websocket-version", "13");
+            request.extension(Protocol::from_static("websocket"))
+        };
+        let (response, mut ours) = caller.begin(connect("/chat"), false).await;
+        let (parts, mut theirs) = response.await.unwrap().into_parts();
+        assert_eq!(parts.status, 200);
+        assert!(
+            !parts.headers.contains_key("sec-websocket-accept")
+                && !parts.headers.contains_key("x-gw-upgrade")
+        );
+        assert_eq!(data(&mut theirs).await.unwrap(), "hello ");
+        ours.send_data("a".into(), false).unwrap();
+        assert_eq!(data(&mut theirs).await.unwrap(), "aa");
+        ours.send_data("b".into(), true).unwrap();
+        let mut rest = Vec::new();
+        while let Some(bytes) = data(&mut theirs).await {
+            rest.extend_from_slice(&bytes);
+        }
+        assert_eq!(rest, b"bbbye");
+
+        let (response, _ours) = caller.begin(connect("/refuse"), false).await;
+        assert_eq!(response.await.unwrap().status(), 403);
+        // A 200 response would mean that the backend has accepted the upgrade.
+        let (response, _ours) = caller.begin(connect("/ignore"), false).await;
+        let response = http2_caller::whole(response).await;
+        assert_eq!(response.status, 502);
+        assert_eq!(
+            response.json()["error"]["code"],
+            "GW_BACKEND_INVALID_RESPONSE"
+        );
+    });
+    crate::support::wait_until_slots_are_free(&demo);
+}

@@ -1,0 +1,10 @@
+//! The request log, the access log, and captured requests.
+
+// Once:
+mod access_log;
+mod captures;
+mod records;
+mod replay;
+
+// Once, slow:
+mod durability;

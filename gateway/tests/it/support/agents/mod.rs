@@ -1,0 +1,6 @@
+//! Agents, real ones or those that a test controls.
+
+pub(crate) mod modified_agent;
+pub(crate) mod several;
+pub(crate) mod supervised_agent;
+pub(crate) mod tunnel_frames;

@@ -1,0 +1,333 @@
+//! A gateway in this process, and several agents of the demo's service: real ones, or ones that the test controls.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use gw_agent::AgentHandle;
+use gw_gateway::Gateway;
+use gw_gateway::demo::About;
+use gw_interface::config::Config;
+use gw_shared::tunnel::frame::{DATA_MAX, Kind, StreamId};
+use gw_telemetry::counters::{TunnelReport, WorkerReport};
+use serde_json::json;
+
+use super::modified_agent::{Frame, STREAMS, Tunnel};
+use super::tunnel_frames::{begun, credit, data, frame, hello, last_data, message};
+use crate::support::eventually;
+use crate::support::peers::backend;
+use crate::support::peers::caller::{Caller, HOST, connect_to};
+use crate::support::processes::prepared::Prepared;
+
+/// A gateway, and enrolled agents of the demo's service that do not run yet.
+pub(crate) struct Several {
+    pub(crate) prepared: Prepared,
+    pub(crate) gateway: Gateway,
+}
+
+impl Several {
+    /// Starts a gateway; `agents` are the names of the agents.
+    pub(crate) fn start(agents: &[&str]) -> Self {
+        let prepared = Prepared::with_agents(agents);
+        let gateway =
+            Gateway::start(&Config::parse(&prepared.config(), |_| None).unwrap()).unwrap();
+        Self { prepared, gateway }
+    }
+
+    /// Starts an agent with this number of slots in front of `backend`, and waits for its tunnel.
+    pub(crate) fn run(&self, name: &str, slots: usize, backend: &str) -> AgentHandle {
+        let before = self.tunnels().len();
+        self.prepared
+            .set_port_of(name, self.gateway.address().port());
+        let environment = |name: &str| {
+            (name == "GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS").then(|| slots.to_string())
+        };
+        let state = Some(self.prepared.path(name));
+        let config =
+            gw_agent::Config::load(None, state, &[backend.to_owned()], environment).unwrap();
+        let agent = gw_agent::start(config).unwrap();
+        self.wait_for_tunnels(before + 1);
+        agent
+    }
+
+    pub(crate) fn wait_for_tunnels(&self, count: usize) {
+        eventually("the tunnels are open", || {
+            (self.tunnels().len() == count).then_some(())
+        });
+    }
+
+    /// A tunnel of an agent that the test controls, which the gateway has registered. An agent may have several.
+    pub(crate) fn tunnel(&self, name: &str) -> Tunnel {
+        let before: Vec<u64> = self
+            .tunnels()
+            .iter()
+            .map(|tunnel| tunnel.generation)
+            .collect();
+        let mut tunnel = self.prepared.upgraded(name, self.gateway.address());
+        tunnel.0.send(hello(STREAMS));
+        eventually("the tunnel is registered", || {
+            self.tunnels()
+                .iter()
+                .any(|tunnel| !before.contains(&tunnel.generation))
+                .then_some(())
+        });
+        tunnel
+    }
+
+    pub(crate) fn about(&self) -> About {
+        self.prepared.about(self.gateway.address())
+    }
+
+    pub(crate) fn connect(&self) -> Caller {
+        connect_to(&self.about(), HOST, &[b"http/1.1"], None)
+    }
+
+    /// A request head for the demo's service, with its key; `rest` is further fields and the body.
+    pub(crate) fn request(&self, line: &str, rest: &str) -> String {
+        let key = self.prepared.service_key();
+        format!("{line} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n{rest}")
+    }
+
+    pub(crate) fn get(&self) -> String {
+        self.request("GET /", "\r\n")
+    }
+
+    /// The tunnels that the workers report.
+    pub(crate) fn tunnels(&self) -> Vec<TunnelReport> {
+        self.reports()
+            .into_iter()
+            .flat_map(|report| report.tunnels)
+            .collect()
+    }
+
+    /// Number of requests that were left to a task of the owner and have not ended. A request that waits for a tunnel or a slot
+    /// is one of them.
+    pub(crate) fn left_to_owner(&self) -> usize {
+        self.reports()
+            .iter()
+            .map(|report| report.crossings_served)
+            .sum()
+    }
+
+    fn reports(&self) -> Vec<WorkerReport> {
+        let control = self.gateway.control();
+        eventually("all workers report", || {
+            Some(control.reports()).filter(|all| all.len() == control.workers())
+        })
+    }
+
+    /// Changes the setting `retries` of the service by the administration API. Returns once it is in force.
+    pub(crate) fn set_retries(&self, retries: bool) {
+        let address = self.gateway.admin_address();
+        let changes = json!({ "retries": retries });
+        assert_eq!(
+            self.prepared
+                .administer(address, "PATCH", "/accounts/demo/services/echo", &changes),
+            200
+        );
+        // A worker reports after it has put changes in force.
+        self.reports();
+    }
+
+    /// Waits until the gateway counts no request on any tunnel.
+    pub(crate) fn wait_until_idle(&self) {
+        eventually("no request is in flight", || {
+            self.tunnels()
+                .iter()
+                .all(|tunnel| tunnel.in_flight == 0)
+                .then_some(())
+        });
+    }
+}
+
+/// A request that reached an agent of the test.
+#[derive(Debug, Clone)]
+pub(crate) struct Attempt {
+    /// Index of the agent.
+    pub(crate) agent: usize,
+    /// Number of the attempt, over all agents of the plan.
+    pub(crate) nth: usize,
+    pub(crate) stream: StreamId,
+    pub(crate) head: String,
+    /// The request ended with its head.
+    pub(crate) is_whole: bool,
+}
+
+/// Agents that the test controls: each answers as `act` says, one request after the other, on a thread.
+pub(crate) struct Scripted {
+    attempts: Receiver<Attempt>,
+    sender: Sender<Attempt>,
+    count: Arc<AtomicUsize>,
+}
+
+impl Scripted {
+    pub(crate) fn new() -> Self {
+        let (sender, attempts) = mpsc::channel();
+        Self {
+            attempts,
+            sender,
+            count: Arc::default(),
+        }
+    }
+
+    /// Serves a tunnel until it ends, or until `act` returns false.
+    pub(crate) fn serve(
+        &self,
+        agent: usize,
+        mut tunnel: Tunnel,
+        act: impl Fn(&mut Tunnel, &Attempt) -> bool + Send + 'static,
+    ) {
+        let sender = self.sender.clone();
+        let count = Arc::clone(&self.count);
+        thread::spawn(move || {
+            while let Ok(request) = tunnel.next_of(Kind::Request) {
+                let Frame {
+                    stream,
+                    end,
+                    payload,
+                    ..
+                } = request;
+                let nth = count.fetch_add(1, Ordering::SeqCst);
+                let head = String::from_utf8_lossy(&payload).into_owned();
+                let attempt = Attempt {
+                    agent,
+                    nth,
+                    stream,
+                    head,
+                    is_whole: end,
+                };
+                // Fails when the test has ended.
+                let _ = sender.send(attempt.clone());
+                if !act(&mut tunnel, &attempt) {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// The attempts since the last call.
+    pub(crate) fn attempts(&self) -> Vec<Attempt> {
+        self.count.store(0, Ordering::SeqCst);
+        self.attempts.try_iter().collect()
+    }
+
+    /// Waits for an attempt.
+    pub(crate) fn next(&self) -> Attempt {
+        self.attempts.recv_timeout(crate::support::SOON).unwrap()
+    }
+}
+
+/// Reads the body of a request to its end; returns it with its trailers.
+pub(crate) fn body(tunnel: &mut Tunnel, attempt: &Attempt) -> (Vec<u8>, String) {
+    let mut body = Vec::new();
+    let mut is_whole = attempt.is_whole;
+    let mut trailers = String::new();
+    while !is_whole {
+        let next = tunnel.next().unwrap();
+        if next.stream != attempt.stream {
+            continue;
+        }
+        match next.kind {
+            Kind::Data if next.payload.is_empty() => {}
+            Kind::Data => {
+                body.extend_from_slice(&next.payload);
+                if !next.end {
+                    tunnel
+                        .0
+                        .send(credit(next.stream, next.payload.len() as u32));
+                }
+            }
+            Kind::Trailers => trailers = String::from_utf8(next.payload.clone()).unwrap(),
+            _ => {}
+        }
+        is_whole = next.end;
+    }
+    (body, trailers)
+}
+
+/// A complete response with a body. Reports the upload first, if the request has a body of this length.
+pub(crate) fn answered(attempt: &Attempt, uploaded: usize, body: &[u8]) -> Vec<u8> {
+    let report = frame(
+        Kind::Uploaded,
+        false,
+        attempt.stream,
+        &(uploaded as u64).to_be_bytes(),
+    );
+    let pieces = body
+        .chunks(DATA_MAX)
+        .flat_map(|piece| data(attempt.stream, piece))
+        .collect();
+    let report = if attempt.is_whole { Vec::new() } else { report };
+    [
+        report,
+        begun(attempt.stream),
+        pieces,
+        last_data(attempt.stream, b""),
+    ]
+    .concat()
+}
+
+/// A REFUSED with the flag that says that nothing of the request was sent to a backend.
+pub(crate) fn refused_unsent(stream: StreamId, code: &str) -> Vec<u8> {
+    let payload = [
+        &[0; 4][..],
+        &[0xff; 4],
+        &[code.len() as u8 | 0x80],
+        code.as_bytes(),
+        b"in a test",
+    ]
+    .concat();
+    frame(Kind::Refused, true, stream, &payload)
+}
+
+/// What an agent reports of itself.
+pub(crate) fn statistics(slots: u32, backend: &str, standby: bool) -> Vec<u8> {
+    message(format!(
+        r#"{{"type":"statistics","slots":{slots},"slots_in_use":0,"backend_connections":0,"backend":"{backend}","standby":{standby}}}"#
+    ))
+}
+
+/// A backend that records the bodies of the requests that it answered, by their `X-Number`, and answers with the body.
+pub(crate) struct Recording {
+    pub(crate) url: String,
+    pub(crate) requests: Arc<Mutex<Vec<Recorded>>>,
+}
+
+/// A request that reached a backend.
+#[derive(Debug, Clone)]
+pub(crate) struct Recorded {
+    pub(crate) method: String,
+    pub(crate) number: String,
+    pub(crate) body: Vec<u8>,
+    pub(crate) trailer: String,
+}
+
+impl Recording {
+    pub(crate) fn start() -> Self {
+        let requests = Arc::<Mutex<Vec<Recorded>>>::default();
+        let known = Arc::clone(&requests);
+        let url = backend::start(move |mut peer| {
+            while let Ok((head, body, trailers)) = peer.request() {
+                let text = |fields: &gw_shared::http::Fields, name: &str| {
+                    fields
+                        .get(name)
+                        .map_or("", |value| value.to_str().unwrap())
+                        .to_owned()
+                };
+                let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+                let number = text(&head.headers, "x-number");
+                let trailer = text(&trailers, "x-check");
+                let method = head.method.to_string();
+                known.lock().unwrap().push(Recorded {
+                    method,
+                    number,
+                    body: body.clone(),
+                    trailer,
+                });
+                peer.send([answer.into_bytes(), body].concat());
+            }
+        });
+        Self { url, requests }
+    }
+}

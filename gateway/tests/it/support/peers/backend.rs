@@ -1,0 +1,45 @@
+//! Backends with scripted behaviour.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread;
+
+use super::http1_peer::Peer;
+use crate::support::SOON;
+
+/// Starts a backend that gives every connection to `serve`, each on its own thread. Returns its URL.
+pub(crate) fn start(serve: impl Fn(Peer<TcpStream>) + Send + Sync + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let serve = Arc::new(serve);
+    thread::spawn(move || {
+        for connection in listener.incoming() {
+            let connection = connection.unwrap();
+            let serve = Arc::clone(&serve);
+            connection.set_nodelay(true).unwrap();
+            connection.set_read_timeout(Some(SOON)).unwrap();
+            thread::spawn(move || serve(Peer::new(connection)));
+        }
+    });
+    url
+}
+
+/// An address that refuses connections while the socket lives. The socket is bound but does not listen, so no other
+/// program gets the port.
+pub(crate) fn refusing() -> (socket2::Socket, SocketAddr) {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket
+        .bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into())
+        .unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    (socket, address)
+}
+
+/// Starts a backend that answers every request with the same bytes.
+pub(crate) fn answering(response: &'static str) -> String {
+    start(move |mut peer| {
+        while peer.request().is_ok() {
+            peer.send(response);
+        }
+    })
+}

@@ -1,0 +1,57 @@
+//! PROXY protocol headers, and callers that send them.
+
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+
+use gw_interface::config::{ProxyProtocol, TrustedProxies};
+
+use gw_gateway::demo::Demo;
+
+use super::caller::{self, Caller, HOST, Tls};
+use super::http1_peer::Peer;
+use crate::support::SOON;
+
+/// Signature of a version 2 header (proxy-protocol.txt §2.2).
+pub(crate) const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
+
+/// A header that announces a connection from `source`, port 4660, to 192.0.2.1:443.
+pub(crate) fn tcp4_of(source: [u8; 4]) -> Vec<u8> {
+    [
+        SIGNATURE,
+        b"\x21\x11\x00\x0c",
+        &source,
+        &[192, 0, 2, 1, 0x12, 0x34, 0x01, 0xbb],
+    ]
+    .concat()
+}
+
+/// These proxies, as the configuration names them.
+pub(crate) fn trusted(proxies: &[(&str, ProxyProtocol)]) -> TrustedProxies {
+    proxies
+        .iter()
+        .map(|(block, setting)| (block.parse().unwrap(), *setting))
+        .collect()
+}
+
+/// A TCP connection from `source`, an address on loopback, to `to`.
+pub(crate) fn socket_from(source: Ipv4Addr, to: SocketAddr) -> TcpStream {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
+    socket.connect(&to.into()).unwrap();
+    socket.set_read_timeout(Some(SOON)).unwrap();
+    socket.into()
+}
+
+/// A caller that sends `header` in one segment with its ClientHello.
+pub(crate) fn connect_through(demo: &Demo, header: &[u8]) -> Caller {
+    begin_with(demo, header, caller::socket(&demo.about))
+}
+
+/// As [`connect_through`], on a TCP connection that exists.
+pub(crate) fn begin_with(demo: &Demo, header: &[u8], mut socket: TcpStream) -> Caller {
+    let mut session = caller::session(&demo.about, HOST, &[b"http/1.1"], None);
+    let mut beginning = header.to_vec();
+    session.write_tls(&mut beginning).unwrap();
+    socket.write_all(&beginning).unwrap();
+    Peer::new(Tls::new(session, socket))
+}

@@ -1,0 +1,8 @@
+//! Gateways, agents and database servers as processes.
+
+pub(crate) mod nodes;
+pub(crate) mod postgres;
+pub(crate) mod prepared;
+pub(crate) mod process;
+pub(crate) mod region;
+pub(crate) mod successor;

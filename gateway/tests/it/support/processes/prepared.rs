@@ -1,0 +1,231 @@
+//! A prepared data folder, from which tests start gateway and agent processes.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use gw_agent::identity::state::StateDir;
+use gw_base::tls::CertificateSource;
+use gw_gateway::Gateway;
+use gw_gateway::demo::About;
+use serde_json::Value;
+
+use super::process::{self, Running, Served, config_text, gw_agent};
+use crate::support::agents::modified_agent;
+use crate::support::agents::modified_agent::Tunnel;
+use crate::support::peers::caller::{Caller, HOST, connect_to};
+use crate::support::{SOON, eventually, setup};
+
+/// A data folder with the demo's account, service, key and agent. No process is running.
+pub(crate) struct Prepared {
+    directory: tempfile::TempDir,
+    service_key: String,
+}
+
+impl Prepared {
+    pub(crate) fn new() -> Self {
+        Self::with_agents(&["agent"])
+    }
+
+    /// Creates one agent of the service for each of `names`, with its state in a folder of that name.
+    pub(crate) fn with_agents(names: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let data_dir = directory.path().join("data");
+        let config =
+            gw_interface::config::Config::parse(&config_text(&data_dir, 0), |_| None).unwrap();
+        assert_eq!(
+            config.certificate,
+            CertificateSource::Development {
+                data_dir: data_dir.clone()
+            }
+        );
+        let gateway = Gateway::start(&config).unwrap();
+        let control = gateway.control();
+        setup::service(control, "demo", "echo");
+        let (_, service_key) = setup::service_key(control, "demo", &["echo"]);
+        for name in names {
+            let ca = data_dir.join("dev-ca.crt");
+            let state = directory.path().join(name);
+            setup::agent(
+                control,
+                "demo",
+                &["echo"],
+                gateway.address().port(),
+                &ca,
+                &state,
+            );
+        }
+        gateway.drain();
+        Self {
+            directory,
+            service_key,
+        }
+    }
+
+    pub(crate) fn service_key(&self) -> &str {
+        &self.service_key
+    }
+
+    /// The id of the service key.
+    pub(crate) fn key_id(&self) -> &str {
+        self.service_key
+            .trim_start_matches("gw_sk_")
+            .split('.')
+            .next()
+            .unwrap()
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Starts `gw-gateway serve` on `port` and returns its address once it listens.
+    pub(crate) fn serve(&self, port: u16) -> (Running, SocketAddr) {
+        let served = self.serve_with(&config_text(&self.path("data"), port));
+        (served.process, served.address)
+    }
+
+    /// Starts the gateway on a free port and the agent in front of `backend`, and waits for the tunnel.
+    pub(crate) fn start(&self, backend: &str) -> (Served, Running) {
+        let served = self.serve_with(&self.config());
+        let agent = self.run_agent(served.address.port(), backend);
+        self.wait_for_tunnel(served.address);
+        (served, agent)
+    }
+
+    /// The configuration of a gateway on a free port.
+    pub(crate) fn config(&self) -> String {
+        config_text(&self.path("data"), 0)
+    }
+
+    /// Starts `gw-gateway serve` with this configuration.
+    pub(crate) fn serve_with(&self, config: &str) -> Served {
+        fs::write(self.path("gateway.toml"), config).unwrap();
+        process::serve(&mut process::serve_command(&self.path("gateway.toml")))
+    }
+
+    /// Sets the gateway port in the agent's state to `port` and starts the agent.
+    pub(crate) fn run_agent(&self, port: u16, backend: &str) -> Running {
+        self.run_agent_of("agent", port, backend)
+    }
+
+    /// Sets the gateway port in the agent's state.
+    pub(crate) fn set_agent_port(&self, port: u16) {
+        self.set_port_of("agent", port);
+    }
+
+    pub(crate) fn set_port_of(&self, name: &str, port: u16) {
+        let path = self.path(name).join("agent.json");
+        let mut state: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        state["gateway_port"] = port.into();
+        fs::write(&path, state.to_string()).unwrap();
+    }
+
+    /// Like [`Self::run_agent`], for the agent of this name.
+    pub(crate) fn run_agent_of(&self, name: &str, port: u16, backend: &str) -> Running {
+        let mut command = self.agent_command(name, port, backend);
+        Running::new(command.stderr(Stdio::null()).spawn().unwrap())
+    }
+
+    /// `gw-agent run` of the agent of this name, with `port` as the gateway's.
+    pub(crate) fn agent_command(&self, name: &str, port: u16, backend: &str) -> Command {
+        self.set_port_of(name, port);
+        let mut command = gw_agent();
+        command
+            .arg("run")
+            .arg("--state-dir")
+            .arg(self.path(name))
+            .args(["--backend", backend]);
+        command
+    }
+
+    /// Sends a request to the administration API; returns the status.
+    pub(crate) fn administer(
+        &self,
+        admin_address: SocketAddr,
+        method: &str,
+        path: &str,
+        body: &Value,
+    ) -> u16 {
+        let token = fs::read_to_string(self.path("data/admin.token")).unwrap();
+        administer_at(admin_address, token.trim(), method, path, &body.to_string()).0
+    }
+
+    pub(crate) fn about(&self, address: SocketAddr) -> About {
+        about(address, &self.service_key, self.path("data/dev-ca.crt"))
+    }
+
+    pub(crate) fn connect(&self, address: SocketAddr) -> Caller {
+        connect_to(&self.about(address), HOST, &[b"http/1.1"], None)
+    }
+
+    /// An upgraded connection of the agent of this name, on which it has sent no frame.
+    pub(crate) fn upgraded(&self, name: &str, address: SocketAddr) -> Tunnel {
+        let identity = StateDir::new(self.path(name)).identity().unwrap();
+        let identity = (identity.certificate, identity.key.clone_key());
+        Tunnel::upgrade(
+            modified_agent::connection(&self.about(address), HOST, identity),
+            HOST,
+        )
+    }
+
+    pub(crate) fn get(&self, target: &str) -> String {
+        format!(
+            "GET {target} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {}\r\n\r\n",
+            self.service_key
+        )
+    }
+
+    pub(crate) fn wait_for_tunnel(&self, address: SocketAddr) {
+        eventually("requests are answered", || {
+            let mut caller = self.connect(address);
+            caller.send(self.get("/"));
+            (caller.response().status == 200).then_some(())
+        });
+    }
+}
+
+/// Sends a request to the administration API; returns the status and `Retry-After`.
+pub(crate) fn administer_at(
+    admin_address: SocketAddr,
+    token: &str,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> (u16, Option<String>) {
+    let config = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_global(Some(SOON))
+        .allow_non_standard_methods(true);
+    let request = http::Request::builder()
+        .method(method)
+        .uri(format!("http://{admin_address}/api/v1{path}"))
+        .header("Authorization", format!("Bearer {token}"))
+        .header("Content-Type", "application/json")
+        .body(body.to_owned())
+        .unwrap();
+    let response = ureq::Agent::from(config.build()).run(request).unwrap();
+    let retry_after = response
+        .headers()
+        .get("retry-after")
+        .map(|value| value.to_str().unwrap().to_owned());
+    (response.status().as_u16(), retry_after)
+}
+
+/// How to reach the demo's service at a gateway.
+pub(crate) fn about(address: SocketAddr, service_key: &str, ca_file: PathBuf) -> About {
+    About {
+        base_url: format!("https://eu1.gw.localhost:{}", address.port()),
+        tenant_url: String::new(),
+        account: "demo",
+        service: "echo",
+        client_id: String::new(),
+        client_secret: String::new(),
+        service_key: service_key.to_owned(),
+        ca_file,
+        admin_url: String::new(),
+        console_url: String::new(),
+        admin_token: String::new(),
+    }
+}

@@ -1,0 +1,158 @@
+//! The terminal's table.
+
+use crate::scenarios::compare::figures::{Case, Column, Row};
+
+const HEADINGS: [&str; 14] = [
+    "section", "case", "setup", "user", "kernel", "CPU", "unit", "rate", "unit", "p50 ms",
+    "p99 ms", "p99.9 ms", "bytes", "gw ÷",
+];
+/// Columns with text, which are aligned to the left.
+const TEXTS: [usize; 5] = [0, 1, 2, 6, 8];
+
+/// Formats all cases as one Markdown table with aligned columns.
+pub(crate) fn table(cases: &[Case]) -> String {
+    let heading = HEADINGS.map(str::to_owned);
+    let rows = cases
+        .iter()
+        .flat_map(|case| case.rows.iter().map(move |row| cells(case, row)));
+    let lines: Vec<[String; HEADINGS.len()]> = std::iter::once(heading).chain(rows).collect();
+    let widths: Vec<usize> = (0..HEADINGS.len())
+        .map(|index| {
+            lines
+                .iter()
+                .map(|line| line[index].chars().count())
+                .max()
+                .unwrap_or(0)
+        })
+        .collect();
+    let mut text = String::new();
+    for (number, line) in lines.iter().enumerate() {
+        let cells: Vec<String> = line
+            .iter()
+            .zip(&widths)
+            .enumerate()
+            .map(|(index, (cell, width))| {
+                if TEXTS.contains(&index) {
+                    format!("{cell:<width$}")
+                } else {
+                    format!("{cell:>width$}")
+                }
+            })
+            .collect();
+        text += &format!("| {} |\n", cells.join(" | "));
+        if number == 0 {
+            let rules: Vec<String> = widths
+                .iter()
+                .enumerate()
+                .map(|(index, width)| {
+                    let dashes = "-".repeat(width + 1);
+                    if TEXTS.contains(&index) {
+                        format!("{dashes}-")
+                    } else {
+                        format!("{dashes}:")
+                    }
+                })
+                .collect();
+            text += &format!("|{}|\n", rules.join("|"));
+        }
+    }
+    text
+}
+
+fn cells(case: &Case, row: &Row) -> [String; HEADINGS.len()] {
+    let value = |column| row.median(column).map(number).unwrap_or_default();
+    let unit = |column, unit: &str| {
+        if row.median(column).is_some() {
+            unit.to_owned()
+        } else {
+            String::new()
+        }
+    };
+    [
+        case.section.to_owned(),
+        case.name.clone(),
+        row.setup.to_owned(),
+        value(Column::User),
+        value(Column::Kernel),
+        value(Column::Cpu),
+        unit(Column::Cpu, case.work.cpu_unit()),
+        value(Column::Rate),
+        unit(Column::Rate, case.work.rate_unit()),
+        value(Column::P50),
+        value(Column::P99),
+        value(Column::P999),
+        value(Column::Bytes),
+        case.ratio(row)
+            .map(|ratio| format!("{ratio:.2}"))
+            .unwrap_or_default(),
+    ]
+}
+
+/// A number with about three significant digits.
+pub(super) fn number(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenarios::compare::figures::example;
+
+    #[test]
+    fn tables_are_aligned_and_leave_out_what_was_not_measured() {
+        let text = table(&example());
+        let lines: Vec<&str> = text.lines().collect();
+        let width = lines[0].chars().count();
+        assert!(
+            lines.iter().all(|line| line.chars().count() == width),
+            "{text}"
+        );
+        let cells = |line: usize| -> Vec<&str> { lines[line].split('|').map(str::trim).collect() };
+        let haproxy = [
+            "http1",
+            "16 callers",
+            "haproxy",
+            "12.0",
+            "8.00",
+            "20.0",
+            "µs/request",
+            "",
+            "",
+            "",
+            "1.50",
+            "",
+            "",
+            "0.50",
+        ];
+        assert_eq!(cells(3)[1..15], haproxy);
+        let idle = [
+            "idle",
+            "a <caller>",
+            "gw",
+            "",
+            "",
+            "",
+            "",
+            "",
+            "",
+            "",
+            "",
+            "",
+            "9000",
+            "1.00",
+        ];
+        assert_eq!(cells(4)[1..15], idle);
+    }
+
+    #[test]
+    fn numbers_have_three_digits() {
+        assert_eq!(
+            [0.123, 1.5, 12.34, 123.4, 12_345.6].map(number),
+            ["0.12", "1.50", "12.3", "123", "12346"]
+        );
+    }
+}

@@ -1,0 +1,373 @@
+//! The backend and the peers, two hops each, configured from the templates: nginx and HAProxy with TLS on both hops, and
+//! rathole, which forwards the bytes of callers' connections.
+
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use super::programs::rathole::Rathole;
+use super::{LOAD_CORE, MEASURED_CORE};
+use crate::client::Target;
+use crate::failure::{Failure, ensure};
+use crate::machine::process;
+use crate::machine::process::Process;
+
+/// Response body of the backend: 98 bytes.
+pub(super) const ANSWER: &str = "The backend's answer: long enough to be a small document, short enough to cost next to nothing. OK";
+
+/// Path of a file that is larger than all buffers between the backend and a caller that does not read.
+pub(crate) const LARGE: &str = "/large";
+const LARGE_BYTES: u64 = 100_000_000;
+/// Path of a file of 1 MB, which fits into socket buffers sized by the kernel.
+pub(crate) const MEGABYTE: &str = "/megabyte";
+
+/// Host name of the peers, as long as a tenant's.
+const HOST: &str = "demo--echo.eu1.gw.localhost";
+/// A key as long as the product's, so that requests have equal sizes. The peers do not authenticate callers.
+const UNUSED_KEY: &str = "gw_sk_0000000000000000.0000000000000000000000000000000000000000000";
+const LISTEN_WITHIN: Duration = Duration::from_secs(10);
+const TICK: Duration = Duration::from_millis(10);
+
+/// An alternative to the product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Peer {
+    Haproxy,
+    Nginx,
+    Rathole { noise: bool },
+}
+
+/// A folder with certificate and configurations of the servers.
+pub(crate) struct Site {
+    folder: TempDir,
+    nginx: PathBuf,
+    haproxy: Option<PathBuf>,
+    rathole: Option<Rathole>,
+    backend_port: u16,
+    /// More options of the backend's `listen`.
+    backend_buffers: &'static str,
+}
+
+impl Site {
+    /// Issues a certificate and finds the programs that the peers need. The backend is always nginx.
+    pub(super) fn prepare(haproxy: bool, rathole: Option<Rathole>) -> Result<Self, Failure> {
+        let haproxy = if haproxy {
+            Some(process::find("haproxy", "haproxy")?)
+        } else {
+            None
+        };
+        Ok(Self {
+            haproxy,
+            rathole,
+            ..Self::with_backend_alone()?
+        })
+    }
+
+    /// Prepares only the backend.
+    pub(crate) fn with_backend_alone() -> Result<Self, Failure> {
+        let nginx = process::find("nginx", "nginx")?;
+        let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
+        write_certificate(folder.path())?;
+        // A sparse file.
+        File::create(folder.path().join("large"))?.set_len(LARGE_BYTES)?;
+        File::create(folder.path().join("megabyte"))?.set_len(1_000_000)?;
+        let [backend_port] = process::free_ports()?;
+        Ok(Self {
+            folder,
+            nginx,
+            haproxy: None,
+            rathole: None,
+            backend_port,
+            backend_buffers: "",
+        })
+    }
+
+    /// Prepares a backend with small socket send buffers. With default buffers, many stalled downloads would hold more
+    /// memory in the backend than in the product and exhaust the TCP memory of the machine.
+    pub(crate) fn with_frugal_backend() -> Result<Self, Failure> {
+        Ok(Self {
+            backend_buffers: " sndbuf=8k",
+            ..Self::with_backend_alone()?
+        })
+    }
+
+    pub(crate) fn backend_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.backend_port)
+    }
+
+    pub(super) fn backend_port(&self) -> u16 {
+        self.backend_port
+    }
+
+    pub(crate) fn start_backend(&self) -> Result<Process, Failure> {
+        let ports = Ports {
+            front: 0,
+            middle: 0,
+            backend: self.backend_port,
+        };
+        self.start(&BACKEND, "", LOAD_CORE, self.backend_port, ports)
+    }
+
+    /// Starts both hops of a peer in front of a backend.
+    pub(super) fn start_peer(
+        &self,
+        peer: Peer,
+        backend: u16,
+    ) -> Result<(Vec<Process>, Target), Failure> {
+        let [front, middle] = process::free_ports()?;
+        let ports = Ports {
+            front,
+            middle,
+            backend,
+        };
+        let start = |server: &Server, transport, port| {
+            self.start(server, transport, MEASURED_CORE, port, ports)
+        };
+        // A server of rathole listens for callers once its client is connected.
+        let (servers, transport, port_of_first) = match peer {
+            Peer::Nginx => (NGINX, "", middle),
+            Peer::Haproxy => (HAPROXY, "", middle),
+            Peer::Rathole { noise: false } => (RATHOLE, "tcp", middle),
+            Peer::Rathole { noise: true } => (RATHOLE, "noise", middle),
+        };
+        let [first, second] = servers;
+        let processes = vec![
+            start(&first, transport, port_of_first)?,
+            start(&second, transport, front)?,
+        ];
+        let target = match peer {
+            Peer::Rathole { .. } => self.plain(front)?,
+            Peer::Nginx | Peer::Haproxy => Target::new(
+                &format!("https://{HOST}:{front}"),
+                &self.folder.path().join("server.crt"),
+                UNUSED_KEY,
+            )?,
+        };
+        Ok((processes, target))
+    }
+
+    /// A server on loopback without TLS, which gets the same requests as the peers.
+    pub(super) fn plain(&self, port: u16) -> Result<Target, Failure> {
+        Target::plain(port, HOST, UNUSED_KEY)
+    }
+
+    /// Starts a server on `core`; it listens on `port` when this returns.
+    fn start(
+        &self,
+        server: &Server,
+        transport: &str,
+        core: usize,
+        port: u16,
+        ports: Ports,
+    ) -> Result<Process, Failure> {
+        // A peer may run several times at once, with different ports.
+        let name = format!("{}-{port}", server.name);
+        let file = |extension: &str| self.folder.path().join(format!("{name}.{extension}"));
+        let config = file("conf");
+        let log = file("log");
+        fs::write(
+            &config,
+            self.fill_in(server.template, &name, transport, ports),
+        )?;
+        let mut command = self.command(server, core)?;
+        if matches!(server.program, Program::Nginx) {
+            fs::create_dir_all(file("tmp"))?;
+            command
+                .arg("-p")
+                .arg(self.folder.path())
+                .arg("-e")
+                .arg(&log)
+                .arg("-c");
+        }
+        command
+            .arg(config)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(&log)?);
+        let mut process = Process::spawn(server.name, &mut command)?;
+        wait_until_listening(&mut process, port).map_err(|failure| {
+            let log = fs::read_to_string(&log).unwrap_or_default();
+            Failure::during(server.name, format_args!("{failure}\n{log}"))
+        })?;
+        Ok(process)
+    }
+
+    /// The program of a server, without its configuration file, which is the last argument.
+    fn command(&self, server: &Server, core: usize) -> Result<Command, Failure> {
+        let missing = || Failure::new(format!("{} is left out of this comparison", server.name));
+        match server.program {
+            Program::Nginx => process::command(&self.nginx, &[core]),
+            Program::Haproxy => {
+                let mut command =
+                    process::command(self.haproxy.as_deref().ok_or_else(missing)?, &[core])?;
+                command.args(["-db", "-f"]);
+                Ok(command)
+            }
+            Program::Rathole => {
+                process::command(&self.rathole.as_ref().ok_or_else(missing)?.program, &[core])
+            }
+        }
+    }
+
+    fn fill_in(&self, template: &str, name: &str, transport: &str, ports: Ports) -> String {
+        let (private_key, public_key) = self.rathole.as_ref().map_or(("", ""), |rathole| {
+            (&rathole.private_key, &rathole.public_key)
+        });
+        template
+            .replace("{dir}", &self.folder.path().display().to_string())
+            .replace("{name}", name)
+            .replace("{host}", HOST)
+            .replace("{answer}", ANSWER)
+            .replace("{front_port}", &ports.front.to_string())
+            .replace("{middle_port}", &ports.middle.to_string())
+            .replace("{backend_port}", &ports.backend.to_string())
+            .replace("{backend_buffers}", self.backend_buffers)
+            .replace("{transport}", transport)
+            .replace("{private_key}", private_key)
+            .replace("{public_key}", public_key)
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Ports {
+    front: u16,
+    middle: u16,
+    backend: u16,
+}
+
+/// A server configured from a template.
+struct Server {
+    name: &'static str,
+    template: &'static str,
+    program: Program,
+}
+
+#[derive(Clone, Copy)]
+enum Program {
+    Nginx,
+    Haproxy,
+    Rathole,
+}
+
+const BACKEND: Server = Server {
+    name: "nginx-backend",
+    template: include_str!("../../../templates/nginx-backend.conf"),
+    program: Program::Nginx,
+};
+
+/// The servers of each peer, in the order of their start.
+const NGINX: [Server; 2] = [
+    Server {
+        name: "nginx-middle",
+        template: include_str!("../../../templates/nginx-middle.conf"),
+        program: Program::Nginx,
+    },
+    Server {
+        name: "nginx-front",
+        template: include_str!("../../../templates/nginx-front.conf"),
+        program: Program::Nginx,
+    },
+];
+
+const HAPROXY: [Server; 2] = [
+    Server {
+        name: "haproxy-middle",
+        template: include_str!("../../../templates/haproxy-middle.cfg"),
+        program: Program::Haproxy,
+    },
+    Server {
+        name: "haproxy-front",
+        template: include_str!("../../../templates/haproxy-front.cfg"),
+        program: Program::Haproxy,
+    },
+];
+
+const RATHOLE: [Server; 2] = [
+    Server {
+        name: "rathole-server",
+        template: include_str!("../../../templates/rathole-server.toml"),
+        program: Program::Rathole,
+    },
+    Server {
+        name: "rathole-client",
+        template: include_str!("../../../templates/rathole-client.toml"),
+        program: Program::Rathole,
+    },
+];
+
+fn wait_until_listening(process: &mut Process, port: u16) -> Result<(), Failure> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let deadline = Instant::now() + LISTEN_WITHIN;
+    while TcpStream::connect_timeout(&address, LISTEN_WITHIN).is_err() {
+        if let Some(status) = process.wait(TICK)? {
+            return Err(Failure::new(format!("ended with {status}")));
+        }
+        ensure(Instant::now() < deadline, || {
+            format!("does not listen after {LISTEN_WITHIN:?}")
+        })?;
+    }
+    Ok(())
+}
+
+/// Writes one certificate for both hops of every peer, with the key type of the product's.
+fn write_certificate(folder: &Path) -> Result<(), Failure> {
+    let failed = |error| Failure::during("cannot make a certificate", error);
+    let rcgen::CertifiedKey { cert, signing_key } =
+        rcgen::generate_simple_self_signed([HOST.to_owned()]).map_err(failed)?;
+    let certificate = cert.pem();
+    let key = signing_key.serialize_pem();
+    fs::write(folder.join("server.crt"), &certificate)?;
+    fs::write(folder.join("server.key"), &key)?;
+    fs::write(folder.join("server.pem"), certificate + &key)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn templates_have_no_placeholders_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let rathole = Rathole {
+            program: PathBuf::new(),
+            private_key: "private".to_owned(),
+            public_key: "public".to_owned(),
+        };
+        let site = Site {
+            folder,
+            nginx: PathBuf::new(),
+            haproxy: None,
+            rathole: Some(rathole),
+            backend_port: 3,
+            backend_buffers: "",
+        };
+        let ports = Ports {
+            front: 1,
+            middle: 2,
+            backend: 3,
+        };
+        for server in NGINX
+            .iter()
+            .chain(&HAPROXY)
+            .chain(&RATHOLE)
+            .chain([&BACKEND])
+        {
+            let config = site.fill_in(server.template, server.name, "noise", ports);
+            for name in [
+                "{dir}",
+                "{name}",
+                "{host}",
+                "{answer}",
+                "port}",
+                "{transport}",
+                "key}",
+            ] {
+                assert!(!config.contains(name), "{}: {name}", server.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! Memory of thousands of idle and stalled connections in the product and in the kernel: it is bounded and released,
+//! and other accounts are not slowed down.
+
+use std::any::Any;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::client::{Stream, Target};
+use crate::demo::{Demo, Options};
+use crate::enrolled::{self, administer};
+use crate::failure::{Failure, ensure};
+use crate::http2::{self, NO_WINDOW};
+use crate::machine::process::Process;
+use crate::machine::procfs;
+use crate::machine::procfs::Memory;
+use crate::report::{mebibytes, millis, percentile, say};
+use crate::scenarios::compare::{LARGE, MEGABYTE, Site};
+use crate::{load, metrics};
+
+/// Idle connections, half of them HTTP/2.
+const IDLE: usize = 10_000;
+/// Downloads that callers do not read, each on its own connection, and as streams. The demo has the agent in its
+/// process, so 10,000 connections would exceed the common limit of 20,000 descriptors.
+const STALLED: usize = 9_000;
+const STALLED_STREAMS: usize = 10_000;
+const STREAMS: usize = 100;
+/// Responses of 1 MB that callers do not read.
+const UNREAD: usize = 4_000;
+/// Tunnels besides the demo's own.
+const TUNNELS: usize = 100;
+/// The demo's account, and another account whose latency must not change.
+const ACCOUNT: &str = "demo";
+const OTHER_ACCOUNT: &str = "other";
+const OTHER_SERVICE: &str = "api";
+/// Number of loopback addresses that connections come from.
+const SOURCES: usize = 4;
+/// Receive buffer in bytes of callers that do not read, small because it is not memory of the product.
+const RECEIVE_BUFFER: usize = 4096;
+/// Timeout for opening all connections.
+const OPEN_WITHIN: Duration = Duration::from_secs(60);
+/// Time for downloads to fill all buffers between backend and caller.
+const STALLS_AFTER: Duration = Duration::from_secs(10);
+/// Time for the product to release memory, and the allowed remainder.
+const BACK_WITHIN: Duration = Duration::from_secs(10);
+const BACK_TO: u64 = 64 * 1024 * 1024;
+const TICK: Duration = Duration::from_millis(500);
+/// Callers and requests of the other account in one measurement, and the largest allowed ratio of latencies.
+const CALLERS: usize = 4;
+const REQUESTS: usize = 2000;
+const SLOWER_MAX: u32 = 2;
+/// Noise only increases latencies, so the best of several attempts counts.
+const ATTEMPTS: usize = 3;
+
+/// Workers of the demo. Each reports the limit of all.
+const WORKERS: u64 = 2;
+
+/// Fraction of each scenario to run.
+#[derive(Clone, Copy)]
+struct Share(usize);
+
+impl Share {
+    fn of(self, count: usize) -> usize {
+        (count / self.0).max(1)
+    }
+}
+
+/// Runs all scenarios; with `short`, a tenth of each.
+pub(crate) fn run(gateway: &Path, short: bool) -> Result<(), Failure> {
+    gw_shared::runtime::raise_open_file_limit();
+    let site = Site::with_frugal_backend()?;
+    let _backend = site.start_backend()?;
+    let share = Share(if short { 10 } else { 1 });
+    let scenarios: [(&str, usize, Open<'_>); 5] = [
+        ("idle connections", IDLE, &|demo, count| {
+            idle(&demo.target, count)
+        }),
+        ("stalled downloads, HTTP/1.1", STALLED, &|demo, count| {
+            stalled(&demo.target, LARGE, count)
+        }),
+        (
+            "stalled downloads, HTTP/2",
+            STALLED_STREAMS,
+            &|demo, count| stalled_http2(&demo.target, count),
+        ),
+        ("unread answers of 1 MB", UNREAD, &|demo, count| {
+            stalled(&demo.target, MEGABYTE, count)
+        }),
+        ("tunnels", TUNNELS, &|demo, count| {
+            let services = enrolled::create_services(demo, ACCOUNT, count)?;
+            Ok(Box::new(enrolled::connect(
+                gateway,
+                demo,
+                ACCOUNT,
+                &services,
+                &site.backend_url(),
+                &[],
+            )?))
+        }),
+    ];
+    let mut failed = Vec::new();
+    for (name, count, open) in scenarios {
+        let slots = u32::try_from(STALLED_STREAMS + 1).ok();
+        let options = Options {
+            slots,
+            backend: Some(site.backend_url()),
+            ..Options::default()
+        };
+        let demo = Demo::start(gateway, &options)?;
+        let other = OtherAccount::start(gateway, &demo, &site.backend_url())?;
+        let wrong = Scenario {
+            demo: &demo,
+            other: &other.target,
+        }
+        .measure(name, share.of(count), open)?;
+        failed.extend(wrong.into_iter().map(|wrong| format!("{name}: {wrong}")));
+        drop(other);
+        demo.stop()?;
+    }
+    ensure(failed.is_empty(), || failed.join("; "))
+}
+
+/// Connections or processes that hold memory in the product until dropped.
+type Held = Box<dyn Any>;
+type Open<'a> = &'a dyn Fn(&Demo, usize) -> Result<Held, Failure>;
+
+/// A service of another account, with its own agent.
+struct OtherAccount {
+    target: Target,
+    _agent: Process,
+}
+
+impl OtherAccount {
+    fn start(gateway: &Path, demo: &Demo, backend: &str) -> Result<Self, Failure> {
+        administer(gateway, demo, &["account", "create", OTHER_ACCOUNT])?;
+        administer(
+            gateway,
+            demo,
+            &["service", "create", OTHER_ACCOUNT, OTHER_SERVICE],
+        )?;
+        let unlimited = ["--burst", "1000000000", "--refill-per-minute", "1000000000"];
+        let change = ["service", "change", OTHER_ACCOUNT, OTHER_SERVICE];
+        administer(gateway, demo, &[&change[..], &unlimited[..]].concat())?;
+        let key = administer(
+            gateway,
+            demo,
+            &["key", "create", OTHER_ACCOUNT, "--service", OTHER_SERVICE],
+        )?;
+        let key = key["service_key"]
+            .as_str()
+            .ok_or_else(|| Failure::new("no service key in the client's JSON"))?;
+        let services = [OTHER_SERVICE.to_owned()];
+        let agent = enrolled::start(gateway, demo, OTHER_ACCOUNT, &services, backend, &[])?;
+        let host = demo.target.host.replacen(
+            "demo--echo",
+            &format!("{OTHER_ACCOUNT}--{OTHER_SERVICE}"),
+            1,
+        );
+        let target = demo.target.for_service(&host, key)?;
+        let deadline = Instant::now() + enrolled::TUNNELS_WITHIN;
+        while !target
+            .connect()?
+            .ask("/hello")
+            .is_ok_and(|answer| answer.head.status == 200)
+        {
+            ensure(Instant::now() < deadline, || {
+                format!(
+                    "no tunnel of the other account within {:?}",
+                    enrolled::TUNNELS_WITHIN
+                )
+            })?;
+            std::thread::sleep(TICK);
+        }
+        Ok(Self {
+            target,
+            _agent: agent,
+        })
+    }
+}
+
+/// A new demo and callers of another account.
+struct Scenario<'a> {
+    demo: &'a Demo,
+    other: &'a Target,
+}
+
+impl Scenario<'_> {
+    /// Measures before, during and after; returns the failures.
+    fn measure(&self, name: &str, count: usize, open: Open<'_>) -> Result<Vec<String>, Failure> {
+        self.demo.target.connect()?.ask("/hello")?;
+        let resident = || Memory::of(self.demo.pid()).map(|memory| memory.resident);
+        let quiet = self.latency()?;
+        let before = resident()?;
+        let kernel_before = procfs::tcp_memory()?;
+        let opening = Instant::now();
+        let (held, most) = self.watching_kernel_memory(|| open(self.demo, count))?;
+        let opened = opening.elapsed();
+        let at = resident()?;
+        let (beside, most_later) = self.watching_kernel_memory(|| self.latency())?;
+        let most = most.or(most_later);
+        drop(held);
+        let closed = Instant::now();
+        let is_back = |after: u64| after <= before + BACK_TO;
+        let is_kernel_back = |after: u64| after <= kernel_before + BACK_TO;
+        let mut after = resident()?;
+        let mut kernel_after = procfs::tcp_memory()?;
+        while !(is_back(after) && is_kernel_back(kernel_after)) && closed.elapsed() < BACK_WITHIN {
+            std::thread::sleep(TICK);
+            (after, kernel_after) = (resident()?, procfs::tcp_memory()?);
+        }
+        let limit =
+            metrics::read(&self.demo.admin_url, "gw_connections_kernel_limit_bytes")? / WORKERS;
+        say(format_args!(
+            "{count} {name}, open after {:.0} s: resident {:.1} MiB before, {:.1} with them ({:.1} KiB each), {:.1} {:.0} s \
+             after; kernel memory of callers' connections at most {:.1} of {:.1} MiB, of all TCP at most {:.1}, {:.1} after; \
+             another account's p99 {:.2} ms quiet, {:.2} ms beside ({:.2})",
+            opened.as_secs_f64(),
+            mebibytes(before),
+            mebibytes(at),
+            at.saturating_sub(before) as f64 / 1024.0 / count as f64,
+            mebibytes(after),
+            closed.elapsed().as_secs_f64(),
+            mebibytes(most.callers),
+            mebibytes(limit),
+            mebibytes(most.machine),
+            mebibytes(kernel_after),
+            millis(quiet),
+            millis(beside),
+            beside.as_secs_f64() / quiet.as_secs_f64(),
+        ));
+        let ended = metrics::reasons(&self.demo.admin_url)?;
+        if !ended.is_empty() {
+            say(format_args!("  {ended}"));
+        }
+        let checks = [
+            (
+                opened <= OPEN_WITHIN + STALLS_AFTER,
+                "connections were not open in time",
+            ),
+            (is_back(after), "memory is not released"),
+            (
+                is_kernel_back(kernel_after),
+                "kernel memory is not released",
+            ),
+            (most.callers <= limit, "kernel memory exceeds the limit"),
+            (
+                beside <= quiet * SLOWER_MAX,
+                "callers of another account are slowed down",
+            ),
+        ];
+        Ok(checks
+            .into_iter()
+            .filter(|(holds, _)| !holds)
+            .map(|(_, wrong)| wrong.to_owned())
+            .collect())
+    }
+
+    /// Best p99 of several attempts of small requests of the other account, each of which must succeed.
+    fn latency(&self) -> Result<Duration, Failure> {
+        let mut best = Duration::MAX;
+        for _ in 0..ATTEMPTS {
+            let run = load::requests(self.other, CALLERS, REQUESTS, "/hello")?;
+            let latencies = run.latencies("requests of the other account")?;
+            best = best.min(percentile(&latencies, 99));
+        }
+        Ok(best)
+    }
+
+    /// Runs `work` and returns the peak of kernel memory during it.
+    fn watching_kernel_memory<T>(
+        &self,
+        work: impl FnOnce() -> Result<T, Failure>,
+    ) -> Result<(T, KernelMemory), Failure> {
+        let done = AtomicBool::new(false);
+        let callers = AtomicU64::new(0);
+        let machine = AtomicU64::new(0);
+        let admin_url = &self.demo.admin_url;
+        let watch = || {
+            while !done.load(Ordering::Relaxed) {
+                // A failed scrape on a busy machine is skipped.
+                if let Ok(bytes) = metrics::read(admin_url, "gw_connections_kernel_bytes") {
+                    callers.fetch_max(bytes, Ordering::Relaxed);
+                }
+                machine.fetch_max(procfs::tcp_memory().unwrap_or(0), Ordering::Relaxed);
+                std::thread::sleep(TICK);
+            }
+        };
+        let result = std::thread::scope(|scope| {
+            scope.spawn(watch);
+            let result = work();
+            done.store(true, Ordering::Relaxed);
+            result
+        })?;
+        Ok((
+            result,
+            KernelMemory {
+                callers: callers.into_inner(),
+                machine: machine.into_inner(),
+            },
+        ))
+    }
+}
+
+/// Peak of the bytes in kernel socket buffers.
+#[derive(Clone, Copy)]
+struct KernelMemory {
+    /// Callers' connections, as measured by the product.
+    callers: u64,
+    /// All TCP sockets of the machine.
+    machine: u64,
+}
+
+impl KernelMemory {
+    fn or(self, other: Self) -> Self {
+        Self {
+            callers: self.callers.max(other.callers),
+            machine: self.machine.max(other.machine),
+        }
+    }
+}
+
+fn idle(target: &Target, count: usize) -> Result<Held, Failure> {
+    let open = |number: usize| {
+        let source = 1 + number % SOURCES;
+        if number.is_multiple_of(2) {
+            return target.open_from(source, &[b"http/1.1"]);
+        }
+        http2::begin(target.open_from(source, &[b"h2"])?, &[])
+    };
+    let streams: Vec<Stream> = (0..count).map(open).collect::<Result<_, _>>()?;
+    Ok(Box::new(streams))
+}
+
+fn stalled(target: &Target, path: &str, count: usize) -> Result<Held, Failure> {
+    let target = &target.with_receive_buffer(RECEIVE_BUFFER);
+    let host = &target.host;
+    let key = &target.service_key;
+    let open = |number: usize| {
+        let mut stream = target.open_from(1 + number % SOURCES, &[b"http/1.1"])?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
+        )?;
+        stream.flush()?;
+        let mut status = [0; 12];
+        stream.read_exact(&mut status)?;
+        ensure(status == *b"HTTP/1.1 200", || {
+            format!("download {number}: {}", String::from_utf8_lossy(&status))
+        })?;
+        Ok(stream)
+    };
+    let streams: Vec<Stream> = (0..count).map(open).collect::<Result<_, Failure>>()?;
+    std::thread::sleep(STALLS_AFTER);
+    Ok(Box::new(streams))
+}
+
+fn stalled_http2(target: &Target, count: usize) -> Result<Held, Failure> {
+    let open = |_| {
+        let mut stream = http2::begin(target.open(&[b"h2"])?, NO_WINDOW)?;
+        for number in 0..STREAMS {
+            let id = 2 * u32::try_from(number).unwrap_or_default() + 1;
+            let block = http2::request("GET", &target.host, LARGE, Some(&target.service_key));
+            stream.write_all(&http2::headers(id, http2::END_STREAM, &block))?;
+        }
+        stream.flush()?;
+        Ok(stream)
+    };
+    let streams: Vec<Stream> = (0..count.div_ceil(STREAMS))
+        .map(open)
+        .collect::<Result<_, Failure>>()?;
+    std::thread::sleep(STALLS_AFTER);
+    Ok(Box::new(streams))
+}
