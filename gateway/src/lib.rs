@@ -2,6 +2,7 @@
 
 #[cfg(any(test, feature = "demo"))]
 pub mod demo;
+pub mod limits;
 pub mod process;
 
 pub use process::gateway::{Gateway, StartError};

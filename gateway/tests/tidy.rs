@@ -72,7 +72,10 @@ const LONG_FUNCTIONS: [(&str, &str, &str); 10] = [
 
 /// Modules of each crate, topmost first. A module imports only from modules behind it in the list.
 const CRATES: [(&str, &[&str]); 10] = [
-    ("gateway/src", &["main", "cli", "lib", "demo", "process"]),
+    (
+        "gateway/src",
+        &["main", "cli", "lib", "demo", "process", "limits"],
+    ),
     (
         "gateway/control-plane/src",
         &[
@@ -84,6 +87,7 @@ const CRATES: [(&str, &[&str]); 10] = [
             "control",
             "cluster",
             "http_server",
+            "limits",
         ],
     ),
     (
@@ -110,6 +114,7 @@ const CRATES: [(&str, &[&str]); 10] = [
             "http_message",
             "current",
             "lifecycle",
+            "limits",
         ],
     ),
     (
@@ -123,6 +128,7 @@ const CRATES: [(&str, &[&str]); 10] = [
             "config",
             "rate_limit",
             "auth",
+            "limits",
         ],
     ),
     (
@@ -135,6 +141,7 @@ const CRATES: [(&str, &[&str]); 10] = [
             "shared_counters",
             "counters",
             "outcome",
+            "limits",
         ],
     ),
     (

@@ -1,16 +1,14 @@
-//! Limits of the gateway, with assertions on the memory that they add up to. The limits of protocols shared with the
-//! agent are in `gw_shared` (`tunnel::frame`, `tunnel::endpoint`, `tunnel::window`, `http::body`, `net::tls`).
+//! Limits that several crates of the gateway use.
 
-use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use gw_shared::http::HeadLimits;
-use gw_shared::{net, tunnel};
+use gw_shared::net;
+use gw_shared::tunnel;
 
 use crate::service::rate::Rate;
 
 const KIB: usize = 1024;
-const MIB: usize = 1024 * KIB;
 
 /// Size of a request head of a caller.
 pub const REQUEST_HEAD: HeadLimits = HeadLimits {
@@ -19,30 +17,12 @@ pub const REQUEST_HEAD: HeadLimits = HeadLimits {
     target: 8 * KIB,
 };
 
-/// Established connections that wait to be accepted. The kernel caps this at net.core.somaxconn.
-pub const BACKLOG: i32 = 4096;
 /// Time from the accepted socket to the end of the TLS handshake.
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Time from the first byte of a request head, or from the end of the handshake, to its last byte.
-pub const HEAD: Duration = Duration::from_secs(10);
 /// Time between two requests on one connection.
 pub const IDLE: Duration = Duration::from_secs(75);
 /// Time for the last bytes of a connection to be sent, and for the peer to end its own direction.
 pub const LINGER: Duration = Duration::from_secs(2);
-/// Time for which the rest of a refused request is received and discarded, so that a TCP reset does not destroy the response.
-pub const DISCARD_WITHIN: Duration = Duration::from_secs(30);
-/// Longest pause of a caller while the rest of its refused request is received.
-pub const DISCARD_PAUSE: Duration = Duration::from_secs(5);
-/// Rests of requests that one worker discards at once. A further one ends the oldest.
-pub const DISCARDS: usize = 1024;
-/// Such rests of one client address. A further one ends the oldest of that address.
-pub const DISCARDS_PER_ADDRESS: usize = 64;
-/// Bytes of a discarded request body between two turns of other tasks.
-pub const DISCARDED_PER_TURN: usize = 64 * KIB;
-/// Bytes added to the length of each piece when [`DISCARDED_PER_TURN`] is counted: a small piece costs as much as a large one.
-pub const DISCARDED_PART: usize = KIB;
-/// Time without data after which the kernel sends keep-alive probes to a caller.
-pub const CALLER_KEEP_ALIVE: Duration = Duration::from_secs(60);
 /// Interval between checks of deadlines.
 pub const DEADLINE_TICK: Duration = Duration::from_millis(250);
 /// Pause of a worker from which its process counts as frozen.
@@ -52,444 +32,26 @@ pub(crate) const FREEZE_WAIT: Duration = Duration::from_millis(1500);
 /// Requests and tunnel handshakes of one worker that wait so. More are refused (503).
 pub(crate) const FREEZE_WAITING: usize = CROSS_CORE_REQUESTS;
 
-/// Bytes of pipelined requests that are read while a response is sent, beyond one read.
-pub const READ_AHEAD: usize = 32 * KIB;
-
-/// Concurrent requests on one HTTP/2 connection of a caller.
-pub const HTTP2_STREAMS: u32 = 100;
-/// Flow-control window for all request bodies of one HTTP/2 connection: most bytes that stalled requests can hold.
-/// Enough for more than 100 Mbit/s at a round trip of 100 ms.
-pub const HTTP2_CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
-/// Bytes of the response of one stream that wait for the caller's window or socket.
-pub const HTTP2_SEND_BUFFER: usize = 32 * KIB;
-/// Largest header list of a request (RFC 9113 §6.5.2), and most bytes of its header block. A list beyond
-/// [`REQUEST_HEAD`] and below this gets an error response. A longer block ends the connection; a longer list in a shorter
-/// block gets a 431 of h2, which carries no request id.
-pub const HTTP2_HEADER_LIST: u32 = 128 * 1024;
-/// Memory of a header list, in multiples of its counted size: its smallest fields count 33 bytes each and take 104 in a
-/// `HeaderMap` that is two thirds full and was copied when it grew.
-const HTTP2_HEADER_LIST_COST: usize = 6;
-/// Requests that the caller may reset on one HTTP/2 connection (rapid reset, CVE-2023-44487). More end the connection.
-pub const HTTP2_RESETS: Rate = Rate::new(500, 6000).unwrap();
-/// Streams of one HTTP/2 connection that the h2 crate resets because of errors of the caller (CVE-2025-8671). More end
-/// the connection.
-pub const HTTP2_ERROR_RESETS: usize = 512;
-/// Streams that the caller resets before the gateway has read their requests (CVE-2023-44487). More end the connection.
-pub const HTTP2_UNSEEN_RESETS: usize = 100;
-/// Header blocks that one HTTP/2 connection may send before they become requests. More belong to streams over
-/// [`HTTP2_STREAMS`] or are too large, and count as [`HTTP2_CONTROL_FRAMES`].
-pub const HTTP2_HEADERS_AHEAD: u32 = 2 * HTTP2_STREAMS;
-/// Weight of the frames of one HTTP/2 connection that are read before other tasks run. Reading a frame takes some 0.7
-/// µs, which is a weight of 1.
-pub const HTTP2_WEIGHT_PER_TURN: u32 = 128;
-/// Weight of a HEADERS frame, without its bytes.
-pub const HTTP2_WEIGHT_OF_HEADERS: u32 = 4;
-/// Bytes of a header block with a weight of 1.
-pub const HTTP2_HEADER_BYTES_OF_WEIGHT: u32 = 128;
-/// Frames without content (PING, SETTINGS, PRIORITY, RST_STREAM, empty DATA …) on one HTTP/2 connection. More end the
-/// connection.
-pub const HTTP2_CONTROL_FRAMES: Rate = Rate::new(2000, 12_000).unwrap();
-/// Window updates that responses can earn in addition.
-pub const HTTP2_WINDOW_UPDATES: u64 = 100_000;
-
-/// Size below which a piece of a request body is tiny. A tiny piece costs the gateway, the agent and the backend as
-/// much as a large one.
-pub const TINY_PIECE: usize = 256;
-/// Tiny pieces that are forwarded at once. Later ones are collected for [`TINY_PIECE_WAIT`].
-pub const TINY_PIECES: Rate = Rate::new(64, 60 * 4000).unwrap();
-/// Longest time for which a tiny piece waits for further ones.
-pub const TINY_PIECE_WAIT: Duration = Duration::from_millis(1);
-
-/// Connections of one worker: callers, and agents until their upgrade. [`TUNNELS_PER_SERVICE`] bounds upgraded ones.
-pub const CONNECTIONS_PER_WORKER: usize = 100_000;
-/// Connections of one client address on one worker, unless configured. Enough for many clients behind one address
-/// translation.
-pub const CONNECTIONS_PER_ADDRESS: usize = 16 * KIB;
-/// Concurrent handshakes of one worker. A further one ends the oldest.
-pub const HANDSHAKES: usize = 4 * KIB;
-/// Requests of one connection that are refused before authentication. More end the connection.
-pub const REFUSALS: Rate = Rate::new(1000, 600).unwrap();
-/// Records of unauthenticated requests to the apex, per worker: 2 a second of the largest size are some 0.5 GB in 7
-/// days. More are counted and not recorded.
-pub const APEX_RECORDS: Rate = Rate::new(1000, 120).unwrap();
-/// Services with counters of their own, per worker. All further services share one set of counters.
-pub const SERVICES_COUNTED: usize = 1000;
-/// Bytes of captured bodies of running requests, per worker. Bodies without room are not captured. Growing buffers hold
-/// up to twice that.
-pub const CAPTURE_MEMORY: usize = 64 * MIB;
-/// Points of time series that wait in memory while their file cannot be written, each some 500 bytes.
-pub const SERIES_PENDING: usize = 16 * KIB;
-/// Longest accepted access token, in bytes. Issued tokens have some 700.
-pub const TOKEN: usize = 4 * KIB;
-/// Verified access tokens that one worker caches, each some 600 bytes.
-pub const VERIFIED_TOKENS: usize = 8 * KIB;
-/// Longest lifetime of access tokens that the configuration allows.
-pub const TOKEN_LIFETIME_MAX: Duration = Duration::from_hours(24);
-
-/// Largest request body that the apex reads, in bytes.
-pub const APEX_BODY: usize = gw_shared::identity::enrollment::BODY_MAX;
-/// Time for that body to arrive.
-pub const APEX_BODY_WITHIN: Duration = Duration::from_secs(10);
-/// Requests to `/enroll/status` and `/csr` of one agent that has proved its enrollment. An unmodified agent sends one every
-/// five seconds at first, and fewer the longer it waits for its approval.
-pub const ENROLLED_REQUESTS: Rate = Rate::new(60, 60).unwrap();
-/// Waiting requests of workers to the control plane. More are refused (503).
-pub const CONTROL_JOBS: usize = 256;
-/// Certificates that an agent may request on one tunnel. An agent needs one a day, and a few more after failures.
-pub const RENEWALS: Rate = Rate::new(6, 6).unwrap();
-/// Certificates that are issued for one agent.
-pub const CERTIFICATES: Rate = Rate::new(20, 2).unwrap();
-/// Agents of one worker whose replaced keys wait to be forgotten, each some 150 bytes. After a restart all agents connect at
-/// once; more wait for their next tunnel.
-pub const REPLACED_KEYS: usize = 8 * KIB;
-
-/// Bytes that wait for the thread of the request log, including captured bodies, of all workers. If full, the captured
-/// bodies of a batch are dropped and counted, then the batch.
-pub const LOG_QUEUE_BYTES: usize = 64 * MIB;
-/// Records that wait for that thread: four seconds of 30,000 requests a second.
-pub const LOG_QUEUE_RECORDS: usize = 128 * KIB;
-/// Batches that wait for that thread.
-pub const LOG_QUEUE_BATCHES: usize = 8 * KIB;
-/// Bytes of records that wait for the thread of the access log. More are dropped and counted.
-pub const ACCESS_LOG_QUEUE_BYTES: usize = 32 * MIB;
-/// Time at a stop for running requests and jobs of the control plane.
-pub const CONTROL_PLANE_END: Duration = Duration::from_secs(10);
-/// Time limit for the workers to stop. Their requests have ended or are cut by then.
-pub const WORKERS_END: Duration = Duration::from_secs(10);
-/// Time at a stop for the membership and its running statement.
-pub const MEMBERSHIP_END: Duration = Duration::from_secs(1);
-/// Time at a stop for the last point of the time series.
-pub const SERIES_END: Duration = Duration::from_secs(5);
-/// Time at a stop for the feed, which may wait for PostgreSQL, and for helpers that keep nothing.
-pub const HELPERS_END: Duration = Duration::from_secs(5);
-/// Time at a stop for the last records of the request log.
-pub const REQUEST_LOG_END: Duration = Duration::from_secs(30);
-/// Time at a stop for the last lines of the access log, whose reader may have stopped.
-pub const ACCESS_LOG_END: Duration = Duration::from_secs(2);
-
-/// Descriptors reserved for listeners, rings, the store and logs.
-pub const RESERVED_DESCRIPTORS: u64 = 128;
-
-/// Least limit on unsent bytes in the kernel for one caller (`TCP_NOTSENT_LOWAT`), when its account has many
-/// connections. A socket can hold twice its limit, and also the bytes that are sent and not acknowledged.
-pub const UNSENT_LEAST: u32 = 8 * 1024;
-/// Largest such limit, when the account has few connections.
-pub const UNSENT_MOST: u32 = 128 * 1024;
-/// Least size of the kernel buffers of one connection of a caller, in bytes.
-pub const SOCKET_BUFFER_LEAST: usize = 64 * KIB;
-/// Time for which the kernel keeps unacknowledged bytes of a closed connection if the peer reads none.
-pub const CLOSED_DELIVERY: Duration = Duration::from_secs(20);
-
-/// Bytes of a header of the PROXY protocol, version 2, after its first 16 (proxy-protocol.txt §2.2): 216 for the largest
-/// addresses, those of Unix sockets, and 320 for extensions.
-pub const PROXY_HEADER: usize = 536;
-/// Bytes of a header of the PROXY protocol, version 1: one line of text with its end (proxy-protocol.txt §2.1).
-pub const PROXY_LINE: usize = 107;
-/// Connections without a required header of the PROXY protocol that one worker logs as warnings.
-pub const UNANNOUNCED_LINES: Rate = Rate::new(60, 60).unwrap();
-
-/// Client addresses, or agents, in one table of limits. A further one replaces the least recently used. Seven sixteenths of a power
-/// of two, so that the hash table never grows (see `rate_limit::addresses`).
-pub const ADDRESSES: NonZeroUsize = NonZeroUsize::new(14 * KIB).unwrap();
-
-/// Time to connect to another node of the region.
-pub const NODE_CONNECT: Duration = Duration::from_secs(2);
-/// Time that a request waits for a connection to the node of its service, and for another node after a failure.
-pub const NODE_WAIT: Duration = Duration::from_secs(5);
-/// Times that a request is sent again after a node has answered that it is not the owner.
-pub const NODE_RETRIES: usize = 2;
-/// Pause before such a retry, if the other node may not know the current placement yet.
-pub const NODE_IS_LATE: Duration = Duration::from_millis(100);
-/// Longest such pause, if this node may not know the current placement yet. It ends with the next placement.
-pub const PLACEMENT_IS_LATE: Duration = Duration::from_secs(1);
-/// Time without requests after which a link to another node ends.
-pub const LINK_IDLE: Duration = Duration::from_secs(60);
-/// Concurrent requests of one worker on a link to another node. More are refused (503).
-pub const LINK_REQUESTS: usize = CROSS_CORE_REQUESTS;
-/// Time without contact to PostgreSQL and peers after which an isolated node refuses requests, if it is to.
-pub const STALENESS: Duration = Duration::from_secs(60);
-/// Interval at which a request that waits for the lease of this node looks again.
-pub const LEASE_CHECK: Duration = Duration::from_millis(20);
-/// Bytes of bodies that one end of a link holds if no reader reads, beyond the least window of each request.
-pub const LINK_BUDGET: usize = 16 * MIB;
-/// Links of other nodes to one worker. More are closed.
-pub const LINKS_SERVED: usize = 4 * KIB;
-/// Connections to the listener for other nodes, of one worker, that have not proved that a node sends them. A further one
-/// ends the oldest, those from addresses of nodes last.
-pub const NODE_HANDSHAKES: usize = KIB;
-/// Such connections of one address that is not that of a node.
-pub const NODE_HANDSHAKES_PER_ADDRESS: usize = 256;
-/// Nodes without a sign of life that a node probes at once. Others wait.
-pub const PROBES: usize = 256;
-/// Connections that wait for the control plane: from addresses of nodes, and as many from other addresses. More are closed.
-pub const CLUSTER_WAITING: usize = 64;
-/// Connections of control planes of other nodes. More are closed.
-pub const CLUSTER_CONNECTIONS: usize = 4 * KIB;
-/// Concurrent handshakes with the control plane. A further one ends the oldest, those from addresses of nodes last.
-pub const CLUSTER_HANDSHAKES: usize = 256;
-/// Such handshakes of one address that is not that of a node.
-pub const CLUSTER_HANDSHAKES_PER_ADDRESS: usize = 64;
-/// Bytes of a request head of another control plane.
-pub const CLUSTER_HEAD: usize = 16 * KIB;
-/// Bytes of such a request's body, unless its route says otherwise.
-pub const CLUSTER_BODY: usize = MIB;
-/// Time from the end of a handshake or of a response to the last byte of the next request head.
-pub const CLUSTER_IDLE: Duration = Duration::from_secs(30);
-/// Time from a request head to the last byte of its body.
-pub const CLUSTER_BODY_WITHIN: Duration = Duration::from_secs(30);
-/// Time after which a connection ends whose peer acknowledges nothing, or takes no byte of what is sent.
-pub const CLUSTER_DEAD_AFTER: Duration = Duration::from_secs(30);
-/// Bytes of a response of another control plane.
-pub const CLUSTER_RESPONSE: usize = 64 * MIB;
-/// Connections to the admin listener. A further one ends the oldest, those with an authenticated request last.
-pub const ADMIN_CONNECTIONS: usize = 1024;
-/// Connections to it of one client address. A further one ends the oldest of the address without an authenticated request.
-pub const ADMIN_CONNECTIONS_PER_ADDRESS: usize = 256;
-/// Bytes of a request head to it.
-pub const ADMIN_HEAD: usize = 32 * KIB;
-/// Bytes of a request body to it, unless its route says otherwise.
-pub const ADMIN_BODY: usize = 64 * KIB;
-/// Bytes of a replay: a body to send of about 3 MB, in base64.
-pub const ADMIN_REPLAY: usize = 4 * MIB;
-/// Bytes of the form that signs in: the only body that is read without authentication.
-pub const ADMIN_SIGN_IN: usize = 8 * KIB;
-/// Responses of it with metrics that clients have not read. A further one ends the oldest.
-pub const ADMIN_UNREAD: usize = 16;
-/// Such responses to one client address.
-pub const ADMIN_UNREAD_PER_ADDRESS: usize = 4;
-/// Time from a request head to it to the last byte of the body.
-pub const ADMIN_BODY_WITHIN: Duration = Duration::from_secs(60);
-/// Time after which a connection to it ends whose client acknowledges nothing, or takes no byte of what is sent.
-pub const ADMIN_DEAD_AFTER: Duration = Duration::from_secs(300);
-/// Questions of the apex to other nodes that wait to be sent. Further ones are not sent.
-pub const NODE_CHARGES: usize = 1024;
-/// Idle connections to the control plane of one node that are kept.
-pub const CLUSTER_KEPT: usize = 4;
-/// Time for which they are kept: shorter than the other end waits.
-pub const CLUSTER_KEPT_FOR: Duration = Duration::from_secs(15);
-/// Bytes of one receive from a spliced tunnel, and most bytes of one direction that wait for a peer that is slow to read.
-pub const SPLICE_BUFFER: usize = 64 * KIB;
-/// Time for the second direction of a spliced tunnel to end after the first.
-pub const SPLICE_END: Duration = Duration::from_secs(5);
-
-/// Messages in the mailbox of one worker. If full, requests are refused (503), connections are not handed over, and
-/// wakes take a slower path.
-pub const MAILBOX: usize = 16 * KIB;
 /// Messages that a worker handles before other tasks run.
 pub(crate) const MAILBOX_BATCH: usize = 128;
 
 /// Concurrent requests from other workers that one owner relays. More are refused (503).
 pub const CROSS_CORE_REQUESTS: usize = 8 * KIB;
-/// Frames in one pipe between workers. If full, the sender waits.
-pub const PIPE_FRAMES: usize = 16;
-/// Bytes in one pipe between workers. If full, the sender waits.
-pub const PIPE_BYTES: usize = 64 * KIB;
-/// Memory that is charged for one pipe: one frame may be larger than [`PIPE_BYTES`] if it is alone.
-pub const PIPE_MEMORY: usize = 72 * KIB;
-/// Frames that one receiver takes before other tasks of the worker run.
-pub const PIPE_FRAMES_PER_TURN: usize = 32;
-
-/// Difference in load (per mille of time) from which a worker gets no connections handed over from a less busy one.
-pub const HAND_OVER_BUSY_MARGIN: u32 = 250;
-/// Interval at which a worker publishes its load.
-pub const BUSY_INTERVAL: Duration = Duration::from_millis(250);
-
-/// Time that a drain waits for running requests, unless configured.
-pub const DRAIN: Duration = Duration::from_secs(30);
-/// Time for which an idle connection stays open in a drain. A request that is already on its way is served, and its
-/// response announces the end of the connection.
-pub const DRAIN_IDLE: Duration = Duration::from_secs(1);
-/// [`DRAIN_IDLE`] with a successor. Longer, because the next request then moves the caller to the successor without an
-/// error.
-pub const DRAIN_IDLE_SUCCEEDED: Duration = Duration::from_secs(5);
-/// Time beyond one round trip for which an idle connection stays open in a drain without a successor, once no request
-/// runs in the process. Covers requests that were sent before the drain began.
-pub const DRAIN_QUIET: Duration = Duration::from_millis(20);
-/// Panics of workers within [`WORKER_PANICS_WITHIN`] that end the process. A worker starts again after each earlier one.
-pub const WORKER_PANICS: usize = 3;
-/// Time in which [`WORKER_PANICS`] are counted.
-pub const WORKER_PANICS_WITHIN: Duration = Duration::from_secs(60);
-/// Time for running requests when the process ends because of [`WORKER_PANICS`].
-pub const FAILED_DRAIN: Duration = Duration::from_secs(5);
-/// Time for agents to end their tunnels after the last request.
-pub const TUNNELS_END: Duration = Duration::from_secs(2);
-/// Time for aborted requests to send a last response at the end of a drain.
-pub const LAST_WORDS: Duration = Duration::from_millis(250);
-/// Time to export the last spans after all other threads have ended.
-pub const SPANS_END: Duration = Duration::from_secs(5);
-/// Levels of buckets that are handed to the next process, the emptiest first.
-pub const LEVELS: usize = 100_000;
-/// Bytes of one level as text.
-pub const LEVEL_BYTES: usize = 192;
-/// Services whose tunnels are expected back after a stop and a start.
-pub const EXPECTED_SERVICES: usize = 100_000;
-/// Bytes of one of them as text.
-pub const EXPECTED_SERVICE_BYTES: usize = 96;
-/// Requests of a predecessor that wait for admission by its successor. More are refused (503).
-pub const CHARGES: usize = 16 * KIB;
-/// Steps of changes, and one more for each change, that wait to be sent to a predecessor, besides those of the last change.
-/// Beyond, the predecessor gets no further changes and accepts no more requests.
-pub const UNSENT_STEPS: usize = 64 * KIB;
-/// Last changes that a node of a region knows by their ids. The question whether it uses a change comes within a second.
-pub const RECENT_CHANGES: usize = 1024;
-/// Bytes of the journal of changes in the data folder. A copy of all records is written when it is half full.
-pub const JOURNAL: usize = 32 * MIB;
-/// Steps of changes, and one more for each change, that wait to be written to it. Beyond, a copy is written.
-pub const JOURNAL_STEPS: usize = 64 * KIB;
-/// Time for the successor to answer. If exceeded, the predecessor assumes that it has failed.
-pub const CHARGED_WITHIN: Duration = Duration::from_secs(2);
-/// Time for each step of a takeover.
-pub const TAKEOVER_STEP: Duration = Duration::from_secs(15);
-/// Time for workers to report levels of rate limits at a takeover or a stop. Below [`TAKEOVER_STEP`], after which the
-/// successor gives up.
-pub const LEVELS_WITHIN: Duration = Duration::from_secs(10);
 const _: () = assert!(4 * DEADLINE_TICK.as_millis() <= FREEZE.as_millis());
-const _: () = assert!(LEVELS_WITHIN.as_secs() < TAKEOVER_STEP.as_secs());
-/// Time that requests wait for the first tunnel of a service: after a restart, a move of the service, the loss
-/// of a node, or the end of the last tunnel.
-pub const FIRST_TUNNEL_BACK: Duration = Duration::from_secs(5);
-/// Time that requests wait for a free slot of the tunnels in order while another tunnel of the service is not.
-pub const SLOT_WAIT: Duration = Duration::from_secs(1);
-/// Requests of one service that wait for a tunnel or a slot. Further ones are refused (504).
-pub const WAITING_REQUESTS: usize = KIB;
-/// Time after a restart in which requests wait for a free slot while some tunnels of the service are missing.
-pub const ALL_TUNNELS_BACK: Duration = Duration::from_secs(2);
-
-/// Least memory for relayed requests of one worker, whatever the configuration.
-pub const RELAY_MEMORY_LEAST: usize = 64 * tunnel::window::LEAST as usize;
-
-/// Replaced tunnels of one agent and service that may finish their requests. An agent replaces its process up to four times
-/// while the first one has requests, and once more if a replacement fails.
-pub const REPLACED_TUNNELS: usize = 6;
-/// Longest request body of which a copy is kept, to send it to another agent. It fits into the first credit of a stream.
-pub const KEPT_BODY: usize = tunnel::window::LEAST as usize;
-/// Interval of PINGs on the tunnels of a service that has several.
-pub const PING_EVERY: Duration = Duration::from_secs(1);
-/// Time after which an unanswered PING makes a tunnel suspect.
-pub const PING_UNANSWERED: Duration = Duration::from_secs(2);
-/// Interval of the check for such PINGs.
-pub const PING_CHECK: Duration = Duration::from_millis(100);
-/// Time between two such checks after which this worker counts as late.
-pub const PING_CHECK_LATE: Duration = Duration::from_millis(500);
-/// Tunnels of one service, of all its agents.
-pub const TUNNELS_PER_SERVICE: usize = 64;
-/// Tunnels that one agent opens for one service. An unmodified agent waits half a second on average before its first
-/// retry, and up to two minutes before later ones.
-pub const TUNNELS_BY_AGENT: Rate = Rate::new(10, 60).unwrap();
-/// Tunnels that all agents open for one service. After a restart of the gateway all agents reconnect at once, and some
-/// retry.
-pub const TUNNELS_BY_SERVICE: Rate = Rate::new(2 * TUNNELS_PER_SERVICE as u32, 600).unwrap();
 /// Entries in each table of rates of new tunnels on one worker. Without a free entry, tunnels are refused (503).
 pub const TUNNEL_BUCKETS: usize = 16 * KIB;
 /// Tunnels of all services that one worker admits, in a region of several nodes. The TLS handshakes of the agents of a
 /// node that was lost then take a fifth of the time of its heirs. More are refused (503), and their agents try again.
 pub const ADMITTED_TUNNELS: Rate = Rate::new(400, 60 * 200).unwrap();
-/// Tunnels of one agent and service that are being opened. A further one ends the oldest.
-pub const OPENINGS_PER_TUNNEL: usize = 2;
 /// Programs that one worker sends to agents at once. A further one ends one of the account that has most, or is refused (503)
 /// if its own account would then have more. The agents try again.
 pub const PROGRAM_DOWNLOADS: usize = 32;
-/// Bytes of a program that are written at once.
-pub const PROGRAM_CHUNK: usize = 64 * KIB;
-/// Time to write [`PROGRAM_CHUNK`].
-pub const PROGRAM_CHUNK_WITHIN: Duration = Duration::from_secs(20);
-/// Time for a whole program, and in proportion for each part of it: agents give up after it.
-pub const PROGRAM_WITHIN: Duration = gw_shared::identity::program::DOWNLOAD_WITHIN;
-/// Connections of one agent that are not yet tunnels, beyond [`OPENINGS_PER_TUNNEL`] for each service.
-pub const OPENINGS_PER_AGENT: usize = 8;
-/// Agents and services whose latest event of a kind (a refusal of the version, the end of a tunnel) one worker keeps for
-/// administrators, for each kind.
-pub const LATEST_EVENTS: usize = 1000;
-/// Time for which a worker keeps such an event.
-pub const LATEST_EVENT_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
-/// Refused tunnels that are logged as warnings.
-pub const TUNNEL_REFUSAL_LINES: Rate = Rate::new(60, 60).unwrap();
-
-/// Frames of a tunnel that carry nothing of a request or response (PING, small CREDIT, RESET and CREDIT of closed
-/// streams). More cut the tunnel. An unmodified agent sends far fewer.
-pub const TUNNEL_CONTROL_FRAMES: Rate = Rate::new(2000, 12_000).unwrap();
-
-/// Control messages of an agent. More cut the tunnel. An unmodified agent sends one a second.
-pub const CONTROL_MESSAGES: Rate = Rate::new(100, 60 * 50).unwrap();
-/// Bytes of control messages that wait to be sent on one tunnel. More cut it.
-pub const CONTROL_QUEUE: usize = 4 * tunnel::control::MESSAGE_MAX;
-/// Longest error message of an agent, in bytes.
-pub const AGENT_MESSAGE: usize = tunnel::frame::MESSAGE_TEXT_MAX;
-
-/// Memory of one connection of a caller while its request runs: one receive with read-ahead bytes, the head being read,
-/// and the send buffer.
-const CALLER_CONNECTION_MAX: usize =
-    READ_AHEAD + 64 * KIB + REQUEST_HEAD.head + net::tls::SEND_BUFFER;
-/// Additional memory of one HTTP/2 connection if neither the caller nor the backends read: request bodies, responses, a
-/// header list being read.
-const HTTP2_CONNECTION_MAX: usize = HTTP2_CONNECTION_WINDOW as usize
-    + HTTP2_STREAMS as usize * HTTP2_SEND_BUFFER
-    + HTTP2_HEADER_LIST as usize * HTTP2_HEADER_LIST_COST;
-/// Additional memory for interim responses, which credit does not limit.
-const HTTP2_INTERIM_MAX: usize = HTTP2_STREAMS as usize * tunnel::response::INTERIM_BYTES;
-/// Memory of one relayed request beyond the connection of its caller: its tunnel stream in both directions, with the
-/// first window. The window depends on the path and the number of streams (see `gw_shared::tunnel::window`). The memory
-/// for relayed requests bounds the sum.
-const RELAY_MAX: usize = tunnel::window::FIRST as usize + tunnel::endpoint::STREAM_SEND_BUFFER;
-/// [`RELAY_MAX`] with the largest window, for a long path and few streams.
-const LONG_RELAY_MAX: usize = tunnel::window::MOST as usize + tunnel::endpoint::STREAM_SEND_BUFFER;
-/// Additional memory of the two pipes of a request that crosses workers.
-const CROSS_CORE_MAX: usize = 2 * PIPE_MEMORY;
-
-/// Memory of a connection before its handshake is complete: a ClientHello in the receive buffer and in the session, and
-/// the rest of the session.
-const HANDSHAKE_MAX: usize = 2 * net::tls::CLIENT_HELLO_MAX + 16 * KIB;
-
-/// Memory of a connection to the admin listener without authentication: a request head as it was received and as it was
-/// parsed, the form that signs in, and a TLS session with a record in each direction.
-const ADMIN_UNAUTHENTICATED_MAX: usize = 2 * ADMIN_HEAD + ADMIN_SIGN_IN + 40 * KIB;
-
-// Memory of a flood of handshakes.
-const _: () = assert!(HANDSHAKES * HANDSHAKE_MAX <= 192 * MIB);
-// Memory of a flood of handshakes at the listener for other nodes.
-const _: () = assert!(
-    (NODE_HANDSHAKES + CLUSTER_HANDSHAKES + 2 * CLUSTER_WAITING) * HANDSHAKE_MAX <= 72 * MIB
-);
-// Memory of a stalled caller with a large response whose request crosses workers.
-const _: () = assert!(CALLER_CONNECTION_MAX + RELAY_MAX + CROSS_CORE_MAX <= MIB + MIB / 8);
-const _: () = assert!(CALLER_CONNECTION_MAX + LONG_RELAY_MAX + CROSS_CORE_MAX <= 9 * MIB);
-// Memory of clients of the admin listener that have not authenticated.
-const _: () = assert!(ADMIN_CONNECTIONS * ADMIN_UNAUTHENTICATED_MAX <= 128 * MIB);
-// Each request that waits for the control plane can hold a whole body.
-const _: () = assert!(CONTROL_JOBS * APEX_BODY <= 16 * MIB);
-// A stalled request whose service another node owns holds no more here than one that crosses workers.
-const _: () =
-    assert!(tunnel::window::LEAST as usize + tunnel::endpoint::STREAM_SEND_BUFFER <= RELAY_MAX);
-// The budget of a link has room for streams with the first window.
-const _: () = assert!(
-    LINK_BUDGET >= 32 * tunnel::window::FIRST as usize
-        && LINK_REQUESTS <= tunnel::endpoint::STREAMS_MAX
-);
-// A pipe has room for any head: with at most 128 fields, each in an entry of 72 bytes.
-const _: () =
-    assert!(PIPE_MEMORY >= PIPE_BYTES && PIPE_MEMORY >= tunnel::response::HEAD.head + 128 * 72);
-// Queues of all pairs of pipes.
-const _: () = assert!(CROSS_CORE_REQUESTS * 2 * PIPE_FRAMES * 64 <= 16 * MIB);
-// The mailbox has room for the wakes of all requests that cross cores, and for other messages.
-const _: () = assert!(MAILBOX >= CROSS_CORE_REQUESTS + CROSS_CORE_REQUESTS / 2);
-// Memory of an HTTP/2 caller that stalls all its streams, without its relays.
-const _: () = assert!(HTTP2_CONNECTION_MAX <= 8 * MIB && HTTP2_INTERIM_MAX <= 8 * MIB);
-// A message fits in the queue of control messages, and the queue is small compared to the memory of a tunnel's streams.
-const _: () = assert!(CONTROL_QUEUE >= tunnel::control::MESSAGE_MAX && CONTROL_QUEUE <= MIB / 4);
-// The least window has room for four frames: a peer is granted the next bytes before it has used up all.
-const _: () = assert!(tunnel::window::LEAST as usize >= 4 * tunnel::frame::DATA_MAX);
-// As many streams as an agent has slots by default can have the first window, and 8 streams the largest.
-const _: () = assert!(tunnel::window::TUNNEL_BUDGET >= 128 * tunnel::window::FIRST as usize);
-const _: () = assert!(tunnel::window::TUNNEL_BUDGET >= 8 * tunnel::window::MOST as usize);
-// Windows are halved and doubled between these.
-const _: () = assert!(
-    tunnel::window::LEAST.is_power_of_two()
-        && tunnel::window::FIRST.is_power_of_two()
-        && tunnel::window::MOST.is_power_of_two()
-);
 // The largest request head fits in a frame, with a second copy of its host and the other fields that the gateway adds.
 const _: () = assert!(
     2 * REQUEST_HEAD.head + 1024 <= tunnel::frame::REQUEST_HEAD.head
         && REQUEST_HEAD.fields + 16 <= tunnel::frame::REQUEST_HEAD.fields
         && REQUEST_HEAD.target <= tunnel::frame::REQUEST_HEAD.target
 );
+/// Memory of a connection before its handshake is complete, in bytes: a ClientHello in the receive buffer and in the
+/// session, and the rest of the session.
+pub const HANDSHAKE_MAX: usize = 2 * net::tls::CLIENT_HELLO_MAX + 16 * KIB;

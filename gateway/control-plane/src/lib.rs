@@ -9,4 +9,5 @@ pub mod backup;
 pub mod cluster;
 pub mod control;
 mod http_server;
+pub mod limits;
 pub mod members;

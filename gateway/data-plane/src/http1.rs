@@ -3,8 +3,8 @@
 use std::io::{self, IoSlice};
 use std::time::Instant;
 
+use crate::limits;
 use bytes::{Bytes, BytesMut};
-use gw_base::limits;
 use gw_shared::http::head::{self, Framing, HeadLimits, RequestHead};
 use gw_shared::http::{ConnectionField, InvalidHead};
 use gw_shared::net::TlsStream;

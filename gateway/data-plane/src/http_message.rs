@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
+use crate::limits;
 use bytes::Bytes;
-use gw_base::limits;
 use gw_shared::clock;
 use gw_shared::http::{Fields, InvalidBody, Part, UpgradeProtocol};
 use gw_shared::id::AgentId;

@@ -15,6 +15,7 @@ mod http2;
 mod http_message;
 pub mod ingress;
 mod lifecycle;
+pub mod limits;
 pub mod memory;
 mod peer;
 mod pipe;

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
+use crate::limits;
 use atomic_waker::AtomicWaker;
 use crossbeam_channel::{TryRecvError, TrySendError};
-use gw_base::limits;
 use gw_base::mailbox::Post;
 use gw_region::owners::ownership::WorkerId;
 

@@ -8,9 +8,9 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::limits;
 use gw_base::agent_releases::ReleaseSettings;
 use gw_base::clock::Timestamp;
-use gw_base::limits;
 use gw_base::process::memory_limit;
 use gw_base::service::hostname::Region;
 use gw_base::service::rate::Rate;

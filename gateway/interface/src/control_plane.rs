@@ -1,7 +1,7 @@
 //! What workers ask of the control plane, and the queue of their requests.
 
+use crate::limits;
 use gw_base::error::{Error, Overload};
-use gw_base::limits;
 use gw_shared::id::AgentId;
 use gw_shared::identity::enrollment::{CertificateReply, EnrollReply, EnrollRequest, StatusReply};
 use gw_shared::identity::secret::Secret;

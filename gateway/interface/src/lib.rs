@@ -9,6 +9,7 @@
 pub mod auth;
 pub mod config;
 pub mod control_plane;
+pub mod limits;
 pub mod node_connections;
 pub mod rate_limit;
 pub mod replay;

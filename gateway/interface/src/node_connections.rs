@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
+use crate::limits;
 use bytes::Bytes;
-use gw_base::limits;
 use tokio::sync::mpsc;
 
 use crate::rate_limit::Claimant;

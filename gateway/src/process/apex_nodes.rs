@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::limits;
 use axum::extract::{Path, State};
 use axum::routing::post;
 use axum::{Json, Router};
 use bytes::Bytes;
-use gw_base::limits;
 use gw_base::mailbox::Post;
 use gw_base::process::background::Tasks;
 use gw_control_plane::cluster::NodeClient;

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gw_base::limits;
+use crate::limits;
 use gw_base::tls::admin::AdminTls;
 use gw_control_plane::admin::{self, Admin};
 use gw_control_plane::cluster::{self, ServerLimits};

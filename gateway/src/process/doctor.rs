@@ -11,7 +11,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::path::Path;
 use std::time::Duration;
 
-use gw_base::limits;
+use crate::limits;
 use gw_base::tls::certificate::{PairKeys, TENANT};
 use gw_base::tls::{CertificateFiles, CertificateSource};
 use gw_data_plane::ingress::PLAIN_HTTP;

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime};
 
+use crate::limits;
 use crossbeam_channel::Receiver;
 use gw_base::agent_releases::AgentReleases;
-use gw_base::limits;
 use gw_base::mailbox::{Inbox, mailbox};
 use gw_base::process::background::{Background, Tasks};
 use gw_control_plane::admin_client::console_url;

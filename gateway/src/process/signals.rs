@@ -2,7 +2,7 @@
 
 use std::io;
 
-use gw_base::limits;
+use crate::limits;
 use gw_base::process::background::Background;
 use gw_control_plane::members::Members;
 use gw_shared::command::Failure;

@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
+use crate::limits;
 use crossbeam_channel::{Receiver, Sender, bounded};
-use gw_base::limits;
 use gw_base::mailbox::Inbox;
 use gw_base::process::background::Tasks;
 use gw_control_plane::control::Control;

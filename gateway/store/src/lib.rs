@@ -4,6 +4,7 @@
 #![warn(missing_docs)]
 
 mod contents;
+pub mod limits;
 mod postgres;
 mod records;
 mod sealed;

@@ -3,6 +3,7 @@
 #![warn(missing_docs)]
 
 pub mod counters;
+pub mod limits;
 pub mod outcome;
 pub mod request_log;
 mod shared_counters;

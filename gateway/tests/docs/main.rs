@@ -12,6 +12,7 @@ mod configuration;
 mod figures;
 mod files;
 mod golden;
+mod limits;
 mod links;
 mod names;
 mod not_run;

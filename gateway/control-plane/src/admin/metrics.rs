@@ -189,11 +189,11 @@ mod tests {
     use std::time::Duration;
 
     use gw_base::clock::Timestamp;
-    use gw_base::limits;
     use gw_region::owners::ownership::WorkerId;
     use gw_store::Revision;
     use gw_telemetry::counters::services::Sample;
     use gw_telemetry::counters::{Counters, ReasonCounts, TunnelReport};
+    use gw_telemetry::limits;
     use gw_telemetry::outcome::AttemptFailure;
 
     use super::*;

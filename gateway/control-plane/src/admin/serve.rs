@@ -6,11 +6,11 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::limits;
 use axum::Router;
 use axum::extract::{ConnectInfo, Request};
 use axum::http::{Extensions, HeaderName, HeaderValue};
 use axum::middleware::map_request;
-use gw_base::limits;
 use gw_base::tls::admin::AdminTls;
 use gw_interface::rate_limit::{Claimant, TaskPlace, TaskPlaces};
 use gw_shared::net::tls::SPEAK_TLS;

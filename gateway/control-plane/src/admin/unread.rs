@@ -5,10 +5,10 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
+use crate::limits;
 use axum::BoxError;
 use axum::body::{Body, HttpBody};
 use bytes::{Buf, Bytes};
-use gw_base::limits;
 use gw_interface::rate_limit::{Claimant, Places};
 use hyper::body::{Frame, SizeHint};
 

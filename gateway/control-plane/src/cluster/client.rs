@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::limits;
 use axum::body::{Body, to_bytes};
 use bytes::Bytes;
-use gw_base::limits;
 use gw_base::tls::pki::NodeIdentity;
 use gw_region::{Member, NodeSlot};
 use http::{HeaderValue, Request, Response, StatusCode, header};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gw_base::limits;
+use crate::limits;
 use gw_base::service::hostname::Region;
 use gw_base::tls::node::NodeTls;
 use gw_base::tls::pki::NodeIdentity;

@@ -4,11 +4,11 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::limits;
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Router};
-use gw_base::limits;
 use gw_base::tls::pki::NodeIdentity;
 use gw_interface::node_connections::{NodeConnection, WaitingConnections};
 use gw_interface::rate_limit::{TaskPlace, TaskPlaces};

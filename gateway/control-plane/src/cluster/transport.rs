@@ -2,7 +2,7 @@
 
 use std::io;
 
-use gw_base::limits;
+use crate::limits;
 use gw_base::tls::pki::{self, NodeIdentity};
 use gw_interface::node_connections::NodeConnection;
 use gw_region::Member;

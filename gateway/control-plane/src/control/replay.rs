@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use crate::limits;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use gw_base::limits;
 use gw_base::service::hostname::tenant_label;
 use gw_interface::replay::Replay;
 use gw_region::owners::ownership;

@@ -10,9 +10,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::limits;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
 use gw_base::clock::ClockDifference;
-use gw_base::limits;
 use gw_base::process::background;
 use gw_base::process::background::Tasks;
 use gw_interface::workers::ViewApplied;

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::limits;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::routing::put;
 use axum::{Extension, Router};
-use gw_base::limits;
 use gw_base::process::background::Tasks;
 use gw_base::tls::pki::NodeIdentity;
 use gw_region::{DerivedKeys, Member};

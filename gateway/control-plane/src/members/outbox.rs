@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gw_base::limits;
+use crate::limits;
 use gw_interface::rate_limit::Level;
 use gw_region::{Member, NodeMessage};
 

@@ -20,8 +20,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::time::{Duration, Instant};
 
+use crate::limits;
 use bytes::Bytes;
-use gw_base::limits;
 use gw_base::process::background::Tasks;
 use gw_interface::workers::LostNode;
 use gw_region::{Member, Membership, NodeSlot, NodeState, Roster, is_rejoin};

@@ -1,7 +1,7 @@
 //! Reads a small request body whole.
 
+use crate::limits;
 use gw_base::error::Error;
-use gw_base::limits;
 use gw_shared::http::Part;
 use gw_shared::runtime;
 

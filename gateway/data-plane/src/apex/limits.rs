@@ -5,8 +5,8 @@ use std::cell::RefCell;
 use std::net::IpAddr;
 use std::time::Instant;
 
+use crate::limits;
 use gw_base::error::{Error, Overload};
-use gw_base::limits;
 use gw_base::service::rate::Rate;
 use gw_interface::rate_limit::{AddressKey, ClientLimits, Exhausted};
 use gw_region::owners::ownership;

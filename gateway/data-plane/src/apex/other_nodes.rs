@@ -10,7 +10,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use gw_base::limits;
+use crate::limits;
 use gw_interface::rate_limit::Exhausted;
 use gw_region::{Member, Peering};
 use gw_store::Position;

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use gw_base::limits;
+use crate::limits;
 use gw_interface::rate_limit::{AddressSlot, Claimant};
 use gw_shared::net::{Closer, Socket};
 use gw_telemetry::counters::Counter;

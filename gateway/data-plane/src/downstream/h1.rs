@@ -7,9 +7,9 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
+use crate::limits;
 use bytes::{Bytes, BytesMut};
 use gw_base::error::Error;
-use gw_base::limits;
 use gw_shared::http::body::{self, BodyDecoder};
 use gw_shared::http::head::{self, Framing, HttpVersion, RequestHead};
 use gw_shared::http::{ConnectionField, Fields, InvalidHeadParts, Part};

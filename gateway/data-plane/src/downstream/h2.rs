@@ -9,10 +9,10 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Instant;
 
+use crate::limits;
 use bytes::Bytes;
 use futures_util::future::Either;
 use gw_base::error::Error;
-use gw_base::limits;
 use gw_interface::rate_limit::Bucket;
 use gw_shared::http::framing::{check_values_of_http2, length_of};
 use gw_shared::http::head::request_of_http2;

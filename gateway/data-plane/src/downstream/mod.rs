@@ -10,7 +10,7 @@ mod upload_window;
 use std::net::IpAddr;
 use std::time::Instant;
 
-use gw_base::limits;
+use crate::limits;
 use gw_interface::rate_limit::Bucket;
 
 use crate::route::Router;

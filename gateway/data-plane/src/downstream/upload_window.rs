@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
+use crate::limits;
 use bytes::Bytes;
-use gw_base::limits;
 use gw_shared::net::Gauge;
 use gw_shared::tunnel::window::{self, Demand, Traffic, WindowTuner};
 

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
-use gw_base::limits;
+use crate::limits;
 use gw_interface::rate_limit::Bucket;
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;

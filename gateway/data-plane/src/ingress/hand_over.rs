@@ -4,8 +4,8 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
+use crate::limits;
 use bytes::Bytes;
-use gw_base::limits;
 use gw_base::service::hostname::Destination;
 use gw_interface::config::HandOver;
 use gw_interface::rate_limit::Claimant;

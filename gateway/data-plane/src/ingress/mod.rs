@@ -15,10 +15,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Instant;
 
+use crate::limits;
 use bytes::BytesMut;
 use gw_base::client_address::{ProxyProtocol, TrustedProxies};
 use gw_base::error::Error;
-use gw_base::limits;
 use gw_base::mailbox::Post;
 use gw_base::service::hostname::Region;
 use gw_base::tls::{ALPN_HTTP2, ServerConfigs};

@@ -9,9 +9,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::limits;
 use bytes::{Buf, BytesMut};
 use futures_util::future::{Either, select};
-use gw_base::limits;
 use gw_base::service::hostname::Destination;
 use gw_base::tls::node::{ALPN_CONTROL, ALPN_NODE};
 use gw_base::tls::pki::{self, NodeIdentity};

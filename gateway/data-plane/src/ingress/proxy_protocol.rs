@@ -5,8 +5,8 @@
 use std::io;
 use std::net::SocketAddr;
 
+use crate::limits;
 use bytes::{Buf, BytesMut};
-use gw_base::limits;
 use gw_shared::net::Socket;
 use ppp::{v1, v2};
 

@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::task::{Context, Poll, ready};
 
+use crate::limits;
 use bytes::{Buf, BytesMut};
 use futures_util::future::{Either, select};
-use gw_base::limits;
 use gw_region::{AnnouncementKeys, Member, NodeSlot, TunnelAnnouncement};
 use gw_shared::net::Socket;
 use gw_shared::runtime;

@@ -6,9 +6,9 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Instant;
 
+use crate::limits;
 use futures_util::future::{Either, select};
 use gw_base::error::{Error, request_id_value};
-use gw_base::limits;
 use gw_interface::rate_limit::Bucket;
 use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::fields::{self, X_GW_REQUEST_ID};

@@ -8,10 +8,10 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
+use crate::limits;
 use bytes::Bytes;
 use futures_util::future::{Either, select};
 use gw_base::error::Error;
-use gw_base::limits;
 use gw_base::service::hostname::Destination;
 use gw_base::tls::node::ALPN_NODE;
 use gw_base::tls::pki::NodeIdentity;

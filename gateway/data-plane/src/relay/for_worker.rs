@@ -4,10 +4,10 @@
 use std::pin::pin;
 use std::rc::Rc;
 
+use crate::limits;
 use bytes::Bytes;
 use futures_util::future::{Either, select};
 use gw_base::error::{Error, Overload};
-use gw_base::limits;
 use gw_interface::auth::Authenticated;
 use gw_interface::rate_limit;
 use gw_shared::http::{Fields, HttpVersion, Part};

@@ -59,8 +59,8 @@ pub(super) fn count_down(request: &mut RequestHead, id: RequestId) -> Option<Res
 
 #[cfg(test)]
 mod tests {
+    use crate::limits;
     use bytes::Bytes;
-    use gw_base::limits;
     use gw_shared::id::RequestIds;
 
     use super::*;

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use gw_base::limits;
+use crate::limits;
 use gw_region::owners::ownership;
 use gw_shared::id::AgentId;
 use gw_shared::tunnel::control::BackendHealth;

@@ -3,8 +3,8 @@
 use std::rc::Rc;
 use std::time::Instant;
 
+use crate::limits;
 use gw_base::clock::Timestamp;
-use gw_base::limits;
 use gw_interface::rate_limit::Bucket;
 use gw_shared::runtime;
 use gw_shared::text::error_line;

@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Instant;
 
-use gw_base::limits;
+use crate::limits;
 use gw_shared::id::{AccountId, AgentId};
 use gw_shared::net::Closer;
 

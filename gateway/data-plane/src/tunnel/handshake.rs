@@ -10,10 +10,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::limits;
 use bytes::{Bytes, BytesMut};
 use gw_base::clock::{self, Timestamp};
 use gw_base::error::{Error, Overload};
-use gw_base::limits;
 use gw_base::service::hostname::Destination;
 use gw_base::tls::pki;
 use gw_region::NodeSlot;

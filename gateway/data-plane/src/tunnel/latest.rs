@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use gw_base::limits;
+use crate::limits;
 use gw_shared::id::AgentId;
 
 /// Events of agents that have authenticated, for at most [`limits::LATEST_EVENT_KEPT`].

@@ -6,9 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::limits;
 use gw_base::agent_releases::AgentReleases;
 use gw_base::clock::Timestamp;
-use gw_base::limits;
 use gw_region::NodeSlot;
 use gw_region::owners::ownership::WorkerId;
 use gw_shared::id::AgentId;

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
+use crate::limits;
 use futures_util::future::{Either, select};
 use gw_base::agent_releases::AgentReleases;
 use gw_base::clock::Timestamp;
 use gw_base::error::{Error, Overload};
-use gw_base::limits;
 use gw_interface::control_plane::{AgentProof, Executor};
 use gw_interface::rate_limit::Bucket;
 use gw_region::NodeSlot;

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
+use crate::limits;
 use gw_base::error::Error;
-use gw_base::limits;
 use gw_shared::runtime;
 
 /// The lines of one worker, by the label of the service. A line is removed with its last request.

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use crate::limits;
 use bytes::Bytes;
 use gw_base::error::Error;
-use gw_base::limits;
 use gw_shared::error_code::AgentErrorCode;
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender};
 use gw_shared::tunnel::endpoint::{Closed, OpenError, ReceivedPart};

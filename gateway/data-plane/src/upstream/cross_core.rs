@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, OnceLock};
 
+use crate::limits;
 use gw_base::error::{Error, Overload};
-use gw_base::limits;
 use gw_interface::auth::Authenticated;
 use gw_shared::http::Part;
 use gw_shared::tunnel::head::OutboundRequest;

@@ -19,9 +19,9 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Instant;
 
+use crate::limits;
 use bytes::Bytes;
 use gw_base::error::Error;
-use gw_base::limits;
 use gw_base::mailbox::Post;
 use gw_interface::auth::Authenticated;
 use gw_interface::rate_limit::Buckets;

@@ -4,9 +4,9 @@
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
+use crate::limits;
 use bytes::Bytes;
 use gw_base::error::Error;
-use gw_base::limits;
 use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::fields;
 use gw_shared::http::{self as http1, Fields, Framing, Part, UpgradeProtocol};

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::limits;
 use gw_base::agent_releases::AgentReleases;
-use gw_base::limits;
 use gw_base::process::freeze::Freeze;
 use gw_base::service::affinity::AffinityKey;
 use gw_base::tls::ServerConfigs;

@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::limits;
 use gw_base::agent_releases::AgentReleases;
 use gw_base::clock::Timestamp;
-use gw_base::limits;
 use gw_base::mailbox::Inbox;
 use gw_base::process::freeze::AwaitedRead;
 use gw_base::service::affinity::AffinityKey;

@@ -5,12 +5,12 @@ use std::num::NonZeroUsize;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::limits;
 use aws_lc_rs::digest;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use gw_base::clock::Timestamp;
 use gw_base::error::Error;
-use gw_base::limits;
 use gw_shared::id::{AccountId, ClientId, ServiceId, SigningKeyId, random_base62};
 use gw_store::{Directory, Service, SigningKey};
 use http::HeaderValue;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gw_base::limits;
+use crate::limits;
 use gw_region::{Isolation, RegionKey, RegionKeyError, RegionKeys};
 use gw_shared::config::Keys;
 use gw_store::{PostgresSettings, PostgresUrlError, SEAL_KEY_CREDENTIAL};

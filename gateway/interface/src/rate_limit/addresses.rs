@@ -5,7 +5,7 @@ use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-use gw_base::limits;
+use crate::limits;
 use gw_base::service::rate::Rate;
 use gw_region::owners::ownership;
 use gw_region::owners::ownership::WorkerId;

@@ -1,7 +1,7 @@
 //! Levels of the services' buckets, handed from one process to the next: in a message of a takeover, or in a file
 //! between a stop and a start.
 
-use gw_base::limits;
+use crate::limits;
 use gw_base::service::rate::Rate;
 use serde::{Deserialize, Serialize};
 

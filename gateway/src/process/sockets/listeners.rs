@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use gw_base::limits;
+use crate::limits;
 use gw_interface::config::Config;
 use gw_shared::net::service_manager_sockets;
 use socket2::{Domain, Protocol, Socket, Type};

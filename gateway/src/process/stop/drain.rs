@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
+use crate::limits;
 use crossbeam_channel::Sender;
-use gw_base::limits;
 use gw_data_plane::worker::WorkerMessage;
 use gw_interface::rate_limit::Level;
 use gw_telemetry::counters::WorkerReport;

@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use gw_base::limits;
+use crate::limits;
 use gw_interface::rate_limit::levels::{self, Level};
 use gw_shared::files;
 use serde::{Deserialize, Serialize};

@@ -4,8 +4,8 @@ use std::io::{self, BufRead, BufReader, Cursor, Read, Write};
 use std::mem::discriminant;
 use std::os::unix::net::UnixStream;
 
+use crate::limits;
 use bytes::BytesMut;
-use gw_base::limits;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, Chain};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gw_base::limits;
+use crate::limits;
 use gw_base::process::background::Tasks;
 use gw_control_plane::control::{Control, MissingChanges};
 use gw_data_plane::worker::{WorkerHandles, WorkerMessage};

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 
+use crate::limits;
 use crossbeam_channel::{Receiver, bounded};
-use gw_base::limits;
 use gw_base::process::background::Tasks;
 use gw_control_plane::control::{Control, MissingChanges};
 use gw_data_plane::worker::{WorkerHandles, WorkerMessage};

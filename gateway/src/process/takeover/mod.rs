@@ -37,7 +37,7 @@ mod successor;
 
 use std::io;
 
-use gw_base::limits;
+use crate::limits;
 use gw_base::process::background::Tasks;
 use gw_control_plane::control::MissingChanges;
 use gw_store::StoreError;

@@ -1,7 +1,7 @@
 //! Loads all records in one snapshot, and verifies them.
 
+use crate::limits;
 use futures_util::TryStreamExt;
-use gw_base::limits;
 use tokio_postgres::{Row, Transaction};
 
 use super::super::{Position, Records, Revision, Sealer, Snapshot, StoreError, StoredRecord};

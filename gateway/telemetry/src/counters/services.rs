@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gw_base::limits;
+use crate::limits;
 use gw_shared::telemetry::metrics::{Exposition, Histogram, Kind};
 use gw_store::Directory;
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use gw_base::limits;
+use crate::limits;
 use gw_shared::telemetry::metrics::{Exposition, Kind};
 
 use super::services::OTHER;

@@ -24,8 +24,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use std::{fmt, io};
 
+use crate::limits;
 use gw_base::clock::Timestamp;
-use gw_base::limits;
 use gw_base::page::Page;
 use gw_base::process::background::{Background, Tasks};
 use gw_base::sqlite_file::SqliteOpenError;

@@ -4,8 +4,8 @@ use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::limits;
 use crossbeam_channel::{Receiver, Sender, bounded};
-use gw_base::limits;
 use gw_shared::http::Fields;
 use gw_shared::telemetry::metrics::{Exposition, Kind};
 

@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::limits;
 use gw_base::clock::Timestamp;
-use gw_base::limits;
 use gw_base::process::background::Tasks;
 use gw_shared::clock;
 use tokio::time::sleep;

@@ -15,6 +15,7 @@ mod series;
 mod services;
 mod signing_keys;
 
+use crate::limits;
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
@@ -22,7 +23,6 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use bytes::Bytes;
-use gw_base::limits;
 use gw_interface::auth::bearer;
 use gw_shared::identity::secret::SecretHash;
 use serde::Serialize;

@@ -6,11 +6,11 @@ mod web;
 
 use std::sync::{Mutex, PoisonError};
 
+use crate::limits;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
-use gw_base::limits;
 use gw_base::service::rate::Rate;
 use gw_interface::rate_limit::{AddressKey, ClientLimits};
 use tokio::sync::Semaphore;

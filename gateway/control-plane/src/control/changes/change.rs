@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::limits;
 use gw_base::clock::Timestamp;
-use gw_base::limits;
 use gw_base::service::hostname::Region;
 use gw_interface::rate_limit::ClientLimits;
 use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId};

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use gw_base::limits;
+use crate::limits;
 use gw_shared::files;
 use gw_shared::identity::secret::Secret;
 use gw_store::{Position, Sealer, Step, StoreError};

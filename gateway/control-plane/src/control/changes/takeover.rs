@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use gw_base::limits;
+use crate::limits;
 use gw_store::{History, Position, Revision, Step, StoreError};
 use tokio::sync::watch;
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::limits;
 use gw_base::clock::Timestamp;
-use gw_base::limits;
 use gw_base::page::{Page, PageQuery};
 use gw_shared::id::SigningKeyId;
 use gw_store::{RecordId, Records, SigningKey, SigningKeyRecord, Step, StoredRecord};

@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::task::{Context, Poll};
 
+use crate::limits;
 use bytes::Bytes;
-use gw_base::limits;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::http::framing::{content_length, set_content_length};
 use gw_shared::http::{Fields, Framing};

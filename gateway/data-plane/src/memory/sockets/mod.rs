@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use gw_base::limits;
+use crate::limits;
 use gw_region::owners::ownership::WorkerId;
 use gw_shared::id::AccountId;
 use gw_shared::net::{Buffers, Socket};

@@ -12,9 +12,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::limits;
 use ::aws_lc_rs::hmac;
 use bytes::Bytes;
-use gw_base::limits;
 use gw_base::mailbox::{Mailbox, mailbox};
 use gw_base::service::affinity::AffinityKey;
 use gw_base::service::hostname::Region;

@@ -11,9 +11,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::limits;
 use bytes::{Bytes, BytesMut};
 use gw_base::clock::Timestamp;
-use gw_base::limits;
 use gw_base::mailbox::{Inbox, mailbox};
 use gw_base::service::hostname::Region;
 use gw_base::service::rate::Rate;

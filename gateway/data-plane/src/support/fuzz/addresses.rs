@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
+use crate::limits;
 use ::http::header::HeaderValue;
 use gw_base::client_address::{ProxyProtocol, TrustedProxies, client_address as client_of};
-use gw_base::limits;
 use gw_base::service::hostname::{Destination, split_tenant_label, tenant_label};
 use gw_shared::http::fields::X_FORWARDED_FOR;
 use gw_shared::id::{AccountId, ServiceId};

@@ -1,7 +1,7 @@
 //! The HTTP/1.1 codec in both roles, and the rules for fields.
 
+use crate::limits;
 use bytes::{Bytes, BytesMut};
-use gw_base::limits;
 use gw_shared::http::body::{CHUNK_END, chunk_start, write_last_chunk};
 use gw_shared::http::head::{
     self, ConnectionField, Framing, HeadScanner, RequestHead, ResponseHead,

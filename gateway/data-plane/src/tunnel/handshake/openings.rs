@@ -8,9 +8,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::limits;
 use gw_base::clock::Timestamp;
 use gw_base::error::{Error, Overload};
-use gw_base::limits;
 use gw_base::service::rate::Rate;
 use gw_interface::rate_limit::Bucket;
 use gw_shared::id::AgentId;

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use gw_base::limits;
+use crate::limits;
 use gw_shared::id::AgentId;
 use gw_shared::runtime;
 use gw_store::PublicKeyHash;

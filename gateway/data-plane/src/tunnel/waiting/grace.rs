@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use gw_base::limits;
+use crate::limits;
 
 /// Tunnels that agents had with the process before this one, by service. Shared by all workers. Empty after a first start, a
 /// crash or a long stop.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use gw_base::limits;
+use crate::limits;
 
 /// Labels of these services, and when the last tunnel ended.
 #[derive(Default)]

@@ -8,8 +8,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::limits;
 use futures_util::future::{Either, select};
-use gw_base::limits;
 use gw_base::tls::node::ALPN_NODE;
 use gw_base::tls::pki::{self, NodeIdentity};
 use gw_region::Member;

@@ -4,9 +4,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::limits;
 use bytes::Bytes;
 use gw_base::error::{Error, Overload};
-use gw_base::limits;
 use gw_interface::auth::Authenticated;
 use gw_region::{Member, NextHop};
 use gw_shared::http::{Fields, InvalidHead};

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::limits;
 use gw_base::error::{Error, Overload};
-use gw_base::limits;
 use gw_base::principal::Principal;
 use gw_interface::auth;
 use gw_shared::error_code::{AgentErrorCode, ErrorCode};

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use gw_base::limits;
+use crate::limits;
 use gw_base::process::background::Tasks;
 use gw_shared::config::Keys;
 use gw_shared::telemetry::mask::Masker;

@@ -1,0 +1,74 @@
+//! Limits of the control plane, with assertions on the memory that they add up to.
+
+use std::time::Duration;
+
+use gw_base::service::rate::Rate;
+
+pub(crate) use gw_base::limits::{HANDSHAKE, IDLE, LINGER, REQUEST_HEAD};
+pub(crate) use gw_interface::limits::{LEVEL_BYTES, LEVELS, TOKEN_LIFETIME_MAX};
+pub(crate) use gw_store::limits::RECENT_CHANGES;
+
+const KIB: usize = 1024;
+const MIB: usize = 1024 * KIB;
+
+/// Certificates that are issued for one agent.
+pub const CERTIFICATES: Rate = Rate::new(20, 2).unwrap();
+/// Time at a stop for the membership and its running statement.
+pub const MEMBERSHIP_END: Duration = Duration::from_secs(1);
+/// Nodes without a sign of life that a node probes at once. Others wait.
+pub const PROBES: usize = 256;
+/// Connections of control planes of other nodes. More are closed.
+pub const CLUSTER_CONNECTIONS: usize = 4 * KIB;
+/// Concurrent handshakes with the control plane. A further one ends the oldest, those from addresses of nodes last.
+pub const CLUSTER_HANDSHAKES: usize = 256;
+/// Such handshakes of one address that is not that of a node.
+pub const CLUSTER_HANDSHAKES_PER_ADDRESS: usize = 64;
+/// Bytes of a request head of another control plane.
+pub const CLUSTER_HEAD: usize = 16 * KIB;
+/// Bytes of such a request's body, unless its route says otherwise.
+pub const CLUSTER_BODY: usize = MIB;
+/// Time from the end of a handshake or of a response to the last byte of the next request head.
+pub const CLUSTER_IDLE: Duration = Duration::from_secs(30);
+/// Time from a request head to the last byte of its body.
+pub const CLUSTER_BODY_WITHIN: Duration = Duration::from_secs(30);
+/// Time after which a connection ends whose peer acknowledges nothing, or takes no byte of what is sent.
+pub const CLUSTER_DEAD_AFTER: Duration = Duration::from_secs(30);
+/// Bytes of a response of another control plane.
+pub const CLUSTER_RESPONSE: usize = 64 * MIB;
+/// Connections to the admin listener. A further one ends the oldest, those with an authenticated request last.
+pub const ADMIN_CONNECTIONS: usize = 1024;
+/// Connections to it of one client address. A further one ends the oldest of the address without an authenticated request.
+pub const ADMIN_CONNECTIONS_PER_ADDRESS: usize = 256;
+/// Bytes of a request head to it.
+pub const ADMIN_HEAD: usize = 32 * KIB;
+/// Bytes of a request body to it, unless its route says otherwise.
+pub const ADMIN_BODY: usize = 64 * KIB;
+/// Bytes of a replay: a body to send of about 3 MB, in base64.
+pub const ADMIN_REPLAY: usize = 4 * MIB;
+/// Bytes of the form that signs in: the only body that is read without authentication.
+pub const ADMIN_SIGN_IN: usize = 8 * KIB;
+/// Responses of it with metrics that clients have not read. A further one ends the oldest.
+pub const ADMIN_UNREAD: usize = 16;
+/// Such responses to one client address.
+pub const ADMIN_UNREAD_PER_ADDRESS: usize = 4;
+/// Time from a request head to it to the last byte of the body.
+pub const ADMIN_BODY_WITHIN: Duration = Duration::from_secs(60);
+/// Time after which a connection to it ends whose client acknowledges nothing, or takes no byte of what is sent.
+pub const ADMIN_DEAD_AFTER: Duration = Duration::from_secs(300);
+/// Idle connections to the control plane of one node that are kept.
+pub const CLUSTER_KEPT: usize = 4;
+/// Time for which they are kept: shorter than the other end waits.
+pub const CLUSTER_KEPT_FOR: Duration = Duration::from_secs(15);
+/// Steps of changes, and one more for each change, that wait to be sent to a predecessor, besides those of the last change.
+/// Beyond, the predecessor gets no further changes and accepts no more requests.
+pub const UNSENT_STEPS: usize = 64 * KIB;
+/// Bytes of the journal of changes in the data folder. A copy of all records is written when it is half full.
+pub const JOURNAL: usize = 32 * MIB;
+/// Steps of changes, and one more for each change, that wait to be written to it. Beyond, a copy is written.
+pub const JOURNAL_STEPS: usize = 64 * KIB;
+/// Memory of a connection to the admin listener without authentication, in bytes: a request head as it was received and as it was
+/// parsed, the form that signs in, and a TLS session with a record in each direction.
+pub const ADMIN_UNAUTHENTICATED_MAX: usize = 2 * ADMIN_HEAD + ADMIN_SIGN_IN + 40 * KIB;
+
+// Memory of clients of the admin listener that have not authenticated.
+const _: () = assert!(ADMIN_CONNECTIONS * ADMIN_UNAUTHENTICATED_MAX <= 128 * MIB);
