@@ -85,7 +85,7 @@ fn connections_per_address_are_limited() {
 #[test]
 fn the_rate_of_new_connections_per_address_is_limited() {
     let demo = adjusted(|config| {
-        config.new_connections = gw_base::service::rate::Rate::new(40, 1).unwrap()
+        config.new_connections = gw_base::service::rate::Rate::new(40, 1).unwrap();
     });
     let mut bystander = connect(&demo);
     is_served(&demo, &mut bystander);
