@@ -124,7 +124,7 @@ pub const UNANNOUNCED_LINES: Rate = Rate::new(60, 60).unwrap();
 pub const NODE_CONNECT: Duration = Duration::from_secs(2);
 /// Time that a request waits for a connection to the node of its service, and for another node after a failure.
 pub const NODE_WAIT: Duration = Duration::from_secs(5);
-/// Times that a request is sent again after a node has answered that it is not the owner.
+/// Times that a request is sent again after a node with a later placement has answered that it is not the owner.
 pub const NODE_RETRIES: usize = 2;
 /// Pause before such a retry, if the other node may not know the current placement yet.
 pub const NODE_IS_LATE: Duration = Duration::from_millis(100);

@@ -160,8 +160,11 @@ impl CrossNodeRequest {
             if retries == limits::NODE_RETRIES || Instant::now() >= deadline {
                 return Err(error);
             }
-            // A node that cannot be reached is about to be replaced as the owner, which takes its time.
-            retries += usize::from(matches!(retry, RetryCause::NotOwner { .. }));
+            // A node that cannot be reached is about to be replaced as the owner, and a node with an earlier placement is about
+            // to learn that it is the owner. Both take their time.
+            let other_is_later =
+                matches!(retry, RetryCause::NotOwner { epoch: theirs } if theirs > epoch);
+            retries += usize::from(other_is_later);
             self.upstream.counters.node_retries.increment();
             self.wait(&retry, epoch, deadline).await;
         }

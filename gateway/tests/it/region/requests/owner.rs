@@ -3,6 +3,7 @@
 use gw_base::service::rate::Rate;
 use gw_control_plane::control::Actor;
 use gw_control_plane::control::records::caller_secret;
+use gw_data_plane::limits::NODE_RETRIES;
 use gw_shared::id::KeyId;
 use gw_store::StoredRecord;
 
@@ -129,6 +130,22 @@ fn a_request_follows_a_service_that_moves_to_another_node() {
     caller.send(nodes.request("POST /whole", "Content-Length: 4\r\n\r\nwait"));
     eventually("the request was sent again", || {
         (nodes.total(other, "node_retries") > 0).then_some(())
+    });
+    nodes.place_at(owner, &[owner, other]);
+    assert_eq!(caller.response().body, b"wait");
+}
+
+/// A busy node can learn much later than others that it owns a service.
+#[test]
+fn a_request_waits_for_an_owner_with_an_earlier_placement() {
+    let (mut nodes, _agent, owner, other) = with_agent(&any_path());
+    let mut caller = nodes.connect(other);
+    nodes.place_at(owner, &[other]);
+    nodes.place_at(other, &[owner, other]);
+    caller.send(nodes.request("POST /whole", "Content-Length: 4\r\n\r\nwait"));
+    let more = u64::try_from(NODE_RETRIES).unwrap() + 2;
+    eventually("the request was sent again several times", || {
+        (nodes.total(other, "node_retries") >= more).then_some(())
     });
     nodes.place_at(owner, &[owner, other]);
     assert_eq!(caller.response().body, b"wait");
