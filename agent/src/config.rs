@@ -161,6 +161,7 @@ impl Config {
                 gateway_host,
                 gateway_port: 443,
                 services,
+                later: Default::default(),
             },
             proxies: ProxySettings::default(),
             backends: ServiceBackends {
@@ -370,6 +371,7 @@ mod tests {
             gateway_host: "eu1.example.com".into(),
             gateway_port: 443,
             services: vec![A.into(), B.into()],
+            later: Default::default(),
         };
         StateDir::new(directory.path())
             .write_enrollment(&enrollment)

@@ -178,6 +178,7 @@ pub(crate) fn agent(
         gateway_host: "127.0.0.1".into(),
         gateway_port: port,
         services: vec![HOSTNAME.into()],
+        later: Default::default(),
     };
     state
         .complete(&enrollment, identity_pem, Some(&authority.pem))

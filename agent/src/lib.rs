@@ -46,6 +46,9 @@ pub mod doctor;
 mod fake_gateway;
 mod forward;
 pub mod identity;
+#[cfg(test)]
+#[path = "../../shared/tests/later_member/mod.rs"]
+mod later_member;
 mod lifecycle;
 pub mod process;
 mod program;

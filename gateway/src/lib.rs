@@ -2,6 +2,9 @@
 
 #[cfg(any(test, feature = "demo"))]
 pub mod demo;
+#[cfg(test)]
+#[path = "../../shared/tests/later_member/mod.rs"]
+mod later_member;
 pub mod limits;
 pub mod process;
 

@@ -6,6 +6,9 @@
     reason = "tests stop at the first surprise"
 )]
 
+#[path = "tidy/unknown_members.rs"]
+mod unknown_members;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,8 @@
 //! Versions and release lines. A version is `MAJOR.MINOR.PATCH`, and its release line `MAJOR.MINOR`: the tunnel protocol
 //! never changes within a line, so gateway and agent of one line work together.
 
+pub mod later_members;
+
 use std::fmt;
 use std::str::FromStr;
 

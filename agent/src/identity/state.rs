@@ -9,6 +9,7 @@ use gw_shared::doctor::holder::Holder;
 use gw_shared::files;
 use gw_shared::id::{AgentId, EnrollmentId, EnrollmentTokenId};
 use gw_shared::identity::enrollment::{InvalidServices, check_services};
+use gw_shared::version::later_members::LaterMembers;
 use rustix::fs::StatVfsMountFlags;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
@@ -25,7 +26,6 @@ pub const VARIABLE: &str = "GW_STATE_DIR";
 
 /// `agent.json`
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Enrollment {
     pub agent_id: AgentId,
     /// Host name of the region's apex.
@@ -35,11 +35,12 @@ pub struct Enrollment {
     pub gateway_port: u16,
     /// Hostnames of the services that this agent serves.
     pub services: Vec<String>,
+    #[serde(flatten)]
+    pub later: LaterMembers,
 }
 
 /// `enrollment.json`: an unfinished enrollment. Not `Debug`, because it holds secrets.
 #[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub(crate) struct PendingEnrollment {
     pub(crate) gateway_name: String,
     pub(crate) gateway_host: String,
@@ -54,6 +55,8 @@ pub(crate) struct PendingEnrollment {
     pub(crate) agent_id: Option<AgentId>,
     pub(crate) enrollment_secret: String,
     pub(crate) key_pem: String,
+    #[serde(flatten)]
+    pub(crate) later: LaterMembers,
 }
 
 /// The files of a state folder (mode 0700, files 0600). Each is replaced as a whole.
@@ -415,6 +418,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::later_member::pass;
 
     fn enrollment() -> Enrollment {
         Enrollment {
@@ -423,6 +427,7 @@ mod tests {
             gateway_host: "127.0.0.1".into(),
             gateway_port: 8443,
             services: vec!["acme--api.eu1.example.com".into()],
+            later: LaterMembers::default(),
         }
     }
 
@@ -508,5 +513,23 @@ mod tests {
                 .to_string()
                 .contains("identity.pem")
         );
+    }
+
+    #[test]
+    fn files_keep_members_of_a_later_version() {
+        assert_eq!(pass(&enrollment(), &[]), [""]);
+        let pending = PendingEnrollment {
+            gateway_name: "eu1.example.com".into(),
+            gateway_host: "127.0.0.1".into(),
+            gateway_port: 8443,
+            gateway_ca_pem: Some("authority".into()),
+            token_id: EnrollmentTokenId::random(),
+            enrollment_id: EnrollmentId::random(),
+            agent_id: Some(AgentId::random()),
+            enrollment_secret: "secret".into(),
+            key_pem: "key".into(),
+            later: LaterMembers::default(),
+        };
+        assert_eq!(pass(&pending, &[]), [""]);
     }
 }

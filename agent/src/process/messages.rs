@@ -70,3 +70,54 @@ impl MessageReceiver {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use aws_lc_rs::signature::Ed25519KeyPair;
+    use gw_shared::identity::program::{ReleaseKey, TARGET};
+    use gw_shared::version::Version;
+
+    use super::*;
+    use crate::later_member::pass;
+    use crate::succession::AgentEvent;
+
+    #[test]
+    fn messages_take_a_member_of_a_later_version() {
+        let none: [String; 0] = [];
+        let pair = Ed25519KeyPair::generate().unwrap();
+        let program = SignedProgram::sign(Version::own(), TARGET, b"program", &pair);
+        let start = ToWorker::Start {
+            required: vec!["a".into()],
+            program: Some(program.clone()),
+            release_keys: Some(ReleaseKey::of(&pair).into()),
+        };
+        assert_eq!(pass(&start, &[]), ["/program"]);
+        let failed = ToWorker::UpdateFailed {
+            program: program.clone(),
+            error: "e".into(),
+            is_refused: true,
+        };
+        assert_eq!(pass(&failed, &[]), ["/program"]);
+        for message in [
+            ToWorker::ExpectSuccessor,
+            ToWorker::Resume,
+            ToWorker::Succeeded,
+            ToWorker::Stop,
+            ToWorker::Detach,
+        ] {
+            assert_eq!(pass(&message, &[]), none);
+        }
+        let update = AgentEvent::Update { program };
+        assert_eq!(pass(&update, &[]), ["/program"]);
+        let hostnames = vec!["a".into()];
+        for event in [
+            AgentEvent::Serving { hostnames },
+            AgentEvent::Ready,
+            AgentEvent::Connected,
+            AgentEvent::Displaced,
+            AgentEvent::Deleted,
+        ] {
+            assert_eq!(pass(&event, &[]), none);
+        }
+    }
+}

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use gw_shared::files;
 use gw_shared::identity::program::{ReleaseKeys, SIZE_MAX, SignedProgram, UpdateReport};
 use gw_shared::version::Version;
+use gw_shared::version::later_members::LaterMembers;
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -17,7 +18,7 @@ use crate::identity::state::{self, StateDir, StateError};
 /// Failed programs that are remembered.
 const FAILED_MAX: usize = 16;
 
-/// `update.json`. Written by the supervisor, and read by workers of other versions too: unknown members are ignored.
+/// `update.json`. Written by the supervisor, and read by workers of other versions too.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UpdateRecord {
     /// The program that runs in place of the installed one.
@@ -33,6 +34,8 @@ pub(crate) struct UpdateRecord {
     /// Programs that did not serve, the last one last.
     #[serde(default)]
     pub(crate) failed: Vec<FailedProgram>,
+    #[serde(flatten)]
+    pub(crate) later: LaterMembers,
 }
 
 /// A program that did not serve.
@@ -44,6 +47,8 @@ pub(crate) struct FailedProgram {
     /// Whether the failure is the program's own: it is not tried again.
     #[serde(default)]
     pub(crate) is_refused: bool,
+    #[serde(flatten)]
+    pub(crate) later: LaterMembers,
 }
 
 impl UpdateRecord {
@@ -58,6 +63,7 @@ impl UpdateRecord {
             sha256: sha256.clone(),
             error: cut(error),
             is_refused,
+            later: LaterMembers::default(),
         });
         let surplus = self.failed.len().saturating_sub(FAILED_MAX);
         self.failed.drain(..surplus);
@@ -245,6 +251,7 @@ mod tests {
     use gw_shared::identity::program::{ReleaseKey, TARGET};
 
     use super::*;
+    use crate::later_member::pass;
 
     #[test]
     fn stored_programs_are_checked_again() {
@@ -360,5 +367,16 @@ mod tests {
         record.add_failure(&other, "it crashed", true);
         state.write_updates(&record).unwrap();
         assert_eq!(state.updates().unwrap(), record);
+    }
+
+    #[test]
+    fn the_record_keeps_members_of_a_later_version() {
+        let pair = Ed25519KeyPair::generate().unwrap();
+        let program = SignedProgram::sign("9.0.0".parse().unwrap(), TARGET, b"program", &pair);
+        let mut record = UpdateRecord::default();
+        record.add_failure(&program, "it failed", false);
+        record.current = Some(program);
+        let kept = pass(&record, &[]);
+        assert_eq!(kept, ["", "/current", "/failed/0"]);
     }
 }

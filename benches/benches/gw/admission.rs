@@ -140,16 +140,19 @@ impl World {
             records.put(StoredRecord::ServiceKey(CallerSecretRecord {
                 id: key_id,
                 access: access.clone(),
+                later: Default::default(),
             }));
             records.put(StoredRecord::Credential(CallerSecretRecord {
                 id: client,
                 access,
+                later: Default::default(),
             }));
             records.put(StoredRecord::Service(ServiceRecord {
                 account: account.clone(),
                 id,
                 settings: ServiceSettings::default(),
                 created_at: now,
+                later: Default::default(),
             }));
         }
         records.put(StoredRecord::SigningKey(

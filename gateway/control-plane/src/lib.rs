@@ -9,5 +9,8 @@ pub mod backup;
 pub mod cluster;
 pub mod control;
 mod http_server;
+#[cfg(test)]
+#[path = "../../../shared/tests/later_member/mod.rs"]
+mod later_member;
 pub mod limits;
 pub mod members;

@@ -248,6 +248,7 @@ mod tests {
                 ..ServiceSettings::default()
             },
             created_at: Timestamp(1),
+            later: Default::default(),
         };
         let records = Records::from_iter([StoredRecord::Service(record)]);
         let directory = Directory::new(&records, &Region::new("eu1", "example.com"), 1);

@@ -136,6 +136,7 @@ mod tests {
             id: AccountId::new(name).unwrap(),
             capture_allowed: false,
             created_at: Timestamp(1),
+            later: Default::default(),
         })
     }
 

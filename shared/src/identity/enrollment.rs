@@ -55,7 +55,6 @@ const HOSTNAME_MAX: usize = 253;
 
 /// Request of `POST /enroll`.
 #[derive(Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct EnrollRequest {
     /// Enrollment token made by an administrator, `gw_et_{id}.{secret}`. Valid once.
     pub token: String,
@@ -98,7 +97,6 @@ pub struct StatusReply {
 
 /// Request of `POST /csr`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct CsrRequest {
     /// Certificate request in PEM (RFC 2986) with a P-256 or Ed25519 key. Only its public key is used.
     pub csr: String,

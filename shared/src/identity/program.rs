@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::text::hexadecimal;
 use crate::version::Version;
+use crate::version::later_members::LaterMembers;
 
 /// Path on an agent's connection below which the programs are, by their SHA-256.
 pub const PATH: &str = "/program/";
@@ -27,7 +28,6 @@ pub const TARGET: &str = std::env::consts::ARCH;
 
 /// Description of an agent program, with its signature.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct SignedProgram {
     pub version: Version,
     /// Architecture, as in [`TARGET`].
@@ -39,8 +39,11 @@ pub struct SignedProgram {
     /// Lowest version of the signed programs that agents run from now on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minimum: Option<Version>,
-    /// Ed25519 signature (RFC 8032) of all other members, in base64.
+    /// Ed25519 signature (RFC 8032) of the members above, in base64.
     pub signature: String,
+    /// Not signed, as far as this version knows. If a later version signs them, this one refuses the signature.
+    #[serde(flatten)]
+    pub later: LaterMembers,
 }
 
 /// Public half of a release key: an Ed25519 key of 32 bytes, written in base64.
@@ -105,6 +108,7 @@ impl SignedProgram {
             sha256,
             minimum,
             signature,
+            later: LaterMembers::default(),
         };
         signed.signature = STANDARD.encode(key.sign(&signed.message()));
         signed
@@ -181,6 +185,7 @@ impl SignedProgram {
             sha256,
             minimum,
             signature: _,
+            later: _,
         } = self;
         // Programs without a minimum are signed as before there was one.
         let minimum = minimum.map_or_else(String::new, |version| format!("\0{version}"));

@@ -24,6 +24,7 @@ pub fn ensure_enrolled(
         gateway_host,
         gateway_port,
         services,
+        ..
     } = state.enrollment()?;
     if let Some(url) = &options.gateway {
         let (name, port) = parse_gateway(url)

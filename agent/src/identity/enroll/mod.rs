@@ -12,6 +12,7 @@ use gw_shared::identity::enrollment::{
 };
 use gw_shared::runtime::{self, Driver, DriverError};
 use gw_shared::version::VERSION;
+use gw_shared::version::later_members::LaterMembers;
 use http::StatusCode;
 use rcgen::KeyPair;
 use rustls_pki_types::CertificateDer;
@@ -163,6 +164,7 @@ async fn run(
         gateway_host: pending.gateway_host,
         gateway_port: pending.gateway_port,
         services: reply.services,
+        later: LaterMembers::default(),
     };
     state.complete(
         &enrollment,
@@ -213,6 +215,7 @@ async fn begin(
         agent_id: Some(reply.agent_id),
         enrollment_secret: reply.enrollment_secret,
         key_pem,
+        later: LaterMembers::default(),
     };
     state.write_pending(&pending)?;
     Ok(pending)

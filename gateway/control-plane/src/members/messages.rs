@@ -263,6 +263,7 @@ mod tests {
     use gw_base::service::rate::Rate;
 
     use super::*;
+    use crate::later_member::pass;
 
     fn message(slots: &[u16]) -> StateMessage {
         let row = |slot: &u16| NodeRow {
@@ -306,6 +307,13 @@ mod tests {
             StateMessage::parse(&message.to_json().unwrap()).unwrap(),
             message
         );
+    }
+
+    #[test]
+    fn messages_take_a_member_of_a_later_version() {
+        let wire: Wire = serde_json::from_slice(&message(&[0, 5]).to_json().unwrap()).unwrap();
+        let none: [String; 0] = [];
+        assert_eq!(pass(&wire, &[]), none);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use gw_region::{CarriedMembership, NodeSlot};
 use gw_shared::files;
+use gw_shared::version::later_members::LaterMembers;
 use serde::{Deserialize, Serialize};
 
 use super::messages::CarriedNode;
@@ -24,6 +25,8 @@ struct NodeFileContents {
     /// Absent after the node has left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     membership: Option<CarriedNode>,
+    #[serde(flatten)]
+    later: LaterMembers,
 }
 
 impl NodeFile {
@@ -60,11 +63,13 @@ impl NodeFile {
             }
             .into()
         });
+        let before = self.contents.as_ref();
         let contents = NodeFileContents {
             slot: slot.get(),
             membership,
+            later: before.map(|it| it.later.clone()).unwrap_or_default(),
         };
-        if self.contents.as_ref() == Some(&contents) {
+        if before == Some(&contents) {
             return;
         }
         let written = serde_json::to_vec(&contents).map_err(io::Error::from);
@@ -135,6 +140,33 @@ mod tests {
         file.keep(slot, None);
         let read = NodeFile::open(folder.path()).unwrap();
         assert_eq!((read.slot(), read.membership()), (Some(slot), None));
+    }
+
+    #[test]
+    fn a_member_of_a_later_version_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE);
+        std::fs::write(&path, r#"{"slot":7,"rack":{"row":1}}"#).unwrap();
+        let slot = NodeSlot::new(7).unwrap();
+        let carried = CarriedMembership {
+            slot,
+            session: 5,
+            beats: 9,
+            roster: Roster {
+                epoch: 3,
+                rows: Vec::new(),
+            },
+            has_lease: false,
+        };
+        let mut file = NodeFile::open(folder.path()).unwrap();
+        file.keep(slot, Some(carried));
+        let written = std::fs::read_to_string(&path).unwrap();
+        assert!(
+            written.contains("membership") && written.contains(r#""rack":{"row":1}"#),
+            "{written}"
+        );
+        let contents = read(&path).unwrap();
+        assert_eq!(crate::later_member::pass(&contents, &[]), [""]);
     }
 
     #[test]

@@ -177,6 +177,7 @@ mod tests {
                 id: EnrollmentId::random(),
                 secret,
                 expires_at: Timestamp(i64::MAX),
+                later: Default::default(),
             };
             StoredRecord::Agent(AgentRecord {
                 id: AgentId::random(),
@@ -195,6 +196,7 @@ mod tests {
                 certificate_not_after: None,
                 authority: None,
                 created_at: Timestamp(1),
+                later: Default::default(),
             })
         });
         Directory::new(

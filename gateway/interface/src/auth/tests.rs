@@ -28,6 +28,7 @@ fn directory(modes: Modes, account: &str, allowed: &str, enabled: bool) -> (Dire
     records.put(StoredRecord::ServiceKey(CallerSecretRecord {
         id: key.clone(),
         access,
+        later: Default::default(),
     }));
     (directory_of(&records), service_key::text(&key, SECRET))
 }
@@ -47,6 +48,7 @@ fn records(modes: Modes) -> Records {
                 ..ServiceSettings::default()
             },
             created_at: NOW,
+            later: Default::default(),
         }));
     }
     records
@@ -206,6 +208,7 @@ impl Tokens {
         records.put(StoredRecord::Credential(CallerSecretRecord {
             id: client.clone(),
             access,
+            later: Default::default(),
         }));
         let key = SigningKey::generate(NOW, NOW).unwrap();
         records.put(StoredRecord::SigningKey(key.clone()));
@@ -446,6 +449,7 @@ fn revocation_and_expiry_apply_to_cached_tokens() {
         records.put(StoredRecord::Credential(CallerSecretRecord {
             id: tokens.client.clone(),
             access,
+            later: Default::default(),
         }));
     };
     for revoked in [

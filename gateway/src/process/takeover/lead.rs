@@ -264,6 +264,7 @@ mod tests {
             id,
             capture_allowed: false,
             created_at: Timestamp(1),
+            later: Default::default(),
         })
     }
 
@@ -380,6 +381,7 @@ mod tests {
                     enabled: true,
                     created_at: Timestamp(1),
                 },
+                later: Default::default(),
             })
         };
         let records: Vec<_> = (0..100)

@@ -85,3 +85,43 @@ impl TakeoverMessage {
         TakeoverError::Unexpected(format!("{self:?}"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use gw_base::service::rate::Rate;
+
+    use super::*;
+    use crate::later_member::pass;
+
+    #[test]
+    fn messages_take_a_member_of_a_later_version() {
+        let none: [String; 0] = [];
+        let levels = vec![Level {
+            service: "acme--api".into(),
+            rate: Rate::new(1, 1).unwrap(),
+            until_full_ms: 1,
+        }];
+        assert_eq!(pass(&TakeoverMessage::Levels { levels }, &[]), none);
+        let position = Position::default();
+        let change = TakeoverMessage::Change {
+            position: position.clone(),
+        };
+        assert_eq!(pass(&change, &[]), none);
+        let store = TakeoverMessage::Store {
+            tunnels: BTreeMap::new(),
+            membership: None,
+            position,
+            clock_ahead_us: None,
+        };
+        assert_eq!(pass(&store, &["/tunnels"]), none);
+        for text in [
+            r#"{"type":"ready"}"#,
+            r#"{"type":"serving"}"#,
+            r#"{"type":"charge","number":1,"service":"acme--api"}"#,
+            r#"{"type":"answer","number":1,"wait_ms":2}"#,
+        ] {
+            let message: TakeoverMessage = serde_json::from_str(text).unwrap();
+            assert_eq!(pass(&message, &[]), none, "{text}");
+        }
+    }
+}

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use gw_base::clock::Timestamp;
 use gw_shared::id::AccountId;
+use gw_shared::version::later_members::LaterMembers;
 use serde::{Deserialize, Serialize};
 
 use super::{Directory, Indexing, RecordKind};
@@ -18,6 +19,9 @@ pub struct AccountRecord {
     pub capture_allowed: bool,
     /// Time of creation.
     pub created_at: Timestamp,
+    /// Members of a later version.
+    #[serde(flatten)]
+    pub later: LaterMembers,
 }
 
 impl RecordKind for AccountRecord {
@@ -48,6 +52,7 @@ impl RecordKind for AccountRecord {
             id: AccountId::new("acme").unwrap(),
             capture_allowed: true,
             created_at: Timestamp(1),
+            later: LaterMembers::default(),
         }
     }
 }

@@ -7,6 +7,7 @@ use gw_base::service::hostname::tenant_label;
 use gw_shared::id::{AccountId, AgentId, AuthorityId, EnrollmentId, EnrollmentTokenId, ServiceId};
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::identity::secret::SecretHash;
+use gw_shared::version::later_members::LaterMembers;
 use rpds::HashTrieMapSync;
 use serde::{Deserialize, Serialize};
 
@@ -59,6 +60,9 @@ pub struct AgentRecord {
     /// Time of the enrollment; 0 in records of earlier versions.
     #[serde(default)]
     pub created_at: Timestamp,
+    /// Members of a later version.
+    #[serde(flatten)]
+    pub later: LaterMembers,
 }
 
 /// Enrollment of an agent that may still ask for its first certificate.
@@ -70,6 +74,9 @@ pub struct EnrollmentRecord {
     pub secret: SecretHash,
     /// Time from which the enrollment secret is refused.
     pub expires_at: Timestamp,
+    /// Members of a later version.
+    #[serde(flatten)]
+    pub later: LaterMembers,
 }
 
 /// SHA-256 of a public key's SubjectPublicKeyInfo, used to recognise the key.
@@ -163,12 +170,14 @@ impl RecordKind for AgentRecord {
                 id: EnrollmentId::random(),
                 secret: SecretHash::of("z"),
                 expires_at: Timestamp(9),
+                later: LaterMembers::default(),
             })),
             key: Some(PublicKeyHash::of(b"key")),
             previous_key: None,
             certificate_not_after: Some(Timestamp(10)),
             authority: Some(AuthorityId::new(&"a".repeat(40)).unwrap()),
             created_at: Timestamp(6),
+            later: LaterMembers::default(),
         }
     }
 }

@@ -3,6 +3,7 @@
 use gw_base::clock::Timestamp;
 use gw_shared::id::AuthorityId;
 use gw_shared::identity::secret::Secret;
+use gw_shared::version::later_members::LaterMembers;
 use serde::{Deserialize, Serialize};
 
 use super::{RecordId, RecordKind, Step, StoredRecord};
@@ -22,6 +23,9 @@ pub struct AuthorityRecord {
     pub private_key: Option<Secret>,
     /// Time of creation.
     pub created_at: Timestamp,
+    /// Members of a later version.
+    #[serde(flatten)]
+    pub later: LaterMembers,
 }
 
 /// What an authority is for. Its role changes from top to bottom.
@@ -60,6 +64,7 @@ impl RecordKind for AuthorityRecord {
             certificate: "certificate".into(),
             private_key: Some(Secret::new("private".into())),
             created_at: Timestamp(1),
+            later: LaterMembers::default(),
         }
     }
 }

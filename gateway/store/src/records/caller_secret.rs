@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use gw_base::clock::Timestamp;
 use gw_shared::id::{AccountId, ClientId, KeyId, ServiceId};
 use gw_shared::identity::secret::SecretHash;
+use gw_shared::version::later_members::LaterMembers;
 use rpds::HashTrieMapSync;
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +39,9 @@ pub struct CallerSecretRecord<Id> {
     /// Hash of the secret, and the access that it gives.
     #[serde(flatten)]
     pub access: SecretAccess,
+    /// Members of a later version.
+    #[serde(flatten)]
+    pub later: LaterMembers,
 }
 
 impl RecordKind for CallerSecretRecord<ClientId> {
@@ -63,6 +67,7 @@ impl RecordKind for CallerSecretRecord<ClientId> {
         Self {
             id: ClientId::random(),
             access: SecretAccess::sample(),
+            later: LaterMembers::default(),
         }
     }
 }
@@ -90,6 +95,7 @@ impl RecordKind for CallerSecretRecord<KeyId> {
         Self {
             id: KeyId::random(),
             access: SecretAccess::sample(),
+            later: LaterMembers::default(),
         }
     }
 }

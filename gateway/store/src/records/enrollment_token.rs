@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use gw_base::clock::Timestamp;
 use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId, ServiceId};
 use gw_shared::identity::secret::SecretHash;
+use gw_shared::version::later_members::LaterMembers;
 use serde::{Deserialize, Serialize};
 
 use super::RecordKind;
@@ -63,6 +64,9 @@ pub struct EnrollmentTokenRecord {
     pub used: u32,
     /// The last agent that used it. Earlier versions know only this: they take a token with it for used up.
     pub used_by: Option<AgentId>,
+    /// Members of a later version.
+    #[serde(flatten)]
+    pub later: LaterMembers,
 }
 
 fn once() -> u32 {
@@ -94,6 +98,7 @@ impl RecordKind for EnrollmentTokenRecord {
             uses: 50,
             used: 3,
             used_by: Some(AgentId::random()),
+            later: LaterMembers::default(),
         }
     }
 }

@@ -10,6 +10,7 @@ use gw_base::service::service_settings::ServiceSettings;
 use gw_region::owners::ownership;
 use gw_region::owners::ownership::WorkerId;
 use gw_shared::id::{AccountId, InvalidId, ServiceId};
+use gw_shared::version::later_members::LaterMembers;
 use rpds::HashTrieMapSync;
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +29,9 @@ pub struct ServiceRecord {
     /// Time of creation; 0 in records of earlier versions.
     #[serde(default)]
     pub created_at: Timestamp,
+    /// Members of a later version.
+    #[serde(flatten)]
+    pub later: LaterMembers,
 }
 
 /// The identity of a service: `account/service`.
@@ -142,6 +146,7 @@ impl RecordKind for ServiceRecord {
                 ..ServiceSettings::default()
             },
             created_at: Timestamp(2),
+            later: LaterMembers::default(),
         }
     }
 }

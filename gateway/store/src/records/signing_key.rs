@@ -11,6 +11,7 @@ use bytes::Bytes;
 use gw_base::clock::Timestamp;
 use gw_shared::id::SigningKeyId;
 use gw_shared::identity::secret::Secret;
+use gw_shared::version::later_members::LaterMembers;
 use jsonwebtoken::{DecodingKey, EncodingKey};
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +29,9 @@ pub struct SigningKeyRecord {
     pub created_at: Timestamp,
     /// Time from which the key signs tokens. The JWK Set has the key before.
     pub active_from: Timestamp,
+    /// Members of a later version.
+    #[serde(flatten)]
+    pub later: LaterMembers,
 }
 
 /// The signing keys, ready for use.
@@ -72,6 +76,7 @@ impl RecordKind for SigningKeyRecord {
             private_key: Secret::new("private".into()),
             created_at: Timestamp(1),
             active_from: Timestamp(2),
+            later: LaterMembers::default(),
         }
     }
 }
@@ -172,6 +177,7 @@ impl SigningKey {
             private_key,
             created_at: now,
             active_from,
+            later: LaterMembers::default(),
         })
     }
 

@@ -87,6 +87,7 @@ fn account_record() -> impl Strategy<Value = StoredRecord> {
             id,
             capture_allowed,
             created_at: Timestamp(1),
+            later: Default::default(),
         })
     })
 }
@@ -114,6 +115,7 @@ fn service_record() -> impl Strategy<Value = StoredRecord> {
                 },
             },
             created_at: Timestamp(1),
+            later: Default::default(),
         })
     })
 }
@@ -131,10 +133,18 @@ fn caller_secret() -> impl Strategy<Value = StoredRecord> {
             };
             if is_key {
                 let id = KeyId::new(&id(number, "", 16)).unwrap();
-                StoredRecord::ServiceKey(CallerSecretRecord { id, access })
+                StoredRecord::ServiceKey(CallerSecretRecord {
+                    id,
+                    access,
+                    later: Default::default(),
+                })
             } else {
                 let id = ClientId::new(&id(number, "gw_ci_", 20)).unwrap();
-                StoredRecord::Credential(CallerSecretRecord { id, access })
+                StoredRecord::Credential(CallerSecretRecord {
+                    id,
+                    access,
+                    later: Default::default(),
+                })
             }
         },
     )
@@ -147,6 +157,7 @@ fn agent() -> impl Strategy<Value = StoredRecord> {
                 id: EnrollmentId::random(),
                 secret: SecretHash::of(&format!("{number} {secret}")),
                 expires_at: Timestamp(1),
+                later: Default::default(),
             };
             StoredRecord::Agent(AgentRecord {
                 id: AgentId::new(&id(number, "ag_", 20)).unwrap(),
@@ -165,6 +176,7 @@ fn agent() -> impl Strategy<Value = StoredRecord> {
                 certificate_not_after: None,
                 authority: None,
                 created_at: Timestamp(1),
+                later: Default::default(),
             })
         },
     )
@@ -184,6 +196,7 @@ fn enrollment_token() -> impl Strategy<Value = StoredRecord> {
             uses: 1,
             used: 0,
             used_by: None,
+            later: Default::default(),
         })
     })
 }
@@ -229,3 +242,25 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn records_keep_members_of_a_later_version() {
+    for record in StoredRecord::samples() {
+        let (kind, _) = record.id().columns();
+        // The outermost object names the kind. Members of a record are only added to the record itself, which keeps them.
+        let path = format!("/{kind}");
+        let kept = later_member::pass(&record, &[""]);
+        let expected = match &record {
+            StoredRecord::Agent(_) => vec![path.clone(), format!("{path}/enrollment")],
+            _ => vec![path.clone()],
+        };
+        assert_eq!(kept, expected);
+        assert_eq!(
+            later_member::pass(&Step::Put(record), &["", "/put"])[0],
+            format!("/put{path}")
+        );
+    }
+}
+
+#[path = "../../../../shared/tests/later_member/mod.rs"]
+mod later_member;

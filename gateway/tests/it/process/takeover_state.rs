@@ -269,6 +269,7 @@ fn add_services(prepared: &Prepared, count: usize) {
             id: ServiceId::new(&format!("{number:0>56}")).unwrap(),
             settings: ServiceSettings::default(),
             created_at: Timestamp(1),
+            later: Default::default(),
         })
     };
     assert!(serde_json::to_string(&service(0)).unwrap().len() * count > 64 * 1024 * 1024);
@@ -276,6 +277,7 @@ fn add_services(prepared: &Prepared, count: usize) {
         id: account.clone(),
         capture_allowed: false,
         created_at: Timestamp(1),
+        later: Default::default(),
     });
     let steps: Vec<Step> = [of_account]
         .into_iter()

@@ -73,6 +73,7 @@ fn requests_of_an_agent_are_limited_over_all_nodes() {
         id: EnrollmentId::random(),
         secret: SecretHash::of("gw_es_0"),
         expires_at: Timestamp::now().after(std::time::Duration::from_hours(1)),
+        later: Default::default(),
     };
     let target = format!("/enroll/status?enrollment_id={}", enrollment.id);
     for node in 0..3 {

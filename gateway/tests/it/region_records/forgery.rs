@@ -54,6 +54,7 @@ fn key(id: &str, enabled: bool) -> StoredRecord {
     StoredRecord::ServiceKey(CallerSecretRecord {
         id,
         access: access(enabled),
+        later: Default::default(),
     })
 }
 
@@ -62,6 +63,7 @@ fn credential() -> StoredRecord {
     StoredRecord::Credential(CallerSecretRecord {
         id,
         access: access(true),
+        later: Default::default(),
     })
 }
 

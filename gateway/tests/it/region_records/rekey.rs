@@ -60,6 +60,7 @@ fn authority() -> Step {
         certificate: "certificate".to_owned(),
         private_key: Some(Secret::new("private".to_owned())),
         created_at: Timestamp(1),
+        later: Default::default(),
     }))
 }
 

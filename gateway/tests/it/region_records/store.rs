@@ -23,6 +23,7 @@ pub(crate) fn account(id: &str) -> StoredRecord {
         id: AccountId::new(id).unwrap(),
         capture_allowed: false,
         created_at: Timestamp(1),
+        later: Default::default(),
     })
 }
 

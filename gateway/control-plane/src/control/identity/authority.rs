@@ -12,6 +12,7 @@ use gw_base::tls::{ServerConfigs, TlsError};
 use gw_shared::id::{AccountId, AgentId, AuthorityId};
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::identity::secret::Secret;
+use gw_shared::version::later_members::LaterMembers;
 use gw_store::{
     AgentRecord, AuthorityRecord, AuthorityRole, RecordId, Records, Step, StoreError, StoredRecord,
 };
@@ -481,6 +482,7 @@ fn record(
         certificate,
         private_key: Some(key),
         created_at,
+        later: LaterMembers::default(),
     })
 }
 

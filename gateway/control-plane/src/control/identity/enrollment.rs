@@ -8,6 +8,7 @@ use gw_interface::auth::enrollment_token::parse_token;
 use gw_shared::id::{AgentId, EnrollmentId};
 use gw_shared::identity::enrollment::{EnrollReply, EnrollRequest, EnrollmentStatus, StatusReply};
 use gw_shared::identity::secret::{Secret, SecretHash};
+use gw_shared::version::later_members::LaterMembers;
 use gw_store::{
     AgentRecord, Approval, Directory, EnrollmentRecord, EnrollmentTokenRecord, RecordId, Records,
     Step, StoredRecord,
@@ -49,6 +50,7 @@ pub fn enroll(control: &Control, request: &EnrollRequest) -> Result<EnrollReply,
             id: EnrollmentId::random(),
             secret: SecretHash::of(&enrollment_secret),
             expires_at: now.after(ENROLLMENT_LIFETIME),
+            later: LaterMembers::default(),
         };
         let enrollment_id = enrollment.id.clone();
         let agent = new_agent(token, &name, &request.version, enrollment, now);
@@ -112,6 +114,7 @@ fn new_agent(
         certificate_not_after: None,
         authority: None,
         created_at: now,
+        later: LaterMembers::default(),
     }
 }
 
@@ -209,6 +212,7 @@ mod tests {
                 id: EnrollmentId::random(),
                 secret,
                 expires_at: Timestamp(10),
+                later: LaterMembers::default(),
             };
             StoredRecord::Agent(AgentRecord {
                 id: AgentId::random(),
@@ -227,6 +231,7 @@ mod tests {
                 certificate_not_after: None,
                 authority: None,
                 created_at: Timestamp(1),
+                later: LaterMembers::default(),
             })
         });
         agents.collect()

@@ -2,6 +2,7 @@
 
 use gw_base::page::{Page, PageQuery};
 use gw_shared::id::AccountId;
+use gw_shared::version::later_members::LaterMembers;
 use gw_store::{AccountRecord, RecordId, Records, Step, StoredRecord};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -78,6 +79,7 @@ pub fn create(
             id: id.clone(),
             capture_allowed,
             created_at: now,
+            later: LaterMembers::default(),
         };
         Ok(Plan {
             action: "account.create",

@@ -8,6 +8,7 @@ use gw_base::page::{Page, PageQuery};
 use gw_interface::auth::service_key;
 use gw_shared::id::{AccountId, ClientId, KeyId, ServiceId};
 use gw_shared::identity::secret::{Secret, SecretHash};
+use gw_shared::version::later_members::LaterMembers;
 use gw_store::{CallerSecretRecord, RecordId, Records, SecretAccess, Step, StoredRecord};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -319,6 +320,7 @@ pub fn create<K: SecretKind>(
         let record = CallerSecretRecord {
             id: K::random(),
             access,
+            later: LaterMembers::default(),
         };
         Ok(Plan {
             action: K::ACTIONS.create,

@@ -7,6 +7,7 @@ use gw_base::page::{Page, PageQuery};
 use gw_interface::auth::enrollment_token::TOKEN_PREFIX;
 use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId, ServiceId};
 use gw_shared::identity::secret::SecretHash;
+use gw_shared::version::later_members::LaterMembers;
 use gw_store::{Approval, EnrollmentTokenRecord, RecordId, Records, Step, StoredRecord};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -198,6 +199,7 @@ pub fn create(
             uses,
             used: 0,
             used_by: None,
+            later: LaterMembers::default(),
         };
         Ok(Plan {
             action: "enrollment_token.create",

@@ -9,6 +9,7 @@ use gw_base::service::service_settings::{
 };
 use gw_shared::id::{AccountId, ServiceId};
 use gw_shared::identity::enrollment::SERVICES_MAX;
+use gw_shared::version::later_members::LaterMembers;
 use gw_store::{RecordId, RecordKind, Records, ServicePath, ServiceRecord, Step, StoredRecord};
 use serde_json::json;
 use utoipa::ToSchema;
@@ -77,6 +78,7 @@ pub fn create(
             id: id.clone(),
             settings: settings.applied_to(&defaults)?,
             created_at: now,
+            later: LaterMembers::default(),
         };
         let view = view_of(&record, &control.region);
         Ok(Plan {

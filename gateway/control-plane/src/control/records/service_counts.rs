@@ -204,6 +204,7 @@ mod tests {
             id: ServiceId::new(&format!("api{number}")).unwrap(),
             settings: ServiceSettings::default(),
             created_at: Timestamp(1),
+            later: Default::default(),
         })
     }
 

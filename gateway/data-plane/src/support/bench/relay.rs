@@ -158,6 +158,7 @@ fn directory() -> Option<Directory> {
         records.put(StoredRecord::ServiceKey(CallerSecretRecord {
             id: key,
             access,
+            later: Default::default(),
         }));
         records.put(StoredRecord::Service(ServiceRecord {
             account: account.clone(),
@@ -167,6 +168,7 @@ fn directory() -> Option<Directory> {
                 ..ServiceSettings::default()
             },
             created_at,
+            later: Default::default(),
         }));
     }
     Some(Directory::new(

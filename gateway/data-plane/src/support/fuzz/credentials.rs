@@ -143,6 +143,7 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
             id: service_id(id),
             settings: ServiceSettings::default(),
             created_at: NOW,
+            later: Default::default(),
         }));
     }
     let access = |secret: &str, enabled| SecretAccess {
@@ -160,15 +161,18 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
     records.put(StoredRecord::Credential(CallerSecretRecord {
         id: allowed.clone(),
         access: access("", true),
+        later: Default::default(),
     }));
     records.put(StoredRecord::Credential(CallerSecretRecord {
         id: disabled.clone(),
         access: access("", false),
+        later: Default::default(),
     }));
     let key_id = KeyId::new(KEY_ID).expect("a key's id");
     records.put(StoredRecord::ServiceKey(CallerSecretRecord {
         id: key_id,
         access: access(KEY_SECRET, true),
+        later: Default::default(),
     }));
     records.put(StoredRecord::SigningKey(signing_key_record(2)));
     let published = signing_key(2);
