@@ -162,9 +162,9 @@ impl EnrollmentArguments {
 /// The failure of a command that enrolls.
 pub(crate) fn enroll_failure(error: EnrollError) -> Failure {
     match error {
-        EnrollError::Usage(_) | EnrollError::OtherGateway { .. } => {
-            Failure::Usage(error.to_string())
-        }
+        EnrollError::Usage(_)
+        | EnrollError::OtherGateway { .. }
+        | EnrollError::ServiceUrl { .. } => Failure::Usage(error.to_string()),
         error => Failure::run(error),
     }
 }

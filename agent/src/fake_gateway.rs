@@ -159,6 +159,7 @@ pub(crate) fn refusal(status: u16, fields: &str, code: &str) -> String {
     let error = ErrorDetail {
         code: code.into(),
         message: "because".into(),
+        detail: None,
         request_id: String::new(),
     };
     json(status, fields, &ErrorBody { error })

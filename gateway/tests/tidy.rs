@@ -150,8 +150,16 @@ const CRATES: [(&str, &[&str]); 10] = [
     (
         "gateway/store/src",
         &[
-            "lib", "source", "postgres", "sqlite", "contents", "sealed", "sealing", "records",
+            "lib",
+            "source",
+            "postgres",
+            "sqlite",
+            "contents",
+            "sealed",
+            "sealing",
+            "records",
             "limits",
+            "unavailable",
         ],
     ),
     (

@@ -32,12 +32,40 @@ pub fn parse_table(text: &str) -> Result<toml::Table, String> {
             .span()
             .and_then(|span| text.get(..span.start))
             .unwrap_or_default();
-        format!(
-            "line {}: {}",
-            before.matches('\n').count() + 1,
-            error.message()
-        )
+        let line = before.matches('\n').count() + 1;
+        let message = error.message();
+        let named = error.span().and_then(|span| text.get(span));
+        match named {
+            Some(name) if message == "duplicate key" => {
+                let name = name.trim_matches(['[', ']']);
+                let first = first_line_of(name, before);
+                format!(
+                    "line {line}: {name} is there twice, first in line {first}; a table or key is written once: put the keys of \
+                     both together, or remove one"
+                )
+            }
+            _ => format!("line {line}: {message}"),
+        }
     })
+}
+
+/// Number of the line of `text` that begins the table or key `name`.
+fn first_line_of(name: &str, text: &str) -> usize {
+    let begins = |line: &str| {
+        let line = line.trim_start().trim_start_matches('[').trim_start();
+        line.strip_prefix(name)
+            .is_some_and(|rest| rest.trim_start().starts_with(['=', ']', '.']))
+    };
+    // A dotted table, such as [a.b], has the last part of its name there.
+    let ends = |line: &str| {
+        let line = line.trim_end().trim_end_matches(']');
+        line.strip_suffix(name)
+            .is_some_and(|rest| rest.ends_with('.'))
+    };
+    text.lines()
+        .position(|line| begins(line) || ends(line))
+        .unwrap_or_default()
+        + 1
 }
 
 /// Keys of a TOML file, taken one by one.

@@ -12,6 +12,8 @@ use gw_shared::tunnel::response::InvalidResponse;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 
+use crate::service::rate::Rate;
+
 pub use overload::Overload;
 
 mod overload;
@@ -43,6 +45,11 @@ pub enum Error {
     /// The request has no credential.
     #[error("send X-Gw-Authorization: Bearer <token> or X-Gw-Service-Key: gw_sk_<id>.<secret>")]
     AuthRequired,
+    /// The request has a service key in `Authorization`, and no credential.
+    #[error(
+        "the service key is in Authorization, which is relayed to the backend; send it as X-Gw-Service-Key: gw_sk_<id>.<secret>"
+    )]
+    AuthMisplaced,
     /// The request has several credentials, or one of them twice.
     #[error("send X-Gw-Authorization or X-Gw-Service-Key, one of them, once")]
     AuthAmbiguous,
@@ -67,8 +74,12 @@ pub enum Error {
     )]
     CredentialRevoked,
     /// Authentication of this client address has failed too often.
-    #[error("too many failed attempts to authenticate from this address")]
+    #[error(
+        "too many failed attempts to authenticate from this address, which may have {rate}: check the credential, and wait"
+    )]
     AuthRateLimited {
+        /// Failures that an address may have.
+        rate: Rate,
         /// Time until the next request can succeed.
         retry_after: Duration,
     },
@@ -121,8 +132,10 @@ pub enum Error {
     #[error("this path takes {0} only")]
     MethodNotAllowed(&'static str),
     /// A client sends requests to the apex faster than the gateway allows.
-    #[error("Too many requests from this {client}; try again later")]
+    #[error("Too many requests from this {client}, which may send {rate}; wait")]
     ApexRateLimited {
+        /// Requests that the client may send.
+        rate: Rate,
         /// Kind of the client that is limited, as the message names it.
         client: &'static str,
         /// Time until the next request can succeed.
@@ -174,8 +187,14 @@ pub enum Error {
     #[error("this agent may not serve {0}")]
     AgentNotAllowed(String),
     /// The agent opens tunnels of the service faster than the gateway allows.
-    #[error("too many new tunnels of this service")]
+    #[error(
+        "too many new tunnels of this {limited}, which may open {rate}; the agent waits by itself"
+    )]
     TunnelRateLimited {
+        /// Whose limit it is: `service` or `agent`.
+        limited: &'static str,
+        /// Tunnels that it may open.
+        rate: Rate,
         /// Time until the next request can succeed.
         retry_after: Duration,
     },
@@ -260,7 +279,7 @@ impl Error {
         const AGENT: (StatusCode, &str) = (StatusCode::BAD_GATEWAY, "AgentError");
         let ((status, gw_status), code, fault) = match self {
             Self::RateLimited { .. } => (LIMITED, ErrorCode::RateLimitExceeded, Caller),
-            Self::AuthRequired => (DENIED, ErrorCode::AuthRequired, Caller),
+            Self::AuthRequired | Self::AuthMisplaced => (DENIED, ErrorCode::AuthRequired, Caller),
             Self::AuthAmbiguous => (DENIED, ErrorCode::AuthAmbiguous, Caller),
             Self::AuthModeNotAllowed(_) => (DENIED, ErrorCode::AuthModeNotAllowed, Policy),
             Self::TokenInvalid(_) | Self::TokenForged => (DENIED, ErrorCode::TokenInvalid, Caller),
@@ -385,9 +404,9 @@ impl Error {
     pub fn retry_after_seconds(&self) -> Option<u64> {
         match self {
             Self::RateLimited { retry_after }
-            | Self::AuthRateLimited { retry_after }
+            | Self::AuthRateLimited { retry_after, .. }
             | Self::ApexRateLimited { retry_after, .. }
-            | Self::TunnelRateLimited { retry_after } => {
+            | Self::TunnelRateLimited { retry_after, .. } => {
                 Some((retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0)).max(1))
             }
             Self::Overloaded(reason) => Some(reason.terms().retry_after),
@@ -424,6 +443,7 @@ impl Error {
         matches!(
             self,
             Self::AuthRequired
+                | Self::AuthMisplaced
                 | Self::AuthAmbiguous
                 | Self::AuthModeNotAllowed(_)
                 | Self::TokenInvalid(_)
@@ -436,14 +456,30 @@ impl Error {
         )
     }
 
+    /// What a caller has to know besides the message, of a service with this rate.
+    fn detail(&self, rate: Rate) -> Option<String> {
+        let seconds = self.retry_after_seconds()?;
+        matches!(self, Self::RateLimited { .. }).then(|| {
+            format!(
+                "this service admits {rate}, of all callers together: try again in {seconds} s, or have an administrator raise its \
+                 burst or refill_per_minute"
+            )
+        })
+    }
+
     /// Response of the error.
     pub fn response(&self, request_id: RequestId) -> Response<Vec<u8>> {
-        self.response_after(request_id, 1)
+        self.response_about(request_id, 1, None)
     }
 
     /// Response of the error of a request for which so many agents were tried. The text names their number if there were
-    /// several and the error is that of the last one.
-    pub fn response_after(&self, request_id: RequestId, agents_tried: usize) -> Response<Vec<u8>> {
+    /// several and the error is that of the last one. `rate` is that of the service, if it is known.
+    pub fn response_about(
+        &self,
+        request_id: RequestId,
+        agents_tried: usize,
+        rate: Option<Rate>,
+    ) -> Response<Vec<u8>> {
         let (status, gw_status, code, fault) = self.outcome();
         let names_agents =
             agents_tried >= 2 && matches!(fault, FaultyParty::Agent | FaultyParty::Backend);
@@ -455,6 +491,7 @@ impl Error {
                 } else {
                     self.to_string()
                 },
+                detail: rate.and_then(|rate| self.detail(rate)),
                 request_id: request_id.to_string(),
             },
         };

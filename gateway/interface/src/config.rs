@@ -197,6 +197,9 @@ impl Config {
                 Err(mistakes) => mistakes.0,
             }
         })?;
+        config
+            .region_keys()
+            .map_err(|error| ConfigErrors(vec![error.to_string()]))?;
         warnings.extend(config.open_admin_listener(config.admin_listen));
         warnings.extend(
             config
@@ -235,6 +238,21 @@ impl Config {
         })
     }
 
+    /// Listeners that cannot have their address because another one has it.
+    fn same_ports(&self) -> impl Iterator<Item = String> {
+        let mut listeners = vec![("listen", self.listen), ("admin_listen", self.admin_listen)];
+        listeners.extend(self.peer_listen.map(|address| ("peer_listen", address)));
+        let pairs = (0..listeners.len())
+            .flat_map(|first| (first + 1..listeners.len()).map(move |second| (first, second)));
+        let same: Vec<_> = pairs
+            .map(|(first, second)| (listeners[first], listeners[second]))
+            .filter(|((_, one), (_, other))| overlap(*one, *other))
+            .collect();
+        same.into_iter().map(|((key, address), (other, taken))| {
+            format!("{other}: {taken} is taken by {key} ({address}); give it another port")
+        })
+    }
+
     /// `check_certificate` gets the names of both keys, both files, and the region if the certificate has to be valid for
     /// it and it is valid; it returns the mistakes.
     fn parse_with(
@@ -256,6 +274,7 @@ impl Config {
         );
         config.read(&mut keys);
         config.check_region_keys(&mut keys);
+        keys.errors.extend(config.same_ports());
         if let CertificateSource::Files { certificate, key } = &config.certificate {
             let mistakes = check_certificate(PairKeys::CALLERS, certificate, key, region.as_ref());
             keys.errors.extend(mistakes);
@@ -271,6 +290,14 @@ impl Config {
             Err(ConfigErrors(keys.errors))
         }
     }
+}
+
+/// Whether a socket at `one` keeps another from `other`. The kernel chooses a free port for port 0.
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let is_any = |address: SocketAddr| address.ip().is_unspecified();
+    one.port() != 0
+        && one.port() == other.port()
+        && (one.ip() == other.ip() || is_any(one) || is_any(other))
 }
 
 /// The files of a certificate and its key: both, or neither.

@@ -32,7 +32,8 @@ pub enum RegionKeyError {
     },
     /// Users other than the owner can read the file, or its group can write it.
     #[error(
-        "{setting}: {path}: other users can read it (mode {mode:o}); it must have mode 0600, or 0640 for a group"
+        "{setting}: {path}: other users can read it (mode {mode:o}); it must have mode 0600, or 0640 for a group: `chmod 600 {path}`, \
+         and replace the key if other users work on this machine"
     )]
     Readable {
         /// Key of the configuration that names the file.

@@ -195,6 +195,12 @@ impl RestoreArguments {
                 BackupError::NotEmpty { .. } | BackupError::InPostgres => {
                     Failure::Usage(error.to_string())
                 }
+                error @ (BackupError::Damaged(_)
+                | BackupError::Refused(_)
+                | BackupError::OtherRegion { .. }) => interrupt.explain(
+                    Failure::Run(format!("{}: {error}; {NOT_RESTORED}", file.display())),
+                    NOT_RESTORED,
+                ),
                 error => interrupt.explain(
                     Failure::Run(format!("{error}; {NOT_RESTORED}")),
                     NOT_RESTORED,

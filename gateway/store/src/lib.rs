@@ -11,6 +11,7 @@ mod sealed;
 mod sealing;
 mod source;
 mod sqlite;
+pub mod unavailable;
 
 use std::borrow::Cow;
 use std::io::ErrorKind;
@@ -158,7 +159,7 @@ pub enum StoreError {
     #[error("store: another node has changed the records; nothing was changed, try again")]
     Stale,
     /// PostgreSQL cannot be reached, or the connection ended.
-    #[error("store: PostgreSQL does not answer: {0}")]
+    #[error("store: {}", unavailable::explained(.0))]
     Unavailable(String),
     /// PostgreSQL refused a statement.
     #[error("store: PostgreSQL: {0}")]

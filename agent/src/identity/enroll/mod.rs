@@ -7,6 +7,7 @@ use std::io;
 use std::time::Duration;
 
 use gw_shared::config::unknown_in_environment;
+use gw_shared::error_code::ErrorCode;
 use gw_shared::identity::enrollment::{
     CsrRequest, EnrollRequest, EnrollmentStatus, InvalidServices, check_services,
 };
@@ -15,6 +16,7 @@ use gw_shared::version::VERSION;
 use gw_shared::version::later_members::LaterMembers;
 use http::StatusCode;
 use rcgen::KeyPair;
+use rustls::CertificateError;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
@@ -59,6 +61,20 @@ pub enum EnrollError {
          an administrator for a new one"
     )]
     Token(ErrorReply),
+    /// The URL of a service was given.
+    #[error(
+        "--gateway: {given} is the URL of a service, to which callers send requests, not that of the gateway: use {gateway}"
+    )]
+    ServiceUrl { given: String, gateway: String },
+    /// The gateway's certificate is of another authority than those given.
+    #[error(
+        "the gateway's certificate at {at} was not issued by the authority in --ca-file: {reason}; give the file of the authority \
+         that issued it: dev-ca.crt in data_dir of a gateway without tls_certificate, or that of your own authority"
+    )]
+    OtherAuthority {
+        at: String,
+        reason: CertificateError,
+    },
     #[error("the gateway refused to continue the enrollment ({0}): enroll again with a new token")]
     Refused(ErrorReply),
     #[error("an administrator has rejected this enrollment")]
@@ -202,6 +218,22 @@ async fn begin(
             if refusal.status == StatusCode::UNAUTHORIZED && !refusal.text.is_empty() =>
         {
             EnrollError::Token(refusal)
+        }
+        // Only the hostname of a service answers so.
+        GatewayError::Refused(refusal)
+            if matches!(
+                refusal.code,
+                Some(ErrorCode::AuthRequired | ErrorCode::ServiceNotFound)
+            ) =>
+        {
+            let apex = name.split_once('.').map_or("", |(_, apex)| apex);
+            EnrollError::ServiceUrl {
+                given: format!("https://{name}:{port}"),
+                gateway: format!("https://{apex}:{port}"),
+            }
+        }
+        GatewayError::Untrusted { at, reason } if new.gateway_ca_pem.is_some() => {
+            EnrollError::OtherAuthority { at, reason }
         }
         error => error.into(),
     })?;

@@ -18,6 +18,7 @@ fn status_gw_status_and_code_match_the_documentation() {
             "429 RateLimited GW_RATE_LIMIT_EXCEEDED",
         ),
         (Error::AuthRequired, "502 AuthDenied GW_AUTH_REQUIRED"),
+        (Error::AuthMisplaced, "502 AuthDenied GW_AUTH_REQUIRED"),
         (Error::AuthAmbiguous, "502 AuthDenied GW_AUTH_AMBIGUOUS"),
         (
             Error::AuthModeNotAllowed("tokens"),
@@ -140,10 +141,28 @@ fn the_body_has_request_id_and_message() {
 }
 
 #[test]
+fn a_service_that_limits_names_its_rate() {
+    let id = RequestIds::new().next_id();
+    let rate = Rate::new(7, 3);
+    let detail = |error: Error| {
+        let response = error.response_about(id, 1, rate);
+        let body: ErrorBody = serde_json::from_slice(response.body()).unwrap();
+        body.error.detail
+    };
+    let retry_after = Duration::from_millis(19_001);
+    assert_eq!(
+        detail(Error::RateLimited { retry_after }).unwrap(),
+        "this service admits 7 at once and 3 per minute, of all callers together: try again in 20 s, or have an administrator \
+         raise its burst or refill_per_minute"
+    );
+    assert_eq!(detail(Error::AgentUnavailable), None);
+}
+
+#[test]
 fn the_text_names_the_number_of_agents_that_were_tried() {
     let id = RequestIds::new().next_id();
     let text = |error: &Error, agents_tried| {
-        let response = error.response_after(id, agents_tried);
+        let response = error.response_about(id, agents_tried, None);
         assert_eq!(response.status(), error.response(id).status());
         let body: ErrorBody = serde_json::from_slice(response.body()).unwrap();
         (body.error.code, body.error.message)

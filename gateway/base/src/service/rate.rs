@@ -1,5 +1,6 @@
 //! The rate of a token bucket: burst and refill.
 
+use std::fmt;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -12,6 +13,16 @@ pub struct Rate {
     pub burst: NonZeroU32,
     /// Requests that are added per minute, up to `burst`.
     pub refill_per_minute: NonZeroU32,
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} at once and {} per minute",
+            self.burst, self.refill_per_minute
+        )
+    }
 }
 
 impl Rate {

@@ -171,6 +171,7 @@ fn not_logged(id: RequestId) -> ControlError {
     ControlError::NotFound {
         kind: "request",
         id: format!("{id} in the log: it was not logged, or is too old"),
+        remedy: String::new(),
     }
 }
 

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use gw_base::page::InvalidLimit;
 use gw_base::tls::TlsError;
 use gw_base::tls::pki::PkiError;
+use gw_shared::config::suggestion;
 use gw_shared::id::InvalidId;
 use gw_store::StoreError;
 use gw_telemetry::request_log::LogError;
@@ -17,12 +18,14 @@ use crate::cluster::UnavailableNode;
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// A record that does not exist.
-    #[error("no {kind} {id}")]
+    #[error("no {kind} {id}{remedy}")]
     NotFound {
         /// Kind of the record, for example `service`.
         kind: &'static str,
         /// Requested id.
         id: String,
+        /// A similar id, or how to list them; empty, or begins with a semicolon.
+        remedy: String,
     },
     /// An invalid value, with the name of its field.
     #[error("{field}: {message}")]
@@ -88,6 +91,21 @@ impl ControlError {
         Self::NotFound {
             kind,
             id: id.to_string(),
+            remedy: String::new(),
+        }
+    }
+
+    /// As [`Self::not_found`], with a similar id of those that exist, or with the command that lists them.
+    pub(super) fn not_found_among<'a>(
+        kind: &'static str,
+        id: &str,
+        known: impl Iterator<Item = &'a str>,
+        list: &str,
+    ) -> Self {
+        Self::NotFound {
+            kind,
+            id: id.to_owned(),
+            remedy: similar(id, known, list),
         }
     }
 
@@ -100,6 +118,14 @@ impl ControlError {
 
     pub(crate) fn bad_id(field: &'static str) -> impl Fn(InvalidId) -> Self {
         move |error| Self::invalid(field, error.to_string())
+    }
+}
+
+/// A similar id of those that exist, or the command that lists them, after a semicolon.
+pub(super) fn similar<'a>(id: &str, known: impl Iterator<Item = &'a str>, list: &str) -> String {
+    match suggestion(id, known) {
+        Some(known) => format!("; did you mean {known}?"),
+        None => format!("; `{list}` lists those that exist"),
     }
 }
 

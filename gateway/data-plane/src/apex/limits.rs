@@ -119,11 +119,13 @@ impl Apex {
             taken = nodes.take(&bucket).await;
         }
         // The time until the bucket is full, not until one request fits: a limited client should come back much later.
-        let client = match bucket {
-            ApexBucket::Token(_) | ApexBucket::Enrollment(_) => "address",
-            ApexBucket::Agent(_) => "agent",
+        let (client, rate) = match bucket {
+            ApexBucket::Token(_) => ("address", self.limits.token.borrow().rate()),
+            ApexBucket::Enrollment(_) => ("address", self.limits.enrollment.borrow().rate()),
+            ApexBucket::Agent(_) => ("agent", limits::ENROLLED_REQUESTS),
         };
         taken.map_err(|exhausted| Error::ApexRateLimited {
+            rate,
             client,
             retry_after: exhausted.until_full,
         })

@@ -75,23 +75,26 @@ impl Relay {
                 // Counted here; enforced before the next signature check.
                 let _ = forgeries.borrow_mut().take(scope.client, Instant::now());
             }
-            failures
-                .borrow_mut()
-                .take(scope.client, Instant::now())
-                .map_or_else(limited, |()| error)
+            let mut failures = failures.borrow_mut();
+            match failures.take(scope.client, Instant::now()) {
+                Ok(()) => error,
+                Err(exhausted) => limited(failures.rate(), exhausted),
+            }
         })
     }
 }
 
 fn may_verify(forgeries: &RefCell<ClientLimits<AddressKey>>, client: IpAddr) -> Result<(), Error> {
-    forgeries
-        .borrow_mut()
-        .is_exhausted(client, Instant::now())
-        .map_or(Ok(()), |exhausted| Err(limited(exhausted)))
+    let mut forgeries = forgeries.borrow_mut();
+    match forgeries.is_exhausted(client, Instant::now()) {
+        None => Ok(()),
+        Some(exhausted) => Err(limited(forgeries.rate(), exhausted)),
+    }
 }
 
-fn limited(exhausted: Exhausted) -> Error {
+fn limited(rate: Rate, exhausted: Exhausted) -> Error {
     Error::AuthRateLimited {
+        rate,
         retry_after: exhausted.until_one,
     }
 }

@@ -33,12 +33,9 @@ pub(crate) async fn refuse(
 ) -> Outcome {
     scope.note(Stage::Refused(error));
     let agents_tried = scope.progress.borrow().agents_failed();
-    let outcome = respond(
-        scope,
-        error.response_after(scope.id, agents_tried),
-        response,
-    )
-    .await;
+    let rate = scope.service.get().map(|service| service.settings.rate);
+    let refusal = error.response_about(scope.id, agents_tried, rate);
+    let outcome = respond(scope, refusal, response).await;
     if outcome == Outcome::Complete && error.is_before_authentication() {
         Outcome::Refused
     } else {

@@ -12,7 +12,7 @@ use gw_base::principal::Principal;
 use gw_shared::http::Fields;
 use gw_shared::http::fields::{X_GW_AUTHORIZATION, X_GW_SERVICE_KEY};
 use gw_store::{Directory, Service};
-use http::header::{HeaderName, HeaderValue};
+use http::header::{self, HeaderName, HeaderValue};
 
 pub use jwt::VerifiedTokens;
 
@@ -83,6 +83,19 @@ pub struct Checks<'a, Now, MayVerify> {
     pub may_verify: MayVerify,
 }
 
+/// The error of a request without a credential.
+fn missing(headers: &Fields) -> Error {
+    let is_key = |value: &HeaderValue| {
+        let value = value.as_bytes();
+        let value = value.strip_prefix(b"Bearer ").unwrap_or(value);
+        value.starts_with(service_key::KEY_PREFIX.as_bytes())
+    };
+    match headers.get(header::AUTHORIZATION) {
+        Some(value) if is_key(value) => Error::AuthMisplaced,
+        _ => Error::AuthRequired,
+    }
+}
+
 /// Authenticates the credentials in `headers`.
 pub fn authenticate(
     checks: Checks<'_, impl FnOnce() -> Timestamp, impl FnOnce() -> Result<(), Error>>,
@@ -93,7 +106,7 @@ pub fn authenticate(
     let token = single(headers, &X_GW_AUTHORIZATION)?;
     let key = single(headers, &X_GW_SERVICE_KEY)?;
     let by = match (token, key) {
-        (None, None) => return Err(Error::AuthRequired),
+        (None, None) => return Err(missing(headers)),
         (Some(_), Some(_)) => return Err(Error::AuthAmbiguous),
         (Some(_), None) if !service.settings.modes.jwt => {
             return Err(Error::AuthModeNotAllowed(TOKENS));

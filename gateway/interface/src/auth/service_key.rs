@@ -4,7 +4,8 @@ use gw_base::error::Error;
 use gw_shared::id::KeyId;
 use gw_store::{Directory, Service};
 
-const PREFIX: &str = "gw_sk_";
+/// Beginning of a service key.
+pub(super) const KEY_PREFIX: &str = "gw_sk_";
 
 /// Verifies the key that a caller sent. The id is public (it appears in logs and in the console); the secret is
 /// compared in constant time.
@@ -38,13 +39,13 @@ pub(super) fn check(directory: &Directory, service: &Service, id: &str) -> Resul
 
 /// The full text of a service key.
 pub fn text(id: &KeyId, secret: &str) -> String {
-    format!("{PREFIX}{id}.{secret}")
+    format!("{KEY_PREFIX}{id}.{secret}")
 }
 
 /// Splits the text of a service key into id and secret.
 pub fn parse(value: &[u8]) -> Option<(&str, &str)> {
     std::str::from_utf8(value)
         .ok()?
-        .strip_prefix(PREFIX)?
+        .strip_prefix(KEY_PREFIX)?
         .split_once('.')
 }

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use gw_base::service::hostname::Region;
+use gw_base::service::rate::Rate;
 use gw_base::service::service_settings::{Modes, ServiceSettings};
 use gw_shared::id::{AccountId, ClientId, KeyId, ServiceId};
 use gw_shared::identity::secret::SecretHash;
@@ -505,6 +506,7 @@ fn the_limit_on_verification_does_not_apply_to_cached_tokens() {
         authenticate(checks, &mut verified, &headers).map(drop)
     };
     let limited = Error::AuthRateLimited {
+        rate: Rate::new(1, 1).unwrap(),
         retry_after: Duration::from_secs(1),
     };
     assert_eq!(attempt(Err(limited.clone())), Err(limited.clone()));

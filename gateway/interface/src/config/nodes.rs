@@ -152,7 +152,11 @@ pub(super) fn store_settings(keys: &mut Keys<'_>) -> Option<StoreSettings> {
     };
     match PostgresSettings::new(&url, password.as_deref(), authorities.as_deref()) {
         Ok(settings) => Some(StoreSettings::Postgres(settings)),
-        Err(error @ (PostgresUrlError::Url(_) | PostgresUrlError::Missing(_))) => {
+        Err(
+            error @ (PostgresUrlError::Url(_)
+            | PostgresUrlError::Scheme(_)
+            | PostgresUrlError::Missing(_)),
+        ) => {
             keys.errors.push(format!("store: {error}"));
             None
         }

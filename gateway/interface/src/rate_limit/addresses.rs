@@ -86,6 +86,11 @@ pub struct Exhausted {
 }
 
 impl<K: Hash + Eq> ClientLimits<K> {
+    /// Returns the rate of each client.
+    pub fn rate(&self) -> Rate {
+        self.rate
+    }
+
     /// A table in which each client has its own bucket of this `rate`.
     pub fn new(rate: Rate) -> Self {
         Self {

@@ -50,7 +50,10 @@ pub(crate) enum ApiError {
     Tls(String),
     #[error("{url} speaks https, not plain HTTP: use https:// in the URL (--admin-url)")]
     NotPlain { url: String },
-    #[error("the gateway at {url} refuses the admin token (from {token_source})")]
+    #[error(
+        "the gateway at {url} refuses the admin token (from {token_source}): it is of another gateway, or an earlier one; use the \
+         token in admin.token in the data_dir of that gateway, which --config FILE with its configuration finds"
+    )]
     Unauthorized { url: String, token_source: String },
     #[error("{0}")]
     Refused(ReceivedProblem),

@@ -1,5 +1,6 @@
 //! Address and token of the admin listener.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -146,7 +147,17 @@ pub(crate) fn load_config(
 fn read_token_in(config: &Config) -> Result<(String, String), String> {
     let file = config.data_dir.join("admin.token");
     let failed = |error: &dyn std::fmt::Display| {
-        format!("cannot read the admin token: {}: {error}", file.display())
+        let remedy = match file.try_exists() {
+            Ok(false) if config.data_dir.exists() => {
+                "it is lost: start the gateway again, which makes a new one"
+            }
+            Ok(false) => "check data_dir; the gateway makes the file when it starts",
+            _ => "run the command as root, or as the user of the gateway",
+        };
+        format!(
+            "cannot read the admin token: {}: {error}; {remedy}",
+            file.display()
+        )
     };
     let sealing = Sealing::load(config.seal_key.as_deref()).map_err(|error| failed(&error))?;
     let read =
@@ -162,7 +173,31 @@ fn read_token(file: &Path) -> Result<(String, String), String> {
     let source = file.display().to_string();
     match std::fs::read_to_string(file) {
         Ok(token) => Ok((token, source)),
-        Err(error) => Err(format!("cannot read the admin token: {source}: {error}")),
+        Err(error) => Err(format!(
+            "cannot read the admin token: {source}: {error}; {}",
+            remedy(file, &error)
+        )),
+    }
+}
+
+/// What to do about a file with an admin token that cannot be read.
+fn remedy(file: &Path, error: &io::Error) -> String {
+    use std::os::unix::fs::MetadataExt;
+    match (error.kind(), std::fs::metadata(file)) {
+        (io::ErrorKind::PermissionDenied, Ok(about)) => format!(
+            "the file belongs to user {} (mode {:04o}): run the command as that user or as root, such as with sudo",
+            about.uid(),
+            about.mode() & 0o7777
+        ),
+        (io::ErrorKind::PermissionDenied, Err(_)) => {
+            "this user may not enter its folder: run the command as root, such as with sudo".to_owned()
+        }
+        (io::ErrorKind::NotFound, _) => {
+            "the gateway writes its token to admin.token in its data_dir; --config FILE with the gateway's own configuration \
+             finds it"
+                .to_owned()
+        }
+        _ => "name the file that holds the token".to_owned(),
     }
 }
 

@@ -12,7 +12,7 @@ use gw_region::{NodeRow, RegionKeys, Roster};
 use gw_shared::doctor::Examination;
 use gw_store::{
     EngineState, POOLED, PostgresInspector, PostgresSettings, PostgresSource, PostgresStore,
-    RegionState, Replication, Store, StoreError,
+    RegionState, Replication, Store, StoreError, unavailable,
 };
 
 const STORE: &str = "store";
@@ -129,7 +129,7 @@ fn without_primary(out: &mut Examination, settings: &PostgresSettings, error: &S
         }
         Err(_) => {
             let reason = reason(error);
-            let advice = remedy(&reason);
+            let advice = unavailable::remedy(&reason).unwrap_or(unavailable::UNREACHABLE);
             out.failed(STORE, reason, advice);
         }
     }
@@ -145,36 +145,6 @@ fn reason(error: &StoreError) -> String {
         }
         error => error.to_string(),
     }
-}
-
-/// What to do about a failed attempt to connect, by the error text of PostgreSQL or of the TLS client.
-fn remedy(reason: &str) -> &'static str {
-    const REMEDIES: [(&str, &str); 7] = [
-        (
-            "password",
-            "set the password of the user in `store`: store_password_file names a file that holds it",
-        ),
-        (
-            "pg_hba.conf",
-            "add a line for this machine and user to pg_hba.conf (type hostssl), and reload PostgreSQL",
-        ),
-        (
-            "ertificate",
-            "set store_ca to the authority of the server's certificate, and name the host as the certificate does",
-        ),
-        (
-            "does not support TLS",
-            "set ssl = on in postgresql.conf, or add ?sslmode=disable to `store` on a private network",
-        ),
-        ("role", "create the user: createuser --pwprompt gw"),
-        ("database", "create the database: createdb --owner gw gw"),
-        ("lookup", "correct the host in `store`, or its name in DNS"),
-    ];
-    let found = REMEDIES.iter().find(|(words, _)| reason.contains(words));
-    found.map_or(
-        "start PostgreSQL, and let this machine reach it: hosts in `store`, listen_addresses, firewall",
-        |(_, remedy)| remedy,
-    )
 }
 
 fn answers(settings: &PostgresSettings, state: &EngineState) -> String {
@@ -550,39 +520,5 @@ mod tests {
             assert!(notifications(out, Ok(true)));
         });
         assert_eq!(found.verdict, Verdict::Ok);
-    }
-
-    #[test]
-    fn a_refused_connection_has_a_remedy_of_its_own() {
-        for (reason, words) in [
-            (
-                "db1: FATAL: password authentication failed for user \"gw\"",
-                "store_password_file",
-            ),
-            (
-                "db1: invalid configuration: password missing",
-                "store_password_file",
-            ),
-            (
-                "db1: FATAL: no pg_hba.conf entry for host \"10.0.0.7\", user \"gw\", database \"gw\"",
-                "hostssl",
-            ),
-            (
-                "db1: error performing TLS handshake: invalid peer certificate: UnknownIssuer",
-                "store_ca",
-            ),
-            ("db1: FATAL: role \"gw\" does not exist", "createuser"),
-            ("db1: FATAL: database \"gw\" does not exist", "createdb"),
-            (
-                "db1: error connecting to server: Connection refused (os error 111)",
-                "start PostgreSQL",
-            ),
-        ] {
-            assert!(
-                remedy(reason).contains(words),
-                "{reason}: {}",
-                remedy(reason)
-            );
-        }
     }
 }

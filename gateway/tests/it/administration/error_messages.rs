@@ -1,5 +1,7 @@
 //! Mistakes of operators: each message names the object, the cause and a remedy.
 
+mod first_day;
+
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -204,7 +206,11 @@ fn an_address_that_cannot_be_bound() {
     );
     assert_says(
         &message,
-        &["another listener of this configuration has the port"],
+        &[
+            "admin_listen: ",
+            " is taken by listen (",
+            "give it another port",
+        ],
     );
     let (_, message) = fail(serve_command(&config).env("GW_LISTEN", "192.0.2.1:4433"));
     assert_says(

@@ -191,8 +191,8 @@ pub fn delete(control: &Control, actor: &Actor, id: &str) -> Result<(), ControlE
 
 /// The account with this id.
 pub(crate) fn find<'a>(records: &'a Records, id: &str) -> Result<&'a AccountRecord, ControlError> {
-    records
-        .accounts
-        .get(id)
-        .ok_or_else(|| ControlError::not_found("account", id))
+    records.accounts.get(id).ok_or_else(|| {
+        let known = records.accounts.keys().map(AccountId::as_str);
+        ControlError::not_found_among("account", id, known, "gw-gateway account list")
+    })
 }

@@ -15,6 +15,7 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::account;
+use crate::control::error::similar;
 use crate::control::{Actor, Control, ControlError, Plan};
 
 /// A service id, for the description of lists of them.
@@ -214,13 +215,25 @@ fn find<'a>(
     account: &str,
     id: &str,
 ) -> Result<&'a ServiceRecord, ControlError> {
-    let missing = || ControlError::not_found("service", format_args!("{account}--{id}"));
     let account = &account::find(records, account)?.id;
+    let missing = || ControlError::NotFound {
+        kind: "service",
+        id: format!("{account}--{id}"),
+        remedy: similar_service(records, account, id),
+    };
     let id = ServiceId::new(id).map_err(|_| missing())?;
     records
         .services
         .get(&ServicePath(account.clone(), id))
         .ok_or_else(missing)
+}
+
+/// A service of the account with a similar id, or how to list and create services, after a semicolon.
+fn similar_service(records: &Records, account: &AccountId, id: &str) -> String {
+    let known = records
+        .services_of(account)
+        .map(|service| service.id.as_str());
+    similar(id, known, &format!("gw-gateway service list {account}"))
 }
 
 /// Checks a list of service ids: each must exist in the account.
@@ -246,7 +259,8 @@ pub(crate) fn checked_list(
                 Ok(id)
             } else {
                 Err(ControlError::Conflict(format!(
-                    "{field}: account {account} has no service {id}; create it first"
+                    "{field}: account {account} has no service {id}{}",
+                    similar_service(records, account, id.as_str())
                 )))
             }
         })

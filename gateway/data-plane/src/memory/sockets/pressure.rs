@@ -70,6 +70,23 @@ fn parse_used(sockstat: &str) -> Option<usize> {
     )
 }
 
+impl TcpMemory {
+    /// Says that the memory is nearly used up, and what to do.
+    pub fn advice(&self) -> String {
+        let page = rustix::param::page_size();
+        let [pressure, limit] = [self.pressure, self.limit].map(|bytes| 2 * bytes / page);
+        format!(
+            "TCP memory of this machine is nearly used up: of {} MiB at which the kernel slows all connections, {} MiB are in use; \
+             the connections that hold the most are reset. Double the limit with \
+             `sysctl -w net.ipv4.tcp_mem=\"{} {pressure} {limit}\"` (pages of {page} bytes), and keep it in /etc/sysctl.d; or find the \
+             process that holds the memory with `ss -tmp`",
+            self.pressure >> 20,
+            Self::used().unwrap_or_default() >> 20,
+            pressure * 3 / 4
+        )
+    }
+}
+
 /// Starts to tell the workers when the TCP memory of the machine runs short.
 pub fn watch(tasks: &Tasks, memory: TcpMemory, budget: Arc<SocketBudget>) {
     let watch = async move {
@@ -78,11 +95,7 @@ pub fn watch(tasks: &Tasks, memory: TcpMemory, budget: Arc<SocketBudget>) {
             // The kernel answers from memory, so this does not block.
             let is_pressed = TcpMemory::used().is_some_and(|used| used >= memory.mark());
             if budget.is_pressed.swap(is_pressed, Ordering::Relaxed) != is_pressed && is_pressed {
-                let limit_mib = memory.pressure >> 20;
-                tracing::warn!(
-                    limit_mib,
-                    "TCP memory of the machine is nearly used up: resetting large connections; raise net.ipv4.tcp_mem"
-                );
+                tracing::warn!("{}", memory.advice());
             }
         }
     };
@@ -103,6 +116,11 @@ mod tests {
                 pressure: 383_867 * page,
                 limit: 575_796 * page
             }
+        );
+        let advice = memory.advice();
+        assert!(
+            advice.contains("net.ipv4.tcp_mem=\"575800 767734 1151592\""),
+            "{advice}"
         );
         assert_eq!(TcpMemory::parse("1 2"), None);
         assert_eq!(TcpMemory::parse("a b c"), None);

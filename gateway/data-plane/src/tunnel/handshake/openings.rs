@@ -208,7 +208,13 @@ impl Rates {
     }
 
     fn take(&mut self, agent: &AgentId, label: &Arc<str>, now: Instant) -> Result<(), Error> {
-        let limited = |retry_after: Duration| Error::TunnelRateLimited { retry_after };
+        let limited = |limited, rate| {
+            move |retry_after: Duration| Error::TunnelRateLimited {
+                limited,
+                rate,
+                retry_after,
+            }
+        };
         let own = bucket(
             &mut self.agents,
             (agent.clone(), Arc::clone(label)),
@@ -223,8 +229,10 @@ impl Rates {
         )?;
         // If one bucket refuses, the other keeps its token.
         let mut own_taken = own.clone();
-        own_taken.take(now).map_err(limited)?;
-        all.take(now).map_err(limited)?;
+        let of_agent = limited("agent", limits::TUNNELS_BY_AGENT);
+        own_taken.take(now).map_err(of_agent)?;
+        let of_service = limited("service", limits::TUNNELS_BY_SERVICE);
+        all.take(now).map_err(of_service)?;
         *own = own_taken;
         Ok(())
     }

@@ -33,6 +33,12 @@ pub enum PostgresUrlError {
     /// The text is not a `postgres://` URL that can be parsed.
     #[error("it must be \"sqlite\" or a URL such as \"postgres://gw@db1,db2/gw\": {0}")]
     Url(String),
+    /// The URL is of another database; the text is its scheme.
+    #[error(
+        "{0}:// is the URL of another database, and records are kept in SQLite or PostgreSQL: write \"sqlite\", or a URL such as \
+         \"postgres://gw@db1,db2/gw\""
+    )]
+    Scheme(String),
     /// The URL has no host or no user.
     #[error("it names no {0}")]
     Missing(&'static str),
@@ -55,6 +61,11 @@ impl PostgresSettings {
         password_file: Option<&Path>,
         authorities: Option<&Path>,
     ) -> Result<Self, PostgresUrlError> {
+        if let Some((scheme, _)) = url.split_once("://")
+            && !["postgres", "postgresql"].contains(&scheme)
+        {
+            return Err(PostgresUrlError::Scheme(scheme.to_owned()));
+        }
         // libpq's modes with verification: here every TLS connection verifies.
         let required = url
             .replace("sslmode=verify-full", "sslmode=require")

@@ -47,9 +47,11 @@ fn failures_print_the_reason_and_exit_with_1() {
         "gw-gateway: allowed_services: account acme has no service b\n"
     );
     let err = fail("account list", 401, problem(401, "no", None));
-    assert_eq!(
-        err,
-        "gw-gateway: the gateway at {url} refuses the admin token (from GW_ADMIN_TOKEN)\n"
+    assert!(
+        err.starts_with(
+            "gw-gateway: the gateway at {url} refuses the admin token (from GW_ADMIN_TOKEN): "
+        ) && err.contains("admin.token in the data_dir"),
+        "{err}"
     );
     for status in [302, 404, 500] {
         let err = fail("account list", status, json!("what?"));
