@@ -7,18 +7,26 @@ use std::path::{Path, PathBuf};
 
 use gw_shared::config::{ConfigErrors, Keys, parse_table, unknown_in_environment};
 use gw_shared::identity::program::ReleaseKeys;
+use gw_shared::identity::program_marker::ProgramMarker;
 use gw_shared::process::core_dump;
 use gw_shared::telemetry::logging::LogFormat;
 use gw_shared::telemetry::trace::CollectorSettings;
 use gw_shared::tunnel::endpoint::STREAMS_MAX;
+use gw_shared::version::VERSION;
 
 use crate::backend::{Backends, HealthCheck};
 use crate::forward::slots;
 use crate::identity::state::{self, Enrollment, StateDir, StateError};
 use crate::proxy::ProxySettings;
 
-/// Release keys of the builds that set this variable of the build, with a comma between two.
-const BUILT_IN_KEYS: Option<&str> = option_env!("GW_RELEASE_KEY");
+/// Version of this program, and its release keys: those that a variable of the build names, with a comma between two.
+static MARKER: ProgramMarker = ProgramMarker::new(
+    VERSION,
+    match option_env!("GW_RELEASE_KEY") {
+        Some(keys) => keys,
+        None => "",
+    },
+);
 
 /// Environment variable that overrides `metrics_listen`.
 const METRICS_VARIABLE: &str = "GW_AGENT_METRICS_LISTEN";
@@ -243,7 +251,8 @@ pub(crate) fn release_keys(keys: &mut Keys<'_>) -> Option<ReleaseKeys> {
         return None;
     }
     let built_in = || {
-        BUILT_IN_KEYS?
+        MARKER
+            .keys()?
             .split(',')
             .map(|key| key.parse().ok())
             .collect()

@@ -245,7 +245,7 @@ impl Supervisor {
             UpdateRecord::default()
         });
         if let Some(program) = record.current {
-            if program.version > installed {
+            if program.supersedes(installed) {
                 match self.read(&program, keys) {
                     Ok(_) => {
                         return ChosenProgram {

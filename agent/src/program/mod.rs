@@ -86,7 +86,7 @@ impl Updates {
         // A program that was signed with a newer version than it has would otherwise be run again and again.
         let runs = |program: &SignedProgram| self.running.as_ref() == Some(program);
         let is_new = |program: &SignedProgram| {
-            program.version > Version::own() && !runs(program) && !self.is_refused(program)
+            program.supersedes(Version::own()) && !runs(program) && !self.is_refused(program)
         };
         let Some(program) = programs
             .into_iter()
@@ -261,9 +261,12 @@ mod tests {
         };
         let updates = Updates::new(Some(ReleaseKey::of(&pair).into()), None, &record);
         let accepted = |minimum, version| {
-            updates.offered(vec![SignedProgram::sign_with_minimum(
-                minimum, version, TARGET, b"program", &pair,
-            )]);
+            let described = SignedProgram::describe(version, TARGET, b"program");
+            let program = SignedProgram {
+                minimum,
+                ..described
+            };
+            updates.offered(vec![program.signed(&pair)]);
             updates
                 .offer
                 .borrow()
@@ -285,6 +288,34 @@ mod tests {
             "below what the release key requires"
         );
         assert!(accepted(None, newer));
+    }
+
+    #[test]
+    fn an_older_program_is_accepted_where_the_release_key_permits_it() {
+        let pair = Ed25519KeyPair::generate().unwrap();
+        let own = Version::own();
+        let later = Version {
+            patch: own.patch + 1,
+            ..own
+        };
+        let older: Version = "0.0.1".parse().unwrap();
+        let record = UpdateRecord {
+            floor: Some(own),
+            ..UpdateRecord::default()
+        };
+        let accepted = |replaces| {
+            let updates = Updates::new(Some(ReleaseKey::of(&pair).into()), None, &record);
+            let described = SignedProgram::describe(older, TARGET, b"program");
+            let program = SignedProgram {
+                replaces,
+                ..described
+            };
+            updates.offered(vec![program.signed(&pair)]);
+            updates.offer.borrow().is_some()
+        };
+        assert!(!accepted(None), "no older program comes back by itself");
+        assert!(!accepted(Some("0.0.2".parse().unwrap())), "of another one");
+        assert!(accepted(Some(own)) && accepted(Some(later)));
     }
 
     #[test]

@@ -190,10 +190,11 @@ impl AgentReleases {
         self.has_newer(version) && !self.includes(agent)
     }
 
+    /// Whether a program is offered in place of `version`: a newer one, or an older one that replaces it.
     fn has_newer(&self, version: Version) -> bool {
         self.programs
             .iter()
-            .any(|program| program.description.version > version)
+            .any(|program| program.description.supersedes(version))
     }
 
     /// Whether the agent is among those that are offered a program: the same ones at the same percentage, and more at a
@@ -206,6 +207,12 @@ impl AgentReleases {
             .take(4)
             .fold(0_u32, |point, byte| point << 8 | u32::from(*byte));
         u64::from(point) * 100 < u64::from(self.percent) << 32
+    }
+
+    /// The programs that replace newer ones.
+    pub fn roll_backs(&self) -> impl Iterator<Item = &SignedProgram> {
+        let descriptions = self.programs.iter().map(|program| &program.description);
+        descriptions.filter(|description| description.replaces.is_some())
     }
 
     /// The program with this SHA-256, in lower-case hexadecimal.

@@ -191,6 +191,7 @@ impl Gateway {
             &socket_budget,
             &nodes,
         )?;
+        let agent_releases = setups.first().map(|it| Arc::clone(&it.agent_releases));
         gateway.start_workers(setups, inboxes, &driver)?;
         gateway.record_series();
         control::follow(&gateway.control, &config.data_dir, &gateway.tasks.helpers)
@@ -212,6 +213,8 @@ impl Gateway {
             }
             None => gateway.control.keep_no_changes(),
         }
+        let roll_backs = agent_releases.iter().flat_map(|it| it.roll_backs());
+        control::audit::note_roll_backs(&gateway.control, roll_backs);
         Ok(gateway)
     }
 

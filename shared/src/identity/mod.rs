@@ -2,4 +2,5 @@
 
 pub mod enrollment;
 pub mod program;
+pub mod program_marker;
 pub mod secret;

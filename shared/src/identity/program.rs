@@ -39,6 +39,9 @@ pub struct SignedProgram {
     /// Lowest version of the signed programs that agents run from now on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minimum: Option<Version>,
+    /// Highest version that this one replaces though it is older: a roll-back that the release key permits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaces: Option<Version>,
     /// Ed25519 signature (RFC 8032) of the members above, in base64.
     pub signature: String,
     /// Not signed, as far as this version knows. If a later version signs them, this one refuses the signature.
@@ -69,6 +72,8 @@ pub enum InvalidProgram {
     Target(String),
     #[error("version {version} is older than the minimum {minimum} that it requires")]
     Minimum { version: Version, minimum: Version },
+    #[error("version {version} is to replace {replaces}, which is not newer")]
+    Replaces { version: Version, replaces: Version },
     #[error(
         "version {version} is older than {floor}, which this agent has run, or which the release key requires"
     )]
@@ -86,32 +91,30 @@ pub struct InvalidReleaseKeys;
 impl SignedProgram {
     /// Describes and signs `program`, without a minimum version.
     pub fn sign(version: Version, target: &str, program: &[u8], key: &Ed25519KeyPair) -> Self {
-        Self::sign_with_minimum(None, version, target, program, key)
+        Self::describe(version, target, program).signed(key)
     }
 
-    /// Describes and signs `program`.
-    pub fn sign_with_minimum(
-        minimum: Option<Version>,
-        version: Version,
-        target: &str,
-        program: &[u8],
-        key: &Ed25519KeyPair,
-    ) -> Self {
+    /// Describes `program`, without a signature, a minimum version and a version that it replaces.
+    pub fn describe(version: Version, target: &str, program: &[u8]) -> Self {
         let size = program.len() as u64;
         let sha256 = hexadecimal(digest(&SHA256, program).as_ref());
         let target = target.to_owned();
-        let signature = String::new();
-        let mut signed = Self {
+        Self {
             version,
             target,
             size,
             sha256,
-            minimum,
-            signature,
+            minimum: None,
+            replaces: None,
+            signature: String::new(),
             later: LaterMembers::default(),
-        };
-        signed.signature = STANDARD.encode(key.sign(&signed.message()));
-        signed
+        }
+    }
+
+    /// Signs this description.
+    pub fn signed(mut self, key: &Ed25519KeyPair) -> Self {
+        self.signature = STANDARD.encode(key.sign(&self.message()));
+        self
     }
 
     /// Checks that one of `keys` has signed this description of a program for this machine. The content remains to be
@@ -140,22 +143,38 @@ impl SignedProgram {
                 found: self.size,
             });
         }
-        match self.minimum {
-            Some(minimum) if minimum > self.version => Err(InvalidProgram::Minimum {
-                version: self.version,
-                minimum,
-            }),
+        let version = self.version;
+        match (self.minimum, self.replaces) {
+            (Some(minimum), _) if minimum > version => {
+                Err(InvalidProgram::Minimum { version, minimum })
+            }
+            (_, Some(replaces)) if replaces <= version => {
+                Err(InvalidProgram::Replaces { version, replaces })
+            }
             _ => Ok(()),
         }
     }
 
-    /// Checks that the program is not older than the lowest version that may run.
+    /// Whether an agent that runs `version` is to run this program: a newer one, or an older one that replaces it.
+    pub fn supersedes(&self, version: Version) -> bool {
+        self.version > version || self.rolls_back(version)
+    }
+
+    /// Whether this is an older program than `version` that replaces it.
+    pub fn rolls_back(&self, version: Version) -> bool {
+        self.version < version && self.replaces >= Some(version)
+    }
+
+    /// Checks that the program is not older than the lowest version that may run, or that the release key permits it to replace
+    /// that version.
     pub fn verify_floor(&self, floor: Option<Version>) -> Result<(), InvalidProgram> {
         match floor {
-            Some(floor) if floor > self.version => Err(InvalidProgram::BelowFloor {
-                version: self.version,
-                floor,
-            }),
+            Some(floor) if floor > self.version && !self.rolls_back(floor) => {
+                Err(InvalidProgram::BelowFloor {
+                    version: self.version,
+                    floor,
+                })
+            }
             _ => Ok(()),
         }
     }
@@ -184,12 +203,15 @@ impl SignedProgram {
             size,
             sha256,
             minimum,
+            replaces,
             signature: _,
             later: _,
         } = self;
         // Programs without a minimum are signed as before there was one.
         let minimum = minimum.map_or_else(String::new, |version| format!("\0{version}"));
-        format!("gw-agent program\0{version}\0{target}\0{size}\0{sha256}{minimum}").into_bytes()
+        let replaces = replaces.map_or_else(String::new, |version| format!("\0replaces {version}"));
+        format!("gw-agent program\0{version}\0{target}\0{size}\0{sha256}{minimum}{replaces}")
+            .into_bytes()
     }
 }
 
@@ -314,7 +336,8 @@ mod tests {
             signed.verify_content(b"program "),
             Err(InvalidProgram::Size { .. })
         ));
-        let changes: [fn(&mut SignedProgram); 6] = [
+        let changes: [fn(&mut SignedProgram); 7] = [
+            |it| it.replaces = Some("1.2.4".parse().unwrap()),
             |it| it.version = "1.2.4".parse().unwrap(),
             |it| it.target.push('x'),
             |it| it.size += 1,
@@ -343,8 +366,14 @@ mod tests {
         let pair = Ed25519KeyPair::generate().unwrap();
         let [lower, version, higher]: [Version; 3] =
             ["1.2.2", "1.2.3", "1.2.4"].map(|text| text.parse().unwrap());
-        let sign =
-            |minimum| SignedProgram::sign_with_minimum(minimum, version, TARGET, b"program", &pair);
+        let sign = |minimum| {
+            let described = SignedProgram::describe(version, TARGET, b"program");
+            SignedProgram {
+                minimum,
+                ..described
+            }
+            .signed(&pair)
+        };
         let verify = |signed: &SignedProgram| signed.verify(&ReleaseKey::of(&pair).into());
         assert_eq!(
             (verify(&sign(Some(lower))), verify(&sign(Some(version)))),
@@ -374,6 +403,47 @@ mod tests {
                 floor: higher
             })
         );
+    }
+
+    #[test]
+    fn an_older_program_replaces_what_the_release_key_names() {
+        let pair = Ed25519KeyPair::generate().unwrap();
+        let [version, between, replaced, higher]: [Version; 4] =
+            ["1.2.3", "1.2.4", "1.2.5", "1.2.6"].map(|text| text.parse().unwrap());
+        let sign = |replaces| {
+            let described = SignedProgram::describe(version, TARGET, b"program");
+            SignedProgram {
+                replaces,
+                ..described
+            }
+            .signed(&pair)
+        };
+        let keys = ReleaseKey::of(&pair).into();
+        let roll_back = sign(Some(replaced));
+        assert_eq!(roll_back.verify(&keys), Ok(()));
+        let superseded = [version, between, replaced, higher].map(|it| roll_back.supersedes(it));
+        assert_eq!(superseded, [false, true, true, false]);
+        assert_eq!(roll_back.verify_floor(Some(replaced)), Ok(()));
+        assert!(roll_back.verify_floor(Some(higher)).is_err());
+        assert!(!sign(None).supersedes(between) && sign(None).verify_floor(Some(between)).is_err());
+        assert_eq!(
+            sign(Some(version)).verify(&keys),
+            Err(InvalidProgram::Replaces {
+                version,
+                replaces: version
+            })
+        );
+        // A minimum is not taken for a version that is replaced.
+        let other = SignedProgram {
+            minimum: None,
+            replaces: Some(version),
+            ..SignedProgram {
+                minimum: Some(version),
+                ..SignedProgram::describe(version, TARGET, b"program")
+            }
+            .signed(&pair)
+        };
+        assert_eq!(other.verify(&keys), Err(InvalidProgram::Signature));
     }
 
     #[test]

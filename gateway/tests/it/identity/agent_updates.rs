@@ -1,5 +1,7 @@
 //! Updates of the agent's program: offered by the gateway, signed with a release key, run without a failed request.
 
+mod roll_back;
+
 use std::fs::{self, File};
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
@@ -349,8 +351,11 @@ fn an_older_program_than_the_release_key_requires_is_not_run() {
     };
     // It does not serve, and its requirement holds nevertheless.
     let failing = fs::read("/bin/false").unwrap();
-    let signed =
-        SignedProgram::sign_with_minimum(Some(later(2)), later(2), TARGET, &failing, &release.key);
+    let signed = SignedProgram {
+        minimum: Some(later(2)),
+        ..SignedProgram::describe(later(2), TARGET, &failing)
+    }
+    .signed(&release.key);
     release.put(&signed, &failing);
     let failure_at = |gateway: &Served, part: &str| {
         let it = Agent {

@@ -4,6 +4,7 @@
 use gw_base::clock::Timestamp;
 use gw_base::page::Page;
 use gw_shared::id::AccountId;
+use gw_shared::identity::program::SignedProgram;
 use gw_store::{AuditEntry, AuditQuery, NumberedEntry, StoreError};
 use gw_telemetry::request_log::{RequestView, Side};
 use serde::{Deserialize, Serialize};
@@ -126,6 +127,30 @@ pub(crate) fn note_replay(
         request,
         json!({ "body": Side::Request, "edited": edited }),
     )
+}
+
+/// Records in the audit log that this gateway offers older programs to agents in place of newer ones. A failure is logged.
+pub fn note_roll_backs<'a>(control: &Control, programs: impl Iterator<Item = &'a SignedProgram>) {
+    for program in programs {
+        let SignedProgram {
+            version,
+            target,
+            sha256,
+            replaces,
+            ..
+        } = program;
+        let noted = note(
+            control,
+            &Actor::Gateway,
+            "agent_program.roll_back",
+            None,
+            version.to_string(),
+            json!({ "target": target, "sha256": sha256, "replaces": replaces }),
+        );
+        if let Err(error) = noted {
+            tracing::error!(%version, target, %error, "the roll-back of agents is not in the audit log");
+        }
+    }
 }
 
 fn note_request(
