@@ -11,8 +11,12 @@ use serde::{Deserialize, Serialize};
 /// Version of this build, as sent in `X-Gw-Version`.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
+/// The last release of the line before that of this build: its version, and the commit that it was made of. A new release line
+/// changes this file only.
+pub const PREVIOUS_RELEASE: &str = include_str!("version/previous-release.txt");
+
 /// The release line before that of this build.
-pub const PREVIOUS: ReleaseLine = ReleaseLine { major: 0, minor: 1 };
+pub const PREVIOUS: ReleaseLine = line_of(PREVIOUS_RELEASE.as_bytes());
 
 /// `MAJOR.MINOR`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,6 +37,27 @@ pub struct Version {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a version is MAJOR.MINOR.PATCH, for example {VERSION}")]
 pub struct InvalidVersion;
+
+/// The line of the version that `text` begins with.
+const fn line_of(text: &[u8]) -> ReleaseLine {
+    let (major, at) = number_at(text, 0);
+    let (minor, _) = number_at(text, at + 1);
+    ReleaseLine { major, minor }
+}
+
+/// The number at a position, and the position of the `.` after it.
+const fn number_at(text: &[u8], mut at: usize) -> (u16, usize) {
+    let mut number = 0;
+    while text[at] != b'.' {
+        assert!(
+            text[at].is_ascii_digit(),
+            "a version begins with two numbers"
+        );
+        number = number * 10 + (text[at] - b'0') as u16;
+        at += 1;
+    }
+    (number, at)
+}
 
 impl Version {
     /// Version of this build.
@@ -170,6 +195,10 @@ mod tests {
     #[test]
     fn the_previous_line_is_older() {
         assert!(PREVIOUS < Version::own().line);
+        assert_eq!(line_of(b"12.345.6 x").to_string(), "12.345");
+        let (version, commit) = PREVIOUS_RELEASE.trim_end().split_once(' ').unwrap();
+        assert_eq!(version.parse::<Version>().unwrap().line, PREVIOUS);
+        assert!(commit.len() == 40 && commit.bytes().all(|byte| byte.is_ascii_hexdigit()));
     }
 
     #[test]

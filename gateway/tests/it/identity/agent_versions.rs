@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{fs, thread};
 
+use aws_lc_rs::digest::{SHA256, digest};
 use aws_lc_rs::signature::Ed25519KeyPair;
 use gw_base::page::PageQuery;
 use gw_control_plane::control::Actor;
@@ -14,9 +15,10 @@ use gw_control_plane::control::records::agent;
 use gw_gateway::demo::{Demo, Options};
 use gw_interface::config::Config;
 use gw_shared::identity::program::ReleaseKey;
+use gw_shared::text::hexadecimal;
 use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::handshake;
-use gw_shared::version::{AgentVersions, PREVIOUS, VERSION};
+use gw_shared::version::{AgentVersions, PREVIOUS, PREVIOUS_RELEASE, VERSION, Version};
 use http::Method;
 use serde_json::Value;
 
@@ -174,20 +176,22 @@ fn previous_program() -> Option<PathBuf> {
         programs::skipped("there is no history of the repository");
         return None;
     }
-    // The last commit that removed a version of the previous line.
-    let version = format!("^version = \"{}\\.{}\\.", PREVIOUS.major, PREVIOUS.minor);
-    let search = ["log", "-1", "--format=%H", "-G", &version];
-    let mut git = Command::new("git");
-    git.current_dir(repository).args(search);
-    let changed = succeed(git.args(["--", "Cargo.toml"]));
-
+    let (_, commit) = PREVIOUS_RELEASE.trim_end().split_once(' ').unwrap();
     let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let variable = |name| std::env::var_os(name).map(PathBuf::from);
     let home = variable("HOME").map(|home| home.join(".cache"));
     let cache = variable("XDG_CACHE_HOME").or(home);
     let cache = cache.map_or(temporary.to_owned(), |cache| cache.join("gw-tests"));
-    let program = cache.join(format!("gw-agent-before-{changed}"));
-    if program.exists() {
+    let program = cache.join(format!("gw-agent-{commit}"));
+    let digest_file = program.with_extension("sha256");
+    let digest_of = |program: &Path| {
+        let content = fs::read(program).ok()?;
+        Some(hexadecimal(digest(&SHA256, &content).as_ref()))
+    };
+    // It is kept with its digest: another program, or half of one, is made again.
+    if let (Some(found), Ok(kept)) = (digest_of(&program), fs::read_to_string(&digest_file))
+        && found == kept
+    {
         return Some(program);
     }
     if std::env::var_os("GW_TEST_PACKAGES").is_none_or(|value| value.is_empty()) {
@@ -198,26 +202,27 @@ fn previous_program() -> Option<PathBuf> {
         programs::skipped(&missing);
         return None;
     }
-    let built = build_before(
+    let built = build(
         repository,
-        &changed,
+        commit,
         &temporary.join(format!("line-{PREVIOUS}")),
     );
     fs::create_dir_all(&cache).unwrap();
     let whole = program.with_extension(std::process::id().to_string());
     fs::copy(built, &whole).unwrap();
+    fs::write(&digest_file, digest_of(&whole).unwrap()).unwrap();
     fs::rename(whole, &program).unwrap();
     Some(program)
 }
 
-/// Builds the agent's program as of the commit before `changed`, in `folder`.
-fn build_before(repository: &Path, changed: &str, folder: &Path) -> PathBuf {
+/// Builds the agent's program as of a commit, in `folder`.
+fn build(repository: &Path, commit: &str, folder: &Path) -> PathBuf {
     let source = folder.join("source");
     fs::create_dir_all(&source).unwrap();
     let archive = folder.join("source.tar");
     let mut git = Command::new("git");
     git.current_dir(repository).args(["archive", "--output"]);
-    succeed(git.arg(&archive).arg(format!("{changed}^")));
+    succeed(git.arg(&archive).arg(commit));
     let mut tar = Command::new("tar");
     tar.current_dir(&source).arg("--extract").arg("--file");
     succeed(tar.arg(&archive));
@@ -233,6 +238,21 @@ fn succeed(command: &mut Command) -> String {
     let output = command.stderr(Stdio::inherit()).output().unwrap();
     assert!(output.status.success(), "{command:?}");
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+#[test]
+fn the_previous_release_is_the_newest_of_an_earlier_line_in_the_changelog() {
+    let changelog = Path::new(env!("CARGO_MANIFEST_DIR")).join("../CHANGELOG.md");
+    let text = fs::read_to_string(changelog).unwrap();
+    let releases = text.lines().filter_map(|line| {
+        let (version, _) = line.strip_prefix("## [")?.split_once(']')?;
+        version.parse::<Version>().ok()
+    });
+    let newest = releases
+        .filter(|version| version.line < Version::own().line)
+        .max();
+    let (previous, _) = PREVIOUS_RELEASE.split_once(' ').unwrap();
+    assert_eq!(newest, previous.parse().ok());
 }
 
 #[test]
