@@ -214,7 +214,7 @@ impl Gateway {
             None => gateway.control.keep_no_changes(),
         }
         let roll_backs = agent_releases.iter().flat_map(|it| it.roll_backs());
-        control::audit::note_roll_backs(&gateway.control, roll_backs);
+        control::changes::audit::note_roll_backs(&gateway.control, roll_backs);
         Ok(gateway)
     }
 
