@@ -69,6 +69,7 @@ pack() {
 for program in gw-gateway gw-agent; do
     root=$work/deb/$program
     split "$programs/$program" "$root/usr/bin/$program"
+    describe_parts "$program" "$root/usr/bin/$program" "$(uname -m)-unknown-linux-gnu" "$program-$version-$arch"
     id=$(build_id "$programs/$program")
     symbols=$work/deb/$program-dbgsym
     install -d "$symbols/usr/lib/debug/.build-id/${id:0:2}" "$symbols/usr/share/doc"

@@ -48,6 +48,8 @@ for program in gw-gateway gw-agent; do
     top=$work/oci/$program
     split "$programs/$program" "$top/usr/bin/$program"
     rm "$top/usr/bin/$program.debug"
+    describe_parts "$program" "$top/usr/bin/$program" "$(uname -m)-unknown-linux-gnu" \
+        "$program-$version-$(dpkg --print-architecture)"
     install -D -m 644 -t "$top/usr/share/doc/$program" LICENSE-APACHE LICENSE-MIT
     install -d -m 700 "$top/var/lib/$program"
     case $program in

@@ -38,6 +38,7 @@ for arch in "${arches[@]}"; do
     name=gw-agent-$version-$arch-linux
     folder=$work/static/$name
     split "$built" "$folder/gw-agent"
+    describe_parts gw-agent "$folder/gw-agent" "$triple" "$name"
     install -d "$work/static/debug/$name-debug"
     mv "$folder/gw-agent.debug" "$work/static/debug/$name-debug/"
     install -m 644 LICENSE-APACHE LICENSE-MIT CHANGELOG.md packaging/examples/agent.toml \

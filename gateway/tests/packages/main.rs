@@ -8,6 +8,7 @@
 )]
 
 mod images;
+mod parts;
 #[path = "../../../shared/tests/programs/mod.rs"]
 mod programs;
 
