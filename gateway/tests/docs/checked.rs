@@ -23,7 +23,7 @@ const PLACEHOLDERS: [(&str, &str); 5] = [
 ];
 
 /// Programs of others. Their own options are not checked.
-const OTHERS: [&str; 29] = [
+const OTHERS: [&str; 32] = [
     "age",
     "cat",
     "cd",
@@ -44,13 +44,16 @@ const OTHERS: [&str; 29] = [
     "pg_ctlcluster",
     "pg_dump",
     "pg_restore",
+    "printf",
     "psql",
     "rm",
     "scp",
     "set",
+    "sha256sum",
     "skopeo",
     "socat",
     "ssh",
+    "tee",
     "umask",
     "websocat",
 ];
@@ -105,7 +108,9 @@ fn mistake_of_program(words: &[&str]) -> Option<String> {
         }
         "gw-gateway" | "gw-agent" => refusal(&built(program), arguments),
         "target/release/gw-loadtest" => refusal(&built("gw-loadtest"), arguments),
-        "./test" | "packaging/build" => refusal(&repository().join(program), arguments),
+        "./test" | "packaging/build" | "packaging/sign" => {
+            refusal(&repository().join(program), arguments)
+        }
         "systemctl" => {
             let units = arguments
                 .iter()

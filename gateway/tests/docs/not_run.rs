@@ -4,7 +4,7 @@ const REGION: &str =
     "several machines; gateway/tests/it/region/commands.rs runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-pub(crate) const NOT_RUN: [(&str, &str, &str); 43] = [
+pub(crate) const NOT_RUN: [(&str, &str, &str); 46] = [
     ("README.md", "./test", "it would run itself"),
     (
         "docs/agent.md",
@@ -31,6 +31,21 @@ pub(crate) const NOT_RUN: [(&str, &str, &str); 43] = [
         "docs/packages.md",
         "packaging/build deb",
         "release builds; gateway/tests/packages builds packages",
+    ),
+    (
+        "docs/packages.md",
+        "GW_RELEASE_KEY=",
+        "a release; gateway/tests/packages/signed.sh runs these commands",
+    ),
+    (
+        "docs/packages.md",
+        "sudo install -m 644 gw-release.asc",
+        "a release; gateway/tests/packages/signed.sh has apt use one",
+    ),
+    (
+        "docs/packages.md",
+        "packaging/sign",
+        "a release key; gateway/tests/packages/signed.sh runs it",
     ),
     (
         "docs/packages.md",

@@ -11,6 +11,7 @@ mod images;
 mod parts;
 #[path = "../../../shared/tests/programs/mod.rs"]
 mod programs;
+mod signed;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
