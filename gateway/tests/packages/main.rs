@@ -12,6 +12,7 @@ mod parts;
 #[path = "../../../shared/tests/programs/mod.rs"]
 mod programs;
 mod signed;
+mod units;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
