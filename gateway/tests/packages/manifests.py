@@ -30,7 +30,7 @@ CONTAINER = {
         "readOnlyRootFilesystem": FLAG,
         "capabilities": {"drop": [TEXT]},
     },
-    "volumeMounts": [{"name": NAME, "mountPath": TEXT, "subPath": TEXT, "readOnly": FLAG}],
+    "volumeMounts": [{"name": NAME, "mountPath": TEXT, "readOnly": FLAG}],
 }
 POD = {
     "automountServiceAccountToken": FLAG,
