@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use memchr::memmem;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::{programs, repository, run};
 
@@ -32,47 +32,38 @@ fn components(document: &Value, scope: &str) -> BTreeSet<String> {
         .collect()
 }
 
-#[test]
-fn a_program_and_its_document_name_the_crates_that_it_is_made_of() {
-    if !programs::usable(&["objcopy", "python3"]) {
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let program = folder.path().join("gw-gateway");
-    fs::copy(env!("CARGO_BIN_EXE_gw-gateway"), &program).unwrap();
-    let content = fs::read(&program).unwrap();
-    let describe = |out: &Path| -> Value {
-        run(Command::new("python3")
-            .arg(repository().join("packaging/sbom/sbom.py"))
-            .args(["--target", "x86_64-unknown-linux-gnu", "--out"])
-            .arg(out)
-            .arg("gw-gateway")
-            .arg(&program)
-            .env("SOURCE_DATE_EPOCH", "1800000000"));
-        serde_json::from_slice(&fs::read(out).unwrap()).unwrap()
-    };
-    let document = describe(&folder.path().join("first.json"));
-    assert_eq!(document, describe(&folder.path().join("second.json")));
-    assert_eq!(document["metadata"]["timestamp"], "2027-01-15T08:00:00Z");
+/// The document that sbom.py writes about the program, which gets the section.
+fn describe(program: &Path, out: &Path) -> Value {
+    run(Command::new("python3")
+        .arg(repository().join("packaging/sbom/sbom.py"))
+        .args(["--target", "x86_64-unknown-linux-gnu", "--out"])
+        .arg(out)
+        .arg("gw-gateway")
+        .arg(program)
+        .env("SOURCE_DATE_EPOCH", "1800000000"));
+    serde_json::from_slice(&fs::read(out).unwrap()).unwrap()
+}
 
-    // What the compiler has left in the program is in the document.
-    let inside = components(&document, "required");
-    let seen = crates_in(&content);
-    assert!(seen.len() > 20, "{seen:?}");
-    assert_eq!(seen.difference(&inside).next(), None);
-    let for_build = components(&document, "excluded");
-    assert!(
-        for_build.iter().any(|name| name.starts_with("syn-")),
-        "{for_build:?}"
-    );
+/// The section for scanners, unpacked.
+fn section(program: &Path, folder: &Path) -> Value {
+    let section = folder.join("section");
+    run(Command::new("objcopy")
+        .arg("--dump-section")
+        .arg(format!(".dep-v0={}", section.display()))
+        .arg(program)
+        .arg(folder.join("copy")));
+    let unpack =
+        "import sys, zlib; print(zlib.decompress(open(sys.argv[1], 'rb').read()).decode())";
+    let text = run(Command::new("python3").args(["-c", unpack]).arg(&section));
+    serde_json::from_str(&text).unwrap()
+}
 
-    // Crates from the registry have the checksum of the lock file; the patched one says from which release it comes.
+/// Crates from the registry have the checksum of the lock file; the patched one says of which release it is a copy.
+fn assert_origins(document: &Value) {
     let all = document["components"].as_array().unwrap();
     let of = |name: &str| all.iter().find(|it| it["name"] == name).unwrap();
-    let lock: toml::Table = fs::read_to_string(repository().join("Cargo.lock"))
-        .unwrap()
-        .parse()
-        .unwrap();
+    let lock = fs::read_to_string(repository().join("Cargo.lock")).unwrap();
+    let lock: toml::Table = lock.parse().unwrap();
     let mut locked = lock["package"].as_array().unwrap().iter();
     let h2 = locked.find(|it| it["name"].as_str() == Some("h2")).unwrap();
     assert_eq!(
@@ -85,20 +76,36 @@ fn a_program_and_its_document_name_the_crates_that_it_is_made_of() {
     assert!(sum.starts_with(ancestor["hashes"][0]["content"].as_str().unwrap()));
     assert_eq!(ancestor["purl"], http["purl"]);
     assert!(http["pedigree"]["patches"][0]["diff"]["text"]["content"].is_string());
+}
+
+#[test]
+fn a_program_and_its_document_name_the_crates_that_it_is_made_of() {
+    if !programs::usable(&["objcopy", "python3"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("gw-gateway");
+    fs::copy(env!("CARGO_BIN_EXE_gw-gateway"), &program).unwrap();
+    let content = fs::read(&program).unwrap();
+    let document = describe(&program, &folder.path().join("first.json"));
+    let again = describe(&program, &folder.path().join("second.json"));
+    assert_eq!(document, again);
+    assert_eq!(document["metadata"]["timestamp"], "2027-01-15T08:00:00Z");
+    assert_origins(&document);
+
+    // What the compiler has left in the program is in the document.
+    let inside = components(&document, "required");
+    let seen = crates_in(&content);
+    assert!(seen.len() > 20, "{seen:?}");
+    assert_eq!(seen.difference(&inside).next(), None);
+    let for_build = components(&document, "excluded");
+    assert!(
+        for_build.iter().any(|name| name.starts_with("syn-")),
+        "{for_build:?}"
+    );
 
     // The section for scanners has the same crates, and the program still runs.
-    let section = folder.path().join("section");
-    run(Command::new("objcopy")
-        .arg("--dump-section")
-        .arg(format!(".dep-v0={}", section.display()))
-        .arg(&program)
-        .arg(folder.path().join("copy")));
-    let unpack =
-        "import sys, zlib; print(zlib.decompress(open(sys.argv[1], 'rb').read()).decode())";
-    let data: Value = serde_json::from_str(&run(Command::new("python3")
-        .args(["-c", unpack])
-        .arg(&section)))
-    .unwrap();
+    let data = section(&program, folder.path());
     let packages = data["packages"].as_array().unwrap();
     let (built, linked): (Vec<&Value>, Vec<&Value>) =
         packages.iter().partition(|it| it["kind"] == "build");
@@ -108,10 +115,7 @@ fn a_program_and_its_document_name_the_crates_that_it_is_made_of() {
     };
     assert_eq!(names(&linked), inside);
     assert_eq!(names(&built), for_build);
-    let root = packages
-        .iter()
-        .find(|it| it["root"] == json!(true))
-        .unwrap();
+    let root = packages.iter().find(|it| it["root"] == true).unwrap();
     assert_eq!(root["name"], "gw-gateway");
     run(Command::new(&program).arg("--version"));
 }
