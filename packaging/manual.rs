@@ -11,7 +11,10 @@ use clap_complete::{Shell, generate_to};
 /// fish beside them. Makes the folder if it is missing.
 pub(crate) fn write(mut program: Command, folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
-    clap_mangen::generate_to(without_help(program.clone()), folder)?;
+    let mut pages = without_help(program.clone());
+    // Names the commands with those above them.
+    pages.build();
+    clap_mangen::generate_to(page(pages), folder)?;
     let name = program.get_name().to_owned();
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         generate_to(shell, &mut program, &name, folder)?;
@@ -24,4 +27,17 @@ fn without_help(command: Command) -> Command {
     command
         .disable_help_subcommand(true)
         .mut_subcommands(without_help)
+}
+
+/// Shortens what is above the description: NAME to one sentence, which `whatis` prints in a line, and SYNOPSIS to the usage
+/// of `--help`, which has the values.
+fn page(mut command: Command) -> Command {
+    let usage = command.render_usage().to_string();
+    let usage = usage.trim_start_matches("Usage: ").to_owned();
+    if let Some(about) = command.get_about().map(ToString::to_string) {
+        let name = about.split(". ").next().unwrap_or_default().to_owned();
+        let description = command.get_long_about().map_or(about, ToString::to_string);
+        command = command.about(name).long_about(description);
+    }
+    command.override_usage(usage).mut_subcommands(page)
 }

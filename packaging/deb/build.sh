@@ -23,13 +23,25 @@ install_units() {
 install_manual() {
     local pages=$work/manual/$2 page
     "$programs/$2" manual "$pages"
-    install -d "$1/usr/share/man/man1"
-    for page in "$pages"/*.1; do
-        gzip -9 --no-name <"$page" >"$1/usr/share/man/man1/$(basename "$page").gz"
+    documentation man "$pages"
+    install -d "$1/usr/share/man/man1" "$1/usr/share/man/man5"
+    for page in "$pages"/*.1 "$pages/${2#gw-}.toml.5"; do
+        gzip -9 --no-name <"$page" >"$1/usr/share/man/man${page##*.}/$(basename "$page").gz"
     done
     install -D -m 644 "$pages/$2.bash" "$1/usr/share/bash-completion/completions/$2"
     install -D -m 644 "$pages/_$2" "$1/usr/share/zsh/vendor-completions/_$2"
     install -D -m 644 "$pages/$2.fish" "$1/usr/share/fish/vendor_completions.d/$2.fish"
+}
+
+# install_documentation ROOT PROGRAM: the pages of docs/, for terminals and for browsers.
+install_documentation() {
+    local folder=$1/usr/share/doc/$2
+    install -d "$folder"
+    documentation html "$folder/html"
+    install -m 644 docs/*.md "$folder"
+    rm "$folder/SUMMARY.md"
+    # In the unit, pages have the names that they have here.
+    sed -i "s|docs/\([a-z-]*\.md\)|/usr/share/doc/$2/\1|" "$1"/lib/systemd/system/*.service
 }
 
 # install_about ROOT PACKAGE PROGRAM: copyright and changelogs.
@@ -81,6 +93,7 @@ for program in gw-gateway gw-agent; do
     fi
     install_units "$root" "$program"
     install_manual "$root" "$program"
+    install_documentation "$root" "$program"
     install_about "$root" "$program" "$program"
     # Not conffiles of dpkg: they have to be edited, so that each change of an example would stop an upgrade with a question.
     configs=/etc/gw/${program#gw-}.toml
@@ -110,7 +123,8 @@ for program in gw-gateway gw-agent; do
         " backend keeps one outbound tunnel, and the gateway authenticates, limits," \
         " records and relays the requests of callers." \
         " ." \
-        " This package contains the ${program#gw-}, its systemd units, manual and completions."
+        " This package contains the ${program#gw-}, its systemd units, documentation and" \
+        " completions."
     pack "$symbols" "$program-dbgsym" "Depends: $program (= $version-$revision)" \
         "Section: debug" "Priority: optional" "Auto-Built-Package: debug-symbols" "Build-Ids: $id" \
         "Description: debug symbols for $program"

@@ -46,6 +46,8 @@ for arch in "${arches[@]}"; do
     # Another architecture's program cannot write them here; they are the same.
     if [[ $arch == "$(uname -m)" ]]; then
         "$folder/gw-agent" manual "$work/static/manual"
+        documentation man "$work/static/manual"
+        rm "$work/static/manual/gateway.toml.5"
     fi
     if [[ -d $work/static/manual ]]; then
         cp -r "$work/static/manual" "$folder/manual"

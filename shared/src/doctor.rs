@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use crate::command::Failure;
+use crate::text::documentation::located;
 use crate::text::{escaped, escaped_json, escaped_message};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -71,7 +72,7 @@ impl Examination {
             check: check.into(),
             verdict,
             found: found.into(),
-            advice,
+            advice: advice.as_deref().map(located),
         });
     }
 

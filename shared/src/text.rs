@@ -4,6 +4,8 @@
 //! characters in them, and a line end begins a line that another program seems to have written. What the programs print
 //! and log passes through this module: one set of characters, one way to show them, `\u{1b}`.
 
+pub mod documentation;
+
 use std::borrow::Cow;
 use std::fmt::{self, Display, Write};
 

@@ -28,7 +28,7 @@ pub(crate) enum Command {
     Init(InitArguments),
     /// Run a gateway.
     Serve {
-        /// Configuration file (TOML); docs/configuration.md lists its keys.
+        /// Configuration file (TOML); gateway.toml(5) lists its keys.
         #[arg(long)]
         config: PathBuf,
         /// Report all mistakes in the configuration and exit.

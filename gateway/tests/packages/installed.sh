@@ -9,12 +9,23 @@ for program in gw-gateway gw-agent; do
     test "$(stat --format '%a %U' /var/lib/$program)" = "700 $program"
     test -z "$(dpkg --verify $program)"
 
-    # shellcheck disable=SC2046
-    said=$(zcat $(dpkg --listfiles $program | grep '/man1/.*\.1\.gz$') |
-        man --warnings=w --local-file - 2>&1 >/dev/null)
-    test -z "$said"
+    pages=$(dpkg --listfiles $program | grep '/man[15]/.*\.gz$')
+    for page in $pages; do
+        said=$(man --warnings=w --local-file "$page" 2>&1 >/dev/null)
+        test -z "$said"
+        # NAME is one sentence, which whatis prints.
+        lexgrog "$page" >/root/name
+        sed 's/^[^"]*//' /root/name | grep -v -F '. '
+    done
+    man --local-file "/usr/share/man/man5/${program#gw-}.toml.5.gz" | grep -F log_format
+
+    # The documentation, whose pages link to pages that are there.
+    test -s "/usr/share/doc/$program/packages.md"
+    (cd "/usr/share/doc/$program/html" && test -s index.html &&
+        sed -n 's/.*\(href\|src\)="\([^"#:]*\).*/\2/p' ./*.html | sort -u | xargs --delimiter='\n' ls >/dev/null)
     # The command that writes the pages is hidden from them.
     man --local-file "/usr/share/man/man1/$program-doctor.1.gz" | grep -e --json >/dev/null
+    man --local-file "/usr/share/man/man1/$program-doctor.1.gz" | grep -F "$program doctor [OPTIONS]"
     test ! -e /usr/share/man/man1/$program-manual.1.gz
 
     # Each shell finds the completions by itself, and completes "doc".
@@ -36,6 +47,10 @@ for unit in gw-gateway gw-agent gw-agent-enroll; do
     systemd-analyze security --offline=yes --threshold=20 $unit.service >/dev/null
 done
 gw-gateway serve --config /etc/gw/gateway.toml --check
+# Messages name pages where they are installed.
+echo nonsense = 1 >/root/wrong.toml
+said=$(gw-gateway doctor --config /root/wrong.toml || true)
+grep -F "/usr/share/doc/gw-gateway/configuration.md lists the keys" <<<"$said"
 
 # An upgrade to a package with other examples keeps an edited configuration file, and asks nothing. It replaces one that is as
 # installed, and the package that is installed then is the first one again.

@@ -128,7 +128,13 @@ fn assert_passed(root: &Path, said: &str) {
 
 #[test]
 fn debian_packages_install_and_serve_by_their_units() {
-    if !usable(&["dpkg-shlibdeps", "lintian", "mmdebstrap", "systemd-nspawn"]) {
+    if !usable(&[
+        "dpkg-shlibdeps",
+        "lintian",
+        "mmdebstrap",
+        "python3-markdown-it",
+        "systemd-nspawn",
+    ]) {
         return;
     }
     let folder = tempfile::tempdir().unwrap();

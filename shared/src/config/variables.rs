@@ -1,6 +1,7 @@
 //! Environment variables of gateway and agent, to find misspelt ones.
 
 use super::suggestion::suggestion;
+use crate::text::documentation::located;
 
 /// Prefix of the variables of both programs.
 const PREFIX: &str = "GW_";
@@ -146,7 +147,8 @@ impl std::fmt::Display for UnknownVariable {
             Some(suggestion) => write!(f, "; did you mean `{suggestion}`?"),
             None => write!(
                 f,
-                "; it has no effect, and docs/configuration.md lists those that have"
+                "; it has no effect, and {} lists those that have",
+                located("docs/configuration.md")
             ),
         }
     }

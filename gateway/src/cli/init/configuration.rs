@@ -102,7 +102,7 @@ fn text(answers: &Answers) -> String {
         ..
     } = answers;
     let about = "# Configuration of gw-gateway, written by `gw-gateway init`. Keys behind a `#` are shown with their defaults, or \
-                 with\n# an example where they have none. docs/configuration.md describes them all.\n";
+                 with\n# an example where they have none. gateway.toml(5) describes them all.\n";
     let rest = EXAMPLE
         .split_once("\n#\n")
         .map_or(EXAMPLE, |(_, rest)| rest);

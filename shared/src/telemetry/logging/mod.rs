@@ -22,6 +22,7 @@ use repeats::Limited;
 pub use repeats::suppressed;
 
 use crate::text::Escaping;
+use crate::text::documentation::located;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -66,7 +67,8 @@ pub fn start(format: LogFormat, default: Level) {
         return;
     }
     if let Some(problem) = problem {
-        tracing::warn!("GW_LOG is ignored: {problem}; docs/configuration.md describes log filters");
+        let page = located("docs/configuration.md");
+        tracing::warn!("GW_LOG is ignored: {problem}; {page} describes log filters");
     }
     if LevelFilter::current() > STATIC_MAX_LEVEL {
         tracing::warn!("GW_LOG: this program logs nothing below {STATIC_MAX_LEVEL}");
