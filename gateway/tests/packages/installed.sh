@@ -22,7 +22,8 @@ for program in gw-gateway gw-agent; do
     # The documentation, whose pages link to pages that are there.
     test -s "/usr/share/doc/$program/packages.md"
     (cd "/usr/share/doc/$program/html" && test -s index.html &&
-        sed -n 's/.*\(href\|src\)="\([^"#:]*\).*/\2/p' ./*.html | sort -u | xargs --delimiter='\n' ls >/dev/null)
+        grep --only-matching --no-filename '\(href\|src\)="[^"#:]\+["#]' ./*.html | cut --delimiter='"' --fields=2 | tr --delete '#' |
+        sort -u | xargs ls >/dev/null)
     # The command that writes the pages is hidden from them.
     man --local-file "/usr/share/man/man1/$program-doctor.1.gz" | grep -e --json >/dev/null
     man --local-file "/usr/share/man/man1/$program-doctor.1.gz" | grep -F "$program doctor [OPTIONS]"
