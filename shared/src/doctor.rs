@@ -49,7 +49,12 @@ impl Examination {
         found: impl Into<String>,
         advice: impl Into<String>,
     ) {
-        self.note(check, Verdict::Warning, found, Some(advice.into()));
+        self.note(
+            check,
+            Verdict::Warning,
+            found,
+            Some(located(&advice.into())),
+        );
     }
 
     pub fn failed(
@@ -58,7 +63,7 @@ impl Examination {
         found: impl Into<String>,
         advice: impl Into<String>,
     ) {
-        self.note(check, Verdict::Failed, found, Some(advice.into()));
+        self.note(check, Verdict::Failed, found, Some(located(&advice.into())));
     }
 
     fn note(
@@ -72,7 +77,7 @@ impl Examination {
             check: check.into(),
             verdict,
             found: found.into(),
-            advice: advice.as_deref().map(located),
+            advice,
         });
     }
 
