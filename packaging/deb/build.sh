@@ -62,6 +62,11 @@ $3 ($version-$revision) $codename; urgency=medium
 END
 }
 
+# Prints the size of a folder in KiB as Debian's tools count it, on any file system.
+installed_size() {
+    find "$1" -mindepth 1 -printf '%y %s\n' | awk '{ size += $1 == "f" ? int(($2 + 1023) / 1024) : 1 } END { print size }'
+}
+
 # pack ROOT PACKAGE LINE...: the package of what is in the folder, with these lines in its control file.
 pack() {
     local root=$1 name=$2
@@ -70,7 +75,7 @@ pack() {
     {
         printf '%s\n' "Package: $name" "Version: $version-$revision" "Architecture: $arch" \
             "Maintainer: The Gw authors <maintainers@gw.invalid>" \
-            "Installed-Size: $(du --summarize --apparent-size --block-size=1024 "$root" | cut -f 1)" "$@"
+            "Installed-Size: $(installed_size "$root")" "$@"
     } >"$root/DEBIAN/control"
     (cd "$root" && find . -path ./DEBIAN -prune -o -type f -printf '%P\0' | sort -z | xargs -0 md5sum) >"$root/DEBIAN/md5sums"
     find "$root" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
@@ -78,7 +83,7 @@ pack() {
     echo "$out/${name}_$version-${revision}_$arch.deb"
 }
 
-for program in gw-gateway gw-agent; do
+for program in "${only[@]}"; do
     root=$work/deb/$program
     split "$programs/$program" "$root/usr/bin/$program"
     describe_parts "$program" "$root/usr/bin/$program" "$(uname -m)-unknown-linux-gnu" "$program-$version-$arch"

@@ -44,7 +44,7 @@ printf '%s\n' 'root:x:0:' 'gw:x:65532:' >"$base/etc/group"
 echo 'hosts: files dns' >"$base/etc/nsswitch.conf"
 install -d -m 1777 "$base/tmp"
 
-for program in gw-gateway gw-agent; do
+for program in "${only[@]}"; do
     top=$work/oci/$program
     split "$programs/$program" "$top/usr/bin/$program"
     rm "$top/usr/bin/$program.debug"

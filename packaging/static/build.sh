@@ -3,6 +3,7 @@
 # use_tools TARGET: exports the C compiler, the linker and the tools for one target.
 use_tools() {
     local variable=${1//-/_} headers
+    target_cflags=
     rustc --print target-libdir --target "$1" >/dev/null 2>&1 && [[ -d $(rustc --print target-libdir --target "$1") ]] ||
         fail "static needs Rust's library for $1: rustup target add $1"
     case $1 in
@@ -20,6 +21,7 @@ use_tools() {
             export "CC_$variable=aarch64-linux-gnu-gcc"
             # Not glibc's headers, with their calls to checking functions that musl does not have.
             export "CFLAGS_$variable=-nostdinc -isystem $headers -isystem $(aarch64-linux-gnu-gcc -print-file-name=include)"
+            target_cflags=CFLAGS_$variable
             export "CARGO_TARGET_${variable^^}_LINKER=aarch64-linux-gnu-gcc"
             objcopy=aarch64-linux-gnu-objcopy
             ;;
@@ -30,8 +32,8 @@ use_tools() {
 for arch in "${arches[@]}"; do
     triple=$arch-unknown-linux-musl
     use_tools "$triple"
-    "$cargo" build --locked --profile "$profile" --package gw-agent --bin gw-agent --target "$triple"
-    built=$target/$triple/$profile_folder/gw-agent
+    build_with_cargo --package gw-agent --bin gw-agent --target "$triple"
+    built=$target/packaging/$triple/$profile_folder/gw-agent
     headers=$(readelf --program-headers "$built")
     [[ $headers != *INTERP* ]] || fail "$built needs a dynamic linker"
 
@@ -55,4 +57,4 @@ for arch in "${arches[@]}"; do
     archive "$name.tar.gz" "$folder"
     archive "$name-debug.tar.gz" "$work/static/debug/$name-debug"
 done
-unset objcopy
+unset objcopy target_cflags

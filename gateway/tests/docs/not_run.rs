@@ -4,7 +4,7 @@ const REGION: &str =
     "several machines; gateway/tests/it/region/commands.rs runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-pub(crate) const NOT_RUN: [(&str, &str, &str); 46] = [
+pub(crate) const NOT_RUN: [(&str, &str, &str); 47] = [
     ("README.md", "./test", "it would run itself"),
     (
         "docs/agent.md",
@@ -41,6 +41,11 @@ pub(crate) const NOT_RUN: [(&str, &str, &str); 46] = [
         "docs/packages.md",
         "sudo install -m 644 gw-release.asc",
         "a release; gateway/tests/packages/signed.sh has apt use one",
+    ),
+    (
+        "docs/packages.md",
+        "packaging/build --verify",
+        "two release builds; .github/workflows/weekly.yml runs it",
     ),
     (
         "docs/packages.md",
