@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{assert_says, configured, fail};
-use crate::support::caller::connect_to;
 use crate::support::eventually;
-use crate::support::postgres::Postgres;
-use crate::support::prepared::Prepared;
-use crate::support::process::{Served, gw_agent, gw_gateway, serve, serve_command};
+use crate::support::peers::caller::connect_to;
+use crate::support::processes::postgres::Postgres;
+use crate::support::processes::prepared::Prepared;
+use crate::support::processes::process::{Served, gw_agent, gw_gateway, serve, serve_command};
 
 /// A gateway with the account `acme`, its service `api`, and an enrollment token.
 struct FirstDay {

@@ -1,7 +1,7 @@
 //! Signed programs as administrators make them, and their way back to an older one.
 
 use super::*;
-use crate::support::process::gw_gateway;
+use crate::support::processes::process::gw_gateway;
 
 /// Beginning of the marker in a program.
 const MARKER: &[u8] = b"gw-agent-program \xb3\x1e\xf0\x07\x9c\x5a\xe4\x82";
