@@ -150,16 +150,8 @@ const CRATES: [(&str, &[&str]); 10] = [
     (
         "gateway/store/src",
         &[
-            "lib",
-            "source",
-            "postgres",
-            "sqlite",
-            "contents",
-            "sealed",
-            "sealing",
-            "records",
-            "limits",
-            "unavailable",
+            "lib", "source", "postgres", "sqlite", "contents", "sealed", "sealing", "records",
+            "limits", "failure",
         ],
     ),
     (

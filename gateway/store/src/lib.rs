@@ -4,6 +4,7 @@
 #![warn(missing_docs)]
 
 mod contents;
+pub mod failure;
 pub mod limits;
 mod postgres;
 mod records;
@@ -11,7 +12,6 @@ mod sealed;
 mod sealing;
 mod source;
 mod sqlite;
-pub mod unavailable;
 
 use std::borrow::Cow;
 use std::io::ErrorKind;
@@ -159,7 +159,7 @@ pub enum StoreError {
     #[error("store: another node has changed the records; nothing was changed, try again")]
     Stale,
     /// PostgreSQL cannot be reached, or the connection ended.
-    #[error("store: {}", unavailable::explained(.0))]
+    #[error("store: {}", failure::explained(.0))]
     Unavailable(String),
     /// PostgreSQL refused a statement.
     #[error("store: PostgreSQL: {0}")]

@@ -12,7 +12,7 @@ use gw_region::{NodeRow, RegionKeys, Roster};
 use gw_shared::doctor::Examination;
 use gw_store::{
     EngineState, POOLED, PostgresInspector, PostgresSettings, PostgresSource, PostgresStore,
-    RegionState, Replication, Store, StoreError, unavailable,
+    RegionState, Replication, Store, StoreError, failure,
 };
 
 const STORE: &str = "store";
@@ -129,7 +129,7 @@ fn without_primary(out: &mut Examination, settings: &PostgresSettings, error: &S
         }
         Err(_) => {
             let reason = reason(error);
-            let advice = unavailable::remedy(&reason).unwrap_or(unavailable::UNREACHABLE);
+            let advice = failure::remedy(&reason).unwrap_or(failure::UNREACHABLE);
             out.failed(STORE, reason, advice);
         }
     }
