@@ -102,7 +102,8 @@ fn text(answers: &Answers) -> String {
         ..
     } = answers;
     let about = "# Configuration of gw-gateway, written by `gw-gateway init`. Keys behind a `#` are shown with their defaults, or \
-                 with\n# an example where they have none. gateway.toml(5) describes them all.\n";
+                 with\n# an example where they have none. gateway.toml(5) describes them all; packages install docs/ as\n# \
+                 /usr/share/doc/gw-gateway.\n";
     let rest = EXAMPLE
         .split_once("\n#\n")
         .map_or(EXAMPLE, |(_, rest)| rest);
