@@ -4,7 +4,7 @@ const REGION: &str =
     "several machines; gateway/tests/it/region/commands.rs runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-pub(crate) const NOT_RUN: [(&str, &str, &str); 47] = [
+pub(crate) const NOT_RUN: [(&str, &str, &str); 48] = [
     ("README.md", "./test", "it would run itself"),
     (
         "docs/agent.md",
@@ -175,5 +175,10 @@ pub(crate) const NOT_RUN: [(&str, &str, &str); 47] = [
         "docs/upgrade.md",
         "gw-gateway agent-program",
         "two programs; gateway/tests/it/identity/agent_updates.rs signs programs",
+    ),
+    (
+        "docs/upgrade.md",
+        "gw-gateway agent-program roll-back",
+        "programs of two versions; gateway/tests/it/identity/agent_updates/roll_back.rs goes back to one",
     ),
 ];
