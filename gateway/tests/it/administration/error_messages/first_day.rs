@@ -198,7 +198,12 @@ fn an_admin_token_that_is_wrong_unreadable_or_lost() {
     }
     fs::remove_file(&token).unwrap();
     let mut command = gw_gateway();
-    command.args(list).arg("--config").arg(&day.config);
+    let url = format!("http://{}", day.served.admin_address);
+    command
+        .args(list)
+        .args(["--admin-url", &url])
+        .arg("--config")
+        .arg(&day.config);
     assert_says(
         &fail(&mut command).1,
         &[
