@@ -282,7 +282,11 @@ mod tests {
         for (url, expected) in [
             ("postgres://", "it names no host"),
             ("postgres://db/gw", "it names no user"),
-            ("mysql://gw@db/gw", "it must be \"sqlite\" or a URL such as"),
+            (
+                "mysql://gw@db/gw",
+                "mysql:// is the URL of another database",
+            ),
+            ("gw@db/gw", "it must be \"sqlite\" or a URL such as"),
             (
                 "postgres://gw@db:port/gw",
                 "invalid value for option `port`",
