@@ -243,7 +243,12 @@ fn servers_that_are_no_gateways_are_named() {
     let message = enroll_at(&format!("https://gw.localhost:{port}"), Some(&other));
     assert_has(
         &message,
-        &[&format!("gw.localhost:{port} is not trusted"), "--ca-file"],
+        &[
+            &format!(
+                "certificate at gw.localhost:{port} was not issued by the authority in --ca-file"
+            ),
+            "give the file of the authority that issued it",
+        ],
     );
 }
 
