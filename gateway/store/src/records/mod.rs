@@ -271,6 +271,10 @@ fn unknown_kind(kind: &str) -> StoreError {
 /// One step of a change. The steps of a change take effect together or not at all.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all steps put a record, and none lives longer than its change"
+)]
 pub enum Step {
     /// Creates or replaces the record of the same identity.
     Put(StoredRecord),
