@@ -245,9 +245,9 @@ fn servers_that_are_no_gateways_are_named() {
         &message,
         &[
             &format!(
-                "certificate at gw.localhost:{port} was not issued by the authority in --ca-file"
+                "certificate at gw.localhost:{port} is not trusted: no authority in --ca-file issued it"
             ),
-            "give the file of the authority that issued it",
+            "give the file of the one that did",
         ],
     );
 }

@@ -68,8 +68,8 @@ pub enum EnrollError {
     ServiceUrl { given: String, gateway: String },
     /// The gateway's certificate is of another authority than those given.
     #[error(
-        "the gateway's certificate at {at} was not issued by the authority in --ca-file: {reason}; give the file of the authority \
-         that issued it: dev-ca.crt in data_dir of a gateway without tls_certificate, or that of your own authority"
+        "the gateway's certificate at {at} is not trusted: no authority in --ca-file issued it ({reason}); give the file of the one that \
+         did: dev-ca.crt in data_dir of a gateway without tls_certificate, or that of your own authority"
     )]
     OtherAuthority {
         at: String,

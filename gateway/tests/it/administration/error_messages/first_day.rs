@@ -108,7 +108,7 @@ fn an_agent_that_gets_the_url_of_a_service_or_another_authority() {
         &day.enroll("eu1.gw.localhost", &other_file),
         &[
             &format!(
-                "the gateway's certificate at eu1.gw.localhost:{port} was not issued by the authority in --ca-file"
+                "the gateway's certificate at eu1.gw.localhost:{port} is not trusted: no authority in --ca-file issued it"
             ),
             "UnknownIssuer",
             "dev-ca.crt in data_dir",
