@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         }
         Command::Serve { config, check } => serve(&config, check),
         Command::Doctor { config, json } => examine(config.as_deref(), json),
+        Command::Healthy(arguments) => arguments.run(),
         Command::Backup(arguments) => arguments.run(),
         Command::Restore(arguments) => arguments.run(),
         Command::Region { command } => command.run(),

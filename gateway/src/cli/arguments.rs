@@ -11,6 +11,7 @@ use clap::{Parser, Subcommand};
 use crate::cli::Administration;
 use crate::cli::agent_program::AgentProgramCommand;
 use crate::cli::backup::{BackupArguments, RestoreArguments};
+use crate::cli::client::connection::healthy::HealthyArguments;
 use crate::cli::init::InitArguments;
 use crate::cli::region::RegionCommand;
 
@@ -45,6 +46,8 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Ask a running gateway whether it takes requests. Exit code 0 if it does; otherwise 1, and the reason in one line.
+    Healthy(HealthyArguments),
     /// Make a backup of a single gateway, running or stopped.
     Backup(BackupArguments),
     /// Restore a backup into an empty data folder.
@@ -161,7 +164,7 @@ mod tests {
     }
 
     /// Commands that are accepted.
-    const GOOD: [&str; 20] = [
+    const GOOD: [&str; 22] = [
         "gw-gateway account create acme --json",
         "gw-gateway service create acme api --mode jwt --mode service_key --burst 5 --request-logging false",
         "gw-gateway service create acme api --create-account --with-key --with-agent --backend-port 80",
@@ -176,6 +179,8 @@ mod tests {
         "gw-gateway backup --config gateway.toml backup.tar.zst --force",
         "gw-gateway backup - --admin-url https://localhost:1 --admin-ca ca.pem",
         "gw-gateway restore --config gateway.toml -",
+        "gw-gateway healthy",
+        "gw-gateway healthy --wait 30s --admin-url https://localhost:1 --admin-ca ca.pem",
         "gw-gateway init",
         "gw-gateway init --domain example.com --account acme --config gateway.toml --force --no-start",
         "gw-gateway region status --config gateway.toml --json",
@@ -185,7 +190,7 @@ mod tests {
     ];
 
     /// Commands that are refused before any request.
-    const REFUSED: [(&str, ErrorKind); 22] = [
+    const REFUSED: [(&str, ErrorKind); 23] = [
         ("gw-gateway account create ACME", ErrorKind::ValueValidation),
         (
             "gw-gateway account show acme/../other",
@@ -232,6 +237,7 @@ mod tests {
             ErrorKind::ArgumentConflict,
         ),
         ("gw-gateway audit --limit 0", ErrorKind::ValueValidation),
+        ("gw-gateway healthy --wait 30", ErrorKind::ValueValidation),
         (
             "gw-gateway init --domain EXAMPLE",
             ErrorKind::ValueValidation,

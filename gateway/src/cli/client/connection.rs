@@ -1,5 +1,7 @@
 //! Address and token of the admin listener.
 
+pub(crate) mod healthy;
+
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -17,10 +19,10 @@ use super::output::Output;
 const NO_TOKEN: &str = "no admin token: set GW_ADMIN_TOKEN, or name the file that holds it with --admin-token-file, \
                         or the gateway's own configuration with --config";
 
-/// Options take precedence over environment variables.
+/// What names an admin listener. Options take precedence over environment variables.
 #[derive(Args, Default)]
 #[command(next_help_heading = "Connection to the gateway")]
-pub(crate) struct AdminConnection {
+pub(crate) struct ListenerOptions {
     /// URL of the admin listener, http or https [env: GW_ADMIN_URL] [default: http://127.0.0.1:9080].
     #[arg(long, global = true, value_name = "URL")]
     admin_url: Option<String>,
@@ -28,12 +30,20 @@ pub(crate) struct AdminConnection {
     /// of the system].
     #[arg(long, global = true, value_name = "FILE")]
     admin_ca: Option<PathBuf>,
-    /// File with the admin token [env: GW_ADMIN_TOKEN_FILE, or GW_ADMIN_TOKEN for the token itself].
-    #[arg(long, global = true, value_name = "FILE")]
-    admin_token_file: Option<PathBuf>,
     /// Configuration file of a gateway on this machine, from which the address and the token are read.
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
+}
+
+/// An admin listener and the token for it.
+#[derive(Args, Default)]
+#[command(next_help_heading = "Connection to the gateway")]
+pub(crate) struct AdminConnection {
+    #[command(flatten)]
+    listener: ListenerOptions,
+    /// File with the admin token [env: GW_ADMIN_TOKEN_FILE, or GW_ADMIN_TOKEN for the token itself].
+    #[arg(long, global = true, value_name = "FILE")]
+    admin_token_file: Option<PathBuf>,
     /// Print the JSON of the administration API instead of tables.
     #[arg(long, global = true, help_heading = None::<&str>)]
     json: bool,
@@ -48,11 +58,55 @@ pub(crate) struct AdminEndpoint {
     pub(crate) token_source: String,
 }
 
+impl ListenerOptions {
+    /// Options that name the gateway on this machine with this configuration file.
+    fn of(config: &Path) -> Self {
+        Self {
+            config: Some(config.to_owned()),
+            ..Self::default()
+        }
+    }
+
+    /// The configuration that was named, if one was.
+    fn load_config(
+        &self,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<Config>, Failure> {
+        self.config
+            .as_deref()
+            .map(|path| load_config(path, environment))
+            .transpose()
+    }
+
+    /// The address of the listener; `config` is [`Self::load_config`].
+    fn address(
+        &self,
+        config: Option<&Config>,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<AdminAddress, Failure> {
+        let variable = |name| environment(name).filter(|value| !value.is_empty());
+        let authorities = self
+            .admin_ca
+            .clone()
+            .or_else(|| variable("GW_ADMIN_CA").map(PathBuf::from));
+        let authorities = authorities.as_deref();
+        let address = match (&self.admin_url, config) {
+            (Some(url), _) => AdminAddress::at(url, authorities),
+            (None, Some(config)) => AdminAddress::of(config, authorities),
+            (None, None) => AdminAddress::at(
+                variable("GW_ADMIN_URL").as_deref().unwrap_or(URL_DEFAULT),
+                authorities,
+            ),
+        };
+        address.map_err(Failure::Usage)
+    }
+}
+
 impl AdminConnection {
     /// To the gateway on this machine with this configuration file.
     pub(crate) fn of(config: &Path) -> Self {
         Self {
-            config: Some(config.to_owned()),
+            listener: ListenerOptions::of(config),
             ..Self::default()
         }
     }
@@ -68,7 +122,10 @@ impl AdminConnection {
     /// The configuration file of the gateway at this address; `None` if another address is named. GW_ADMIN_URL is not used
     /// with a configuration file.
     pub(crate) fn own_config_file(&self) -> Option<&Path> {
-        self.config.as_deref().filter(|_| self.admin_url.is_none())
+        let ListenerOptions {
+            admin_url, config, ..
+        } = &self.listener;
+        config.as_deref().filter(|_| admin_url.is_none())
     }
 
     /// Whether JSON is wanted.
@@ -81,26 +138,8 @@ impl AdminConnection {
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<AdminEndpoint, Failure> {
         let variable = |name| environment(name).filter(|value| !value.is_empty());
-        let config = self
-            .config
-            .as_deref()
-            .map(|path| load_config(path, &environment))
-            .transpose()?;
-
-        let authorities = self
-            .admin_ca
-            .clone()
-            .or_else(|| variable("GW_ADMIN_CA").map(PathBuf::from));
-        let authorities = authorities.as_deref();
-        let address = match (&self.admin_url, &config) {
-            (Some(url), _) => AdminAddress::at(url, authorities),
-            (None, Some(config)) => AdminAddress::of(config, authorities),
-            (None, None) => AdminAddress::at(
-                variable("GW_ADMIN_URL").as_deref().unwrap_or(URL_DEFAULT),
-                authorities,
-            ),
-        };
-        let address = address.map_err(Failure::Usage)?;
+        let config = self.listener.load_config(&environment)?;
+        let address = self.listener.address(config.as_ref(), &environment)?;
         let (token, token_source) =
             match (&self.admin_token_file, &config, variable("GW_ADMIN_TOKEN")) {
                 (Some(file), ..) => read_token(file),
@@ -241,10 +280,12 @@ mod tests {
             directory.path()
         );
         let mut options = AdminConnection {
-            admin_url: Some("http://option:1/".to_owned()),
-            admin_ca: None,
+            listener: ListenerOptions {
+                admin_url: Some("http://option:1/".to_owned()),
+                config: Some(file("gateway.toml", &config)),
+                ..ListenerOptions::default()
+            },
             admin_token_file: Some(file("option", "of-option\n")),
-            config: Some(file("gateway.toml", &config)),
             json: false,
         };
         let of_variable = file("variable", "of-file\n");
@@ -263,12 +304,12 @@ mod tests {
             found(&options, &variables),
             expect("http://option:1", "of-option")
         );
-        (options.admin_url, options.admin_token_file) = (None, None);
+        (options.listener.admin_url, options.admin_token_file) = (None, None);
         assert_eq!(
             found(&options, &variables),
             expect("http://[::1]:9090", "of-config")
         );
-        options.config = None;
+        options.listener.config = None;
         assert_eq!(
             found(&options, &variables),
             expect("http://variable:2", "of-variable")

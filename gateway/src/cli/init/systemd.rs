@@ -3,7 +3,7 @@
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{fs, io};
 
 use gw_base::process::file_owner::FileOwner;
@@ -15,6 +15,7 @@ use rustix::fs::OFlags;
 use super::answers::{Answers, CONFIG_OF_ROOT, DATA_DIR_OF_ROOT};
 use super::configuration::put;
 use super::say;
+use crate::cli::client::connection::healthy;
 
 const UNIT: &str = include_str!("../../../../packaging/systemd/gw-gateway.service");
 const UNIT_NAME: &str = "gw-gateway";
@@ -30,7 +31,6 @@ const OWN: &str = "/etc/systemd/system/gw-gateway.service";
 const HIDDEN: [&str; 5] = ["/home", "/root", "/run/user", "/tmp", "/var/tmp"];
 /// Longest wait until a started gateway is ready.
 const READY_WITHIN: Duration = Duration::from_secs(30);
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A machine that systemd has booted, and what is to be done there.
 #[derive(Debug)]
@@ -124,7 +124,8 @@ impl Systemd {
         };
         let started = succeed("systemctl", &["enable", UNIT_NAME])
             .and_then(|_| succeed("systemctl", &[verb, UNIT_NAME]))
-            .and_then(|_| wait_until_ready(config));
+            .and_then(|_| AdminAddress::of(config, None).map_err(Failure::Usage))
+            .and_then(|address| healthy::wait(&address, READY_WITHIN).map_err(Failure::Run));
         started.map_err(|failure| {
             let journal = run(
                 "journalctl",
@@ -235,24 +236,6 @@ fn make_data_dir(path: &Path, user: &FileOwner) -> Result<(), Failure> {
             )))
         }
         Err(error) => Err(failed(error)),
-    }
-}
-
-fn wait_until_ready(config: &Config) -> Result<(), Failure> {
-    let address = AdminAddress::of(config, None).map_err(Failure::Usage)?;
-    let url = format!("{}/readyz", address.url);
-    let client = address.agent(ureq::Agent::config_builder().timeout_global(Some(READY_WITHIN)));
-    let deadline = Instant::now() + READY_WITHIN;
-    loop {
-        let Err(error) = client.get(&url).call() else {
-            return Ok(());
-        };
-        if Instant::now() >= deadline {
-            return Err(Failure::Run(format!(
-                "{url}: not ready after {READY_WITHIN:?}: {error}"
-            )));
-        }
-        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod agents;
 mod failures;
+mod healthy;
 mod secrets;
 mod service_access;
 mod terminal;
