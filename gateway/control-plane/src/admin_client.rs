@@ -167,6 +167,25 @@ impl AdminAddress {
     }
 }
 
+/// An HTTP client that connects to `address` whatever the URL names. `authorities` is a PEM file that replaces the
+/// authorities of the system.
+pub fn client_of(
+    address: SocketAddr,
+    authorities: Option<&Path>,
+    config: ConfigBuilder<AgentScope>,
+) -> Result<ureq::Agent, String> {
+    let trusted = Trusted {
+        authorities: authorities.map(certificate::read_chain).transpose()?,
+        ..Trusted::default()
+    };
+    let config = config.tls_config(trusted.tls()).proxy(None).build();
+    Ok(ureq::Agent::with_parts(
+        config,
+        DefaultConnector::default(),
+        Fixed(address),
+    ))
+}
+
 /// Whether `body` is the answer of a listener with TLS to a request in plain HTTP.
 pub fn is_of_tls_listener(body: &[u8]) -> bool {
     !body.is_empty() && SPEAK_TLS.ends_with(body)
@@ -205,7 +224,8 @@ impl Resolver for Fixed {
     }
 }
 
-fn tls_error(error: &ureq::Error) -> Option<&rustls::Error> {
+/// The error of TLS in `error`.
+pub fn tls_error(error: &ureq::Error) -> Option<&rustls::Error> {
     match error {
         ureq::Error::Rustls(error) => Some(error),
         ureq::Error::Io(error) => error.get_ref()?.downcast_ref(),

@@ -282,6 +282,24 @@ fn dns(out: &mut Examination, check: &str, name: &str, port: u16) {
         // RFC 6761 §6.3.
         return out.ok(check, format!("{name}: always this machine"));
     }
+    let advice = "point both the apex and a wildcard below it at this gateway";
+    match resolve(name, port) {
+        Ok(addresses) => {
+            let addresses: Vec<String> = addresses
+                .iter()
+                .map(|address| address.ip().to_string())
+                .collect();
+            out.ok(
+                check,
+                format!("{name} resolves to {}", addresses.join(", ")),
+            );
+        }
+        Err(error) => out.failed(check, format!("{name}: {error}"), advice),
+    }
+}
+
+/// The addresses of a name, at least one.
+pub fn resolve(name: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
     // The system resolver has no time limit.
     let (result, results) = std::sync::mpsc::channel();
     let asked = name.to_owned();
@@ -292,25 +310,11 @@ fn dns(out: &mut Examination, check: &str, name: &str, port: u16) {
                 .map(Iterator::collect::<Vec<_>>),
         )
     });
-    let advice = "point both the apex and a wildcard below it at this gateway";
     match results.recv_timeout(TIME_LIMIT) {
-        Ok(Ok(addresses)) if !addresses.is_empty() => {
-            let addresses: Vec<String> = addresses
-                .iter()
-                .map(|address| address.ip().to_string())
-                .collect();
-            out.ok(
-                check,
-                format!("{name} resolves to {}", addresses.join(", ")),
-            );
-        }
-        Ok(Ok(_)) => out.failed(check, format!("{name} has no address"), advice),
-        Ok(Err(error)) => out.failed(check, format!("{name}: {error}"), advice),
-        Err(_) => out.failed(
-            check,
-            format!("{name}: no answer within {TIME_LIMIT:?}"),
-            advice,
-        ),
+        Ok(Ok(addresses)) if !addresses.is_empty() => Ok(addresses),
+        Ok(Ok(_)) => Err("it has no address".to_owned()),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(format!("no answer within {TIME_LIMIT:?}")),
     }
 }
 

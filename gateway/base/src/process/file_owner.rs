@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::process::{getegid, geteuid, getgroups};
-use rustix::thread::{Gid, Uid};
+use rustix::thread::{CapabilitySet, Gid, Uid, capabilities, set_capabilities};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 /// A user and its groups, the first of which new files get.
@@ -58,10 +58,28 @@ impl FileOwner {
         self.group.as_raw()
     }
 
+    /// Whether this process runs as root and the files belong to another user: [`Self::run`] changes the rights then.
+    pub fn is_lesser(&self) -> bool {
+        geteuid().is_root() && !self.user.is_root()
+    }
+
+    /// Runs `work` as [`Self::run`] does, and lets it bind ports below 1024 if this process may, as the unit of systemd does.
+    pub fn run_server<T>(&self, work: impl FnOnce() -> T) -> io::Result<T> {
+        if !self.is_lesser() {
+            return Ok(work());
+        }
+        self.run(|| {
+            let mut rights = capabilities(None)?;
+            rights.effective |= rights.permitted & CapabilitySet::NET_BIND_SERVICE;
+            set_capabilities(None, rights)?;
+            Ok(work())
+        })?
+    }
+
     /// Runs `work` with the rights of this user if this process runs as root, else with those that it has. Threads that
     /// `work` starts keep these rights.
     pub fn run<T>(&self, work: impl FnOnce() -> T) -> io::Result<T> {
-        if !geteuid().is_root() || self.user.is_root() {
+        if !self.is_lesser() {
             return Ok(work());
         }
         let group = getegid();
@@ -127,5 +145,15 @@ mod tests {
         assert_eq!((made.uid(), made.gid()), (23456, 23457));
         fs::write(ours.join("file"), "").unwrap();
         assert_eq!((getegid(), getgroups().unwrap()), before);
+
+        // A server may also bind the low ports that root may, and nothing else.
+        let effective = || capabilities(None).unwrap().effective;
+        let of_root = effective();
+        let of_server = owner.run_server(effective).unwrap();
+        assert_eq!(of_server, of_root & CapabilitySet::NET_BIND_SERVICE);
+        assert_eq!(
+            (owner.run(effective).unwrap(), effective()),
+            (CapabilitySet::empty(), of_root)
+        );
     }
 }

@@ -2,6 +2,7 @@
 
 mod answers;
 mod configuration;
+mod first_request;
 mod next_steps;
 mod systemd;
 
@@ -105,21 +106,47 @@ impl InitArguments {
             }
             systemd.start(&config, written.is_change())?;
             add_account_by_api(&answers)?;
-            return say_next(SetupStage::Service);
+            say_next(SetupStage::Service)?;
+            return say(&first_request::send(&answers, &config, config.listen));
+        }
+        if is_root {
+            systemd::prepare_data_dir(&config.data_dir)?;
         }
         let owner = FileOwner::of(&config.data_dir).map_err(at_data_dir(&config))?;
         add_account(&config, &answers, &owner)?;
         if !foreground {
             return say_next(SetupStage::Stopped);
         }
+        if owner.is_lesser() {
+            say(&rights(&config, &owner))?;
+        }
         let started = |gateway: &Gateway| {
             say_next(SetupStage::Foreground {
                 listen: gateway.address(),
                 admin_listen: gateway.admin_address(),
-            })
+            })?;
+            say(&first_request::send(&answers, &config, gateway.address()))
         };
-        serve(&answers.config, &started)
+        // Files of root would stop the service of systemd, which runs as the owner.
+        let served = owner.run_server(|| serve(&answers.config, &started));
+        served
+            .map_err(at_data_dir(&config))?
+            .map_err(|failure| match failure {
+                Failure::Usage(message) if owner.is_lesser() => {
+                    Failure::Usage(format!("{message}\n{}", rights(&config, &owner)))
+                }
+                failure => failure,
+            })
     }
+}
+
+/// What root has to know of a gateway whose data folder belongs to another user.
+fn rights(config: &Config, owner: &FileOwner) -> String {
+    format!(
+        "The gateway has the rights of user {}, which owns {} and must be able to read all files of its configuration.",
+        owner.user(),
+        config.data_dir.display()
+    )
 }
 
 /// Creates the account in the records, with the rights of `owner`; through the administration API if a gateway has the

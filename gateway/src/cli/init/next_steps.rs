@@ -81,7 +81,7 @@ pub(super) fn next_steps(answers: &Answers, config: &Config, stage: SetupStage) 
 }
 
 /// The certificate of the development CA, if the gateway uses it.
-fn development_authority(config: &Config) -> Option<PathBuf> {
+pub(super) fn development_authority(config: &Config) -> Option<PathBuf> {
     matches!(config.certificate, CertificateSource::Development { .. })
         .then(|| config.data_dir.join("dev-ca.crt"))
 }

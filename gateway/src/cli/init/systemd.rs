@@ -203,7 +203,18 @@ pub(super) fn user() -> Result<FileOwner, Failure> {
     ))
 }
 
-/// Creates the data folder for `user`, if it is missing. A folder that exists stays as it is, and must belong to `user`.
+/// Creates the data folder of the unit, if it is missing, for the unit's user, if there is one. Another folder, or without
+/// that user, is left to the gateway.
+pub(super) fn prepare_data_dir(path: &Path) -> Result<(), Failure> {
+    let has_user = || run("id", &["--user", USER]).is_ok_and(|found| found.status.success());
+    if path != Path::new(DATA_DIR_OF_ROOT) || path.exists() || !has_user() {
+        return Ok(());
+    }
+    make_data_dir(path, &user()?)
+}
+
+/// Creates the data folder for `user`, if it is missing. A folder that exists stays as it is, and must belong to `user` with
+/// all that is in it.
 fn make_data_dir(path: &Path, user: &FileOwner) -> Result<(), Failure> {
     let failed = |error: io::Error| {
         Failure::Run(format!(
@@ -225,18 +236,39 @@ fn make_data_dir(path: &Path, user: &FileOwner) -> Result<(), Failure> {
             fchown(folder, Some(user.user()), Some(user.group())).map_err(failed)
         }
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            let found = fs::metadata(path).map_err(failed)?.uid();
-            if found == user.user() {
+            let Some((foreign, owner)) = foreign_file(path, user.user()).map_err(failed)? else {
                 return Ok(());
-            }
+            };
             Err(Failure::Usage(format!(
-                "init: {path}: it exists and belongs to user {found}, and the gateway runs as {USER}: name a folder that does \
-                 not exist with --data-dir, or give this one to the gateway with `chown {USER}: {path}`",
-                path = path.display()
+                "init: {}: it exists and belongs to user {owner}, and the gateway runs as {USER}: name a folder that does \
+                 not exist with --data-dir, or give this one to the gateway with `chown --recursive {USER}: {}`",
+                foreign.display(),
+                path.display()
             )))
         }
         Err(error) => Err(failed(error)),
     }
+}
+
+/// The first file of another user than `user` in a folder, which may be the folder itself, and its owner.
+fn foreign_file(folder: &Path, user: u32) -> io::Result<Option<(PathBuf, u32)>> {
+    let mut unseen = vec![folder.to_owned()];
+    while let Some(path) = unseen.pop() {
+        let found = match fs::symlink_metadata(&path) {
+            // A gateway that runs deletes files.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && path != folder => continue,
+            found => found?,
+        };
+        if found.uid() != user {
+            return Ok(Some((path, found.uid())));
+        }
+        if found.is_dir() {
+            for entry in fs::read_dir(&path)? {
+                unseen.push(entry?.path());
+            }
+        }
+    }
+    Ok(None)
 }
 
 fn run(program: &str, arguments: &[&str]) -> Result<Output, Failure> {
@@ -343,6 +375,17 @@ mod tests {
             "{message}"
         );
         assert_eq!((owner(&foreign).0, owner(&foreign.join("file")).0), (0, 0));
+
+        // A gateway that root has run left a file behind.
+        fs::create_dir(new.join("below")).unwrap();
+        std::os::unix::fs::chown(new.join("below"), Some(23456), Some(23457)).unwrap();
+        fs::write(new.join("below/file"), "").unwrap();
+        let message = make_data_dir(&new, &user).unwrap_err().message().to_owned();
+        assert!(
+            message.contains("above/data/below/file: it exists and belongs to user 0")
+                && message.contains("`chown --recursive gw-gateway: "),
+            "{message}"
+        );
     }
 
     #[test]

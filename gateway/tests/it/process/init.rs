@@ -125,6 +125,11 @@ fn three_commands_relay_a_request() {
 
     // The last one is for a program on port 3000.
     let last = line_with(&mut lines, "gw-agent http 3000 ");
+    let first = line_with(&mut lines, "The first request, GET https://acme--api.");
+    assert!(
+        first.ends_with("is answered: 502 Bad Gateway GW_SERVICE_NOT_FOUND"),
+        "{first}"
+    );
     let last = last
         .replace("http 3000", &format!("http {port}"))
         .replace('…', &token);
@@ -306,4 +311,93 @@ fn root_creates_files_with_the_rights_of_the_owner_of_the_data_folder() {
         !owners.is_empty() && owners.iter().all(|owner| *owner == OWNER),
         "{owners:?}"
     );
+}
+
+#[test]
+fn a_first_request_that_fails_has_a_cause_and_the_gateway_serves() {
+    let cause = |options: &[&str]| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = init(folder.path());
+        command.args(["--account", "acme", "--serve"]).args(options);
+        let (mut gateway, mut lines) = piped(&mut command);
+        let failed = line_with(&mut lines, "The first request, GET https://acme--api.");
+        assert!(
+            failed.ends_with("fails as it would for a caller:"),
+            "{failed}"
+        );
+        let cause = lines.next().unwrap().unwrap();
+        gateway.signal("TERM");
+        assert_eq!(gateway.exit_code(), Some(0));
+        cause
+    };
+    let files = tempfile::tempdir().unwrap();
+    let [certificate, key] = ["certificate.pem", "key.pem"].map(|name| files.path().join(name));
+    let issue = |names: [&str; 2]| {
+        let pair = rcgen::generate_simple_self_signed(names.map(str::to_owned)).unwrap();
+        fs::write(&certificate, pair.cert.pem()).unwrap();
+        fs::write(&key, pair.signing_key.serialize_pem()).unwrap();
+    };
+    issue(["eu1.gw.localhost", "*.eu1.gw.localhost"]);
+    let own = [
+        "--tls-certificate",
+        certificate.to_str().unwrap(),
+        "--tls-key",
+        key.to_str().unwrap(),
+    ];
+    let said = cause(&own);
+    assert!(
+        said.contains("its certificate is not trusted here"),
+        "{said}"
+    );
+    // A name that never resolves (RFC 6761, section 6.4).
+    let said = cause(&["--domain", "gw.invalid"]);
+    assert!(
+        said.contains("acme--api.eu1.gw.invalid does not resolve: ")
+            && said.contains("add the DNS records"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_gateway_that_root_serves_has_the_rights_of_the_owner_of_the_data_folder() {
+    if !programs::is_root() {
+        return;
+    }
+    const OWNER: u32 = 23_456;
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let data = folder.path().join("data");
+    fs::create_dir(&data).unwrap();
+    chown(&data, Some(OWNER), Some(OWNER)).unwrap();
+    let mut command = init(folder.path());
+    let (mut gateway, mut lines) = piped(command.args(["--account", "acme", "--serve"]));
+    line_with(&mut lines, "The gateway has the rights of user 23456");
+    let first = line_with(&mut lines, "The first request");
+    assert!(first.contains("is answered: 502"), "{first}");
+    let status = fs::read_to_string(format!("/proc/{}/status", gateway.id())).unwrap();
+    let users = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Uid:"))
+        .unwrap();
+    // Real, effective, saved, of the file system.
+    let users: Vec<&str> = users.split_whitespace().collect();
+    assert_eq!(users, ["0", "23456", "0", "23456"]);
+    gateway.signal("TERM");
+    assert_eq!(gateway.exit_code(), Some(0));
+
+    let mut unseen = vec![data.clone()];
+    let mut files = 0;
+    while let Some(path) = unseen.pop() {
+        let found = fs::metadata(&path).unwrap();
+        assert_eq!(found.uid(), OWNER, "{}", path.display());
+        files += usize::from(found.is_file());
+        if found.is_dir() {
+            unseen.extend(
+                fs::read_dir(path)
+                    .unwrap()
+                    .map(|entry| entry.unwrap().path()),
+            );
+        }
+    }
+    assert!(data.join("admin.token").exists() && files > 2, "{files}");
 }
