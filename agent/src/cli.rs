@@ -11,7 +11,7 @@ use gw_agent::process::ConfigSource;
 use gw_shared::command::Failure;
 use gw_shared::identity::secret::Secret;
 
-pub(crate) use http::HttpArguments;
+pub(crate) use http::{HttpArguments, enrolled_by_http};
 
 /// Keeps tunnels to the Gw gateway and forwards their requests to your backends.
 #[derive(Parser)]
@@ -40,6 +40,8 @@ pub(crate) enum Command {
     /// Relay requests to one backend: enroll if necessary, run, and print the public address of each service.
     Http(HttpArguments),
     /// Check whether this agent can run and report problems. Changes nothing; exits with 1 if a check failed.
+    ///
+    /// Without options, it checks the agent and the backend of the last `gw-agent http` of this user, if there was one.
     Doctor {
         #[command(flatten)]
         run: RunArguments,

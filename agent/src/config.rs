@@ -155,6 +155,11 @@ impl Config {
         })
     }
 
+    /// Keeps the backend of `gw-agent http` in the state folder, for [`doctor`](crate::doctor).
+    pub fn keep_http_backend(&self, url: &str) -> Result<(), StateError> {
+        self.state.keep_http_backend(url)
+    }
+
     /// Configuration of an agent that uses no files.
     #[cfg(feature = "bench_support")]
     pub(crate) fn in_memory(agent_id: gw_shared::id::AgentId, hostname: &str, slots: u32) -> Self {

@@ -4,6 +4,7 @@
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::slice;
 use std::time::{Duration, SystemTime};
 
 use gw_shared::config::unknown_in_environment;
@@ -54,26 +55,35 @@ pub fn examine(
             "correct the name or unset the variable",
         );
     }
+    let folder = options
+        .state_dir
+        .clone()
+        .or_else(|| environment(state::VARIABLE).map(PathBuf::from));
+    let folder = StateDir::new(folder.unwrap_or_else(|| state::DEFAULT.into()));
+    let of_http = match options {
+        DoctorOptions {
+            config: None,
+            backends,
+            ..
+        } if backends.is_empty() && environment("GW_BACKEND").is_none() => folder.http_backend(),
+        _ => None,
+    };
     let config = Config::load(
         options.config.as_deref(),
         options.state_dir.clone(),
-        &options.backends,
+        of_http.as_ref().map_or(&*options.backends, slice::from_ref),
         &environment,
     );
-    let state = match &config {
-        Ok(config) => config.state.clone(),
-        Err(_) => {
-            let given = options.state_dir.clone();
-            let folder = given.or_else(|| environment(state::VARIABLE).map(PathBuf::from));
-            StateDir::new(folder.unwrap_or_else(|| state::DEFAULT.into()))
-        }
-    };
+    let state = config.as_ref().map_or(&folder, |config| &config.state);
     machine::folder(&mut out, "state folder", state.path());
     owner(&mut out, state.path());
     match config {
         Ok(config) => {
-            let file = options.config.as_deref();
-            let from = file.map_or("command-line options only".into(), Path::to_string_lossy);
+            let from = match (&options.config, of_http) {
+                (Some(file), _) => file.display().to_string(),
+                (None, Some(url)) => format!("the last `gw-agent http`, for {url}"),
+                (None, None) => "command-line options only".to_owned(),
+            };
             out.ok("configuration", from);
             configured(&mut out, &config);
         }

@@ -14,7 +14,7 @@ use std::sync::mpsc::{self, Receiver};
 use clap::{CommandFactory, Parser};
 use gw_agent::doctor::{self, DoctorOptions};
 use gw_agent::identity::enroll::{Enrolled, EnrollmentOptions, enroll};
-use gw_agent::identity::state::DEFAULT;
+use gw_agent::identity::state::{DEFAULT, VARIABLE};
 use gw_agent::process::{self, AgentExit, Hangup};
 use gw_agent::{Config, RelayedService};
 use gw_shared::command::{self, Failure};
@@ -144,6 +144,12 @@ fn run_worker(arguments: &RunArguments) -> Result<(), Failure> {
         .map_err(|error| Failure::Usage(error.to_string()))?;
     core_dump::allow(loaded.core_dumps).map_err(Failure::run)?;
     logging::start(loaded.log_format, tracing::Level::INFO);
+    // `gw-agent http` runs with these options, and has the folder for itself now.
+    if let (true, [url]) = (*print_addresses, backend.as_slice())
+        && let Err(error) = loaded.keep_http_backend(url)
+    {
+        tracing::warn!(%error, "cannot keep the backend for `gw-agent doctor`; give it with --backend");
+    }
     let (sender, relayed) = mpsc::channel();
     print_each(relayed).map_err(Failure::run)?;
     process::work(loaded, print_addresses.then_some(sender))
@@ -171,10 +177,17 @@ fn run_doctor(arguments: RunArguments, json: bool) -> Result<(), Failure> {
         backend,
         ..
     } = arguments;
+    let environment = |name: &str| env::var(name).ok();
+    let of_http = || {
+        let unnamed = config.is_none() && environment(VARIABLE).is_none();
+        unnamed
+            .then(|| cli::enrolled_by_http(environment))
+            .flatten()
+    };
     let options = DoctorOptions {
+        state_dir: state_dir.or_else(of_http),
         config,
-        state_dir,
         backends: backend,
     };
-    doctor::examine(&options, |name| env::var(name).ok()).print(json)
+    doctor::examine(&options, environment).print(json)
 }

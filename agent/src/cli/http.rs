@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use gw_agent::config::backend_url;
-use gw_agent::identity::state;
+use gw_agent::identity::state::{self, StateDir};
 use gw_shared::command::Failure;
 use gw_shared::telemetry::logging;
 
@@ -47,6 +47,12 @@ impl HttpArguments {
         };
         Ok((run, can_enroll))
     }
+}
+
+/// The folder in which `http` of this user finds an agent; `None` if there is none.
+pub(crate) fn enrolled_by_http(environment: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    let is_root = rustix::process::geteuid().is_root();
+    default_state_dir(is_root, environment).filter(|path| StateDir::new(path).is_enrolled())
 }
 
 /// The state folder of the user, as the XDG Base Directory Specification has it, or that of the machine's agent for root.

@@ -189,6 +189,8 @@ const PROBE_BYTES: usize = 64 * 1024;
 /// Holds private key and certificates in one file, so that a crash cannot leave a key and certificates that do not match.
 const IDENTITY: &str = "identity.pem";
 const GATEWAY_CA: &str = "gateway-ca.crt";
+/// URL of the backend of the last `gw-agent http` that ran with the folder, for `doctor`.
+const HTTP_BACKEND: &str = "http-backend";
 
 impl StateDir {
     pub fn new(path: impl Into<PathBuf>) -> Self {
@@ -257,7 +259,8 @@ impl StateDir {
         Ok(enrollment)
     }
 
-    pub(crate) fn is_enrolled(&self) -> bool {
+    /// Whether there is an agent in the folder.
+    pub fn is_enrolled(&self) -> bool {
         self.0.join(ENROLLMENT).exists()
     }
 
@@ -336,6 +339,19 @@ impl StateDir {
                 path: name(&path),
                 error,
             })
+    }
+
+    /// Keeps the backend of `gw-agent http`, which is in no configuration file.
+    pub(crate) fn keep_http_backend(&self, url: &str) -> Result<(), StateError> {
+        if self.http_backend().as_deref() == Some(url) {
+            return Ok(());
+        }
+        self.replace(HTTP_BACKEND, url.as_bytes())
+    }
+
+    /// The backend of the last `gw-agent http` with this folder.
+    pub(crate) fn http_backend(&self) -> Option<String> {
+        fs::read_to_string(self.0.join(HTTP_BACKEND)).ok()
     }
 
     /// Reads the unfinished enrollment, if any.

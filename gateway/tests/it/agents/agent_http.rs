@@ -125,6 +125,64 @@ fn one_command_enrolls_and_relays_and_goes_on_without_a_token() {
 }
 
 #[test]
+fn doctor_needs_no_options_after_http() {
+    let demo = demo(None);
+    let key = with_service(&demo);
+    let backend = backend::answering("HTTP/1.1 204 X\r\n\r\n");
+    let home = tempfile::tempdir().unwrap();
+    // For root the folder of the user is that of the machine.
+    let user = |command: &mut Command| {
+        command
+            .env("HOME", home.path())
+            .env_remove("XDG_STATE_HOME")
+            .env_remove("GW_STATE_DIR")
+            .env_remove("GW_BACKEND");
+        if rustix::process::geteuid().is_root() {
+            command.env("GW_STATE_DIR", home.path().join("state"));
+        }
+    };
+    let token = setup::enrollment_token(demo.gateway().control(), "acme", &["api"]);
+    let mut command = gw_agent();
+    command
+        .args(["http", &backend, "--gateway", &demo.about.base_url])
+        .args(["--token", &token, "--ca-file"])
+        .arg(&demo.about.ca_file);
+    user(&mut command);
+    let (mut agent, _) = start(&mut command);
+    assert_eq!(call(&demo, &key).status, 204);
+    let examine = || {
+        let mut doctor = gw_agent();
+        doctor.args(["doctor", "--json"]);
+        user(&mut doctor);
+        let output = doctor.output().unwrap();
+        let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        (output.status.code(), found.to_string())
+    };
+    let (code, found) = examine();
+    assert_eq!(code, Some(0), "{found}");
+    for part in [
+        format!("the last `gw-agent http`, for {backend}"),
+        format!("{backend} speaks "),
+    ] {
+        assert!(found.contains(&part), "{part}: {found}");
+    }
+    agent.signal("TERM");
+    assert_eq!(agent.exit_code(), Some(0));
+
+    // Another backend, which does not listen, is checked in its place.
+    let (_held, closed) = backend::refusing();
+    let mut command = gw_agent();
+    command.args(["http", &closed.to_string()]);
+    user(&mut command);
+    let (_agent, _) = start(&mut command);
+    let (code, found) = examine();
+    assert!(
+        code == Some(1) && found.contains(&format!("for http://{closed}")),
+        "{found}"
+    );
+}
+
+#[test]
 fn the_token_may_be_in_the_environment_and_a_closed_terminal_stops_the_agent() {
     let demo = demo(None);
     let folder = tempfile::tempdir().unwrap();
