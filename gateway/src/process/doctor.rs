@@ -5,6 +5,7 @@ mod access_log;
 mod archive;
 mod certificate;
 pub(super) mod store;
+mod unit;
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -164,8 +165,18 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
         .peer_listen
         .map(|address| ("peer_listen", address, belongs(address, &no_proxies)));
     for (check, address, runs) in ports.chain(peers) {
-        let bound = TcpListener::bind(address);
-        port(out, check, address, bound.as_ref().err(), runs);
+        let found = match TcpListener::bind(address) {
+            Ok(_) => Port::Free,
+            Err(_) if runs => Port::Serves,
+            Err(error)
+                if error.kind() == io::ErrorKind::PermissionDenied
+                    && unit::may_bind_low_ports() =>
+            {
+                Port::of_unit(address)
+            }
+            Err(error) => Port::Refused(error),
+        };
+        port(out, check, address, &found);
     }
     match &config.certificate {
         CertificateSource::Files { certificate, key } => {
@@ -244,34 +255,54 @@ fn is_admin_listener(admin: SocketAddr) -> bool {
     })
 }
 
-/// Reports the result of binding `address`.
-fn port(
-    out: &mut Examination,
-    check: &str,
-    address: SocketAddr,
-    error: Option<&io::Error>,
-    runs: bool,
-) {
-    match error.map(|error| (error.kind(), error)) {
-        None => out.ok(check, format!("{address} is free")),
-        Some((io::ErrorKind::AddrInUse, _)) if runs => {
-            out.ok(check, format!("{address}: a gateway has it and answers"));
+/// What there is at the address of a listener.
+enum Port {
+    Free,
+    /// This gateway has it.
+    Serves,
+    /// This user may not bind it, but the service of systemd may; no program listens there.
+    FreeForUnit,
+    /// Another program listens there, as far as this user can tell.
+    Taken,
+    Refused(io::Error),
+}
+
+impl Port {
+    /// A port that only the service of systemd may bind.
+    fn of_unit(address: SocketAddr) -> Self {
+        match TcpStream::connect_timeout(&address, TIME_LIMIT) {
+            Ok(_) => Self::Taken,
+            Err(_) => Self::FreeForUnit,
         }
-        Some((io::ErrorKind::AddrInUse, error)) => {
-            out.failed(
-                check,
-                format!("{address}: another program listens there"),
-                advice(address, error),
-            );
+    }
+}
+
+/// Reports what there is at `address`.
+fn port(out: &mut Examination, check: &str, address: SocketAddr, found: &Port) {
+    let taken = || format!("{address}: another program listens there");
+    match found {
+        Port::Free => out.ok(check, format!("{address} is free")),
+        Port::Serves => out.ok(check, format!("{address}: a gateway has it and answers")),
+        Port::FreeForUnit => out.ok(
+            check,
+            format!(
+                "{address} is free, and the unit of the gateway may bind it; this user may not"
+            ),
+        ),
+        Port::Taken => out.failed(
+            check,
+            taken(),
+            advice(address, &io::ErrorKind::AddrInUse.into()),
+        ),
+        Port::Refused(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            out.failed(check, taken(), advice(address, error));
         }
-        Some((io::ErrorKind::PermissionDenied, error)) => {
-            out.failed(
-                check,
-                format!("{address}: this user may not bind the port"),
-                advice(address, error),
-            );
-        }
-        Some((_, error)) => {
+        Port::Refused(error) if error.kind() == io::ErrorKind::PermissionDenied => out.failed(
+            check,
+            format!("{address}: this user may not bind the port"),
+            advice(address, error),
+        ),
+        Port::Refused(error) => {
             out.failed(check, format!("{address}: {error}"), advice(address, error));
         }
     }
@@ -338,17 +369,29 @@ mod tests {
     #[test]
     fn a_port_is_free_or_used_by_a_gateway_or_blocked() {
         let address: SocketAddr = "127.0.0.1:443".parse().unwrap();
-        for (error, runs, verdict) in [
-            (None, false, Verdict::Ok),
-            (Some(io::ErrorKind::AddrInUse), true, Verdict::Ok),
-            (Some(io::ErrorKind::AddrInUse), false, Verdict::Failed),
-            (Some(io::ErrorKind::PermissionDenied), true, Verdict::Failed),
-            (Some(io::ErrorKind::AddrNotAvailable), true, Verdict::Failed),
+        let refused = |kind: io::ErrorKind| Port::Refused(kind.into());
+        for (at, verdict) in [
+            (Port::Free, Verdict::Ok),
+            (Port::Serves, Verdict::Ok),
+            (Port::FreeForUnit, Verdict::Ok),
+            (Port::Taken, Verdict::Failed),
+            (refused(io::ErrorKind::AddrInUse), Verdict::Failed),
+            (refused(io::ErrorKind::PermissionDenied), Verdict::Failed),
+            (refused(io::ErrorKind::AddrNotAvailable), Verdict::Failed),
         ] {
-            let error = error.map(io::Error::from);
-            let found = verdicts(|out| port(out, "listen", address, error.as_ref(), runs));
-            assert_eq!(found["listen"], verdict, "{error:?} {runs}");
+            let found = verdicts(|out| port(out, "listen", address, &at));
+            assert_eq!(found["listen"], verdict);
         }
+        // A port that this user may not bind is judged by what listens there.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        assert!(matches!(Port::of_unit(address), Port::Taken));
+        let held =
+            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        held.bind(&any.into()).unwrap();
+        let silent = held.local_addr().unwrap().as_socket().unwrap();
+        assert!(matches!(Port::of_unit(silent), Port::FreeForUnit));
     }
 
     #[test]

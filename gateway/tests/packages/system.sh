@@ -31,7 +31,14 @@ replaced() {
 # Units are enabled by the administrator only: here by `init`, which puts its answers into the installed example, and runs
 # the installed unit. A second run changes nothing.
 systemctl is-enabled gw-gateway gw-agent && exit 1
-gw-gateway init --account acme </dev/null
+# As docs/packages.md has it: before the first start, as the user of the service, which only the unit lets bind port 443.
+doctor() {
+    runuser -u gw-gateway -- gw-gateway doctor --config /etc/gw/gateway.toml
+}
+doctor | grep "^ok *listen .*443 is free, and the unit of the gateway may bind it"
+gw-gateway init --account acme </dev/null | grep "is answered: 502 Bad Gateway GW_SERVICE_NOT_FOUND$"
+gw-gateway healthy
+doctor | grep "^ok *listen .*443: a gateway has it and answers"
 test "$(systemctl is-enabled gw-gateway)" = enabled
 test ! -e /etc/systemd/system/gw-gateway.service
 before=$(main_process)
