@@ -129,8 +129,50 @@ async fn events() -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
 
 async fn status(Path(code): Path<u16>) -> Response {
     match StatusCode::from_u16(code) {
+        // No content, and no Content-Length, which an empty body would have (RFC 9110, section 8.6).
+        Ok(status @ (StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)) => (
+            status,
+            Body::from_stream(stream::empty::<Result<Bytes, Infallible>>()),
+        )
+            .into_response(),
+        Ok(status @ StatusCode::RESET_CONTENT) => status.into_response(),
         // An interim status cannot be a final response.
         Ok(status) if !status.is_informational() => (status, format!("{status}\n")).into_response(),
         _ => (StatusCode::NOT_FOUND, "give a status from 200 to 999\n").into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::net::TcpStream;
+
+    use super::*;
+
+    #[test]
+    fn a_status_without_content_keeps_the_connection_usable() {
+        let stream = TcpStream::connect(start().unwrap()).unwrap();
+        let mut reader = BufReader::new(stream.try_clone().unwrap());
+        let mut response = |code: u16| {
+            write!(&stream, "GET /status/{code} HTTP/1.1\r\nHost: echo\r\n\r\n").unwrap();
+            let mut head = String::new();
+            while !head.ends_with("\r\n\r\n") {
+                assert_ne!(reader.read_line(&mut head).unwrap(), 0, "{head}");
+            }
+            assert!(head.starts_with(&format!("HTTP/1.1 {code} ")), "{head}");
+            let length = head
+                .lines()
+                .find_map(|line| line.strip_prefix("content-length: "))
+                .map(|length| length.parse::<usize>().unwrap());
+            let mut body = vec![0; length.unwrap_or_default()];
+            reader.read_exact(&mut body).unwrap();
+            assert!(!head.contains("transfer-encoding"), "{head}");
+            (length, String::from_utf8(body).unwrap())
+        };
+        // A length, or bytes of a body, would be taken for those of the next response.
+        for (code, length) in [(204, None), (304, None), (205, Some(0))] {
+            assert_eq!(response(code), (length, String::new()));
+        }
+        assert_eq!(response(404), (Some(14), "404 Not Found\n".to_owned()));
     }
 }
