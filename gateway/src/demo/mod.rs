@@ -94,6 +94,9 @@ pub struct About {
     /// For browsers.
     pub console_url: String,
     pub admin_token: String,
+    /// A backend in place of the built-in echo.
+    #[serde(skip)]
+    pub backend: Option<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -147,14 +150,17 @@ impl Demo {
         wait_for_tunnel(&gateway)?;
 
         let region = gateway.control().region();
-        let about = About::new(
-            seeded,
-            region,
-            port,
-            gateway.admin_address(),
-            ca_file,
-            control_token(&gateway),
-        );
+        let about = About {
+            backend: options.backend.clone(),
+            ..About::new(
+                seeded,
+                region,
+                port,
+                gateway.admin_address(),
+                ca_file,
+                control_token(&gateway),
+            )
+        };
         Ok(Self {
             gateway,
             agent,
@@ -230,6 +236,7 @@ impl About {
             admin_url: format!("http://{admin}"),
             console_url: console_url(admin),
             admin_token,
+            backend: None,
         }
     }
 
@@ -240,7 +247,15 @@ impl About {
             "Gw is running: caller -> gateway -> tunnel -> agent -> backend. Try:\n"
         )?;
         self.write_commands(out)?;
-        writeln!(out, "Also /slow?ms=500 and /status/404. Stop with Ctrl-C.")
+        writeln!(out, "{}Stop with Ctrl-C.", self.further_paths())
+    }
+
+    /// What else there is at the echo backend.
+    fn further_paths(&self) -> &'static str {
+        match self.backend {
+            None => "Also /slow?ms=500 and /status/404. ",
+            Some(_) => "",
+        }
     }
 
     /// Writes commands that send requests and administer the gateway.
@@ -256,18 +271,18 @@ impl About {
             ..
         } = self;
         let ca = self.ca_file.display();
-        writeln!(
-            out,
-            "  curl --cacert {ca} -H 'X-Gw-Service-Key: {service_key}' '{tenant_url}/hello?name=you'"
-        )?;
-        writeln!(
-            out,
-            "  curl --cacert {ca} -H 'X-Gw-Service-Key: {service_key}' {tenant_url}/bytes/1000000 -o /dev/null"
-        )?;
-        writeln!(
-            out,
-            "  curl --cacert {ca} -H 'X-Gw-Service-Key: {service_key}' -N {tenant_url}/sse"
-        )?;
+        let call = format!("  curl --cacert {ca} -H 'X-Gw-Service-Key: {service_key}'");
+        match &self.backend {
+            None => {
+                writeln!(out, "{call} '{tenant_url}/hello?name=you'")?;
+                writeln!(out, "{call} {tenant_url}/bytes/1000000 -o /dev/null")?;
+                writeln!(out, "{call} -N {tenant_url}/sse")?;
+            }
+            Some(url) => {
+                writeln!(out, "  # The backend is {url}.")?;
+                writeln!(out, "{call} {tenant_url}/")?;
+            }
+        }
         writeln!(out, "  curl --cacert {ca} {tenant_url}/without-a-key")?;
         writeln!(
             out,
@@ -354,4 +369,44 @@ fn wait_for_tunnel(gateway: &Gateway) -> Result<(), DemoError> {
 
 fn control_token(gateway: &Gateway) -> String {
     gateway.control().admin_token().reveal().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_printed_commands_fit_the_backend() {
+        let printed = |backend: Option<&str>| {
+            let about = About {
+                base_url: "https://eu1.gw.localhost:1".to_owned(),
+                tenant_url: "https://demo--echo.eu1.gw.localhost:1".to_owned(),
+                account: ACCOUNT,
+                service: SERVICE,
+                client_id: "id".to_owned(),
+                client_secret: "secret".to_owned(),
+                service_key: "key".to_owned(),
+                ca_file: "ca.crt".into(),
+                admin_url: String::new(),
+                console_url: String::new(),
+                admin_token: String::new(),
+                backend: backend.map(str::to_owned),
+            };
+            let mut out = Vec::new();
+            about.write_hints(&mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let of_echo = ["/hello", "/bytes/", "/sse", "/slow", "/status/"];
+        let text = printed(None);
+        assert!(of_echo.iter().all(|path| text.contains(path)), "{text}");
+        let text = printed(Some("http://127.0.0.1:3000"));
+        assert!(!of_echo.iter().any(|path| text.contains(path)), "{text}");
+        for part in [
+            "  # The backend is http://127.0.0.1:3000.\n",
+            "'X-Gw-Service-Key: key' https://demo--echo.eu1.gw.localhost:1/\n",
+            "\nStop with Ctrl-C.\n",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
 }

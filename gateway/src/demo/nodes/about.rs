@@ -98,7 +98,8 @@ impl AboutNodes {
         writeln!(
             out,
             "\nStart it again in another terminal: gw-gateway serve --config {data}/node-{number}.toml\n\
-             Also /slow?ms=500 and /status/404. Stop all with Ctrl-C."
+             {}Stop all with Ctrl-C.",
+            about.further_paths()
         )
     }
 }

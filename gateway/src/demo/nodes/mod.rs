@@ -96,14 +96,17 @@ impl NodesDemo {
         };
         let owner = region.start_agent(&agent.to_json()?, &admin_token)?;
         let about = AboutNodes {
-            about: About::new(
-                seeded,
-                &self::region(),
-                port,
-                admin_address,
-                ca_file,
-                admin_token,
-            ),
+            about: About {
+                backend: options.backend.clone(),
+                ..About::new(
+                    seeded,
+                    &self::region(),
+                    port,
+                    admin_address,
+                    ca_file,
+                    admin_token,
+                )
+            },
             nodes: region.nodes.iter().map(AboutNode::from).collect(),
             store: without_password(&region.store),
             data_dir: region.folder().to_owned(),

@@ -247,17 +247,16 @@ pub(crate) fn run(page: &str, given: Given, blocks: &[&Block]) {
         !log.contains("{\"error\":"),
         "{page}: an error of the gateway:\n{log}"
     );
-    if blocks.iter().any(|block| demo(block).is_some()) {
+    if let Some(command) = blocks.iter().find_map(|block| demo(block)) {
         let printed = fs::read_to_string(home.join("demo")).unwrap();
-        // The echoed request, an event, the refusal of a request without a key, a token, the list of agents, the metrics.
-        for part in [
-            "/hello?name=you",
-            "data: ",
-            "GW_AUTH_REQUIRED",
-            "access_token",
-            "ag_",
-            "gw_build_info",
-        ] {
+        // The echoed request and an event, or the answer of the page's backend.
+        let answers: &[&str] = match command.contains("--backend") {
+            true => &["GET /\n"],
+            false => &["/hello?name=you", "data: "],
+        };
+        // The refusal of a request without a key, a token, the list of agents, the metrics.
+        let others = ["GW_AUTH_REQUIRED", "access_token", "ag_", "gw_build_info"];
+        for part in answers.iter().chain(&others) {
             assert!(
                 printed.contains(part),
                 "{page}: the printed commands of the demo: no {part} in\n{printed}"

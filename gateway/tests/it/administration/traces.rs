@@ -333,6 +333,7 @@ fn opentelemetry_variables_are_used_and_spans_are_flushed_on_exit() {
         admin_url: text("admin_url"),
         console_url: text("console_url"),
         admin_token: text("admin_token"),
+        backend: None,
     };
     let mut caller = connect_to(&about, HOST, &[b"http/1.1"], None);
     caller.send(format!(

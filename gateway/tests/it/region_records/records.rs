@@ -51,6 +51,7 @@ impl Node {
             admin_url: String::new(),
             console_url: String::new(),
             admin_token: String::new(),
+            backend: None,
         };
         let mut caller = connect_to(&about, caller::HOST, &[b"http/1.1"], None);
         let host = caller::HOST;

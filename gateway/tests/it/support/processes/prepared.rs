@@ -227,5 +227,6 @@ pub(crate) fn about(address: SocketAddr, service_key: &str, ca_file: PathBuf) ->
         admin_url: String::new(),
         console_url: String::new(),
         admin_token: String::new(),
+        backend: None,
     }
 }
