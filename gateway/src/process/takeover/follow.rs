@@ -9,7 +9,7 @@ use crate::limits;
 use gw_base::process::background::Tasks;
 use gw_control_plane::control::{Control, MissingChanges};
 use gw_data_plane::worker::{WorkerHandles, WorkerMessage};
-use gw_interface::rate_limit::{Level, SuccessorCharge};
+use gw_interface::rate_limit::SuccessorCharge;
 use gw_store::{Position, Step};
 use tokio::sync::{mpsc, oneshot};
 
@@ -33,18 +33,17 @@ struct PendingCharge {
     reply: oneshot::Sender<Option<Duration>>,
 }
 
-/// Starts a thread that sends `levels` and then exchanges messages until the successor or this process ends.
+/// Starts a thread that exchanges messages until the successor or this process ends.
 pub(super) fn start(
     tasks: &Tasks,
     channel: Channel,
-    levels: Vec<Level>,
     charges: mpsc::Receiver<SuccessorCharge>,
     control: Arc<Control>,
     handles: Arc<WorkerHandles>,
 ) -> Result<(), TakeoverError> {
     start_exchange(tasks, channel, async move |reader, writer| {
         let apply = |position, steps| control.follow_change(position, steps);
-        let Err(error) = follow(reader, writer, levels, charges, apply).await;
+        let Err(error) = follow(reader, writer, charges, apply).await;
         tracing::warn!(%error, "{FOLLOWS_NO_MORE}");
         handles.tell_all(|| WorkerMessage::End);
         // Ends the exchange with a predecessor of this process: it would get no changes any more.
@@ -52,16 +51,14 @@ pub(super) fn start(
     })
 }
 
-/// Sends `levels`, then exchanges messages with the successor until it ends, leaves a request unanswered for longer than
+/// Exchanges messages with the successor until it ends, leaves a request unanswered for longer than
 /// [`limits::CHARGED_WITHIN`], or cannot be followed. Refuses pending requests then.
 async fn follow(
     mut reader: MessageReader,
     mut writer: MessageWriter,
-    levels: Vec<Level>,
     mut charges: mpsc::Receiver<SuccessorCharge>,
     apply: impl Fn(Position, Vec<Step>) -> Result<(), MissingChanges>,
 ) -> Result<Infallible, TakeoverError> {
-    writer.push(&TakeoverMessage::Levels { levels })?;
     let mut pending = PendingCharges::default();
     // Steps of a change so far.
     let mut steps = Vec::new();
@@ -146,7 +143,7 @@ mod tests {
     ) -> TakeoverError {
         runtime().block_on(async {
             let (reader, writer) = Channel::new(socket).unwrap().split().unwrap();
-            let Err(error) = follow(reader, writer, Vec::new(), charges, |_, _| Ok(())).await;
+            let Err(error) = follow(reader, writer, charges, |_, _| Ok(())).await;
             error
         })
     }
@@ -159,9 +156,6 @@ mod tests {
         let following = std::thread::spawn(move || follow_until_end(ours, charges));
         let service: Arc<str> = "demo--echo".into();
         let answering = std::thread::spawn(move || {
-            successor
-                .expect(&TakeoverMessage::Levels { levels: Vec::new() })
-                .unwrap();
             let mut numbers = Vec::new();
             for _ in 0..3 {
                 let TakeoverMessage::Charge { number, service } = successor.receive().unwrap()

@@ -320,6 +320,24 @@ mod tests {
     }
 
     #[test]
+    fn a_predecessor_that_ends_at_once_has_sent_its_levels() {
+        let folder = tempfile::tempdir().unwrap();
+        let old = start(&folder);
+        let (channel, mut predecessor) = channels();
+        old.control.close_store();
+        // Its threads end before they do anything.
+        old.background.tasks().stopping().cancel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| old.hand_over(channel));
+            predecessor.take_store().unwrap();
+            let successor = predecessor.channel().unwrap();
+            successor.send(&TakeoverMessage::Serving).unwrap();
+            let levels = TakeoverMessage::Levels { levels: Vec::new() };
+            successor.expect(&levels).unwrap();
+        });
+    }
+
+    #[test]
     fn a_predecessor_that_misses_a_change_ends() {
         let folder = tempfile::tempdir().unwrap();
         let first = start(&folder);

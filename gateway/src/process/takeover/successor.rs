@@ -102,21 +102,22 @@ impl Successor {
         Ok(())
     }
 
-    /// Starts a thread that sends the levels of the buckets, and then follows the successor. The workers end when the
-    /// successor has ended.
+    /// Sends the levels of the buckets, and starts a thread that follows the successor. The workers end when the successor
+    /// has ended.
     pub(crate) fn follow(
-        self,
+        mut self,
         levels: Vec<Level>,
         charges: mpsc::Receiver<SuccessorCharge>,
         control: &Arc<Control>,
         handles: &Arc<WorkerHandles>,
         tasks: &Tasks,
     ) -> Result<(), TakeoverError> {
+        // Not by the thread: a process without connections may end before it runs.
         let levels = levels::bounded(levels);
+        self.channel.send(&TakeoverMessage::Levels { levels })?;
         follow::start(
             tasks,
             self.channel,
-            levels,
             charges,
             Arc::clone(control),
             Arc::clone(handles),
