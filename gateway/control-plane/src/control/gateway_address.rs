@@ -32,6 +32,11 @@ impl GatewayAddress {
         self
     }
 
+    /// The command that the others begin with: it writes the CA certificate to a file. Empty for a public authority.
+    pub fn write_authority(&self) -> String {
+        self.ca_file("").0
+    }
+
     /// The command that enrolls an agent and runs it in front of a program on `backend_port` of the same machine.
     ///
     /// Other users of that machine can read the arguments of the running agent. A token that is still good then is passed
@@ -170,12 +175,17 @@ mod tests {
             public.agent_command("gw_et_a.b", 1, 3000),
             "gw-agent http 3000 --gateway https://eu1.example.com --token gw_et_a.b"
         );
+        let public_file = public.write_authority();
         let own = GatewayAddress {
             ca_certificate: Some("PEM\n".to_owned()),
             ..public
         }
         .on_port(8443);
         let file = "cat > gw-ca.crt <<'END'\nPEM\nEND\n";
+        assert_eq!(
+            (own.write_authority(), public_file),
+            (file.to_owned(), String::new())
+        );
         assert_eq!(
             own.call_with_key("acme--api.eu1.example.com", "gw_sk_a.b"),
             format!(

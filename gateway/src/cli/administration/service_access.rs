@@ -40,6 +40,8 @@ struct Made {
     service: Option<MadeService>,
     key: Option<NewServiceKeyView>,
     token: Option<NewEnrollmentTokenView>,
+    /// What both commands begin with; empty for a public authority.
+    write_authority: String,
     /// Calls the service with the key.
     curl_command: Option<String>,
     /// Runs the agent with the token.
@@ -141,6 +143,7 @@ impl Access {
         if let Some(url) = &self.gateway_url {
             address.gateway_url.clone_from(url);
         }
+        made.write_authority = address.write_authority();
         let service = vec![new.id.clone()];
         if self.with_key {
             if !accepts_keys {
@@ -215,6 +218,7 @@ impl Made {
             token,
             curl_command,
             agent_command,
+            ..
         } = self;
         let mut all = service.map_or(Value::Null, |service| service.json);
         let mut add = |name: &str, value: Option<Value>| {
@@ -254,17 +258,32 @@ impl Made {
             writeln!(out, "\nService key:")?;
             write_facts(key, out)?;
         }
+        // Printed once, for both commands.
+        let shared = match (&self.agent_command, &self.curl_command) {
+            (Some(_), Some(_)) => &*self.write_authority,
+            _ => "",
+        };
+        let without_shared =
+            |command: &str| command.strip_prefix(shared).unwrap_or(command).to_owned();
         if let (Some(token), Some(command)) = (&self.token, &self.agent_command) {
             writeln!(out, "\nEnrollment token:")?;
             write_facts(&token.enrollment_token, out)?;
             writeln!(out, "The token is shown only this once, and works once.")?;
+            if !shared.is_empty() {
+                writeln!(
+                    out,
+                    "\nFirst, where each of the commands below is run: the certificate to trust.\n\n{}",
+                    shared.trim_end()
+                )?;
+            }
             writeln!(
                 out,
-                "\nRun beside the backend, which listens on port {backend_port}:\n\n{command}"
+                "\nRun beside the backend, which listens on port {backend_port}:\n\n{}",
+                without_shared(command)
             )?;
         }
         if let Some(command) = &self.curl_command {
-            writeln!(out, "\nCall the service:\n\n{command}")?;
+            writeln!(out, "\nCall the service:\n\n{}", without_shared(command))?;
         }
         Ok(())
     }

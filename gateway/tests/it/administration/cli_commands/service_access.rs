@@ -27,6 +27,7 @@ fn answers_of_access() -> Vec<(u16, Value)> {
     ]
 }
 
+const WRITE_AUTHORITY: &str = "cat > gw-ca.crt <<'END'\nPEM\nEND\n";
 const AGENT_COMMAND: &str = "cat > gw-ca.crt <<'END'\nPEM\nEND\ngw-agent http 8080 \
     --gateway https://eu1.example.com:8443 --token gw_et_1123456789abcdef.t --ca-file gw-ca.crt";
 const CURL_COMMAND: &str = "cat > gw-ca.crt <<'END'\nPEM\nEND\ncurl -sS --cacert gw-ca.crt \
@@ -47,14 +48,22 @@ fn a_service_with_access_is_printed_with_its_commands() {
             r#"POST /api/v1/accounts/acme/enrollment-tokens {"approval":"auto","services":["api"]}"#,
         ]
     );
+    let alone = |command: &str| command.strip_prefix(WRITE_AUTHORITY).unwrap().to_owned();
     for part in [
-        "Created:\n  service ",
-        "  service key  gw_sk_0123456789abcdef.s\n",
-        AGENT_COMMAND,
-        CURL_COMMAND,
+        "Created:\n  service ".to_owned(),
+        "  service key  gw_sk_0123456789abcdef.s\n".to_owned(),
+        format!("listens on port 8080:\n\n{}\n", alone(AGENT_COMMAND)),
+        format!("Call the service:\n\n{}\n", alone(CURL_COMMAND)),
     ] {
-        assert!(out.contains(part), "{part} in {out}");
+        assert!(out.contains(&part), "{part} in {out}");
     }
+    // Both commands need the file, which is printed once.
+    assert_eq!(out.matches(WRITE_AUTHORITY).count(), 1, "{out}");
+    let mut of_key = answers_of_access();
+    of_key.pop();
+    let line_of_key = line.split(" --with-agent").next().unwrap();
+    let (_, out) = succeed(line_of_key, of_key);
+    assert!(out.contains(CURL_COMMAND), "{out}");
     let (_, out) = succeed(&format!("{line} --json"), answers_of_access());
     let mut expected = service();
     for (member, value) in [
