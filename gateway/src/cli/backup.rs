@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use gw_control_plane::backup::{self, BackupError};
+use gw_interface::config::StoreSettings;
 use gw_shared::command::Failure;
 use gw_shared::text::escaped;
-use gw_store::StoreError;
+use gw_store::{StoreError, StoreSource};
 use serde_json::json;
 
 use super::client::api::ApiError;
@@ -121,6 +122,9 @@ fn copy(
     name: &Path,
     interrupt: &Interrupt,
 ) -> Result<(), Failure> {
+    if let Some(path) = connection.own_config_file() {
+        check_records(path)?;
+    }
     let mut out = interrupt.writer(out);
     let written =
         |error: io::Error| Failure::Run(format!("{}: {error}; {NOT_MADE}", name.display()));
@@ -147,6 +151,26 @@ fn copy(
         (Err(failure), _) => Err(failure),
     };
     copied.map_err(|failure| interrupt.explain(failure, NOT_MADE))
+}
+
+/// Checks that a gateway with this configuration file has been started: otherwise there is neither a token for its API nor
+/// anything to back up.
+fn check_records(path: &Path) -> Result<(), Failure> {
+    let config = load_config(path, |name| std::env::var(name).ok())?;
+    let database = StoreSource::sqlite_in(&config.data_dir);
+    let is_missing = |error: io::Error| error.kind() == io::ErrorKind::NotFound;
+    // PostgreSQL, and a folder that this user cannot enter, are reported further on.
+    if matches!(config.store, StoreSettings::Postgres(_))
+        || !fs::metadata(&database).is_err_and(is_missing)
+    {
+        return Ok(());
+    }
+    Err(Failure::Run(format!(
+        "{}: it does not exist: no gateway with {} was ever started, so there are no records; name the configuration of the \
+         gateway with --config; {NOT_MADE}",
+        database.display(),
+        path.display()
+    )))
 }
 
 /// Writes the backup of a running gateway. The inner error is that of its API.

@@ -293,6 +293,18 @@ fn a_stopped_gateway_is_backed_up_and_damaged_archives_are_refused() {
     let prepared = Prepared::new();
     let config_of = |name: &str| config(&prepared, name);
     let file = prepared.path("backup.tar.zst");
+    // A gateway that was never started has no admin token, and no records.
+    let never = config_of("never");
+    let (code, _, err) = run(&mut backup(&["--config", never.to_str().unwrap()], &file));
+    let expected = format!(
+        "gw-gateway: {}: it does not exist: no gateway with {} was ever started",
+        prepared.path("never/gw.sqlite").display(),
+        never.display()
+    );
+    assert!(
+        code == 1 && err.starts_with(&expected) && !file.exists(),
+        "{err}"
+    );
     let (code, _, err) = run(&mut backup(
         &["--config", config_of("data").to_str().unwrap()],
         &file,
