@@ -40,6 +40,14 @@ pub fn beat(now: Instant, last_received: Instant) -> Beat {
 
 /// Sends PINGs on a silent tunnel. Returns once it is dead.
 pub async fn until_dead(tunnel: &Tunnel, last_received: &Cell<Instant>) {
+    pinging_until_dead(last_received, || {
+        tunnel.with(|endpoint| endpoint.ping(PAYLOAD));
+    })
+    .await;
+}
+
+/// As [`until_dead`], with a `ping` that sends a PING of any payload.
+pub async fn pinging_until_dead(last_received: &Cell<Instant>, ping: impl Fn()) {
     loop {
         let next = match beat(Instant::now(), last_received.get()) {
             Beat::Dead => {
@@ -48,7 +56,7 @@ pub async fn until_dead(tunnel: &Tunnel, last_received: &Cell<Instant>) {
             Beat::Alive(next) => next,
             Beat::Ping(next) => {
                 // The payload does not matter: any received byte updates `last_received`.
-                tunnel.with(|endpoint| endpoint.ping(PAYLOAD));
+                ping();
                 next
             }
         };

@@ -33,6 +33,8 @@ pub(crate) struct FlowControl {
     probe: Cell<(u64, Instant)>,
     /// Shortest time from such a PING to its answer. Longer than the round trip of TCP if there is a proxy between.
     quickest_answer: Cell<Option<Duration>>,
+    /// Time from the last such PING that was answered to its answer.
+    latest_answer: Cell<Option<Duration>>,
 }
 
 impl FlowControl {
@@ -50,6 +52,7 @@ impl FlowControl {
             memory,
             probe: Cell::new((heartbeat::PAYLOAD, now)),
             quickest_answer: Cell::new(None),
+            latest_answer: Cell::new(None),
         }
     }
 
@@ -80,9 +83,10 @@ impl FlowControl {
         }
     }
 
-    /// Smoothed round trip of the TCP connection.
+    /// Time from a PING to its answer, as last measured. Not that of TCP, whose acknowledgements of a lone segment are
+    /// delayed.
     pub(super) fn round_trip(&self) -> Option<Duration> {
-        self.gauge.borrow().as_ref()?.read().ok()?.smoothed_rtt
+        self.latest_answer.get()
     }
 
     /// Counts a request before its stream is opened. Returns the credit that its response may have, as far as there is
@@ -140,17 +144,16 @@ impl FlowControl {
     /// Tells the agent the window, and measures the path by a PING.
     pub(super) fn announce(&self) {
         let window = self.window();
-        let probe = self
-            .probe
-            .get()
-            .0
-            .wrapping_add(1)
-            .max(heartbeat::PAYLOAD + 1);
+        self.tunnel.with(|endpoint| endpoint.send_window(window));
+        self.probe();
+    }
+
+    /// Measures the path by a PING.
+    pub(super) fn probe(&self) {
+        let (last, _) = self.probe.get();
+        let probe = last.wrapping_add(1).max(heartbeat::PAYLOAD + 1);
         self.probe.set((probe, Instant::now()));
-        self.tunnel.with(|endpoint| {
-            endpoint.send_window(window);
-            endpoint.ping(probe);
-        });
+        self.tunnel.with(|endpoint| endpoint.ping(probe));
     }
 
     /// Takes the answer to a PING. Called after bytes were received.
@@ -158,6 +161,7 @@ impl FlowControl {
         let (probe, sent) = self.probe.get();
         if probe != heartbeat::PAYLOAD && endpoint.take_pong() == Some(probe) {
             let took = sent.elapsed();
+            self.latest_answer.set(Some(took));
             self.quickest_answer.set(Some(
                 self.quickest_answer
                     .get()

@@ -137,7 +137,8 @@ pub(crate) async fn run(
     ));
     let ended = {
         let driven = std::pin::pin!(drive(&session, &stream));
-        let dead = std::pin::pin!(heartbeat::until_dead(&session.tunnel, &last_received));
+        let ping = || session.flow.probe();
+        let dead = std::pin::pin!(heartbeat::pinging_until_dead(&last_received, ping));
         match select(driven, dead).await {
             Either::Left((ended, _)) => ended,
             Either::Right(((), _)) => Err(TunnelError::Silent),
@@ -565,7 +566,7 @@ impl Session {
             round_trip_us: self
                 .flow
                 .round_trip()
-                .and_then(|rtt| rtt.as_micros().try_into().ok()),
+                .and_then(|took| took.as_micros().try_into().ok()),
             in_flight: self.flow.streams(),
             window: self.flow.window(),
             held_bytes: self.flow.held_bytes(),

@@ -436,7 +436,7 @@ pub struct TunnelReport {
     pub age_seconds: u64,
     /// Seconds since anything was relayed on it; 0 while a request is under way.
     pub idle_seconds: u64,
-    /// Round trip to the agent in microseconds, smoothed, as TCP measures it; null before it has.
+    /// Round trip to the agent in microseconds: from a PING to its answer, as last measured; null before the first answer.
     pub round_trip_us: Option<u64>,
     /// Requests that the gateway has open on it.
     pub in_flight: usize,

@@ -146,7 +146,7 @@ const TUNNEL_METRICS: [TunnelMetric; 7] = [
     ),
     (
         "gw_tunnel_round_trip_seconds",
-        "Smoothed round-trip time to the agent; the longest of the service's tunnels.",
+        "Time from the last measured PING to the agent's answer; the longest of the service's tunnels.",
         |tunnels| tunnels.round_trip_us as f64 / 1e6,
     ),
 ];

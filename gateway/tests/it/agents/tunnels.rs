@@ -2,14 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::thread;
+use std::time::Duration;
 
 use gw_control_plane::control::Actor;
 use gw_control_plane::control::records::agent;
+use gw_shared::tunnel::frame::Kind;
 use gw_store::StoredRecord;
 use gw_telemetry::counters::TunnelReport;
 
 use gw_gateway::demo::Demo;
 
+use crate::support::agents::modified_agent;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{connect, get};
 use crate::support::stopwatch::within_a_second;
@@ -133,6 +136,22 @@ fn a_newer_tunnel_of_the_same_agent_takes_over_and_the_older_one_is_its_reserve(
     assert!(response.status == 200 && response.body != b"new");
     assert_eq!(tunnels(&demo)[0].generation, before);
     assert_eq!(tunnels_ended(&demo), BTreeMap::from([("agent_drained", 1)]));
+}
+
+#[test]
+fn the_round_trip_of_a_tunnel_is_that_of_a_ping() {
+    // Longer than TCP takes to acknowledge it.
+    const LATE: Duration = Duration::from_millis(300);
+    let demo = demo(None);
+    let agent = modified_agent::enroll(&demo);
+    let mut tunnel = agent.tunnel(&demo);
+    let round_trip = || agent.report(&demo).unwrap().round_trip_us;
+    // The gateway has sent a PING with its first window.
+    assert_eq!(round_trip(), None);
+    thread::sleep(LATE);
+    tunnel.next_of(Kind::Ping).unwrap();
+    let measured = eventually("the answer is measured", round_trip);
+    assert!(u128::from(measured) >= LATE.as_micros(), "{measured}");
 }
 
 #[test]
