@@ -1,12 +1,14 @@
 //! What of the services needs attention although they answer requests.
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 use gw_base::service::hostname::tenant_label;
 use gw_shared::id::{AccountId, ServiceId};
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_store::{AgentRecord, Records};
 use gw_telemetry::counters::TunnelReport;
+use humantime::format_duration;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -16,6 +18,12 @@ use super::Control;
 const LISTED: usize = 100;
 /// Most agents that one warning names as not ready.
 const NAMED: usize = 5;
+
+/// Time for which a service is listed after one of its tunnels was full, in seconds.
+const FULL_WITHIN_SECONDS: u64 = 24 * 60 * 60;
+
+const FULL_REMEDY: &str = "set GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS of the agent to the clients at a time, times the streams, \
+                           WebSockets and requests that each of them has open, or run a second agent";
 
 const REMEDY: &str = "the service fails with its last ready agent: look at the logs of the others and run `gw-agent doctor` \
                       beside them; delete agents that are gone for good";
@@ -31,7 +39,7 @@ pub struct WarningsView {
     pub missing_nodes: Vec<u16>,
 }
 
-/// A service with several agents of which at most one is ready.
+/// A service with several agents of which at most one is ready, or with a tunnel that was full.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Warning)]
 pub struct WarningView {
@@ -41,7 +49,7 @@ pub struct WarningView {
     /// Id of the service.
     #[schema(value_type = String)]
     pub service: ServiceId,
-    /// The ready agent, and why the others are not ready.
+    /// The ready agent and why the others are not ready, or the agent whose slots were all in use.
     pub found: String,
     /// What to do about it.
     pub remedy: String,
@@ -84,17 +92,44 @@ fn warnings(records: &Records, tunnels: &HashMap<&str, Vec<&TunnelReport>>) -> V
         .services
         .values()
         .filter(|service| service.settings.enabled);
-    let warnings = enabled.filter_map(|service| {
-        let agents = agents.get(&(&service.account, &service.id))?;
-        let tunnels = tunnels.get(&*tenant_label(&service.account, &service.id)?)?;
-        Some(WarningView {
+    let warnings = enabled.flat_map(|service| {
+        let agents = agents.get(&(&service.account, &service.id));
+        let label = tenant_label(&service.account, &service.id);
+        let tunnels = label.and_then(|label| tunnels.get(&*label));
+        let of_service = agents.zip(tunnels).map(|(agents, tunnels)| {
+            [
+                found(agents, tunnels).map(|found| (found, REMEDY)),
+                full(tunnels).map(|found| (found, FULL_REMEDY)),
+            ]
+        });
+        let view = move |(found, remedy): (String, &str)| WarningView {
             account: service.account.clone(),
             service: service.id.clone(),
-            found: found(agents, tunnels)?,
-            remedy: REMEDY.to_owned(),
-        })
+            found,
+            remedy: remedy.to_owned(),
+        };
+        of_service.into_iter().flatten().flatten().map(view)
     });
     warnings.take(LISTED).collect()
+}
+
+/// The tunnel that was full last; `None` if none was.
+fn full(tunnels: &[&TunnelReport]) -> Option<String> {
+    let full = tunnels.iter().filter_map(|tunnel| {
+        let ago = tunnel.full_seconds_ago?;
+        (ago <= FULL_WITHIN_SECONDS).then_some((ago, tunnel))
+    });
+    let (ago, tunnel) = full.min_by_key(|(ago, _)| *ago)?;
+    let when = match ago {
+        0 => "is full now".to_owned(),
+        ago => format!("was full {} ago", format_duration(Duration::from_secs(ago))),
+    };
+    Some(format!(
+        "the tunnel of {} {when}: all {} slots are in use then, and further requests fail with GW_AGENT_CONCURRENCY_LIMIT \
+         unless another agent has free ones",
+        tunnel.agent_id,
+        tunnel.slots.unwrap_or_default()
+    ))
 }
 
 /// `None` if the service has one agent, or several ready ones.
@@ -204,6 +239,26 @@ mod tests {
             "{none}"
         );
         assert!(none.ends_with(": no tunnel; and 4 more"), "{none}");
+    }
+
+    #[test]
+    fn a_tunnel_that_was_full_is_named_for_a_day() {
+        let was_full = |number: usize, ago: Option<u64>| TunnelReport {
+            slots: Some(128),
+            full_seconds_ago: ago,
+            ..tunnel(number, "ready")
+        };
+        let found = |tunnels: &[TunnelReport]| full(&tunnels.iter().collect::<Vec<_>>());
+        assert_eq!(found(&[was_full(1, None), was_full(2, Some(86_401))]), None);
+        let text = found(&[
+            was_full(1, Some(900)),
+            was_full(2, Some(61)),
+            was_full(3, None),
+        ]);
+        let expected = format!("the tunnel of {} was full 1m 1s ago: all 128 slots", id(2));
+        assert!(text.as_ref().unwrap().starts_with(&expected), "{text:?}");
+        let text = found(&[was_full(1, Some(0))]).unwrap();
+        assert!(text.contains(" is full now: "), "{text}");
     }
 
     #[test]

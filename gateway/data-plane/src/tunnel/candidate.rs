@@ -25,6 +25,8 @@ pub(super) struct Candidacy {
     pinged: Cell<Option<Instant>>,
     /// Slots and those in use, as the agent last reported them.
     slots: Cell<Option<(u32, u32)>>,
+    /// When the agent last reported that all are in use.
+    full_at: Cell<Option<Instant>>,
     /// The agent, or the administrator, says that it gets requests only if no other agent can take them.
     standby_by_agent: Cell<bool>,
     standby_by_record: Cell<bool>,
@@ -39,6 +41,7 @@ impl Candidacy {
             health: RefCell::new(TunnelHealth::new(None, now)),
             pinged: Cell::default(),
             slots: Cell::default(),
+            full_at: Cell::default(),
             standby_by_agent: Cell::default(),
             standby_by_record: Cell::default(),
             requests: Cell::default(),
@@ -56,6 +59,11 @@ impl Candidacy {
     ) {
         // A tunnel cannot have more slots than streams.
         let slots = slots.min(STREAMS_MAX as u32);
+        // The agent reports changes: the time is also that of the end.
+        let was_full = matches!(self.slots.get(), Some((slots, in_use)) if in_use == slots);
+        if was_full || slots_in_use >= slots {
+            self.full_at.set(Some(now));
+        }
         self.slots.set(Some((slots, slots_in_use.min(slots))));
         self.standby_by_agent.set(standby);
         self.health.borrow_mut().reported(backend, now);
@@ -92,6 +100,15 @@ impl Session {
     /// Slots and those in use, as the agent last reported them.
     pub(super) fn reported_slots(&self) -> Option<(u32, u32)> {
         self.candidacy.slots.get()
+    }
+
+    /// Time since all slots were in use, as far as the agent has reported it: zero while they are.
+    pub(super) fn full_for(&self, now: Instant) -> Option<Duration> {
+        let at = self.candidacy.full_at.get()?;
+        Some(match self.reported_slots() {
+            Some((slots, in_use)) if in_use == slots => Duration::ZERO,
+            _ => now.saturating_duration_since(at),
+        })
     }
 
     /// Requests that were sent on the tunnel.

@@ -572,6 +572,7 @@ impl Session {
             held_bytes: self.flow.held_bytes(),
             slots: self.reported_slots().map(|(slots, _)| slots),
             slots_in_use: self.reported_slots().map(|(_, in_use)| in_use),
+            full_seconds_ago: self.full_for(now).map(|time| time.as_secs()),
             draining: self.closed_to_requests.get(),
             state: state.as_str().to_owned(),
             state_seconds: now.saturating_duration_since(since).as_secs(),

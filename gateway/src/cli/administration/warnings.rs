@@ -35,7 +35,7 @@ pub(crate) fn examine(out: &mut Examination, config: &Path) {
         Ok(WarningsView { items, .. }) if items.is_empty() => {
             out.ok(
                 CHECK,
-                "no service with several agents depends on one of them",
+                "no service with several agents depends on one of them, and no tunnel was full",
             );
         }
         Ok(WarningsView { items, .. }) => {

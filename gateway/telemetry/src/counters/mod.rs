@@ -448,6 +448,9 @@ pub struct TunnelReport {
     pub slots: Option<u32>,
     /// Slots in use, as the agent last reported them; null until it has.
     pub slots_in_use: Option<u32>,
+    /// Seconds since all slots were in use, 0 while they are; absent if the agent has never reported that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub full_seconds_ago: Option<u64>,
     /// Whether the tunnel gets no new requests because it is about to end.
     pub draining: bool,
     /// `ready`; `probing`: it failed, and gets one request at a time; `breaker_open`: it failed, and gets none for a while;

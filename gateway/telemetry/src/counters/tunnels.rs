@@ -243,6 +243,7 @@ impl TunnelReport {
             held_bytes: 0,
             slots: None,
             slots_in_use: None,
+            full_seconds_ago: None,
             draining: false,
             state: TunnelState::Ready.as_str().to_owned(),
             state_seconds: 1,

@@ -10,10 +10,11 @@ use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
 use crate::support::peers::caller::{connect, get};
+use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::process::{
     Served, config_text, gw_agent, gw_gateway, serve, serve_command,
 };
-use crate::support::{demo, options, tunnels};
+use crate::support::{demo, eventually, options, tunnels};
 
 /// Runs a doctor. Returns a lookup from a check to its verdict and finding, and the exit code.
 fn examine(command: &mut Command) -> (impl Fn(&str) -> (String, String) + use<>, i32) {
@@ -194,7 +195,7 @@ fn a_service_with_one_ready_agent_of_several_has_a_warning() {
     let look = doctor();
     let all_well = (
         "ok".to_owned(),
-        "no service with several agents depends on one of them".to_owned(),
+        "no service with several agents depends on one of them, and no tunnel was full".to_owned(),
     );
     assert_eq!(look("agents of services"), all_well);
 
@@ -224,4 +225,36 @@ fn a_service_with_one_ready_agent_of_several_has_a_warning() {
         look("agents of services").1,
         "not checked: the gateway does not run"
     );
+}
+
+#[test]
+fn a_service_whose_tunnel_was_full_has_a_warning() {
+    let backend = HeldBackend::start();
+    let demo = Demo::start(&Options {
+        slots: Some(1),
+        ..options(Some(backend.url.clone()))
+    })
+    .unwrap();
+    let api = Api(&demo.about);
+    assert_eq!(api.get("/warnings").body, json!({ "items": [] }));
+    let mut caller = connect(&demo);
+    caller.send(get(&demo, "/held"));
+    let warning = || api.get("/warnings").body["items"].get(0).cloned();
+    let full = eventually("the tunnel is full", warning);
+    let found = full["found"].as_str().unwrap();
+    assert!(found.contains(" is full now: all 1 slots"), "{full}");
+    let remedy = full["remedy"].as_str().unwrap();
+    assert!(
+        remedy.contains("GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS"),
+        "{full}"
+    );
+    // Also once it has room again.
+    backend.release();
+    assert_eq!(caller.response().status, 200);
+    let was_full = |warning: Value| {
+        let found = warning["found"].as_str().unwrap();
+        found.contains(" was full ").then_some(())
+    };
+    eventually("the tunnel was full", || warning().and_then(was_full));
+    demo.stop();
 }
