@@ -78,7 +78,10 @@ def write_html(folder: pathlib.Path) -> None:
         body = PARSER.renderer.render(tokens, PARSER.options, {})
         written = PAGE.format(title=html.escape(title), body=body)
         (folder / html_name(page.name)).write_text(written)
-    shutil.copytree(DOCS / "images", folder / "images")
+    # Not their modes, which differ between a checkout and an archive of the source.
+    (folder / "images").mkdir()
+    for image in sorted((DOCS / "images").iterdir()):
+        shutil.copyfile(image, folder / "images" / image.name)
 
 
 def escape(text: str) -> str:
