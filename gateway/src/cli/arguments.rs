@@ -164,7 +164,7 @@ mod tests {
     }
 
     /// Commands that are accepted.
-    const GOOD: [&str; 22] = [
+    const GOOD: [&str; 23] = [
         "gw-gateway account create acme --json",
         "gw-gateway service create acme api --mode jwt --mode service_key --burst 5 --request-logging false",
         "gw-gateway service create acme api --create-account --with-key --with-agent --backend-port 80",
@@ -175,7 +175,8 @@ mod tests {
         "gw-gateway enrollment-token create acme --service api --expires-in 30d --uses 10000",
         "gw-gateway agent revoke acme ag_0123456789abcdefghij",
         "gw-gateway signing-key rotate --immediately",
-        "gw-gateway audit --account acme --limit 5 --config gateway.toml",
+        "gw-gateway audit list --account acme --limit 5 --config gateway.toml",
+        "gw-gateway audit verify --head 7:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
         "gw-gateway backup --config gateway.toml backup.tar.zst --force",
         "gw-gateway backup - --admin-url https://localhost:1 --admin-ca ca.pem",
         "gw-gateway restore --config gateway.toml -",
@@ -236,7 +237,14 @@ mod tests {
             "gw-gateway enrollment-token create acme --service api --expires-in 1h --expires-in-seconds 9",
             ErrorKind::ArgumentConflict,
         ),
-        ("gw-gateway audit --limit 0", ErrorKind::ValueValidation),
+        (
+            "gw-gateway audit list --limit 0",
+            ErrorKind::ValueValidation,
+        ),
+        (
+            "gw-gateway audit verify --head 7",
+            ErrorKind::ValueValidation,
+        ),
         ("gw-gateway healthy --wait 30", ErrorKind::ValueValidation),
         (
             "gw-gateway init --domain EXAMPLE",

@@ -22,6 +22,7 @@ use gw_shared::id::{ClientId, KeyId, ServiceId};
 use administration::account::AccountCommand;
 use administration::agent::AgentCommand;
 use administration::agent_ca::AgentCaCommand;
+use administration::audit::AuditCommand;
 use administration::caller_secret::CallerSecretCommand;
 use administration::enrollment_token::EnrollmentTokenCommand;
 use administration::request::RequestCommand;
@@ -54,13 +55,8 @@ pub(crate) enum Administration {
     SigningKey(CommandFamily<SigningKeyCommand>),
     /// Requests: the request log of the last 7 days.
     Request(CommandFamily<RequestCommand>),
-    /// The audit log of all changes, the newest first.
-    Audit {
-        #[command(flatten)]
-        query: administration::audit::AuditArguments,
-        #[command(flatten)]
-        connection: AdminConnection,
-    },
+    /// The audit log of all changes, and the check of its chain.
+    Audit(CommandFamily<AuditCommand>),
 }
 
 #[derive(Args)]
@@ -114,7 +110,10 @@ impl Administration {
                 command,
                 connection,
             }) => command.run(&mut connection.open()?),
-            Self::Audit { query, connection } => query.run(&mut connection.open()?),
+            Self::Audit(CommandFamily {
+                command,
+                connection,
+            }) => command.run(&mut connection.open()?),
         };
         match done {
             // The reader of the output has closed the pipe.

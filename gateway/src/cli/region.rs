@@ -385,6 +385,10 @@ fn write_moved(out: &mut impl Write, moved: &Moved) -> io::Result<()> {
     write_facts(
         out,
         &[
+            (
+                "head of the audit log",
+                or_dash(destination.audit_head.as_ref()),
+            ),
             ("SHA-256 of source", source.sha256.clone()),
             ("SHA-256 of destination", destination.sha256.clone()),
             ("secrets", secrets.join(", ")),

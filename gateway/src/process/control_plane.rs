@@ -8,7 +8,10 @@ use crate::limits;
 use gw_base::tls::admin::AdminTls;
 use gw_control_plane::admin::{self, Admin};
 use gw_control_plane::cluster::{self, ServerLimits};
+use gw_control_plane::control::Control;
+use gw_control_plane::control::changes::audit;
 use gw_control_plane::{control, members};
+use gw_telemetry::request_log::RequestLog;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -18,6 +21,19 @@ use super::{apex_nodes, spliced_tunnels};
 
 /// Longest wait for running requests when the control plane stops.
 const REQUESTS_END_WITHIN: Duration = Duration::from_secs(2);
+
+/// Keeps heads of the audit log in the archive of the request log, if there is one.
+pub(super) fn archive_audit_heads(control: &Arc<Control>, log: &RequestLog) {
+    let Some(archive) = log.archive() else {
+        return;
+    };
+    // Weak: the archive stops after the control plane.
+    let control = Arc::downgrade(control);
+    archive.keep_audit_heads(move || {
+        let control = control.upgrade()?;
+        Some(audit::head(&control)?.to_string())
+    });
+}
 
 impl Gateway {
     /// Serves what the workers ask of the control plane, and maintains the records.

@@ -39,6 +39,7 @@ use tokio::sync::{Mutex, Notify};
 
 use super::apex_nodes;
 use super::config_file::ConfigFile;
+use super::control_plane::archive_audit_heads;
 use super::membership::MemberSettings;
 use super::sockets::listeners::{Inherited, ListenError, Listeners};
 use super::stop::last_stop;
@@ -243,6 +244,7 @@ impl Gateway {
         {
             // In a region of several nodes it starts when the node has its slot.
             request_log.archive_to(settings, keys, config.region.apex(), NodeSlot::default())?;
+            archive_audit_heads(&control, &request_log);
         }
         let (exporter, traces) = start_exporter(config, masker)?.unzip();
         watch_tcp_memory(&helpers, socket_budget);

@@ -12,6 +12,7 @@ use gw_region::{CarriedMembership, Isolation, NodeConfig, NodeSlot, RegionKeys};
 use gw_store::PostgresStore;
 use gw_telemetry::request_log::archive::ArchiveSettings;
 
+use super::control_plane::archive_audit_heads;
 use super::gateway::{Gateway, StartError};
 
 /// Longest wait until the services of this node have moved to other nodes.
@@ -86,13 +87,15 @@ impl Gateway {
         archive: Option<(ArchiveSettings, RegionKeys)>,
     ) -> Box<dyn Fn(NodeSlot) + Send> {
         let log = Arc::clone(&self.request_log);
+        let control = Arc::clone(&self.control);
         let apex = self.control.region().apex().to_owned();
         Box::new(move |slot| {
             let Some((settings, keys)) = &archive else {
                 return;
             };
-            if let Err(error) = log.archive_to(settings, keys, &apex, slot) {
-                tracing::error!(%error, "the request log is not archived");
+            match log.archive_to(settings, keys, &apex, slot) {
+                Ok(()) => archive_audit_heads(&control, &log),
+                Err(error) => tracing::error!(%error, "the request log is not archived"),
             }
         })
     }

@@ -1,12 +1,11 @@
 //! The contents of a store, for a move to another store.
 
-use gw_shared::text::hexadecimal;
 use std::collections::BTreeMap;
 
-use aws_lc_rs::digest::{Context, SHA256};
 use serde::Serialize;
 
-use super::{AuditQuery, NumberedEntry, Revision, Store, StoreError, StoredRecord};
+use super::audit_chain::TextDigest;
+use super::{AuditHead, AuditQuery, NumberedEntry, Revision, Store, StoreError, StoredRecord};
 
 /// Entries of the audit log that are read at once.
 const PAGE: usize = 5_000;
@@ -29,6 +28,8 @@ pub struct ContentsSummary {
     pub records: BTreeMap<&'static str, usize>,
     /// Number of entries of the audit log.
     pub audit_entries: usize,
+    /// The newest entry of the audit log.
+    pub audit_head: Option<AuditHead>,
     /// SHA-256 of all records and all audit entries, in hexadecimal.
     pub sha256: String,
 }
@@ -60,7 +61,7 @@ impl Contents {
 
     /// Returns the number of records and audit entries, and the digest of all of them. Fails if a record cannot be encoded.
     pub fn summary(&self) -> Result<ContentsSummary, StoreError> {
-        let mut digest = Digest(Context::new(&SHA256));
+        let mut digest = TextDigest::new();
         let mut documents = Vec::with_capacity(self.records.len());
         for record in &self.records {
             let (kind, id) = record.id().columns();
@@ -74,29 +75,14 @@ impl Contents {
                 .for_each(|part| digest.add(part));
             *records.entry(*kind).or_default() += 1;
         }
-        for NumberedEntry { number, entry } in &self.audit {
-            let account = entry
-                .account
-                .as_ref()
-                .map_or("", |account| account.as_str());
-            let number = number.to_string();
-            let at = entry.at.0.to_string();
-            let detail = entry.detail.to_string();
-            for part in [
-                number.as_str(),
-                &at,
-                &entry.actor,
-                &entry.action,
-                account,
-                &entry.target,
-                &detail,
-            ] {
-                digest.add(part);
-            }
+        for entry in &self.audit {
+            digest.add(&entry.digest.to_string());
+            digest.add(&entry.hash.to_string());
         }
         Ok(ContentsSummary {
             records,
             audit_entries: self.audit.len(),
+            audit_head: self.audit.last().map(NumberedEntry::head),
             sha256: digest.finish(),
         })
     }
@@ -109,26 +95,12 @@ impl ContentsSummary {
     }
 }
 
-struct Digest(Context);
-
-impl Digest {
-    /// Adds a text and its length, so that the borders of texts count.
-    fn add(&mut self, text: &str) {
-        self.0.update(&(text.len() as u64).to_be_bytes());
-        self.0.update(text.as_bytes());
-    }
-
-    fn finish(self) -> String {
-        hexadecimal(self.0.finish().as_ref())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use gw_base::clock::Timestamp;
     use gw_shared::id::AccountId;
 
-    use super::super::{AccountRecord, AuditEntry, Position, SqliteStore, Step};
+    use super::super::{AccountRecord, AuditEntry, AuditHash, Position, SqliteStore, Step};
     use super::*;
 
     fn account(name: &str) -> StoredRecord {
@@ -195,9 +167,11 @@ mod tests {
     #[test]
     fn an_audit_log_of_several_pages_is_read_completely() {
         let folder = tempfile::tempdir().unwrap();
-        let entries = (1..=2 * PAGE as i64 + 3).map(|number| NumberedEntry {
-            number,
-            entry: entry("x"),
+        let mut before = AuditHash::default();
+        let entries = (1..=2 * PAGE as i64 + 3).map(|number| {
+            let next = NumberedEntry::new(number, entry("x"), before);
+            before = next.hash;
+            next
         });
         let contents = Contents {
             revision: Revision(0),
@@ -212,10 +186,11 @@ mod tests {
     #[test]
     fn every_difference_changes_the_digest() {
         let contents = |name: &str, number, target: &str| {
-            let audit = vec![NumberedEntry {
+            let audit = vec![NumberedEntry::new(
                 number,
-                entry: entry(target),
-            }];
+                entry(target),
+                AuditHash::default(),
+            )];
             Contents {
                 revision: Revision(1),
                 records: vec![account(name)],

@@ -3,6 +3,7 @@
 
 #![warn(missing_docs)]
 
+mod audit_chain;
 mod contents;
 pub mod failure;
 pub mod limits;
@@ -23,6 +24,8 @@ use gw_shared::id::AccountId;
 use rusqlite::ErrorCode;
 use serde::{Deserialize, Serialize};
 
+use audit_chain::StoredColumns;
+pub use audit_chain::{AuditCheck, AuditFindings, AuditHash, AuditHead, InvalidHead};
 pub use contents::{Contents, ContentsSummary};
 pub use postgres::Rekeyed;
 pub use postgres::{Authenticator, NamedSecret};
@@ -130,6 +133,59 @@ pub struct NumberedEntry {
     pub number: i64,
     /// The entry as it was committed.
     pub entry: AuditEntry,
+    /// SHA-256 of the stored values.
+    pub digest: AuditHash,
+    /// Hash of the entry in the chain of the log.
+    pub hash: AuditHash,
+}
+
+impl NumberedEntry {
+    /// The entry after the one with the hash `before`.
+    pub fn new(number: i64, entry: AuditEntry, before: AuditHash) -> Self {
+        let columns = StoredColumns {
+            number,
+            at: entry.at.0,
+            actor: &entry.actor,
+            action: &entry.action,
+            account: entry.account.as_ref().map(AccountId::as_str),
+            target: &entry.target,
+            detail: &entry.detail.to_string(),
+        };
+        let digest = columns.digest();
+        Self {
+            number,
+            hash: before.then(digest),
+            digest,
+            entry,
+        }
+    }
+
+    /// Reads a stored entry.
+    fn read(columns: &StoredColumns<'_>, hash: &[u8]) -> Result<Self, StoreError> {
+        let account = columns.account.map(AccountId::new).transpose();
+        let entry = AuditEntry {
+            at: Timestamp(columns.at),
+            actor: columns.actor.to_owned(),
+            action: Cow::Owned(columns.action.to_owned()),
+            account: account.map_err(StoreError::corrupt)?,
+            target: columns.target.to_owned(),
+            detail: serde_json::from_str(columns.detail).map_err(StoreError::corrupt)?,
+        };
+        Ok(Self {
+            number: columns.number,
+            entry,
+            digest: columns.digest(),
+            hash: AuditHash::stored(hash),
+        })
+    }
+
+    /// Number and hash.
+    pub fn head(&self) -> AuditHead {
+        AuditHead {
+            number: self.number,
+            hash: self.hash,
+        }
+    }
 }
 
 /// Selects entries of the audit log.

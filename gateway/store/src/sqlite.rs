@@ -3,19 +3,20 @@
 #[cfg(test)]
 mod tests;
 
-use std::borrow::Cow;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use gw_base::clock::Timestamp;
 use gw_base::sqlite_file::FileKind;
-use gw_shared::id::AccountId;
-use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Params, TransactionBehavior, params};
 
+use super::audit_chain::StoredColumns;
 use super::{
-    AuditEntry, AuditQuery, Contents, History, NumberedEntry, Position, Records, Revision, Sealing,
-    Snapshot, Step, Store, StoreError, StoredRecord,
+    AuditEntry, AuditHash, AuditQuery, Contents, History, NumberedEntry, Position, Records,
+    Revision, Sealing, Snapshot, Step, Store, StoreError, StoredRecord,
 };
+
+/// Entries that get their hashes at once.
+const CHAINED: i64 = 5_000;
 
 /// The database of the records.
 const DATABASE: FileKind = FileKind {
@@ -88,6 +89,8 @@ const DATABASE: FileKind = FileKind {
     DROP TABLE services;
     DROP TABLE accounts;
 ",
+    // The chain follows: see `SqliteStore::chain_entries`.
+    "ALTER TABLE audit ADD COLUMN hash BLOB NOT NULL DEFAULT x''",
     ],
     set_up: |connection| {
         // Also keeps the index of the log in memory instead of in a memory-mapped file, where a full disk would cause
@@ -112,7 +115,9 @@ pub struct SqliteStore {
 impl SqliteStore {
     /// Opens or creates the database at `path` (mode 0600) and migrates its schema.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        Self::new(DATABASE.open(path)?, path)
+        let mut store = Self::new(DATABASE.open(path)?, path)?;
+        store.chain_entries()?;
+        Ok(store)
     }
 
     /// As [`Self::open`], but fails if there is no database at `path`.
@@ -148,6 +153,34 @@ impl SqliteStore {
             store.seal_stored()?;
         }
         Ok(store)
+    }
+
+    /// Gives the entries of a log their hashes, if it was written before entries had hashes.
+    fn chain_entries(&mut self) -> Result<(), StoreError> {
+        const HAS_NONE: &str =
+            "SELECT count(*) > 0 AND coalesce(max(length(hash)), 0) = 0 FROM audit";
+        let transaction = self
+            .connection
+            .transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let has_none: bool = transaction.query_row(HAS_NONE, [], |row| row.get(0))?;
+        if !has_none {
+            return Ok(());
+        }
+        let mut hash = AuditHash::default();
+        let mut last = i64::MIN;
+        loop {
+            let after = format!("{ENTRIES} WHERE number > ?1 ORDER BY number LIMIT ?2");
+            let page = entries(&transaction, &after, params![last, CHAINED])?;
+            let Some(newest) = page.last() else { break };
+            last = newest.number;
+            for entry in page {
+                hash = hash.then(entry.digest);
+                transaction
+                    .prepare_cached("UPDATE audit SET hash = ?2 WHERE number = ?1")?
+                    .execute(params![entry.number, hash.as_bytes()])?;
+            }
+        }
+        Ok(transaction.commit()?)
     }
 
     fn seal_stored(&mut self) -> Result<(), StoreError> {
@@ -209,8 +242,8 @@ impl SqliteStore {
             .connection
             .transaction_with_behavior(TransactionBehavior::Immediate)?;
         insert_records(&transaction, &contents.records)?;
-        for NumberedEntry { number, entry } in &contents.audit {
-            insert_entry(&transaction, Some(*number), entry)?;
+        for entry in &contents.audit {
+            insert_entry(&transaction, entry)?;
         }
         Ok(transaction.commit()?)
     }
@@ -231,8 +264,8 @@ impl SqliteStore {
             if page.is_empty() {
                 return Ok(transaction.commit().map_err(StoreError::from)?);
             }
-            for NumberedEntry { number, entry } in page {
-                insert_entry(&transaction, Some(number), &entry)?;
+            for entry in &page {
+                insert_entry(&transaction, entry)?;
             }
         }
     }
@@ -276,15 +309,18 @@ fn insert_records(connection: &Connection, records: &[StoredRecord]) -> Result<(
     Ok(())
 }
 
-/// Appends an entry to the audit log, with the next number if `number` is `None`.
-fn insert_entry(
-    connection: &Connection,
-    number: Option<i64>,
-    entry: &AuditEntry,
-) -> Result<(), StoreError> {
+/// Adds an entry to the audit log. Keeps its hash, so that a mistake in the chain of a copied log shows in the copy, too.
+fn insert_entry(connection: &Connection, numbered: &NumberedEntry) -> Result<(), StoreError> {
+    let NumberedEntry {
+        number,
+        entry,
+        hash,
+        ..
+    } = numbered;
     connection
         .prepare_cached(
-            "INSERT INTO audit (number, at, actor, action, account, target, detail) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+            "INSERT INTO audit (number, at, actor, action, account, target, detail, hash)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
         )?
         .execute(params![
             number,
@@ -294,8 +330,55 @@ fn insert_entry(
             entry.account.as_ref().map(|account| account.as_str()),
             entry.target,
             entry.detail.to_string(),
+            hash.as_bytes(),
         ])?;
     Ok(())
+}
+
+/// The entry that follows the newest one.
+fn next_entry(connection: &Connection, entry: &AuditEntry) -> Result<NumberedEntry, StoreError> {
+    const LAST: &str = "SELECT seq FROM sqlite_sequence WHERE name = 'audit'";
+    const HASH: &str = "SELECT hash FROM audit ORDER BY number DESC LIMIT 1";
+    let last: Option<i64> = connection
+        .query_row(LAST, [], |row| row.get(0))
+        .optional()?;
+    let before = connection.query_row(HASH, [], |row| row.get::<_, Vec<u8>>(0));
+    let before = AuditHash::stored(&before.optional()?.unwrap_or_default());
+    Ok(NumberedEntry::new(
+        last.unwrap_or(0) + 1,
+        entry.clone(),
+        before,
+    ))
+}
+
+/// Columns of entries, as [`entries`] reads them.
+const ENTRIES: &str = "SELECT number, at, actor, action, account, target, detail, hash FROM audit";
+
+fn entries(
+    connection: &Connection,
+    select: &str,
+    parameters: impl Params,
+) -> Result<Vec<NumberedEntry>, StoreError> {
+    let mut statement = connection.prepare_cached(select)?;
+    let mut rows = statement.query(parameters)?;
+    let mut entries = Vec::new();
+    while let Some(row) = rows.next()? {
+        let [actor, action, target, detail] =
+            [2, 3, 5, 6].map(|column| row.get::<_, String>(column));
+        let account: Option<String> = row.get(4)?;
+        let columns = StoredColumns {
+            number: row.get(0)?,
+            at: row.get(1)?,
+            actor: &actor?,
+            action: &action?,
+            account: account.as_deref(),
+            target: &target?,
+            detail: &detail?,
+        };
+        let hash: Vec<u8> = row.get(7)?;
+        entries.push(NumberedEntry::read(&columns, &hash)?);
+    }
+    Ok(entries)
 }
 
 impl Store for SqliteStore {
@@ -350,10 +433,10 @@ impl Store for SqliteStore {
                 }
             }
         }
-        insert_entry(&transaction, None, entry)?;
-        let revision = Revision(transaction.last_insert_rowid());
+        let entry = next_entry(&transaction, entry)?;
+        insert_entry(&transaction, &entry)?;
         transaction.commit()?;
-        Ok(self.position(revision))
+        Ok(self.position(Revision(entry.number)))
     }
 
     fn changes_after(&mut self, position: &Position) -> Result<History, StoreError> {
@@ -366,36 +449,15 @@ impl Store for SqliteStore {
     }
 
     fn audit_log(&mut self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError> {
-        let mut statement = self.connection.prepare_cached(
-            "SELECT number, at, actor, action, account, target, detail FROM audit
-             WHERE (?1 IS NULL OR account = ?1) AND number < ?2 ORDER BY number DESC LIMIT ?3",
-        )?;
+        let select = format!(
+            "{ENTRIES} WHERE (?1 IS NULL OR account = ?1) AND number < ?2 ORDER BY number DESC LIMIT ?3"
+        );
         let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
-        let mut rows = statement.query(params![
-            query.account,
-            query.before.unwrap_or(i64::MAX),
-            limit
-        ])?;
-        let mut entries = Vec::new();
-        while let Some(row) = rows.next()? {
-            let detail: String = row.get(6)?;
-            let account: Option<String> = row.get(4)?;
-            let entry = AuditEntry {
-                at: Timestamp(row.get(1)?),
-                actor: row.get(2)?,
-                action: Cow::Owned(row.get(3)?),
-                account: account
-                    .map(|id| AccountId::new(&id))
-                    .transpose()
-                    .map_err(StoreError::corrupt)?,
-                target: row.get(5)?,
-                detail: serde_json::from_str(&detail).map_err(StoreError::corrupt)?,
-            };
-            entries.push(NumberedEntry {
-                number: row.get(0)?,
-                entry,
-            });
-        }
-        Ok(entries)
+        let before = query.before.unwrap_or(i64::MAX);
+        entries(
+            &self.connection,
+            &select,
+            params![query.account, before, limit],
+        )
     }
 }

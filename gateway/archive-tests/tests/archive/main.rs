@@ -14,14 +14,14 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use gw_gateway::Gateway;
 use gw_gateway::process::doctor;
 use gw_interface::config::Config;
-use gw_region::RegionKey;
+use gw_region::{RegionKey, RegionKeys};
 use gw_shared::doctor::Verdict;
 use gw_shared::id::RequestId;
 use gw_telemetry::request_log::archive::{Archive, ArchiveError};
@@ -490,4 +490,37 @@ fn ask_apex(address: SocketAddr, authority: &Path) -> String {
     let mut response = String::new();
     stream.read_to_string(&mut response).unwrap();
     response
+}
+
+#[test]
+fn heads_of_the_audit_log_are_kept_by_hour_and_open_with_the_region_key_only() {
+    let server = Server::start();
+    let clock = Clock::at(MORNING_MS);
+    let node = Node::start(&clock, slot(7), &server.settings());
+    let head = Arc::new(Mutex::new("1:aa".to_owned()));
+    let shown = Arc::clone(&head);
+    let archive = node.log.archive().unwrap();
+    archive.keep_audit_heads(move || Some(shown.lock().unwrap().clone()));
+    let note = |text: &str| {
+        *head.lock().unwrap() = text.to_owned();
+        node.log.flush_archive().unwrap();
+    };
+    note("2:bb");
+    note("3:cc");
+    clock.set(MORNING_MS + HOUR_MS);
+    note("3:cc");
+    clock.set(MORNING_MS + 2 * HOUR_MS);
+    note("4:dd");
+    let read = |keys: &RegionKeys| clock.archive(&server.settings(), keys).audit_heads();
+    assert_eq!(read(&key()).unwrap(), ["3:cc", "3:cc", "4:dd"]);
+    let refused = read(&RegionKey::new([8; 32]).into());
+    assert!(
+        matches!(refused, Err(ArchiveError::Refused(_))),
+        "{refused:?}"
+    );
+    // Beside the nodes, not as one of them.
+    assert!(archive.nodes().unwrap().is_empty());
+    // With the day.
+    clock.set(MORNING_MS + 9 * DAY_MS);
+    assert_eq!(read(&key()).unwrap(), [""; 0]);
 }

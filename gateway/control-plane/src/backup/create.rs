@@ -146,8 +146,10 @@ impl PreparedBackup {
         let revision = snapshot.position.revision.0;
         let mut copy = SqliteStore::open(&staging.0.join(DATABASE))?;
         let mut before = revision.saturating_add(1);
+        let mut audit_head = None;
         copy.fill_in_pages(&snapshot.records.into_vec(), || {
             let page = audit(before)?;
+            audit_head = audit_head.or(page.first().map(NumberedEntry::head));
             before = page.last().map_or(before, |oldest| oldest.number);
             Ok::<_, ControlError>(page)
         })?;
@@ -171,6 +173,7 @@ impl PreparedBackup {
             region: apex.to_owned(),
             created_at: created_at.to_string(),
             revision,
+            audit_head,
         };
         Ok(Self {
             staging,

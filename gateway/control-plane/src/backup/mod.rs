@@ -10,7 +10,7 @@ mod tests;
 use std::io;
 use std::path::PathBuf;
 
-use gw_store::StoreError;
+use gw_store::{AuditHead, StoreError};
 use serde::{Deserialize, Serialize};
 
 pub use self::create::of_folder;
@@ -39,6 +39,9 @@ pub struct Manifest {
     pub created_at: String,
     /// Number of the last change in it.
     pub revision: i64,
+    /// The newest entry of its audit log, as `NUMBER:HASH`. Versions before did not write it.
+    #[serde(default)]
+    pub audit_head: Option<AuditHead>,
 }
 
 /// Why a backup cannot be made or restored.

@@ -11,7 +11,9 @@ use gw_base::process::file_owner::FileOwner;
 use gw_base::tls::certificate;
 use gw_interface::config::{Config, StoreSettings};
 use gw_shared::files;
-use gw_store::{AuditEntry, NotRestored, Snapshot, SqliteStore, Step, Store};
+use gw_store::{
+    AuditEntry, AuditQuery, NotRestored, NumberedEntry, Snapshot, SqliteStore, Step, Store,
+};
 use rustix::fs::OFlags;
 use serde_json::json;
 use tempfile::TempPath;
@@ -78,6 +80,19 @@ fn restore_files(
             manifest.revision
         );
         return Err(BackupError::Refused(refused));
+    }
+    if let Some(noted) = manifest.audit_head {
+        let newest = AuditQuery {
+            account: None,
+            before: None,
+            limit: 1,
+        };
+        let found = store.audit_log(&newest)?.first().map(NumberedEntry::head);
+        if found != Some(noted) {
+            let refused =
+                format!("the audit log of {DATABASE} does not end with the entry {noted}");
+            return Err(BackupError::Refused(refused));
+        }
     }
     let records = snapshot.records.clone().into_vec().len();
     let deleted = delete_not_restored(&mut store, &snapshot, &manifest)?;

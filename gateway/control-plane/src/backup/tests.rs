@@ -44,6 +44,7 @@ impl Folder {
             region: "eu1.example.com".into(),
             created_at: "2026-01-01T00:00:00Z".into(),
             revision: 0,
+            audit_head: None,
         };
         let manifest = (MANIFEST.to_owned(), serde_json::to_vec(&manifest).unwrap());
         let others = ["agent-ca.key", "agent-ca.crt", DATABASE]
@@ -171,7 +172,7 @@ fn archives_with_other_contents_are_refused() {
         refusal(&archive(&files))
     };
     let other = Folder::new();
-    let cases: [(&str, Change<'_>); 12] = [
+    let cases: [(&str, Change<'_>); 13] = [
         ("it has no agent-ca.key", &|files| drop(files.remove(1))),
         ("it has no gw.sqlite", &|files| drop(files.pop())),
         ("its first file is agent-ca.key", &|files| {
@@ -206,6 +207,13 @@ fn archives_with_other_contents_are_refused() {
             files[0].1 = String::from_utf8(files[0].1.clone())
                 .unwrap()
                 .replace("\"revision\":0", "\"revision\":7")
+                .into();
+        }),
+        ("does not end with the entry 7:5a5a", &|files| {
+            let head = format!("\"audit_head\":\"7:{}\"", "5a".repeat(32));
+            files[0].1 = String::from_utf8(files[0].1.clone())
+                .unwrap()
+                .replace("\"audit_head\":null", &head)
                 .into();
         }),
     ];

@@ -41,7 +41,7 @@ use gw_telemetry::counters::WorkerReport;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Notify, watch};
 
-pub use changes::audit::AuditEntryView;
+pub use changes::audit::{AuditEntryView, AuditProblemView, AuditVerificationView};
 pub use changes::change::Actor;
 use changes::change::{ControlState, Plan};
 use changes::feed::EngineHealth;

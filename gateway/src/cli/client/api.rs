@@ -161,9 +161,9 @@ impl Api {
         &self,
         method: Method,
         path: &str,
-        body: &Value,
+        body: Option<&Value>,
     ) -> Result<ApiReply, ApiError> {
-        self.send(method, path, Some(body), None)
+        self.send(method, path, body, None)
     }
 
     /// Follows the pages of a list until its end, or until there are `at_most` items.

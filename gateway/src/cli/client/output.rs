@@ -37,6 +37,15 @@ pub(crate) enum CommandError {
         made: String,
         missing: String,
     },
+    #[error(
+        "the audit log is not as the gateways have written it: {0} problems, listed above; compare it with a backup, and find out which \
+         programs and people can write to the database"
+    )]
+    Tampered(u64),
+    #[error(
+        "the audit log could not be compared with the heads in the archive: {0}; the result above is without them"
+    )]
+    NotCompared(String),
     #[error("{name}: {error}")]
     Input { name: String, error: io::Error },
     #[error("standard output: {0}")]
@@ -162,7 +171,7 @@ impl Output {
         path: &str,
         body: &Value,
     ) -> Result<(), CommandError> {
-        let reply = self.api.wait_for(Method::POST, path, body)?;
+        let reply = self.api.wait_for(Method::POST, path, Some(body))?;
         self.tell(&reply, |view: T, out| write_facts(&view, out))
     }
 

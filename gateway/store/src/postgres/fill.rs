@@ -174,9 +174,15 @@ async fn insert_entries(
     entries: &[NumberedEntry],
 ) -> Result<(), Error> {
     const INSERT: &str = "
-        INSERT INTO gw.audit (number, at, actor, action, account, target, detail)
-        SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[])";
+        INSERT INTO gw.audit (number, at, actor, action, account, target, detail, hash)
+        SELECT * FROM unnest(
+            $1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[])";
     let numbers: Vec<i64> = entries.iter().map(|numbered| numbered.number).collect();
+    // As they are, so that a mistake in the chain of a copied log shows in the copy, too.
+    let hashes: Vec<&[u8]> = entries
+        .iter()
+        .map(|numbered| numbered.hash.as_bytes())
+        .collect();
     let entries = || entries.iter().map(|numbered| &numbered.entry);
     let times: Vec<i64> = entries().map(|entry| entry.at.0).collect();
     let actors: Vec<&str> = entries().map(|entry| entry.actor.as_str()).collect();
@@ -190,7 +196,7 @@ async fn insert_entries(
         .execute(
             INSERT,
             &[
-                &numbers, &times, &actors, &actions, &accounts, &targets, &details,
+                &numbers, &times, &actors, &actions, &accounts, &targets, &details, &hashes,
             ],
         )
         .await
@@ -205,7 +211,7 @@ async fn read_back(
     secrets: &[NamedSecret],
 ) -> Result<Result<ContentsSummary, StoreError>, Error> {
     const PAGE: &str = "
-        SELECT number, at, actor, action, account, target, detail FROM gw.audit
+        SELECT number, at, actor, action, account, target, detail, hash FROM gw.audit
         WHERE number > $1 ORDER BY number LIMIT $2";
     let records = match read_all(transaction, sealer, authenticator).await? {
         Ok((snapshot, _)) => snapshot.records.into_vec(),

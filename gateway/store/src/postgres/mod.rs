@@ -16,12 +16,10 @@ mod schema;
 mod secrets;
 mod steps;
 
-use std::borrow::Cow;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, Instant};
 
-use gw_base::clock::Timestamp;
 use gw_region::{Roster, Statement};
 use gw_shared::id::{AccountId, RequestIds};
 use tokio::sync::Notify;
@@ -42,6 +40,7 @@ use self::load::{read_all, read_position};
 pub use self::rekey::Rekeyed;
 pub use self::schema::RegionIdentity;
 use self::steps::FinalSteps;
+use super::audit_chain::StoredColumns;
 use super::{
     AuditEntry, AuditQuery, History, NumberedEntry, Position, PostgresSource, Revision, Snapshot,
     Step, Store, StoreError,
@@ -357,7 +356,7 @@ impl PostgresStore {
 
     fn entries(&mut self, query: &AuditQuery) -> Result<Vec<Row>, StoreError> {
         const SELECT: &str = "
-            SELECT number, at, actor, action, account, target, detail FROM gw.audit
+            SELECT number, at, actor, action, account, target, detail, hash FROM gw.audit
             WHERE ($1::text IS NULL OR account = $1) AND number < $2 ORDER BY number DESC LIMIT $3";
         let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
         let before = query.before.unwrap_or(i64::MAX);
@@ -524,22 +523,16 @@ fn column<'a, T: FromSql<'a>>(row: &'a Row, at: usize) -> Result<T, StoreError> 
     row.try_get(at).map_err(forged)
 }
 
-/// Reads a row of number, at, actor, action, account, target and detail.
+/// Reads a row of number, at, actor, action, account, target, detail and hash.
 fn read_entry(row: &Row) -> Result<NumberedEntry, StoreError> {
-    let account: Option<String> = column(row, 4)?;
-    let entry = AuditEntry {
-        at: Timestamp(column(row, 1)?),
-        actor: column(row, 2)?,
-        action: Cow::Owned(column(row, 3)?),
-        account: account
-            .map(|id| AccountId::new(&id))
-            .transpose()
-            .map_err(StoreError::corrupt)?,
-        target: column(row, 5)?,
-        detail: serde_json::from_str(column(row, 6)?).map_err(StoreError::corrupt)?,
-    };
-    Ok(NumberedEntry {
+    let columns = StoredColumns {
         number: column(row, 0)?,
-        entry,
-    })
+        at: column(row, 1)?,
+        actor: column(row, 2)?,
+        action: column(row, 3)?,
+        account: column(row, 4)?,
+        target: column(row, 5)?,
+        detail: column(row, 6)?,
+    };
+    NumberedEntry::read(&columns, column(row, 7)?)
 }

@@ -88,6 +88,45 @@ pub(super) const MIGRATIONS: &[&str] = &[
 ",
     // Which region keys the process of a node has: see `StoreKeys::proofs`.
     "ALTER TABLE gw.nodes ADD COLUMN key_proofs bytea",
+    // The chain of the audit log: see `audit_chain.rs`. A trigger, so that the entries of nodes of the version before are in it, too.
+    // A change has the row of the region, so that no other entry is added meanwhile.
+    r"
+    ALTER TABLE gw.audit ADD COLUMN hash bytea;
+    CREATE FUNCTION gw.audit_part(part text) RETURNS bytea LANGUAGE sql STABLE AS $$
+        SELECT int8send(octet_length(convert_to(part, 'UTF8'))) || convert_to(part, 'UTF8')
+    $$;
+    CREATE FUNCTION gw.audit_hash(entry gw.audit, before bytea) RETURNS bytea LANGUAGE sql STABLE AS $$
+        SELECT sha256(coalesce(before, decode(repeat('00', 32), 'hex')) || sha256(
+            gw.audit_part(entry.number::text) || gw.audit_part(entry.at::text) || gw.audit_part(entry.actor)
+            || gw.audit_part(entry.action) || gw.audit_part(coalesce(entry.account, '')) || gw.audit_part(entry.target)
+            || gw.audit_part(entry.detail)))
+    $$;
+    CREATE FUNCTION gw.chain_audit() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            IF NEW.hash IS NULL THEN
+                NEW.hash := gw.audit_hash(NEW, (SELECT hash FROM gw.audit ORDER BY number DESC LIMIT 1));
+            END IF;
+            RETURN NEW;
+        END
+    $$;
+    CREATE TRIGGER chain BEFORE INSERT ON gw.audit FOR EACH ROW EXECUTE FUNCTION gw.chain_audit();
+    DO $$
+        DECLARE
+            entry gw.audit;
+            last bytea;
+            numbers bigint[] := '{}';
+            hashes bytea[] := '{}';
+        BEGIN
+            FOR entry IN SELECT * FROM gw.audit ORDER BY number LOOP
+                last := gw.audit_hash(entry, last);
+                numbers := numbers || entry.number;
+                hashes := hashes || last;
+            END LOOP;
+            UPDATE gw.audit SET hash = new.hash FROM unnest(numbers, hashes) AS new (number, hash) WHERE audit.number = new.number;
+        END
+    $$;
+    ALTER TABLE gw.audit ALTER hash SET NOT NULL;
+",
 ];
 
 /// Version of the tables whose rows are authenticated. The check of the region key differs from earlier versions, so that

@@ -227,3 +227,44 @@ fn a_second_process_and_a_newer_schema_are_refused() {
         Err(StoreError::NewerSchema { found: 999, .. })
     ));
 }
+
+fn chain(store: &mut SqliteStore) -> AuditFindings {
+    let mut check = AuditCheck::new([]);
+    check.add(store.audit_log(&all()).unwrap());
+    check.finish(store.newest().unwrap().revision)
+}
+
+#[test]
+fn a_log_of_the_version_before_gets_its_chain_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("gw.sqlite");
+    let mut store = SqliteStore::open(&path).unwrap();
+    for action in ["first", "second", "third"] {
+        store
+            .commit(&Position::default(), &[], &entry(action))
+            .unwrap();
+    }
+    let written = chain(&mut store);
+    assert_eq!((written.entries, written.count), (3, 0), "{written:?}");
+    let before = "ALTER TABLE audit DROP COLUMN hash; PRAGMA user_version = 2";
+    store.connection.execute_batch(before).unwrap();
+    drop(store);
+    let mut store = SqliteStore::open(&path).unwrap();
+    assert_eq!(chain(&mut store), written);
+    store
+        .commit(&Position::default(), &[], &entry("fourth"))
+        .unwrap();
+    assert_eq!(chain(&mut store).count, 0);
+
+    // A hash that was removed is not made again.
+    let remove = "UPDATE audit SET hash = x'' WHERE number = 2; UPDATE audit SET actor = 'x' WHERE number = 3";
+    store.connection.execute_batch(remove).unwrap();
+    drop(store);
+    let mut store = SqliteStore::open(&path).unwrap();
+    let numbers: Vec<i64> = chain(&mut store)
+        .problems
+        .iter()
+        .map(|(number, _)| *number)
+        .collect();
+    assert_eq!(numbers, [3, 2]);
+}

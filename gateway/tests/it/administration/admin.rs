@@ -1,5 +1,6 @@
 //! The administration API and the commands that use it.
 
+mod audit;
 mod commands;
 
 use serde_json::{Value, json};

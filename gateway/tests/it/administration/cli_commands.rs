@@ -390,7 +390,7 @@ fn audit_log_stops_at_its_limit() {
     let entry = |number: u32| {
         json!({
             "number": number, "at": CREATED_AT, "actor": "admin", "action": "service.create", "account": "acme",
-            "target": "acme--api.eu1.example.com", "detail": { "burst": number },
+            "target": "acme--api.eu1.example.com", "detail": { "burst": number }, "hash": "5a".repeat(32),
         })
     };
     let pages = || {
@@ -402,7 +402,7 @@ fn audit_log_stops_at_its_limit() {
             (200, json!({ "items": [entry(7)], "next_cursor": "7" })),
         ]
     };
-    let (asked, out) = succeed("audit --account acme --limit 3", pages());
+    let (asked, out) = succeed("audit list --account acme --limit 3", pages());
     let first = "GET /api/v1/audit-log?limit=3&account=acme";
     assert_eq!(
         asked,
@@ -410,7 +410,7 @@ fn audit_log_stops_at_its_limit() {
     );
     let last = r#"2026-01-02T03:04:05Z  admin  service.create  acme     acme--api.eu1.example.com  {"burst":7}"#;
     assert_eq!(out.lines().last(), Some(last));
-    let (_, out) = succeed("audit --limit 3 --json", pages());
+    let (_, out) = succeed("audit list --limit 3 --json", pages());
     let expected = json!({ "items": [entry(9), entry(8), entry(7)], "next_cursor": "7" });
     assert_eq!(serde_json::from_str::<Value>(&out).unwrap(), expected);
 }

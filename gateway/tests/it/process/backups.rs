@@ -267,7 +267,7 @@ fn changes_answered_before_a_backup_are_in_it() {
         list["items"].as_array().unwrap().clone()
     };
     assert!(items(&["enrollment-token", "list", "demo"]).is_empty());
-    let audit = items(&["audit"]);
+    let audit = items(&["audit", "list"]);
     let actions: Vec<&str> = audit
         .iter()
         .map(|entry| entry["action"].as_str().unwrap())

@@ -211,7 +211,7 @@ fn tables_of_an_earlier_version_get_tags_once_and_cannot_be_presented_again() {
         &hmac::Key::new(hmac::HMAC_SHA256, derived.as_ref()),
         b"eu1.gw.localhost",
     );
-    let earlier = "ALTER TABLE gw.records DROP COLUMN tag; ALTER TABLE gw.changes DROP COLUMN tag; ALTER TABLE gw.region DROP COLUMN tag; ALTER TABLE gw.nodes DROP COLUMN tag, DROP COLUMN key_proofs; UPDATE gw.region SET schema = 2";
+    let earlier = "DROP TABLE IF EXISTS gw.usage; DROP TRIGGER chain ON gw.audit; DROP FUNCTION gw.chain_audit; DROP FUNCTION gw.audit_hash; DROP FUNCTION gw.audit_part; ALTER TABLE gw.audit DROP COLUMN hash; ALTER TABLE gw.records DROP COLUMN tag; ALTER TABLE gw.changes DROP COLUMN tag; ALTER TABLE gw.region DROP COLUMN tag; ALTER TABLE gw.nodes DROP COLUMN tag, DROP COLUMN key_proofs; UPDATE gw.region SET schema = 2";
     postgres.sql(&format!(
         "{earlier}, key_check = '{}'",
         STANDARD.encode(check)

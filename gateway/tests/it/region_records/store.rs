@@ -2,6 +2,7 @@
 //!
 //! `GW_STORE_KILLS` sets how often the server is killed or stopped, for longer runs by hand.
 
+mod audit;
 mod outages;
 
 use std::collections::{BTreeMap, BTreeSet};

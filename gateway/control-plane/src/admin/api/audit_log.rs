@@ -8,7 +8,7 @@
 use axum::Json;
 use axum::extract::State;
 use gw_base::page::{self, Page};
-use gw_store::AuditQuery;
+use gw_store::{AuditHead, AuditQuery, InvalidHead};
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -17,10 +17,12 @@ use utoipa_axum::routes;
 use crate::admin::Admin;
 use crate::admin::problem::{Problem, Query, ReadProblems};
 use crate::control::changes::audit;
-use crate::control::{AuditEntryView, ControlError};
+use crate::control::{AuditEntryView, AuditVerificationView, ControlError};
 
 pub(crate) fn routes() -> OpenApiRouter<Admin> {
-    OpenApiRouter::new().routes(routes!(list_audit_log))
+    OpenApiRouter::new()
+        .routes(routes!(list_audit_log))
+        .routes(routes!(verify_audit_log))
 }
 
 /// Which entries.
@@ -66,4 +68,52 @@ async fn list_audit_log(
         .ask(move |control| audit::list(control, &query))
         .await
         .map(Json)
+}
+
+/// What to compare the log with.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct NotedHeads {
+    /// Heads that were noted before, each as `NUMBER:HASH`, with commas between.
+    heads: Option<String>,
+}
+
+impl NotedHeads {
+    fn check(self) -> Result<Vec<AuditHead>, ControlError> {
+        let heads = self.heads.unwrap_or_default();
+        heads
+            .split(',')
+            .filter(|head| !head.is_empty())
+            .map(|head| {
+                head.parse()
+                    .map_err(|error: InvalidHead| ControlError::invalid("heads", error.to_string()))
+            })
+            .collect()
+    }
+}
+
+/// Check the chain of the audit log: that no entry was changed, added or removed. Compares it with the heads in the archive,
+/// and with given ones. Takes about a second for 100,000 entries.
+#[utoipa::path(
+    get, path = "/audit-log/verification", tag = "audit-log", params(NotedHeads),
+    responses((status = 200, description = "What was found", body = AuditVerificationView), ReadProblems),
+)]
+async fn verify_audit_log(
+    State(admin): State<Admin>,
+    Query(noted): Query<NotedHeads>,
+) -> Result<Json<AuditVerificationView>, Problem> {
+    let mut heads = noted.check()?;
+    let archived = admin.archived_audit_heads().await?;
+    let archive_error = match archived {
+        Ok(archived) => {
+            heads.extend(archived);
+            None
+        }
+        Err(error) => Some(error),
+    };
+    let findings = admin
+        .ask(move |control| audit::verify(control, heads))
+        .await?;
+    Ok(Json(AuditVerificationView::new(findings, archive_error)))
 }

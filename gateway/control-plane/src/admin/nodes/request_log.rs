@@ -6,6 +6,7 @@ use futures_util::future::join_all;
 use gw_base::page::{self, Page};
 use gw_region::{Member, NodeSlot};
 use gw_shared::id::RequestId;
+use gw_store::AuditHead;
 use gw_telemetry::request_log::archive::{Archive, ArchiveError};
 use gw_telemetry::request_log::{
     BodyView, CapturedRequest, RequestPage, RequestView, SearchQuery, Side,
@@ -121,6 +122,21 @@ impl Admin {
                 None
             }
         })
+    }
+
+    /// The heads of the audit log in the archive, or why they cannot be read. None without an archive.
+    pub(in crate::admin) async fn archived_audit_heads(
+        &self,
+    ) -> Result<Result<Vec<AuditHead>, String>, NoResult> {
+        let Some(archive) = self.request_log.archive().cloned() else {
+            return Ok(Ok(Vec::new()));
+        };
+        let read = self.clone().run(move |_| archive.audit_heads()).await?;
+        Ok(read.map_err(|error| error.to_string()).and_then(|heads| {
+            let parse = |head: &String| head.parse::<AuditHead>();
+            let heads: Result<_, _> = heads.iter().map(parse).collect();
+            heads.map_err(|error| format!("archive: a head of the audit log {error}"))
+        }))
     }
 
     /// Reads a captured body for the administrator, after an entry in the audit log. The entry is made by the node that

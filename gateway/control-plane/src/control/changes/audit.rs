@@ -5,14 +5,19 @@ use gw_base::clock::Timestamp;
 use gw_base::page::Page;
 use gw_shared::id::AccountId;
 use gw_shared::identity::program::SignedProgram;
-use gw_store::{AuditEntry, AuditQuery, NumberedEntry, StoreError};
+use gw_store::{
+    AuditCheck, AuditEntry, AuditFindings, AuditHead, AuditQuery, NumberedEntry, StoreError,
+};
 use gw_telemetry::request_log::{RequestView, Side};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
 use super::change::COMMIT_ATTEMPTS;
-use crate::control::{Actor, Control, ControlError, ReplayEdits};
+use crate::control::{Actor, Control, ControlError, ReplayEdits, backup};
+
+/// Entries that are checked at once. Changes wait meanwhile.
+const PAGE: usize = 1_000;
 
 /// One change: its actor, object and time.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
@@ -33,10 +38,68 @@ pub struct AuditEntryView {
     pub target: String,
     /// The requested values.
     pub detail: serde_json::Value,
+    /// SHA-256 of the entry and of the hash of the entry before, in hexadecimal.
+    pub hash: String,
+}
+
+/// Result of a check of the chain of the audit log.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = AuditVerification)]
+pub struct AuditVerificationView {
+    /// Whether each entry follows the one before it, and every head that was compared is in the log.
+    pub valid: bool,
+    /// Number of entries.
+    pub entries: u64,
+    /// The newest entry as `NUMBER:HASH`. It vouches for all entries before it.
+    pub head: Option<String>,
+    /// Number of heads that were compared: those that were given, and those of the archive.
+    pub compared_heads: usize,
+    /// Why the heads in the archive could not be read; `null` if they were, and without an archive.
+    pub archive_error: Option<String>,
+    /// Number of problems.
+    pub problem_count: u64,
+    /// The first of them, the newest entry first.
+    pub problems: Vec<AuditProblemView>,
+}
+
+/// Entry of the audit log that is not as a gateway has written it.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = AuditProblem)]
+pub struct AuditProblemView {
+    /// Number of the entry.
+    pub number: i64,
+    /// Description of the problem.
+    pub problem: String,
+}
+
+impl AuditVerificationView {
+    pub(crate) fn new(findings: AuditFindings, archive_error: Option<String>) -> Self {
+        let problems = findings.problems.into_iter();
+        Self {
+            valid: findings.count == 0,
+            entries: findings.entries,
+            head: findings.head.map(|head| head.to_string()),
+            compared_heads: findings.noted,
+            archive_error,
+            problem_count: findings.count,
+            problems: problems
+                .map(|(number, problem)| AuditProblemView {
+                    number,
+                    problem: problem.to_owned(),
+                })
+                .collect(),
+        }
+    }
 }
 
 impl From<NumberedEntry> for AuditEntryView {
-    fn from(NumberedEntry { number, entry }: NumberedEntry) -> Self {
+    fn from(numbered: NumberedEntry) -> Self {
+        let NumberedEntry {
+            number,
+            entry,
+            hash,
+            ..
+        } = numbered;
         let AuditEntry {
             at,
             actor,
@@ -56,6 +119,37 @@ impl From<NumberedEntry> for AuditEntryView {
             account,
             target,
             detail,
+            hash: hash.to_string(),
+        }
+    }
+}
+
+/// Checks the chain of the audit log up to the newest entry, and compares it with heads that were noted before. Changes go on
+/// meanwhile.
+pub fn verify(
+    control: &Control,
+    noted: impl IntoIterator<Item = AuditHead>,
+) -> Result<AuditFindings, ControlError> {
+    let mut check = AuditCheck::new(noted);
+    let newest = control.position().revision;
+    let mut before = newest.0.saturating_add(1);
+    loop {
+        let page = backup::audit_before(control, before, PAGE)?;
+        let Some(oldest) = page.last() else {
+            return Ok(check.finish(newest));
+        };
+        before = oldest.number;
+        check.add(page);
+    }
+}
+
+/// The newest entry; `None` if there is none, or the store does not answer, which is logged.
+pub fn head(control: &Control) -> Option<AuditHead> {
+    match backup::audit_before(control, i64::MAX, 1) {
+        Ok(page) => page.first().map(NumberedEntry::head),
+        Err(error) => {
+            tracing::debug!(%error, "the head of the audit log cannot be read for the archive");
+            None
         }
     }
 }

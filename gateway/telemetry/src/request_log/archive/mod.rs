@@ -4,6 +4,7 @@
 //! A thread copies what each commit wrote, within half a minute, in objects that are sealed with a key derived from the
 //! region key. Objects of expired days are deleted. The files of the log do not wait for the store.
 
+mod audit_heads;
 mod check;
 mod lookup;
 mod name;
@@ -25,7 +26,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use gw_base::clock::Timestamp;
 use gw_base::page::Page;
@@ -33,13 +34,14 @@ use gw_region::{NodeSlot, RegionKeys};
 use gw_shared::id::RequestId;
 use lru::LruCache;
 
+use self::audit_heads::ReadHead;
 use self::name::{ObjectKind, ObjectName, day_folder};
 use self::s3::S3Bucket;
 use self::seal::ObjectSealing;
 use self::search::ArchivedNode;
 use self::stats::ArchiveCounters;
 use super::captures::capture::StoredMessage;
-use super::days::day::{Day, Now};
+use super::days::day::Now;
 use super::search::query::Criteria;
 use super::search::{Search, WORK_MAX};
 use super::view::{BodyView, SearchQuery, Side};
@@ -65,6 +67,7 @@ pub struct Archive {
     now: Now,
     counters: Arc<ArchiveCounters>,
     cache: Mutex<Cache>,
+    audit_head: OnceLock<ReadHead>,
 }
 
 /// Opened objects with records, the latest used first.
@@ -157,6 +160,7 @@ impl Archive {
                 objects: LruCache::new(CACHE_OBJECTS),
                 bytes: 0,
             }),
+            audit_head: OnceLock::new(),
         })
     }
 
@@ -217,9 +221,8 @@ impl Archive {
 
     /// Returns the nodes with records in the archive, in the order of their slots.
     pub fn nodes(&self) -> Result<Vec<NodeSlot>, ArchiveError> {
-        let days = self.now.days();
         let mut nodes = BTreeSet::new();
-        for day in (days.start().0..=days.end().0).map(Day) {
+        for day in self.now.each_day() {
             let folders = self.bucket.folders(&day_folder(&self.region, day))?;
             nodes.extend(
                 folders

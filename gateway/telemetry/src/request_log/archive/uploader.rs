@@ -13,6 +13,7 @@ use gw_region::NodeSlot;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
+use super::audit_heads::WrittenHead;
 use super::name::{ObjectKind, ObjectName, day_folder};
 use super::outbox::{Claim, Outbox};
 use super::segment::{Draft, Encoded};
@@ -45,11 +46,11 @@ pub(in super::super) struct Uploading {
 /// Do a pass now, then reply with its result.
 type PassRequest = Sender<Result<(), ArchiveError>>;
 
-struct Uploader {
+pub(super) struct Uploader {
     folder: PathBuf,
-    slot: NodeSlot,
-    now: Now,
-    archive: Arc<Archive>,
+    pub(super) slot: NodeSlot,
+    pub(super) now: Now,
+    pub(super) archive: Arc<Archive>,
     bytes_per_second: u64,
     tasks: Tasks,
     /// End of the last pass of a process that stops.
@@ -58,6 +59,7 @@ struct Uploader {
     failures: u32,
     /// When expired objects were last looked for.
     expired_at: Option<Instant>,
+    pub(super) audit_head: Option<WrittenHead>,
 }
 
 impl Uploading {
@@ -79,6 +81,7 @@ impl Uploading {
             deadline: None,
             failures: 0,
             expired_at: None,
+            audit_head: None,
         };
         tasks.spawn("the archive", uploader.run(commanded));
         Self { commands, tasks }
@@ -146,9 +149,8 @@ impl Uploader {
 
     /// Uploads all rows that are not archived, the oldest day first. Then deletes expired objects.
     fn pass(&mut self) -> Result<(), ArchiveError> {
-        let days = self.now.days();
         let mut unreadable = None;
-        for day in (days.start().0..=days.end().0).map(Day) {
+        for day in self.now.each_day() {
             match self.day(day) {
                 // Other days can be archived all the same.
                 Err(ArchiveError::Log(error)) => {
@@ -163,6 +165,7 @@ impl Uploader {
         if unreadable.is_none() {
             self.archive.counters.caught_up();
         }
+        self.write_audit_head()?;
         if self.deadline.is_none()
             && self.expired_at.is_none_or(|at| at.elapsed() >= EXPIRY)
             && !self.expire()?
@@ -227,7 +230,7 @@ impl Uploader {
     }
 
     /// Writes an object, then waits so that no more bytes are written in a second than configured.
-    fn put(&self, path: &str, content: &[u8]) -> Result<(), ArchiveError> {
+    pub(super) fn put(&self, path: &str, content: &[u8]) -> Result<(), ArchiveError> {
         self.go_on()?;
         let began = Instant::now();
         let bytes = content.len() as u64;

@@ -76,6 +76,18 @@ impl Now {
         Day::of_ms(u64::try_from((self.0)().0).unwrap_or(0) * 1000)
     }
 
+    /// Today, and the hour of the day.
+    pub(super) fn hour(&self) -> (Day, u64) {
+        let seconds = u64::try_from((self.0)().0).unwrap_or(0);
+        (Day::of_ms(seconds * 1000), seconds / 3600 % 24)
+    }
+
+    /// All of [`Self::days`], the oldest first.
+    pub(super) fn each_day(&self) -> impl Iterator<Item = Day> + use<> {
+        let days = self.days();
+        (days.start().0..=days.end().0).map(Day)
+    }
+
     /// Days whose records are written and found: the days kept, and tomorrow because clocks differ.
     pub(crate) fn days(&self) -> std::ops::RangeInclusive<Day> {
         let today = self.today().0;

@@ -183,7 +183,7 @@ fn commands_alone_set_up_a_relayed_request_from_an_empty_folder() {
     );
     assert_eq!(curl(&[&with_token], "/"), "hello");
     assert_eq!(gw("signing-key list")["items"].as_array().unwrap().len(), 1);
-    assert!(gw("audit")["items"].as_array().unwrap().len() >= 7);
+    assert!(gw("audit list")["items"].as_array().unwrap().len() >= 7);
 }
 
 #[test]

@@ -88,7 +88,7 @@ fn doctor_looks_at_the_region_and_its_key() {
     assert_finding(
         &look("region"),
         "ok",
-        "eu1.gw.localhost, revision 0, schema 4",
+        "eu1.gw.localhost, revision 0, schema 5",
         "",
     );
     assert_finding(&look("region key"), "ok", "is the key of the region", "");

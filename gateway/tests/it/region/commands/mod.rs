@@ -269,7 +269,7 @@ fn the_status_names_engine_region_records_and_the_last_change() {
         "standby none ",
         "region eu1.gw.localhost region id ",
         "region key of this node equal revision 7 ",
-        "last change 2026-11-21T04:15:32Z by admin on node1, account.create schema 4 feature level 1 ",
+        "last change 2026-11-21T04:15:32Z by admin on node1, account.create schema 5 feature level 1 ",
         "KIND COUNT BYTES account 2 5 agent 1 0 audit 1 2",
     ] {
         assert!(words.contains(part), "{part}: {out}");

@@ -121,7 +121,7 @@ fn a_single_gateway_moves_into_a_region_and_back() {
     let settings = "  retries                no\n  affinity               cookie:sid\n";
     assert!(administer(&served, &data, "service show acme api").contains(settings));
     administer(&served, &data, "account create more");
-    let log = administer(&served, &data, "audit --limit 100");
+    let log = administer(&served, &data, "audit list --limit 100");
     assert!(
         log.contains("account.delete") && log.contains("enrollment_token.create"),
         "{log}"
