@@ -12,6 +12,7 @@ pub(crate) mod init;
 mod interrupt;
 pub(crate) mod region;
 mod this_node;
+mod usage;
 
 use std::io;
 
@@ -55,6 +56,13 @@ pub(crate) enum Administration {
     SigningKey(CommandFamily<SigningKeyCommand>),
     /// Requests: the request log of the last 7 days.
     Request(CommandFamily<RequestCommand>),
+    /// Requests, refusals and bytes of each service by day, the newest day first.
+    Usage {
+        #[command(flatten)]
+        arguments: usage::UsageArguments,
+        #[command(flatten)]
+        connection: AdminConnection,
+    },
     /// The audit log of all changes, and the check of its chain.
     Audit(CommandFamily<AuditCommand>),
 }
@@ -110,6 +118,10 @@ impl Administration {
                 command,
                 connection,
             }) => command.run(&mut connection.open()?),
+            Self::Usage {
+                arguments,
+                connection,
+            } => arguments.run(&mut connection.open()?),
             Self::Audit(CommandFamily {
                 command,
                 connection,

@@ -8,8 +8,8 @@ use crate::limits;
 use gw_base::tls::admin::AdminTls;
 use gw_control_plane::admin::{self, Admin};
 use gw_control_plane::cluster::{self, ServerLimits};
-use gw_control_plane::control::Control;
 use gw_control_plane::control::changes::audit;
+use gw_control_plane::control::{Control, usage};
 use gw_control_plane::{control, members};
 use gw_telemetry::request_log::RequestLog;
 use tokio::time::sleep;
@@ -42,6 +42,7 @@ impl Gateway {
         let jobs = Arc::clone(&self.jobs);
         let tasks = self.tasks.control_plane.clone();
         control::maintain(&control, &tasks);
+        usage::keep(&control, &self.series, &tasks);
         self.tasks
             .control_plane
             .spawn("the jobs of the workers", async move {

@@ -13,6 +13,7 @@ mod sealed;
 mod sealing;
 mod source;
 mod sqlite;
+mod usage;
 
 use std::borrow::Cow;
 use std::io::ErrorKind;
@@ -45,6 +46,7 @@ pub use sealing::CREDENTIAL as SEAL_KEY_CREDENTIAL;
 pub use sealing::Sealing;
 pub use source::{PostgresSource, StoreSource};
 pub use sqlite::SqliteStore;
+pub use usage::{UsageAmounts, UsageQuery, UsageRow};
 
 /// Durable storage of records and of the audit log.
 pub trait Store: Send {
@@ -62,6 +64,20 @@ pub trait Store: Send {
     fn changes_after(&mut self, position: &Position) -> Result<History, StoreError>;
     /// Returns entries of the audit log, the newest first.
     fn audit_log(&mut self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError>;
+    /// Stores what the file with the UUID `_source` has counted so far, and deletes rows of days before `_oldest`. Returns whether
+    /// this store keeps usage: that on SQLite does not, because the only node has all of it.
+    fn put_usage(
+        &mut self,
+        _source: &str,
+        _rows: &[UsageRow],
+        _oldest: &str,
+    ) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+    /// Usage of all nodes; `None` if this store does not keep it.
+    fn usage(&mut self, _query: &UsageQuery) -> Result<Option<Vec<UsageRow>>, StoreError> {
+        Ok(None)
+    }
     /// The nodes that share the store; `None` with SQLite.
     fn nodes(&mut self) -> Result<Option<Roster>, StoreError> {
         Ok(None)

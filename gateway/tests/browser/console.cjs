@@ -432,6 +432,7 @@ async function main() {
       replay: `${request}/replay`,
       "requests-none": "/requests?status=418&min_ms=x",
       traffic: "/traffic",
+      usage: "/usage",
       "audit-log": "/audit-log",
     };
     await eventually("charts have what happened", async () => {

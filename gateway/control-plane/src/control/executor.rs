@@ -111,7 +111,7 @@ pub fn maintain(control: &Arc<Control>, tasks: &Tasks) {
 }
 
 /// Starts to do blocking work again and again, the first time after `interval`.
-fn repeat(
+pub(super) fn repeat(
     tasks: &Tasks,
     name: &'static str,
     interval: Duration,

@@ -14,6 +14,7 @@ pub mod identity;
 mod open;
 pub mod records;
 pub(crate) mod replay;
+pub mod usage;
 pub(crate) mod warnings;
 
 use std::path::PathBuf;

@@ -15,6 +15,7 @@ mod repair;
 mod schema;
 mod secrets;
 mod steps;
+mod usage;
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::os::unix::fs::OpenOptionsExt;
@@ -43,7 +44,7 @@ use self::steps::FinalSteps;
 use super::audit_chain::StoredColumns;
 use super::{
     AuditEntry, AuditQuery, History, NumberedEntry, Position, PostgresSource, Revision, Snapshot,
-    Step, Store, StoreError,
+    Step, Store, StoreError, UsageQuery, UsageRow,
 };
 
 /// Longest commit with all of its attempts.
@@ -500,6 +501,19 @@ impl Store for PostgresStore {
 
     fn audit_log(&mut self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError> {
         self.entries(query)?.iter().map(read_entry).collect()
+    }
+
+    fn put_usage(
+        &mut self,
+        source: &str,
+        rows: &[UsageRow],
+        oldest: &str,
+    ) -> Result<bool, StoreError> {
+        self.write_usage(source, rows, oldest).map(|()| true)
+    }
+
+    fn usage(&mut self, query: &UsageQuery) -> Result<Option<Vec<UsageRow>>, StoreError> {
+        self.read_usage(query).map(Some)
     }
 
     fn nodes(&mut self) -> Result<Option<Roster>, StoreError> {

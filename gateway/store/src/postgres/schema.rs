@@ -126,6 +126,17 @@ pub(super) const MIGRATIONS: &[&str] = &[
         END
     $$;
     ALTER TABLE gw.audit ALTER hash SET NOT NULL;
+    -- What each node has counted of each service on each day. `source` is the file of the node.
+    CREATE TABLE gw.usage (
+        date date NOT NULL,
+        label text NOT NULL,
+        source uuid NOT NULL,
+        requests bigint NOT NULL,
+        refusals bigint NOT NULL,
+        bytes_in bigint NOT NULL,
+        bytes_out bigint NOT NULL,
+        PRIMARY KEY (date, label, source)
+    );
 ",
 ];
 

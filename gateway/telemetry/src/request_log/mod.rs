@@ -6,7 +6,7 @@ mod alarm;
 pub mod archive;
 mod block;
 mod captures;
-mod days;
+pub(crate) mod days;
 mod queue;
 pub mod record;
 mod recorder;

@@ -36,7 +36,7 @@ const SERIES_FILE: FileKind = FileKind {
 };
 
 /// Longest wait for a lock that another process holds.
-const BUSY: Duration = Duration::from_secs(1);
+pub(super) const BUSY: Duration = Duration::from_secs(1);
 /// Most points merged in one transaction.
 const COARSEN: usize = 5000;
 
@@ -275,7 +275,7 @@ fn add(
     Ok(())
 }
 
-fn is_damage(error: &rusqlite::Error) -> bool {
+pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)

@@ -7,6 +7,8 @@
 mod counter_diff;
 mod file;
 mod totals;
+mod usage;
+mod usage_file;
 mod view;
 
 use std::collections::BTreeMap;
@@ -24,6 +26,7 @@ use self::counter_diff::CounterDiff;
 pub use self::file::FileError;
 use self::file::SeriesFile;
 use self::totals::Totals;
+pub use self::usage::{UnsentUsage, Usage};
 pub use self::view::{Point, PointView, SeriesCounts, SeriesPlan, SeriesQuery, SeriesView};
 use crate::counters::WorkerReport;
 
@@ -36,6 +39,7 @@ const ALL: &str = "";
 pub struct Series {
     path: PathBuf,
     state: Mutex<SeriesState>,
+    usage: Usage,
 }
 
 struct SeriesState {
@@ -90,7 +94,7 @@ impl Selection {
 }
 
 impl Series {
-    /// Opens or creates the file at `path`. If that fails, points are kept in memory and the file is tried again.
+    /// Opens or creates the file at `path`, and that of the usage beside it. If that fails, points are kept in memory and the file is tried again.
     pub fn open(path: &Path) -> Self {
         let state = SeriesState {
             counter_diff: CounterDiff::default(),
@@ -102,6 +106,7 @@ impl Series {
         let series = Self {
             path: path.to_owned(),
             state: Mutex::new(state),
+            usage: Usage::open(&path.with_file_name("usage.sqlite")),
         };
         series.state().save(&series.path, Timestamp::now());
         series
@@ -111,13 +116,21 @@ impl Series {
     pub fn take(&self, reports: Vec<WorkerReport>, now: Timestamp) {
         let mut state = self.state();
         let at = now.0 - now.0.rem_euclid(STEP);
-        for (label, totals) in state.counter_diff.advance(reports) {
+        let counted = state.counter_diff.advance(reports);
+        let services = counted.iter().filter(|(label, _)| &***label != ALL);
+        self.usage.add(services, now);
+        for (label, totals) in counted {
             state.pending.entry((at, label)).or_default().add(&totals);
         }
         while state.pending.len() > limits::SERIES_PENDING {
             state.pending.pop_first();
         }
         state.save(&self.path, now);
+    }
+
+    /// Usage of each service by day.
+    pub fn usage(&self) -> &Usage {
+        &self.usage
     }
 
     /// Returns the points that `query` selects, about 500 at most.

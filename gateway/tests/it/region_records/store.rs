@@ -4,6 +4,7 @@
 
 mod audit;
 mod outages;
+mod usage;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -5,6 +5,7 @@ mod access_log;
 mod captures;
 mod records;
 mod replay;
+mod usage;
 
 // Once, slow:
 mod durability;

@@ -14,6 +14,7 @@ mod requests;
 mod series;
 mod services;
 mod signing_keys;
+mod usage;
 
 use crate::limits;
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -72,6 +73,7 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .merge(backup::routes())
         .merge(requests::routes())
         .merge(series::routes())
+        .merge(usage::routes())
         .merge(region::routes())
         .layer(from_fn_with_state(admin.clone(), await_api_change))
         // A replay is a request, not a change: other nodes need not know of it.

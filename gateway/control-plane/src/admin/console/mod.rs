@@ -20,7 +20,7 @@ use super::nodes::await_console_change;
 use crate::control::{Control, ControlError};
 use pages::{
     accounts, agents, audit, caller_secrets, enrollment, overview, region, replay, requests,
-    services, sign_in, traffic, tunnels,
+    services, sign_in, traffic, tunnels, usage,
 };
 use web::failure::ErrorPage;
 use web::own_name::Moves;
@@ -117,6 +117,7 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .route("/requests/{id}/body/{side}", get(requests::body))
         .route("/traffic", get(traffic::show))
         .route("/traffic/series", get(traffic::series))
+        .route("/usage", get(usage::list))
         .route("/audit-log", get(audit::list))
         .route("/theme", post(theme::set))
         .route("/sign-out", post(sign_in::sign_out))

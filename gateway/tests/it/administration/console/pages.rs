@@ -59,6 +59,7 @@ fn every_page_requires_a_session_and_sends_security_headers() {
             "/traffic?service=demo--gone".to_owned(),
             "<option value=\"demo--gone\" selected>",
         ),
+        ("/usage?account=demo".to_owned(), "First day, UTC"),
         ("/audit-log?account=demo".to_owned(), "account.create"),
     ] {
         let page = browser.get(&path);

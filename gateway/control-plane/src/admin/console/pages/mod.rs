@@ -13,3 +13,4 @@ pub(crate) mod services;
 pub(crate) mod sign_in;
 pub(crate) mod traffic;
 pub(crate) mod tunnels;
+pub(crate) mod usage;

@@ -163,24 +163,13 @@ pub(crate) async fn search(
         next: page
             .next_cursor
             .as_ref()
-            .map(|cursor| page_address(&form, cursor)),
+            .map(|cursor| form.address("/requests", &FILTERS, cursor)),
         is_filtered: FILTERS.iter().any(|name| form.filled(name).is_some()),
         rows: page.items.iter().map(RequestRow::from).collect(),
         missing: format::missing("Requests", &page.missing_nodes),
         form,
     })?;
     Ok((status, page).into_response())
-}
-
-/// The address of the same search from a cursor on.
-fn page_address(form: &Form, cursor: &str) -> String {
-    let mut query = form_urlencoded::Serializer::new(String::new());
-    for name in FILTERS {
-        if let Some(value) = form.filled(name) {
-            query.append_pair(name, &value);
-        }
-    }
-    format!("/requests?{}", query.append_pair("cursor", cursor).finish())
 }
 
 /// Completes a time to RFC 3339. Browsers omit seconds and zone; times of the console are UTC.
@@ -349,7 +338,7 @@ mod tests {
             .with("cursor", "old")
             .with("x", "y");
         assert_eq!(
-            page_address(&form, "c=1"),
+            form.address("/requests", &FILTERS, "c=1"),
             "/requests?status=5xx&path_prefix=%2Fa+b%26c&cursor=c%3D1"
         );
     }

@@ -139,6 +139,17 @@ impl Form {
         Ok(())
     }
 
+    /// The address of a list at `path` with the same filters, from a cursor on.
+    pub(crate) fn address(&self, path: &str, filters: &[&str], cursor: &str) -> String {
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        for name in filters {
+            if let Some(value) = self.filled(name) {
+                query.append_pair(name, &value);
+            }
+        }
+        format!("{path}?{}", query.append_pair("cursor", cursor).finish())
+    }
+
     pub(crate) fn is_refused(&self) -> bool {
         !self.errors.is_empty()
     }

@@ -20,18 +20,20 @@ pub(crate) enum Section {
     Tunnels,
     Requests,
     Traffic,
+    Usage,
     AuditLog,
     Region,
 }
 
 impl Section {
     /// All sections in the order of the navigation, with names and addresses. The last is shown in regions of several nodes.
-    const ALL: [(Self, &'static str, &'static str); 7] = [
+    const ALL: [(Self, &'static str, &'static str); 8] = [
         (Self::Overview, "Overview", "/"),
         (Self::Accounts, "Accounts", "/accounts"),
         (Self::Tunnels, "Live tunnels", "/tunnels"),
         (Self::Requests, "Requests", "/requests"),
         (Self::Traffic, "Traffic", "/traffic"),
+        (Self::Usage, "Usage", "/usage"),
         (Self::AuditLog, "Audit log", "/audit-log"),
         (Self::Region, "Region", "/region"),
     ];
