@@ -62,7 +62,9 @@ pub use identity::authority::{
 };
 pub use identity::shared_files::{ADMIN_TOKEN, AGENT_CA, SHARED_SECRETS};
 pub use open::{node_name, postgres_source};
-pub use records::account::{AccountChanges, AccountView, NewAccount};
+pub use records::account::{
+    AccountChanges, AccountContents, AccountView, NamedRecords, NewAccount,
+};
 pub use records::agent::{AgentChanges, AgentView, LiveAgents};
 pub use records::caller_secret::{
     CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView,

@@ -1,8 +1,12 @@
 //! `gw-gateway account`
 
+use std::io::{self, BufRead, Write};
+
 use clap::Subcommand;
-use gw_control_plane::control::{AccountChanges, AccountView, NewAccount};
+use gw_control_plane::control::{AccountChanges, AccountContents, AccountView, NewAccount};
 use gw_shared::id::AccountId;
+use gw_shared::text::escaped;
+use http::Method;
 
 use crate::cli::client::output::{CommandError, Listed, Output, Shown, yes_or_no};
 
@@ -26,8 +30,16 @@ pub(crate) enum AccountCommand {
         #[arg(long, value_name = "true|false")]
         capture_allowed: Option<bool>,
     },
-    /// Delete an account without services, credentials, service keys and agents.
-    Delete { account: AccountId },
+    /// Delete an account: one without services, credentials, service keys and agents, or with all of them.
+    Delete {
+        account: AccountId,
+        /// Also delete all that the account has, in the same change. Shows what that is, and asks.
+        #[arg(long)]
+        cascade: bool,
+        /// Do not ask.
+        #[arg(long, requires = "cascade")]
+        yes: bool,
+    },
 }
 
 impl AccountCommand {
@@ -52,9 +64,61 @@ impl AccountCommand {
                 &format!("/accounts/{account}"),
                 &AccountChanges { capture_allowed },
             ),
-            Self::Delete { account } => output.delete(&format!("/accounts/{account}")),
+            Self::Delete {
+                account,
+                cascade: false,
+                ..
+            } => output.delete(&format!("/accounts/{account}")),
+            Self::Delete { account, yes, .. } => delete_all(output, &account, yes),
         }
     }
+}
+
+/// Shows what an account has, asks, and deletes all of it.
+fn delete_all(output: &mut Output, account: &AccountId, yes: bool) -> Result<(), CommandError> {
+    let path = format!("/accounts/{account}");
+    if !yes {
+        let reply = output
+            .api
+            .request(Method::GET, &format!("{path}/contents"))?;
+        let contents: AccountContents = reply.parse()?;
+        // Not on standard output, which a script may read.
+        let mut out = io::stderr().lock();
+        write_contents(&mut out, account, &contents)?;
+        write!(out, "Type {account} to delete all of it: ")?;
+        out.flush()?;
+        let mut typed = String::new();
+        io::stdin().lock().read_line(&mut typed)?;
+        if typed.trim() != account.as_str() {
+            return Err(CommandError::NotConfirmed(account.to_string()));
+        }
+    }
+    output.delete(&format!("{path}?cascade=true"))
+}
+
+fn write_contents(
+    out: &mut impl Write,
+    account: &AccountId,
+    contents: &AccountContents,
+) -> io::Result<()> {
+    writeln!(out, "Account {account} and with it:")?;
+    for (kind, records) in contents.kinds() {
+        if records.count == 0 {
+            continue;
+        }
+        writeln!(out, "  {} {kind}", records.count)?;
+        for name in &records.names {
+            writeln!(out, "    {}", escaped(name))?;
+        }
+        if records.count > records.names.len() {
+            writeln!(
+                out,
+                "    … and {} more",
+                records.count - records.names.len()
+            )?;
+        }
+    }
+    Ok(())
 }
 
 impl Shown for AccountView {

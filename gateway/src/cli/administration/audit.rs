@@ -5,6 +5,7 @@ use std::io::Write;
 use clap::Subcommand;
 use gw_control_plane::control::{AuditEntryView, AuditVerificationView};
 use gw_shared::id::AccountId;
+use gw_shared::text::escaped;
 use gw_store::AuditHead;
 use http::Method;
 
@@ -59,7 +60,12 @@ fn verify(output: &mut Output, noted: &[AuditHead]) -> Result<(), CommandError> 
     output.tell(&reply, |view: AuditVerificationView, out| {
         write_facts(&view, out)?;
         for problem in &view.problems {
-            writeln!(out, "entry {}: {}", problem.number, problem.problem)?;
+            writeln!(
+                out,
+                "entry {}: {}",
+                problem.number,
+                escaped(&problem.problem)
+            )?;
         }
         Ok(())
     })?;

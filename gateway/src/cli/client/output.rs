@@ -46,6 +46,8 @@ pub(crate) enum CommandError {
         "the audit log could not be compared with the heads in the archive: {0}; the result above is without them"
     )]
     NotCompared(String),
+    #[error("account {0} was not deleted: its id was not typed; repeat the command, or add --yes")]
+    NotConfirmed(String),
     #[error("{name}: {error}")]
     Input { name: String, error: io::Error },
     #[error("standard output: {0}")]

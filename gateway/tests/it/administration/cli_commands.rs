@@ -1,6 +1,7 @@
 //! The administration commands against a fake API: their requests, output and exit codes.
 
 mod agents;
+mod cascade;
 mod failures;
 mod healthy;
 mod secrets;
@@ -413,4 +414,73 @@ fn audit_log_stops_at_its_limit() {
     let (_, out) = succeed("audit list --limit 3 --json", pages());
     let expected = json!({ "items": [entry(9), entry(8), entry(7)], "next_cursor": "7" });
     assert_eq!(serde_json::from_str::<Value>(&out).unwrap(), expected);
+}
+
+#[test]
+fn the_check_of_the_audit_log_tells_what_is_wrong() {
+    let head = format!("7:{}", "5a".repeat(32));
+    let found = |valid: bool, problems: Value| {
+        json!({
+            "valid": valid, "entries": 7, "head": head, "compared_heads": 2, "archive_error": null,
+            "problem_count": problems.as_array().unwrap().len(), "problems": problems,
+        })
+    };
+    let line = format!("audit verify --head {head}");
+    let (asked, out) = succeed(&line, vec![(200, found(true, json!([])))]);
+    assert_eq!(
+        asked,
+        [format!("GET /api/v1/audit-log/verification?heads={head}")]
+    );
+    assert!(
+        out.contains("valid           yes") && out.contains(&head),
+        "{out}"
+    );
+    let wrong = found(
+        false,
+        json!([{ "number": 3, "problem": "its hash is another one" }]),
+    );
+    let api = FakeApi::new(vec![(200, wrong.clone())]);
+    let Ended { code, out, err } = administer(&api, "audit verify");
+    assert_eq!(api.asked(), ["GET /api/v1/audit-log/verification"]);
+    assert!(
+        code == 1 && out.ends_with("entry 3: its hash is another one\n"),
+        "{out}"
+    );
+    assert!(err.contains("1 problems"), "{err}");
+    assert_escaped("audit verify", &[(200, wrong)]);
+    let mut unread = found(true, json!([]));
+    unread["archive_error"] = "the bucket is gone".into();
+    let Ended { code, err, .. } = administer(&FakeApi::new(vec![(200, unread)]), "audit verify");
+    assert!(code == 1 && err.contains("the bucket is gone"), "{err}");
+}
+
+#[test]
+fn usage_is_a_table_or_lines_of_values() {
+    let row = |date: &str, account: Option<&str>| {
+        json!({
+            "date": date, "account": account, "service": account.map(|_| "api"), "requests": 12, "refusals": 1,
+            "bytes_in": 340, "bytes_out": 5600,
+        })
+    };
+    let pages = || {
+        let first = json!({ "items": [row("2026-11-21", Some("acme"))], "next_cursor": "2026-11-21/acme--api" });
+        vec![(200, first), (200, page(&[row("2026-11-20", None)]))]
+    };
+    let (asked, out) = succeed("usage --since 2026-11-20 --csv", pages());
+    let next = "GET /api/v1/usage?limit=500&since=2026-11-20&cursor=2026-11-21%2Facme--api";
+    assert_eq!(
+        asked,
+        ["GET /api/v1/usage?limit=500&since=2026-11-20", next]
+    );
+    let expected = "date,account,service,requests,refusals,bytes_in,bytes_out\n\
+                    2026-11-21,acme,api,12,1,340,5600\n2026-11-20,,,12,1,340,5600\n";
+    assert_eq!(out, expected);
+    let (_, out) = succeed("usage", pages());
+    let mut lines = out.lines();
+    let header = lines.next().unwrap();
+    assert!(
+        header.starts_with("DATE") && header.ends_with("BYTES OUT"),
+        "{out}"
+    );
+    assert_eq!(lines.count(), 2, "{out}");
 }

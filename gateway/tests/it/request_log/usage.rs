@@ -72,7 +72,7 @@ fn requests_and_bytes_of_a_day_survive_a_kill_and_are_printed_for_people_and_pro
     // Without an agent the gateway answers.
     let mut caller = prepared.connect(served.address);
     caller.send(prepared.get("/"));
-    assert_eq!(caller.response().status, 503);
+    assert_eq!(caller.response().status, 504);
     let refused = (counted.0 + 1, counted.1 + 1);
     eventually("the refusal is in the usage", || {
         (sums(&read(&served, "")) == refused).then_some(())
@@ -119,7 +119,7 @@ fn usage_of_a_lost_node_is_kept_and_counted_once() {
     let refuse = |region: &Region, node: usize, count: usize| {
         for _ in 0..count {
             // No agent runs.
-            assert_eq!(region.request(node), "503 GW_NO_TUNNEL");
+            assert_eq!(region.request(node), "504 AGENT_UNAVAILABLE");
         }
     };
     let total = |region: &Region, node: usize| {

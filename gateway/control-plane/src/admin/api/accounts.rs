@@ -1,10 +1,17 @@
 //! `/accounts`
 
+#![expect(
+    unused_qualifications,
+    reason = "of the code that utoipa::path writes for a type of its own file"
+)]
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use gw_base::page::{Page, PageQuery};
+use serde::Deserialize;
+use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -12,12 +19,13 @@ use super::created;
 use crate::admin::Admin;
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
 use crate::control::records::account;
-use crate::control::{AccountChanges, AccountView, Actor, NewAccount};
+use crate::control::{AccountChanges, AccountContents, AccountView, Actor, NewAccount};
 
 pub(crate) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new()
         .routes(routes!(create_account, list_accounts))
         .routes(routes!(show_account, change_account, delete_account))
+        .routes(routes!(show_account_contents))
 }
 
 /// Create an account. Creating it again changes nothing.
@@ -90,18 +98,45 @@ async fn change_account(
         .map(Json)
 }
 
-/// Delete an account that has nothing left in it.
+/// Show what an account has: what its deletion with `cascade` deletes.
+#[utoipa::path(
+    get, path = "/accounts/{account}/contents", tag = "accounts",
+    params(("account" = String, Path, description = "Account id")),
+    responses((status = 200, description = "Its records", body = AccountContents), ReadProblems),
+)]
+async fn show_account_contents(
+    State(admin): State<Admin>,
+    Path(account): Path<String>,
+) -> Result<Json<AccountContents>, Problem> {
+    admin
+        .ask(move |control| account::contents(control, &account))
+        .await
+        .map(Json)
+}
+
+/// How an account is deleted.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct AccountDeletion {
+    /// Also delete its services, credentials, service keys, agents and enrollment tokens, in the same change.
+    #[serde(default)]
+    cascade: bool,
+}
+
+/// Delete an account: one that has nothing left in it, or, with `cascade`, with all that it has.
 #[utoipa::path(
     delete, path = "/accounts/{account}", tag = "accounts",
-    params(("account" = String, Path, description = "Account id")),
+    params(("account" = String, Path, description = "Account id"), AccountDeletion),
     responses((status = 204, description = "Deleted"), ReadProblems, WriteProblems),
 )]
 async fn delete_account(
     State(admin): State<Admin>,
     Path(account): Path<String>,
+    Query(AccountDeletion { cascade }): Query<AccountDeletion>,
 ) -> Result<StatusCode, Problem> {
     admin
-        .ask(move |control| account::delete(control, &Actor::Admin, &account))
+        .ask(move |control| account::delete(control, &Actor::Admin, &account, cascade))
         .await?;
     Ok(StatusCode::NO_CONTENT)
 }

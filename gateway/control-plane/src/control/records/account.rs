@@ -3,7 +3,7 @@
 use gw_base::page::{Page, PageQuery};
 use gw_shared::id::AccountId;
 use gw_shared::version::later_members::LaterMembers;
-use gw_store::{AccountRecord, RecordId, Records, Step, StoredRecord};
+use gw_store::{AccountRecord, RecordId, RecordKind, Records, Step, StoredRecord};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
@@ -136,54 +136,151 @@ pub fn change(
     })
 }
 
-/// Deletes an account that has no services, credentials, service keys or agents left.
-pub fn delete(control: &Control, actor: &Actor, id: &str) -> Result<(), ControlError> {
+/// What an account has, and what is deleted with it. Of each kind, the first 100 records have their names.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = AccountContents)]
+pub struct AccountContents {
+    /// Services, by their ids.
+    pub services: NamedRecords,
+    /// Credentials, by their names and ids.
+    pub credentials: NamedRecords,
+    /// Service keys, by their names and ids.
+    pub service_keys: NamedRecords,
+    /// Agents, by their names and ids.
+    pub agents: NamedRecords,
+    /// Enrollment tokens, by their ids.
+    pub enrollment_tokens: NamedRecords,
+}
+
+/// Records of one kind.
+#[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct NamedRecords {
+    /// Number of records.
+    pub count: usize,
+    /// Names of the first of them.
+    pub names: Vec<String>,
+}
+
+/// Most records of a kind that are named.
+const NAMED_MAX: usize = 100;
+
+impl AccountContents {
+    /// Labels of the kinds, with their records.
+    pub fn kinds(&self) -> [(&'static str, &NamedRecords); 5] {
+        [
+            ("services", &self.services),
+            ("credentials", &self.credentials),
+            ("service keys", &self.service_keys),
+            ("agents", &self.agents),
+            ("enrollment tokens", &self.enrollment_tokens),
+        ]
+    }
+
+    /// Reads what an account has, and the ids of its records.
+    fn of(records: &Records, account: &AccountId) -> (Self, Vec<RecordId>) {
+        let ids = &mut Vec::new();
+        let services = records
+            .services_of(account)
+            .map(|record| (RecordId::Service(record.id()), None));
+        let credentials = records.credentials.values();
+        let credentials = credentials
+            .filter(|record| record.access.account == *account)
+            .map(|record| {
+                let id = RecordId::Credential(record.id.clone());
+                (id, record.access.name.as_deref())
+            });
+        let service_keys = records.service_keys.values();
+        let service_keys = service_keys
+            .filter(|record| record.access.account == *account)
+            .map(|record| {
+                let id = RecordId::ServiceKey(record.id.clone());
+                (id, record.access.name.as_deref())
+            });
+        let agents = records.agents.values();
+        let agents = agents
+            .filter(|record| record.account == *account)
+            .map(|record| {
+                let id = RecordId::Agent(record.id.clone());
+                (id, Some(record.name.as_str()))
+            });
+        let tokens = records.enrollment_tokens.values();
+        let tokens = tokens
+            .filter(|record| record.account == *account)
+            .map(|record| (RecordId::EnrollmentToken(record.id.clone()), None));
+        let contents = Self {
+            services: NamedRecords::of(services, ids),
+            credentials: NamedRecords::of(credentials, ids),
+            service_keys: NamedRecords::of(service_keys, ids),
+            agents: NamedRecords::of(agents, ids),
+            enrollment_tokens: NamedRecords::of(tokens, ids),
+        };
+        (contents, std::mem::take(ids))
+    }
+}
+
+impl NamedRecords {
+    /// Reads records with their display names. Adds their ids to `ids`.
+    fn of<'a>(
+        records: impl Iterator<Item = (RecordId, Option<&'a str>)>,
+        ids: &mut Vec<RecordId>,
+    ) -> Self {
+        let mut found = Self::default();
+        for (record, name) in records {
+            found.count += 1;
+            if found.names.len() < NAMED_MAX {
+                let (_, id) = record.columns();
+                let id = id.rsplit('/').next().unwrap_or(&id);
+                found
+                    .names
+                    .push(name.map_or_else(|| id.to_owned(), |name| format!("{name} ({id})")));
+            }
+            ids.push(record);
+        }
+        found
+    }
+}
+
+/// Returns what an account has, which a deletion with `cascade` deletes.
+pub fn contents(control: &Control, id: &str) -> Result<AccountContents, ControlError> {
+    let state = control.state();
+    let account = find(&state.records, id)?;
+    Ok(AccountContents::of(&state.records, &account.id).0)
+}
+
+/// Deletes an account, in one change. Without `cascade`, refuses one that has more than enrollment tokens.
+pub fn delete(
+    control: &Control,
+    actor: &Actor,
+    id: &str,
+    cascade: bool,
+) -> Result<(), ControlError> {
     control.change(actor, |records, _| {
         let id = &find(records, id)?.id;
-        let left = [
-            ("services", records.services_of(id).next().is_some()),
-            (
-                "credentials",
-                records
-                    .credentials
-                    .values()
-                    .any(|record| record.access.account == *id),
-            ),
-            (
-                "service keys",
-                records
-                    .service_keys
-                    .values()
-                    .any(|record| record.access.account == *id),
-            ),
-            (
-                "agents",
-                records.agents.values().any(|record| record.account == *id),
-            ),
-        ];
-        let left: Vec<&str> = left
-            .into_iter()
-            .filter_map(|(what, any)| any.then_some(what))
-            .collect();
-        if !left.is_empty() {
+        let (contents, deleted) = AccountContents::of(records, id);
+        let tokens = contents.enrollment_tokens.count;
+        if !cascade && deleted.len() > tokens {
+            let left = contents
+                .kinds()
+                .into_iter()
+                .take(4)
+                .filter(|(_, records)| records.count > 0)
+                .map(|(kind, _)| kind);
+            let left: Vec<&str> = left.collect();
             return Err(ControlError::Conflict(format!(
-                "account {id} still has {}; delete them first",
+                "account {id} still has {}; delete them first, or delete it with all that it has (cascade)",
                 left.join(", ")
             )));
         }
-        let tokens = records
-            .enrollment_tokens
-            .values()
-            .filter(|token| token.account == *id);
-        let tokens = tokens.map(|token| Step::Delete(RecordId::EnrollmentToken(token.id.clone())));
         Ok(Plan {
-            steps: tokens
-                .chain([Step::Delete(RecordId::Account(id.clone()))])
+            steps: deleted
+                .into_iter()
+                .chain([RecordId::Account(id.clone())])
+                .map(Step::Delete)
                 .collect(),
             action: "account.delete",
             account: Some(id.clone()),
             target: id.to_string(),
-            detail: json!({}),
+            detail: json!({ "cascade": cascade, "deleted": contents }),
             output: (),
         })
     })

@@ -1,7 +1,8 @@
 //! Forms of the console.
 
 use gw_control_plane::control::records::{account, caller_secret, service};
-use gw_shared::id::ClientId;
+use gw_shared::id::{AccountId, AgentId, ClientId};
+use gw_store::{AgentRecord, StoredRecord};
 
 use super::browser::Browser;
 use crate::support::{demo, setup};
@@ -312,12 +313,11 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
     );
     assert!(account::show(control, "acme").unwrap().capture_allowed);
 
-    let busy = browser.submit(
-        "/accounts/acme/settings",
-        "/accounts/acme/delete",
-        &[("confirm", "acme")],
+    let settings = browser.get("/accounts/acme/settings").text;
+    assert!(
+        settings.contains("Deleted with the account") && settings.contains(">api<"),
+        "{settings}"
     );
-    assert!(busy.status == 422 && busy.text.contains("still has services"));
     let unsure = browser.submit(page, &format!("{page}/delete"), &[("confirm", "")]);
     assert!(
         unsure.status == 422
@@ -387,4 +387,55 @@ fn items_beyond_the_listed_ones_are_kept_on_save() {
         ),
         1
     );
+}
+
+#[test]
+fn an_account_with_sixty_agents_and_keys_is_deleted_with_one_form() {
+    let demo = demo(None);
+    let control = demo.gateway().control();
+    let mut browser = Browser::signed_in(&demo);
+    setup::service(control, "acme", "api");
+    let (key, _) = setup::service_key(control, "acme", &["api"]);
+    setup::credential(control, "acme", &["api"]);
+    let of_demo = control.records().agents.into_values().next().unwrap();
+    let agents: Vec<StoredRecord> = (0..60)
+        .map(|_| {
+            StoredRecord::Agent(AgentRecord {
+                id: AgentId::random(),
+                account: AccountId::new("acme").unwrap(),
+                enrollment: None,
+                key: None,
+                ..of_demo.clone()
+            })
+        })
+        .collect();
+    control.put_all(&agents).unwrap();
+    let settings = "/accounts/acme/settings";
+    let shown = browser.get(settings).text;
+    let row = "<td data-label=\"Kind\">agents</td>\n        <td data-label=\"Count\" class=\"number\">60</td>";
+    assert!(
+        shown.contains(row) && shown.contains(" and 50 more"),
+        "{shown}"
+    );
+    let unsure = browser.submit(settings, "/accounts/acme/delete", &[("confirm", "")]);
+    assert_eq!(unsure.status, 422);
+    assert_eq!(control.records().agents.len(), 61, "nothing was deleted");
+    let gone = browser.submit(settings, "/accounts/acme/delete", &[("confirm", "acme")]);
+    assert_eq!(gone.header("location"), "/accounts?note=deleted");
+    let left = control.records();
+    assert_eq!(
+        (left.agents.len(), left.services.len()),
+        (1, 1),
+        "of the demo"
+    );
+    assert!(
+        left.enrollment_tokens
+            .values()
+            .all(|token| token.account.as_str() != "acme")
+    );
+    let audit = browser.get("/audit-log?account=acme").text;
+    let entry = audit.split("account.delete").nth(1).unwrap();
+    for deleted in ["60", &key, "cascade"] {
+        assert!(entry.contains(deleted), "no {deleted}: {entry}");
+    }
 }

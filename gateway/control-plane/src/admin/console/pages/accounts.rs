@@ -13,7 +13,10 @@ use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::control::records::account;
-use crate::control::{AccountChanges, AccountView, Actor, NewAccount};
+use crate::control::{AccountChanges, AccountContents, AccountView, Actor, Control, NewAccount};
+
+/// Names of each kind that the page shows before a deletion.
+const NAMES: usize = 10;
 
 #[derive(Template)]
 #[template(path = "accounts.html")]
@@ -30,6 +33,8 @@ struct SettingsPage {
     crumbs: Vec<Crumb>,
     account: AccountView,
     tab: Tab,
+    /// What is deleted with the account.
+    contents: AccountContents,
     form: Form,
 }
 
@@ -41,6 +46,24 @@ pub(crate) enum Tab {
     ServiceKeys,
     Agents,
     Settings,
+}
+
+impl SettingsPage {
+    /// Whether records are deleted with the account.
+    fn has_records(&self) -> bool {
+        let kinds = self.contents.kinds();
+        kinds.iter().any(|(_, records)| records.count > 0)
+    }
+
+    /// Names of the first records of a kind, and how many there are beyond them.
+    fn named(names: &[String], count: usize) -> String {
+        let shown = names.len().min(NAMES);
+        let more = match count - shown {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        format!("{}{more}", names[..shown].join(", "))
+    }
 }
 
 impl Tab {
@@ -141,9 +164,11 @@ async fn settings_page(
     account: String,
     typed: Option<&Form>,
 ) -> Result<Response, ErrorPage> {
-    let account = admin
-        .look(move |control| account::show(control, &account))
-        .await?;
+    let look = move |control: &Control| {
+        let contents = account::contents(control, &account)?;
+        Ok((account::show(control, &account)?, contents))
+    };
+    let (account, contents) = admin.look(look).await?;
     let mut form = Form::default().with_box("capture_allowed", account.capture_allowed);
     if let Some(typed) = typed {
         form = form
@@ -156,6 +181,7 @@ async fn settings_page(
         crumbs: crumbs(account.id.as_str()),
         account,
         tab: Tab::Settings,
+        contents,
         form,
     })
 }
@@ -183,7 +209,7 @@ pub(crate) async fn delete(
     if form.confirms(&account) {
         let id = account.clone();
         match admin
-            .attempt(move |control| account::delete(control, &Actor::Admin, &id))
+            .attempt(move |control| account::delete(control, &Actor::Admin, &id, true))
             .await?
         {
             Ok(()) => return Ok(Redirect::to("/accounts?note=deleted").into_response()),
