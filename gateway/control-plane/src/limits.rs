@@ -46,7 +46,11 @@ pub const ADMIN_BODY: usize = 64 * KIB;
 /// Bytes of a replay: a body to send of about 3 MB, in base64.
 pub const ADMIN_REPLAY: usize = 4 * MIB;
 /// Bytes of the form that signs in: the only body that is read without authentication.
-pub const ADMIN_SIGN_IN: usize = 8 * KIB;
+pub const ADMIN_SIGN_IN: usize = 24 * KIB;
+/// A form that was sent after its session had ended, and is carried by the sign-in form, where it is encoded: up to three times as
+/// large.
+pub const ADMIN_KEPT_FORM: usize = 6 * KIB;
+const _: () = assert!(3 * ADMIN_KEPT_FORM + 4 * KIB <= ADMIN_SIGN_IN);
 /// Responses of it with metrics that clients have not read. A further one ends the oldest.
 pub const ADMIN_UNREAD: usize = 16;
 /// Such responses to one client address.

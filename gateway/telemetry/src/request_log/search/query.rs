@@ -243,6 +243,40 @@ fn time_ms(field: &'static str, text: Option<&str>) -> Result<Option<u64>, LogEr
         .ok_or_else(|| invalid(field)("must be a time like `2026-11-21T04:15:32Z` (RFC 3339)"))
 }
 
+impl SearchQuery {
+    /// All mistakes of the query: names of parameters, and what is wrong with them. A search fails with the first.
+    pub fn mistakes(&self) -> Vec<(&'static str, String)> {
+        let mut left = self.clone();
+        let mut mistakes: Vec<(&'static str, String)> = Vec::new();
+        while let Err(LogError::Invalid { field, message }) = Criteria::check(&left) {
+            let is_known = mistakes.iter().any(|(other, _)| *other == field);
+            match field {
+                // A service without its account: the account is missing, or was a mistake.
+                "account" if left.account.is_none() => left.service = None,
+                "account" => left.account = None,
+                "service" => left.service = None,
+                "apex" => left.apex = None,
+                "status" => left.status = None,
+                "code" => left.code = None,
+                "path_prefix" => left.path_prefix = None,
+                "caller_id" => left.caller_id = None,
+                "since" => left.since = None,
+                "until" => left.until = None,
+                "cursor" => left.cursor = None,
+                "limit" => left.limit = None,
+                _ => {
+                    mistakes.push((field, message));
+                    return mistakes;
+                }
+            }
+            if !is_known {
+                mistakes.push((field, message));
+            }
+        }
+        mistakes
+    }
+}
+
 fn invalid<T: ToString>(field: &'static str) -> impl Fn(T) -> LogError {
     move |message| LogError::Invalid {
         field,

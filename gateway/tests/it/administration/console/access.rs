@@ -62,7 +62,7 @@ fn sign_in_after_an_expired_session_returns_to_the_open_page() {
     let sign_in = "/sign-in?next=%2Faccounts%2Fdemo%2Fagents%2Fx&ended=yes";
     assert_eq!((told.status, told.header("hx-redirect")), (401, sign_in));
     browser.extra = vec![("Referer", page("/accounts/demo/settings"))];
-    let told = browser.post("/accounts/demo/delete", &[("confirm", "demo")]);
+    let told = browser.post("/accounts/demo/agents/x/revoke", &[("form_token", "x")]);
     let sign_in = "/sign-in?next=%2Faccounts%2Fdemo%2Fsettings&ended=yes";
     assert_eq!((told.status, told.header("location")), (303, sign_in));
     browser.extra = vec![("Referer", "https://evil.example//evil.example/".to_owned())];
@@ -227,4 +227,81 @@ fn forms_without_a_valid_token_or_from_another_origin_are_refused() {
     // Scripts send the token in a header field.
     browser.extra.push(("X-Gw-Form-Token", form_token));
     assert_eq!(browser.post("/accounts", &[("id", "better")]).status, 303);
+}
+
+#[test]
+fn edits_of_a_form_outlive_the_session() {
+    let demo = demo(None);
+    let mut browser = Browser::signed_in(&demo);
+    let settings = "/accounts/demo/services/echo";
+    let page = browser.get(settings);
+    browser.cookies.remove("gw_session");
+    browser.extra = vec![("Referer", format!("{}{settings}", demo.about.admin_url))];
+    let token = page.form_token();
+    let edits = [
+        ("form_token", token.as_str()),
+        ("modes", "service_key"),
+        ("burst", "77"),
+        ("refill_per_minute", "\"><script>"),
+    ];
+    let mut told = browser.post(settings, &edits);
+    browser.extra.clear();
+    // A wrong token does not lose them either.
+    for admin_token in ["wrong", &demo.about.admin_token] {
+        assert_eq!(told.status, 401);
+        assert!(
+            told.text.contains("Sign in") && !told.text.contains("<script>"),
+            "{}",
+            told.text
+        );
+        let value = |name: &str| {
+            let field = format!("name=\"{name}\" value=\"");
+            unescaped(&told.between(&field, "\""))
+        };
+        let fields =
+            ["form_token", "next", "kept_action", "kept_fields"].map(|name| (name, value(name)));
+        let mut fields: Vec<(&str, &str)> = fields
+            .iter()
+            .map(|(name, value)| (*name, value.as_str()))
+            .collect();
+        assert_eq!(
+            fields[1..3],
+            [("next", settings), ("kept_action", settings)]
+        );
+        fields.push(("token", admin_token));
+        told = browser.post("/sign-in", &fields);
+    }
+    assert_eq!(told.status, 200, "{}", told.text);
+    assert!(
+        told.text.contains("Your edits") && !told.text.contains("<script>"),
+        "{}",
+        told.text
+    );
+    let again = told.form_token();
+    assert_ne!(again, token);
+    assert_eq!(told.between("<form action=\"", "\""), settings);
+    for (name, value) in &edits[1..3] {
+        let hidden = format!("<input type=\"hidden\" name=\"{name}\" value=\"{value}\">");
+        assert!(told.text.contains(&hidden), "{}", told.text);
+    }
+    // The form is that of the new session: its mistake is shown, and its edits are in it.
+    let mut edits = edits;
+    edits[0].1 = &again;
+    let wrong = browser.post(settings, &edits);
+    assert!(
+        wrong.status == 422 && wrong.text.contains("value=\"77\""),
+        "{}",
+        wrong.text
+    );
+    edits[3].1 = "88";
+    let saved = browser.post(settings, &edits);
+    assert_eq!(saved.header("location"), format!("{settings}?note=saved"));
+}
+
+/// The value of an attribute.
+fn unescaped(text: &str) -> String {
+    text.replace("&#34;", "\"")
+        .replace("&#60;", "<")
+        .replace("&#62;", ">")
+        .replace("&#38;", "&")
 }

@@ -21,15 +21,14 @@ fn every_page_requires_a_session_and_sends_security_headers() {
     let client = records.credentials.keys().next().unwrap();
     let key = records.service_keys.keys().next().unwrap();
     let token = setup::enrollment_token(control, "demo", &["echo"]);
+    let port = demo.about.base_url.rsplit(':').next().unwrap();
+    let address = format!("https://demo--echo.eu1.gw.localhost:{port}");
     for (path, holds) in [
-        ("/".to_owned(), "demo--echo.eu1.gw.localhost"),
+        ("/".to_owned(), address.as_str()),
         ("/accounts".to_owned(), "/accounts/demo"),
-        ("/accounts/demo".to_owned(), "/accounts/demo/services/echo"),
+        ("/accounts/demo".to_owned(), address.as_str()),
         ("/accounts/demo/new-service".to_owned(), "Create service"),
-        (
-            "/accounts/demo/services/echo".to_owned(),
-            "https://demo--echo.eu1.gw.localhost",
-        ),
+        ("/accounts/demo/services/echo".to_owned(), address.as_str()),
         ("/accounts/demo/credentials".to_owned(), client.as_str()),
         (
             format!("/accounts/demo/credentials/{client}"),

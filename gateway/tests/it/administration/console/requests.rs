@@ -3,10 +3,10 @@
 use std::sync::mpsc;
 
 use gw_control_plane::control::changes::audit;
-use gw_control_plane::control::records::service;
-use gw_control_plane::control::{Actor, ServiceChanges};
+use gw_control_plane::control::records::{caller_secret, service};
+use gw_control_plane::control::{Actor, CallerSecretChanges, ServiceChanges};
 use gw_gateway::demo::{Demo, Options};
-use gw_shared::id::{AgentId, RequestIds};
+use gw_shared::id::{AgentId, KeyId, RequestIds};
 use gw_store::AuditQuery;
 use gw_telemetry::request_log::{Batch, RecordedAttempt, RequestLog, RequestRecord};
 
@@ -94,6 +94,14 @@ fn recorded_requests_are_found_shown_and_replayed() {
             && wrong.text.contains("id=\"status-error\"")
             && wrong.text.contains("value=\"many\"")
     );
+    // Each mistake is at its field.
+    let query = "status=many&since=soon&path_prefix=x&min_ms=-&service=echo";
+    let wrong = browser.get(&format!("/requests?{query}"));
+    assert_eq!(wrong.status, 422);
+    for field in ["account", "status", "since", "path_prefix", "min_ms"] {
+        let error = format!("id=\"{field}-error\"");
+        assert!(wrong.text.contains(&error), "no {error}: {}", wrong.text);
+    }
 
     let address = format!("/requests/{id}/replay");
     let form = browser.get(&address);
@@ -360,4 +368,41 @@ fn failed_attempts_are_found_and_shown() {
             .contains("attempt-table")
     );
     demo.stop();
+}
+
+#[test]
+fn a_refused_request_shows_what_its_code_means_and_others_the_names_of_key_and_agent() {
+    let demo = demo(None);
+    let control = demo.gateway().control();
+    let mut browser = Browser::signed_in(&demo);
+    let records = control.records();
+    let key_id = records.service_keys.keys().next().unwrap().to_string();
+    let named = CallerSecretChanges {
+        name: Some("deploy <key>".to_owned()),
+        ..CallerSecretChanges::default()
+    };
+    caller_secret::change::<KeyId>(control, &Actor::Admin, "demo", &key_id, &named).unwrap();
+    let mut caller = connect(&demo);
+    let mut page_of = |key: &str| {
+        caller.send(format!(
+            "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
+        ));
+        let page = format!("/requests/{}", caller.response().header("x-gw-request-id"));
+        eventually("the request is in the log", || {
+            Some(browser.get(&page).text).filter(|text| text.contains("Request ID"))
+        })
+    };
+    let right = page_of(&demo.about.service_key);
+    let agent = &records.agents.values().next().unwrap().name;
+    for holds in ["deploy &#60;key&#62;", &key_id, agent] {
+        assert!(right.contains(holds), "no {holds}: {right}");
+    }
+    assert!(!right.contains("guide-title"), "{right}");
+    let wrong = page_of("gw_sk_0123456789abcdef.x");
+    for holds in [
+        "What GW_SERVICE_KEY_INVALID means",
+        "There is no such key, its secret is wrong, or it is disabled.",
+    ] {
+        assert!(wrong.contains(holds), "no {holds}: {wrong}");
+    }
 }

@@ -4,11 +4,13 @@ use askama::Template;
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Redirect, Response};
-use gw_shared::id::RequestId;
+use gw_shared::id::{AgentId, ClientId, KeyId, RequestId};
+use gw_store::Records;
 use gw_telemetry::request_log::{CapturedView, RequestPage, RequestView, SearchQuery, Side};
 use serde::Deserialize;
 
 use crate::admin::console::web::body::{self, ShownBody};
+use crate::admin::console::web::error_guide::{self, GuidePart};
 use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
@@ -145,6 +147,9 @@ pub(crate) async fn search(
         cursor: form.filled("cursor"),
         partial: Some(true),
     };
+    for (field, mistake) in wanted.mistakes() {
+        form.refuse(field, mistake);
+    }
     let mut page = RequestPage::default();
     if !form.is_refused() {
         match admin.search(wanted).await {
@@ -195,6 +200,32 @@ struct DetailPage {
     bars: Vec<Bar>,
     total: String,
     messages: Vec<ShownMessage>,
+    /// What the error code means, and what to do.
+    guide: Vec<GuidePart>,
+    names: RequestNames,
+}
+
+/// Display names of what a request refers to by its id.
+#[derive(Default)]
+struct RequestNames {
+    agent: Option<String>,
+    caller: Option<String>,
+}
+
+impl RequestNames {
+    fn of(records: &Records, request: &RequestView) -> Self {
+        let agent = request.agent_id.as_deref();
+        let agent = agent.and_then(|id| records.agents.get(&AgentId::new(id).ok()?));
+        let caller = request.caller_id.as_deref();
+        let credential = caller.and_then(|id| records.credentials.get(&ClientId::new(id).ok()?));
+        let key = caller.and_then(|id| records.service_keys.get(&KeyId::new(id).ok()?));
+        Self {
+            agent: agent.map(|agent| agent.name.clone()),
+            caller: credential
+                .and_then(|credential| credential.access.name.clone())
+                .or_else(|| key?.access.name.clone()),
+        }
+    }
 }
 
 /// The captured request or response.
@@ -237,6 +268,11 @@ pub(crate) async fn show(
         });
     }
     let request = located.view;
+    let asked = request.clone();
+    let names = admin
+        .look(move |control| Ok(control.look_at(|records| RequestNames::of(records, &asked))))
+        .await?;
+    let guide = request.code.as_deref().and_then(error_guide::about);
     render(&DetailPage {
         chrome: visit.chrome(Section::Requests, format!("Request {}", request.id)),
         crumbs: vec![crumb("Requests", "/requests")],
@@ -245,6 +281,8 @@ pub(crate) async fn show(
         bars: waterfall::bars(&request.durations_us),
         total: format::micros(request.durations_us.total),
         messages,
+        guide: guide.unwrap_or_default(),
+        names,
         request,
     })
 }

@@ -7,12 +7,15 @@ use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
+use gw_base::limits;
 
 use super::address;
 use super::failure::ErrorPage;
 use super::form::Form;
+use super::kept::KeptForm;
 use super::own_name::OwnName;
 use super::session::{self, SESSION};
+use crate::admin::console::pages::sign_in;
 use crate::admin::serve::keep_place;
 use crate::admin::{Admin, hosts};
 
@@ -92,7 +95,7 @@ pub(crate) async fn signed_in(
     let id = SESSION.of(request.headers()).map(str::to_owned);
     let form_token = match id {
         Some(id) if admin.is_session_open(&id).await => session::form_token(&id),
-        Some(_) | None => return sign_in_first(&request),
+        Some(_) | None => return sign_in_first(&admin, request).await,
     };
     if !request.method().is_safe() {
         let (parts, body) = request.with_limited_body().into_parts();
@@ -122,24 +125,30 @@ pub(crate) struct SignedIn {
     pub(crate) form_token: String,
 }
 
-/// Redirects to the sign-in page, which leads back to the current page.
-fn sign_in_first(request: &Request) -> Response {
+/// Redirects to the sign-in page, which leads back to the current page. Shows it at once if the request is a form, which it
+/// keeps.
+async fn sign_in_first(admin: &Admin, request: Request) -> Response {
     let headers = request.headers();
     // A script would process the sign-in page as the response it expects.
     if headers.contains_key("hx-request") || request.uri().path() == "/traffic/series" {
         let address = address::of_sign_in(&page_of(text(headers, &CURRENT_URL)), true);
         return (StatusCode::UNAUTHORIZED, [("HX-Redirect", address)]).into_response();
     }
-    let address = if request.method().is_safe() {
+    if request.method().is_safe() {
         let asked = request
             .uri()
             .path_and_query()
             .map_or("/", PathAndQuery::as_str);
-        address::of_sign_in(asked, false)
-    } else {
-        address::of_sign_in(&page_of(text(headers, &header::REFERER)), true)
-    };
-    Redirect::to(&address).into_response()
+        return Redirect::to(&address::of_sign_in(asked, false)).into_response();
+    }
+    let next = page_of(text(headers, &header::REFERER));
+    let (parts, body) = request.into_parts();
+    // One that is larger, or does not arrive in time, is not kept.
+    let body = to_bytes(body, limits::ADMIN_KEPT_FORM).await;
+    match KeptForm::sent_to(parts.uri.path(), &body.unwrap_or_default()) {
+        Some(kept) => sign_in::keeping(admin, &parts.headers, &next, &kept).into_response(),
+        None => Redirect::to(&address::of_sign_in(&next, true)).into_response(),
+    }
 }
 
 /// Path and query of the page that the browser shows, without the note of the last change. Drops the host, so that a

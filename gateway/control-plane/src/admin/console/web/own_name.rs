@@ -12,6 +12,7 @@ use axum::http::{HeaderMap, header};
 use gw_shared::id::random_base62;
 use gw_shared::identity::secret::{Secret, SecretHash};
 
+use super::kept::KeptForm;
 use super::session;
 use super::theme::Theme;
 use crate::admin_client::CONSOLE_NAME;
@@ -73,9 +74,16 @@ struct Move {
     code: SecretHash,
     /// Name and port of the session.
     host: String,
-    session: Secret,
-    theme: Theme,
+    arrival: Arrival,
     expires: Instant,
+}
+
+/// What a browser gets at the name of its session.
+pub(crate) struct Arrival {
+    pub(crate) session: Secret,
+    pub(crate) theme: Theme,
+    /// A form that was sent after the session before had ended.
+    pub(crate) kept: Option<KeptForm>,
 }
 
 impl Moves {
@@ -85,6 +93,7 @@ impl Moves {
         own: &OwnName,
         session: Secret,
         theme: Theme,
+        kept: Option<KeptForm>,
         now: Instant,
     ) -> (String, Secret) {
         let label = random_base62(LABEL_LENGTH).to_ascii_lowercase();
@@ -99,21 +108,24 @@ impl Moves {
         moves.push_back(Move {
             code,
             host: host.clone(),
-            session,
-            theme,
+            arrival: Arrival {
+                session,
+                theme,
+                kept,
+            },
             expires,
         });
         (host, secret)
     }
 
-    /// The session of this code at this host, with the theme of its browser.
-    pub(crate) fn end(&self, code: &str, host: &str, now: Instant) -> Option<(Secret, Theme)> {
+    /// The session of this code at this host.
+    pub(crate) fn end(&self, code: &str, host: &str, now: Instant) -> Option<Arrival> {
         let mut moves = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         moves.retain(|it| it.expires > now);
         let index = moves
             .iter()
             .position(|it| it.code.matches(code) && it.host.eq_ignore_ascii_case(host))?;
-        moves.remove(index).map(|it| (it.session, it.theme))
+        moves.remove(index).map(|it| it.arrival)
     }
 }
 
@@ -172,8 +184,15 @@ mod tests {
         let own = OwnName {
             port: ":1".to_owned(),
         };
-        let begin =
-            |session: &str| moves.begin(&own, Secret::new(session.to_owned()), Theme::Dark, now);
+        let begin = |session: &str| {
+            moves.begin(
+                &own,
+                Secret::new(session.to_owned()),
+                Theme::Dark,
+                None,
+                now,
+            )
+        };
         let (host, code) = begin("a");
         assert!(
             host.ends_with(".console.gw.localhost:1") && host.len() == LABEL_LENGTH + 23,
@@ -182,7 +201,7 @@ mod tests {
         let end = |code: &str, host: &str, at| {
             moves
                 .end(code, host, at)
-                .map(|(id, theme)| (id.reveal().to_owned(), theme))
+                .map(|arrival| (arrival.session.reveal().to_owned(), arrival.theme))
         };
         assert_eq!(end(code.reveal(), "console.gw.localhost:1", now), None);
         assert_eq!(end("", &host, now), None);

@@ -47,6 +47,7 @@ pub(crate) struct Visit {
     address: String,
     note: Option<&'static str>,
     region: String,
+    port: String,
     has_other_nodes: bool,
 }
 
@@ -76,6 +77,10 @@ impl FromRequestParts<Admin> for Visit {
                 .map_or_else(|| "/".to_owned(), ToString::to_string),
             note,
             region: admin.control.region().apex().to_owned(),
+            port: match admin.console.port() {
+                443 => String::new(),
+                port => format!(":{port}"),
+            },
             has_other_nodes: admin.region.is_some(),
         })
     }
@@ -105,6 +110,8 @@ pub(crate) struct Chrome {
     pub(crate) address: String,
     pub(crate) note: Option<&'static str>,
     pub(crate) region: String,
+    /// Port of addresses for callers, with a colon; empty for the default of https.
+    pub(crate) port: String,
     has_other_nodes: bool,
 }
 
@@ -116,6 +123,7 @@ impl Visit {
             address,
             note,
             region,
+            port,
             has_other_nodes,
         } = self;
         let title = title.into();
@@ -129,6 +137,7 @@ impl Visit {
             address,
             note,
             region,
+            port,
             has_other_nodes,
         }
     }
