@@ -152,8 +152,18 @@ const CRATES: [(&str, &[&str]); 10] = [
     (
         "gateway/store/src",
         &[
-            "lib", "source", "postgres", "sqlite", "contents", "sealed", "sealing", "records",
-            "limits", "failure",
+            "lib",
+            "source",
+            "postgres",
+            "sqlite",
+            "contents",
+            "audit_chain",
+            "usage",
+            "sealed",
+            "sealing",
+            "records",
+            "limits",
+            "failure",
         ],
     ),
     (

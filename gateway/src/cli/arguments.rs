@@ -191,7 +191,7 @@ mod tests {
     ];
 
     /// Commands that are refused before any request.
-    const REFUSED: [(&str, ErrorKind); 23] = [
+    const REFUSED: [(&str, ErrorKind); 24] = [
         ("gw-gateway account create ACME", ErrorKind::ValueValidation),
         (
             "gw-gateway account show acme/../other",

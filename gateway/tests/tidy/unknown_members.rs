@@ -6,14 +6,17 @@ use std::collections::BTreeSet;
 use super::{rust_files, workspace};
 
 /// Types that refuse members that they do not know, and why.
-const STRICT: [(&str, &str); 19] = [
+const STRICT: [(&str, &str); 22] = [
     ("PageQuery", WRITTEN),
     ("NewService", WRITTEN),
     ("ServiceChanges", WRITTEN),
     ("AuditLogFilter", WRITTEN),
+    ("UsageFilter", WRITTEN),
+    ("NotedHeads", WRITTEN),
     ("AgentFilter", WRITTEN),
     ("AgentChanges", WRITTEN),
     ("NewAccount", WRITTEN),
+    ("AccountDeletion", WRITTEN),
     ("AccountChanges", WRITTEN),
     ("Rotation", WRITTEN),
     ("AuthorityReplacement", WRITTEN),

@@ -144,7 +144,7 @@ enum By {
 }
 
 /// Encodes blocks one after the other and reuses its buffers.
-pub(super) struct Encoder {
+pub(crate) struct Encoder {
     rows: Vec<u8>,
     raw: Vec<u8>,
     block: Vec<u8>,
@@ -351,10 +351,10 @@ impl Flavor for Append<'_> {
 }
 
 /// Decompresses blocks and reuses its context.
-pub(super) struct Unpacker(Decompressor<'static>);
+pub(crate) struct Unpacker(Decompressor<'static>);
 
 /// Decompressed block.
-pub(super) struct UnpackedBlock {
+pub(crate) struct UnpackedBlock {
     bytes: Vec<u8>,
     /// Number of [`LaterColumns`] behind each row.
     later_columns: u8,

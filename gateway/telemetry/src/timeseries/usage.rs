@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::limits;
 use gw_base::clock::Timestamp;
-use gw_base::limits;
 use gw_store::{UsageAmounts, UsageQuery, UsageRow};
 
 use super::FileError;

@@ -1,19 +1,14 @@
 //! The administration API, `/api/v1`. Each route is declared with its description, from which `openapi.json` is
 //! generated.
 
-mod accounts;
 mod agent_ca;
-mod agents;
 mod audit_log;
 mod backup;
-mod caller_secrets;
-mod enrollment_tokens;
 mod gateway;
+mod records;
 mod region;
 mod requests;
 mod series;
-mod services;
-mod signing_keys;
 mod usage;
 
 use crate::limits;
@@ -61,14 +56,14 @@ impl Modify for AdminToken {
 /// The routes, which require the admin token, and the OpenAPI document, which does not.
 pub(super) fn router(admin: &Admin) -> Router<Admin> {
     let (routes, document) = OpenApiRouter::with_openapi(Document::openapi())
-        .merge(accounts::routes())
-        .merge(services::routes())
-        .merge(caller_secrets::routes())
-        .merge(enrollment_tokens::routes())
-        .merge(agents::routes())
+        .merge(records::accounts::routes())
+        .merge(records::services::routes())
+        .merge(records::caller_secrets::routes())
+        .merge(records::enrollment_tokens::routes())
+        .merge(records::agents::routes())
         .merge(agent_ca::routes())
         .merge(gateway::routes())
-        .merge(signing_keys::routes())
+        .merge(records::signing_keys::routes())
         .merge(audit_log::routes())
         .merge(backup::routes())
         .merge(requests::routes())

@@ -18,10 +18,8 @@ use tokio::sync::Semaphore;
 use super::Admin;
 use super::nodes::await_console_change;
 use crate::control::{Control, ControlError};
-use pages::{
-    accounts, agents, audit, caller_secrets, enrollment, overview, region, replay, requests,
-    services, sign_in, traffic, tunnels, usage,
-};
+use pages::records::{accounts, agents, caller_secrets, enrollment, services};
+use pages::{audit, overview, region, replay, requests, sign_in, traffic, tunnels, usage};
 use web::failure::ErrorPage;
 use web::own_name::Moves;
 use web::session::Sessions;

@@ -77,13 +77,13 @@ impl Now {
     }
 
     /// Today, and the hour of the day.
-    pub(super) fn hour(&self) -> (Day, u64) {
+    pub(crate) fn hour(&self) -> (Day, u64) {
         let seconds = u64::try_from((self.0)().0).unwrap_or(0);
         (Day::of_ms(seconds * 1000), seconds / 3600 % 24)
     }
 
     /// All of [`Self::days`], the oldest first.
-    pub(super) fn each_day(&self) -> impl Iterator<Item = Day> + use<> {
+    pub(crate) fn each_day(&self) -> impl Iterator<Item = Day> + use<> {
         let days = self.days();
         (days.start().0..=days.end().0).map(Day)
     }

@@ -12,10 +12,11 @@ use gw_shared::id::RequestId;
 use gw_telemetry::request_log::{BodyView, RequestView, Side};
 
 use super::requests::{locate, target};
-use crate::admin::console::web::body::{self, BodyKind};
 use crate::admin::console::web::failure::ErrorPage;
-use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
+use crate::admin::console::web::forms::body;
+use crate::admin::console::web::forms::body::BodyKind;
+use crate::admin::console::web::forms::form::Form;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::admin::{Admin, NoResult};
 use crate::control::{ControlError, ReplayEdits, ReplayField, not_captured};

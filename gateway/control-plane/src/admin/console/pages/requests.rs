@@ -9,11 +9,12 @@ use gw_store::Records;
 use gw_telemetry::request_log::{CapturedView, RequestPage, RequestView, SearchQuery, Side};
 use serde::Deserialize;
 
-use crate::admin::console::web::body::{self, ShownBody};
 use crate::admin::console::web::error_guide::{self, GuidePart};
 use crate::admin::console::web::failure::ErrorPage;
-use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
+use crate::admin::console::web::forms::body;
+use crate::admin::console::web::forms::body::ShownBody;
+use crate::admin::console::web::forms::form::Form;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::admin::console::web::waterfall::{self, Bar};
 use crate::admin::nodes::Located;

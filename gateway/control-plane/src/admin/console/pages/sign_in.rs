@@ -12,16 +12,14 @@ use axum::response::{AppendHeaders, IntoResponse, Redirect, Response};
 use gw_shared::identity::secret::{Secret, SecretHash};
 
 use crate::admin::Admin;
-use crate::admin::console::web::address;
-use crate::admin::console::web::assets;
 use crate::admin::console::web::failure::ErrorPage;
-use crate::admin::console::web::form::Form;
-use crate::admin::console::web::guard;
-use crate::admin::console::web::kept::KeptForm;
+use crate::admin::console::web::forms::form::Form;
+use crate::admin::console::web::forms::kept::KeptForm;
 use crate::admin::console::web::own_name::{self, Arrival, OwnName};
 use crate::admin::console::web::page::render;
 use crate::admin::console::web::session::{self, LIFETIME, SESSION, SIGN_IN, THEME};
 use crate::admin::console::web::theme::Theme;
+use crate::admin::console::web::{address, assets, guard};
 
 #[derive(Template)]
 #[template(path = "sign_in.html")]

@@ -9,8 +9,8 @@ use axum::response::{IntoResponse, Response};
 
 use crate::admin::Admin;
 use crate::admin::console::web::failure::ErrorPage;
-use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
+use crate::admin::console::web::forms::form::Form;
 use crate::admin::console::web::page::{Chrome, Section, Visit, render};
 use crate::control::usage::{self, UsageFilter, UsageView};
 

@@ -1,5 +1,6 @@
 //! Middleware of the console: response headers, origin checks, sessions.
 
+use crate::limits;
 use axum::RequestExt;
 use axum::body::to_bytes;
 use axum::extract::{Request, State};
@@ -7,12 +8,11 @@ use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
-use gw_base::limits;
 
 use super::address;
 use super::failure::ErrorPage;
-use super::form::Form;
-use super::kept::KeptForm;
+use super::forms::form::Form;
+use super::forms::kept::KeptForm;
 use super::own_name::OwnName;
 use super::session::{self, SESSION};
 use crate::admin::console::pages::sign_in;

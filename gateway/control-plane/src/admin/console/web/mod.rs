@@ -2,13 +2,11 @@
 
 pub(crate) mod address;
 pub(crate) mod assets;
-pub(crate) mod body;
 pub(crate) mod error_guide;
 pub(crate) mod failure;
-pub(crate) mod form;
 pub(crate) mod format;
+pub(crate) mod forms;
 pub(crate) mod guard;
-pub(crate) mod kept;
 pub(crate) mod own_name;
 pub(crate) mod page;
 pub(crate) mod session;

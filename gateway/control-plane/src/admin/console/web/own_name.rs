@@ -12,7 +12,7 @@ use axum::http::{HeaderMap, header};
 use gw_shared::id::random_base62;
 use gw_shared::identity::secret::{Secret, SecretHash};
 
-use super::kept::KeptForm;
+use super::forms::kept::KeptForm;
 use super::session;
 use super::theme::Theme;
 use crate::admin_client::CONSOLE_NAME;

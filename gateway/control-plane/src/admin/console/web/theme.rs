@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Redirect, Response};
 
 use super::address;
-use super::form::Form;
+use super::forms::form::Form;
 use super::session::THEME;
 
 const KEPT: Duration = Duration::from_hours(365 * 24);

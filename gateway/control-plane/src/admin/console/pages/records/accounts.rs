@@ -9,8 +9,8 @@ use gw_base::page::{Page, PageQuery};
 
 use crate::admin::Admin;
 use crate::admin::console::web::failure::ErrorPage;
-use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
+use crate::admin::console::web::forms::form::Form;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::control::records::account;
 use crate::control::{AccountChanges, AccountContents, AccountView, Actor, Control, NewAccount};

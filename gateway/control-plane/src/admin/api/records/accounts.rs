@@ -15,8 +15,8 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::created;
 use crate::admin::Admin;
+use crate::admin::api::created;
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
 use crate::control::records::account;
 use crate::control::{AccountChanges, AccountContents, AccountView, Actor, NewAccount};

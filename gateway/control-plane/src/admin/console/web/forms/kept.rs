@@ -1,10 +1,10 @@
 //! Edits of a form that was sent after its session had ended. The sign-in form carries them, and after the sign-in the browser can
 //! send them again.
 
-use gw_base::limits;
+use crate::limits;
 
-use super::address;
 use super::form::Form;
+use crate::admin::console::web::address;
 
 /// A form that was not processed.
 #[derive(Clone)]

@@ -13,11 +13,11 @@ use serde::Deserialize;
 
 use super::accounts::{Tab, crumbs};
 use super::caller_secrets::Offered;
-use super::tunnels::TunnelRow;
 use crate::admin::Admin;
+use crate::admin::console::pages::tunnels::TunnelRow;
 use crate::admin::console::web::failure::ErrorPage;
-use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
+use crate::admin::console::web::forms::form::Form;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::control::records::{agent, enrollment_token};
 use crate::control::{Actor, AgentChanges, AgentView, Control, EnrollmentTokenView};

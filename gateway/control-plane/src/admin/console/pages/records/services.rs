@@ -12,11 +12,11 @@ use gw_telemetry::counters::EndedTunnel;
 use serde_json::{Map, Value, json};
 
 use super::accounts::{ListQuery, Tab, crumbs};
-use super::traffic::Range;
 use crate::admin::Admin;
+use crate::admin::console::pages::traffic::Range;
 use crate::admin::console::web::failure::ErrorPage;
-use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
+use crate::admin::console::web::forms::form::Form;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, render};
 use crate::admin::nodes::LiveQuery;
 use crate::control::records::{account, service};

@@ -10,8 +10,8 @@ use gw_shared::id::{ClientId, KeyId};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{created, secret};
 use crate::admin::Admin;
+use crate::admin::api::{created, secret};
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
 use crate::control::records::caller_secret;
 use crate::control::{
@@ -34,7 +34,7 @@ macro_rules! caller_secret_routes {
         mod $module {
             use super::*;
 
-            pub(super) fn routes() -> OpenApiRouter<Admin> {
+            pub(crate) fn routes() -> OpenApiRouter<Admin> {
                 OpenApiRouter::new()
                     .routes(routes!($create, $list))
                     .routes(routes!($show, $change, $delete))

@@ -11,8 +11,8 @@ use super::accounts::crumbs;
 use super::caller_secrets::Offered;
 use crate::admin::Admin;
 use crate::admin::console::web::failure::ErrorPage;
-use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
+use crate::admin::console::web::forms::form::Form;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::control::records::enrollment_token;
 use crate::control::{

@@ -8,8 +8,8 @@ use gw_base::page::{Page, PageQuery};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{created, secret};
 use crate::admin::Admin;
+use crate::admin::api::{created, secret};
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
 use crate::control::records::enrollment_token;
 use crate::control::{Actor, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};

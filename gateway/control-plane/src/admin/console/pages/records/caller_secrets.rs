@@ -14,8 +14,8 @@ use gw_shared::id::{ClientId, KeyId};
 use super::accounts::{ListQuery, Tab, crumbs};
 use crate::admin::Admin;
 use crate::admin::console::web::failure::ErrorPage;
-use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
+use crate::admin::console::web::forms::form::Form;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::control::records::{caller_secret, service};
 use crate::control::{

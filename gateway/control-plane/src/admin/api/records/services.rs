@@ -8,8 +8,8 @@ use gw_base::page::{Page, PageQuery};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::created;
 use crate::admin::Admin;
+use crate::admin::api::created;
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
 use crate::control::records::service;
 use crate::control::{Actor, NewService, ServiceChanges, ServiceView};

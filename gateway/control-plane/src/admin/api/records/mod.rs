@@ -1,0 +1,8 @@
+//! Requests about each kind of record.
+
+pub(crate) mod accounts;
+pub(crate) mod agents;
+pub(crate) mod caller_secrets;
+pub(crate) mod enrollment_tokens;
+pub(crate) mod services;
+pub(crate) mod signing_keys;
