@@ -231,7 +231,7 @@ fn send(control: &Control, usage: &Usage) -> Result<(), ControlError> {
 mod tests {
     use super::*;
 
-    fn refused(filter: UsageFilter) -> String {
+    fn refused(filter: &UsageFilter) -> String {
         filter.check().unwrap_err().to_string()
     }
 
@@ -268,18 +268,18 @@ mod tests {
                 since: text(day),
                 ..UsageFilter::default()
             };
-            assert_eq!(refused(since), "since: must be a day such as 2026-11-21");
+            assert_eq!(refused(&since), "since: must be a day such as 2026-11-21");
         }
         let turned = UsageFilter {
             since: text("2026-02-01"),
             until: text("2026-01-01"),
             ..UsageFilter::default()
         };
-        assert_eq!(refused(turned), "until: is before since");
+        assert_eq!(refused(&turned), "until: is before since");
         let alone = UsageFilter {
             service: text("api"),
             ..UsageFilter::default()
         };
-        assert_eq!(refused(alone), "service: needs the account of the service");
+        assert_eq!(refused(&alone), "service: needs the account of the service");
     }
 }
