@@ -212,7 +212,7 @@ fn agents_go_back_to_an_older_program_that_the_release_key_permits() {
     let agent = it.start(&config);
     wait_for_stored(&agent, &roll_back);
     version_is(&it, own);
-    let audit = administer(&prepared, &gateway, &["audit"]);
+    let audit = administer(&prepared, &gateway, &["audit", "list"]);
     let audit = String::from_utf8(audit).unwrap();
     assert!(audit.contains("agent_program.roll_back"), "{audit}");
 }
