@@ -10,12 +10,12 @@
 //! - [`net`]: sockets, listeners, TLS, name resolution
 //! - [`http`]: heads, bodies and fields of HTTP messages, without I/O
 //! - [`runtime`]: the reactor and its tasks
-//! - [`core_dump`]: core dumps of the process
+//! - [`process`]: core dumps, signals and memory of the process
 //! - [`config`]: configuration files
 //! - [`command`]: outcome of a command
 //! - [`error_body`], [`error_code`]: error responses
 //! - [`text`]: text from outside, made safe for terminals and logs
-//! - [`files`], [`signal`], [`version`], [`id`], [`clock`], [`allocator`]
+//! - [`files`], [`version`], [`id`], [`clock`]
 
 pub mod clock;
 pub mod command;

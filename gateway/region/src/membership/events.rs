@@ -45,7 +45,7 @@ pub enum MembershipEvent {
     HandedOver,
 }
 
-/// Message of one node to another, sent at every change and every [`BEAT`].
+/// Message of one node to another, sent at every change and every [`BEAT`](crate::timing::BEAT).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeMessage {
     /// Slot of the sender.
@@ -61,7 +61,7 @@ pub struct NodeMessage {
 /// What the caller has to do.
 #[derive(Debug, Clone)]
 pub enum MembershipAction {
-    /// Run a statement and report its result. At most one is outstanding, for [`CALL_TIMEOUT`] at most.
+    /// Run a statement and report its result. At most one is outstanding, for [`CALL_TIMEOUT`](crate::timing::CALL_TIMEOUT) at most.
     Call(Call),
     /// Give the view to all workers, then report [`MembershipEvent::Applied`].
     Publish(Arc<View>),
