@@ -331,7 +331,7 @@ fn authlib_obtains_tokens_that_pyjwt_verifies() {
 /// before its start.
 const BETWEEN_PARAMETERS: &str = r#"
 [[operations]]
-include-path = ["/requests", "/series"]
+include-path = ["/requests", "/series", "/usage"]
 checks.positive_data_acceptance.expected-statuses = ["2xx", "422"]
 "#;
 

@@ -104,6 +104,9 @@ impl FromStr for AuditHead {
 
     fn from_str(text: &str) -> Result<Self, InvalidHead> {
         let (number, hash) = text.split_once(':').ok_or(InvalidHead)?;
+        if number.len() > 18 || !number.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(InvalidHead);
+        }
         Ok(Self {
             number: number.parse().map_err(|_| InvalidHead)?,
             hash: hash.parse()?,

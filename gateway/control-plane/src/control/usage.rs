@@ -49,9 +49,11 @@ pub struct UsageView {
 #[into_params(parameter_in = Query)]
 pub struct UsageFilter {
     /// Only services of this account.
+    #[param(pattern = "^[a-z0-9]{3,15}$")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub account: Option<String>,
     /// Only this service of the account.
+    #[param(pattern = "^[a-z0-9]([a-z0-9-]{0,56}[a-z0-9])?$")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
     /// First day in UTC, `2026-11-01`.
@@ -67,6 +69,7 @@ pub struct UsageFilter {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
     /// `next_cursor` of the page before.
+    #[param(pattern = "^[0-9]{4}-[0-9]{2}-[0-9]{2}/.*$")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cursor: Option<String>,
 }

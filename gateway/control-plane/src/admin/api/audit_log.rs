@@ -76,15 +76,15 @@ async fn list_audit_log(
 #[into_params(parameter_in = Query)]
 struct NotedHeads {
     /// Heads that were noted before, each as `NUMBER:HASH`, with commas between.
+    #[param(pattern = "^([0-9]{1,18}:[0-9a-fA-F]{64}(,[0-9]{1,18}:[0-9a-fA-F]{64})*)?$")]
     heads: Option<String>,
 }
 
 impl NotedHeads {
     fn check(self) -> Result<Vec<AuditHead>, ControlError> {
-        let heads = self.heads.unwrap_or_default();
+        let heads = self.heads.filter(|heads| !heads.is_empty());
+        let heads = heads.iter().flat_map(|heads| heads.split(','));
         heads
-            .split(',')
-            .filter(|head| !head.is_empty())
             .map(|head| {
                 head.parse()
                     .map_err(|error: InvalidHead| ControlError::invalid("heads", error.to_string()))
