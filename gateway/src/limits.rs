@@ -36,7 +36,7 @@ pub const FAILED_DRAIN: Duration = Duration::from_secs(5);
 pub const TUNNELS_END: Duration = Duration::from_secs(2);
 /// Time to export the last spans after all other threads have ended.
 pub const SPANS_END: Duration = Duration::from_secs(5);
-/// Services whose tunnels are expected back after a stop and a start.
+/// Services with tunnels that are expected back after a stop and a start.
 pub const EXPECTED_SERVICES: usize = 100_000;
 /// Bytes of one of them as text.
 pub const EXPECTED_SERVICE_BYTES: usize = 96;

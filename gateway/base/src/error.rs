@@ -191,7 +191,7 @@ pub enum Error {
         "too many new tunnels of this {limited}, which may open {rate}; the agent waits by itself"
     )]
     TunnelRateLimited {
-        /// Whose limit it is: `service` or `agent`.
+        /// Party that has the limit: `service` or `agent`.
         limited: &'static str,
         /// Tunnels that it may open.
         rate: Rate,

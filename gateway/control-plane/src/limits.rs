@@ -31,7 +31,7 @@ pub const CLUSTER_BODY: usize = MIB;
 pub const CLUSTER_IDLE: Duration = Duration::from_secs(30);
 /// Time from a request head to the last byte of its body.
 pub const CLUSTER_BODY_WITHIN: Duration = Duration::from_secs(30);
-/// Time after which a connection ends whose peer acknowledges nothing, or takes no byte of what is sent.
+/// Time without an acknowledgement, or without progress of a send, after which a connection ends.
 pub const CLUSTER_DEAD_AFTER: Duration = Duration::from_secs(30);
 /// Bytes of a response of another control plane.
 pub const CLUSTER_RESPONSE: usize = 64 * MIB;
@@ -45,10 +45,10 @@ pub const ADMIN_HEAD: usize = 32 * KIB;
 pub const ADMIN_BODY: usize = 64 * KIB;
 /// Bytes of a replay: a body to send of about 3 MB, in base64.
 pub const ADMIN_REPLAY: usize = 4 * MIB;
-/// Bytes of the form that signs in: the only body that is read without authentication.
+/// Bytes of the form that signs in: the largest body that is read without authentication.
 pub const ADMIN_SIGN_IN: usize = 24 * KIB;
-/// A form that was sent after its session had ended, and is carried by the sign-in form, where it is encoded: up to three times as
-/// large.
+/// Bytes of a form that was sent after its session had ended: the other body that is read without authentication. The sign-in
+/// form carries it in an encoding that is up to three times as large.
 pub const ADMIN_KEPT_FORM: usize = 6 * KIB;
 const _: () = assert!(3 * ADMIN_KEPT_FORM + 4 * KIB <= ADMIN_SIGN_IN);
 /// Responses of it with metrics that clients have not read. A further one ends the oldest.
@@ -57,7 +57,7 @@ pub const ADMIN_UNREAD: usize = 16;
 pub const ADMIN_UNREAD_PER_ADDRESS: usize = 4;
 /// Time from a request head to it to the last byte of the body.
 pub const ADMIN_BODY_WITHIN: Duration = Duration::from_secs(60);
-/// Time after which a connection to it ends whose client acknowledges nothing, or takes no byte of what is sent.
+/// Time without an acknowledgement, or without progress of a send, after which a connection to it ends.
 pub const ADMIN_DEAD_AFTER: Duration = Duration::from_secs(300);
 /// Idle connections to the control plane of one node that are kept.
 pub const CLUSTER_KEPT: usize = 4;

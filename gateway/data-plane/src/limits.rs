@@ -98,8 +98,8 @@ pub const APEX_BODY_WITHIN: Duration = Duration::from_secs(10);
 pub const ENROLLED_REQUESTS: Rate = Rate::new(60, 60).unwrap();
 /// Certificates that an agent may request on one tunnel. An agent needs one a day, and a few more after failures.
 pub const RENEWALS: Rate = Rate::new(6, 6).unwrap();
-/// Agents of one worker whose replaced keys wait to be forgotten, each some 150 bytes. After a restart all agents connect at
-/// once; more wait for their next tunnel.
+/// Replaced keys of agents that one worker still has to forget, some 150 bytes each. After a restart all agents connect at
+/// once; further keys are forgotten at the next tunnel.
 pub const REPLACED_KEYS: usize = 8 * KIB;
 
 /// Least limit on unsent bytes in the kernel for one caller (`TCP_NOTSENT_LOWAT`), when its account has many
@@ -126,9 +126,10 @@ pub const NODE_CONNECT: Duration = Duration::from_secs(2);
 pub const NODE_WAIT: Duration = Duration::from_secs(5);
 /// Times that a request is sent again after a node with a later placement has answered that it is not the owner.
 pub const NODE_RETRIES: usize = 2;
-/// Pause before such a retry, if the other node may not know the current placement yet.
+/// First pause before a request is sent to the same node again, if that node may not know the current placement yet. Doubles up to
+/// eight times this, so that a request is sent ten times at most within [`NODE_WAIT`].
 pub const NODE_IS_LATE: Duration = Duration::from_millis(100);
-/// Longest such pause, if this node may not know the current placement yet. It ends with the next placement.
+/// Longest pause before such a retry, if this node may not know the current placement yet. It ends with the next placement.
 pub const PLACEMENT_IS_LATE: Duration = Duration::from_secs(1);
 /// Time without requests after which a link to another node ends.
 pub const LINK_IDLE: Duration = Duration::from_secs(60);
@@ -224,8 +225,8 @@ pub const PROGRAM_CHUNK_WITHIN: Duration = Duration::from_secs(20);
 pub const PROGRAM_WITHIN: Duration = gw_shared::identity::program::DOWNLOAD_WITHIN;
 /// Connections of one agent that are not yet tunnels, beyond [`OPENINGS_PER_TUNNEL`] for each service.
 pub const OPENINGS_PER_AGENT: usize = 8;
-/// Agents and services whose latest event of a kind (a refusal of the version, the end of a tunnel) one worker keeps for
-/// administrators, for each kind.
+/// Latest events (refusals of a version, ends of tunnels) that one worker keeps for administrators, one for each agent and
+/// service, of each kind.
 pub const LATEST_EVENTS: usize = 1000;
 /// Time for which a worker keeps such an event.
 pub const LATEST_EVENT_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -265,12 +266,12 @@ const CROSS_CORE_MAX: usize = 2 * PIPE_MEMORY;
 
 // Memory of a flood of handshakes.
 const _: () = assert!(HANDSHAKES * HANDSHAKE_MAX <= 192 * MIB);
-// Memory of a stalled caller with a large response whose request crosses workers.
+// Memory of a stalled caller with a large response, for a request that crosses workers.
 const _: () = assert!(CALLER_CONNECTION_MAX + RELAY_MAX + CROSS_CORE_MAX <= MIB + MIB / 8);
 const _: () = assert!(CALLER_CONNECTION_MAX + LONG_RELAY_MAX + CROSS_CORE_MAX <= 9 * MIB);
 // Each request that waits for the control plane can hold a whole body.
 const _: () = assert!(CONTROL_JOBS * APEX_BODY <= 16 * MIB);
-// A stalled request whose service another node owns holds no more here than one that crosses workers.
+// A stalled request to another node holds no more here than one that crosses workers.
 const _: () =
     assert!(tunnel::window::LEAST as usize + tunnel::endpoint::STREAM_SEND_BUFFER <= RELAY_MAX);
 // The budget of a link has room for streams with the first window.

@@ -294,10 +294,13 @@ impl Config {
 
 /// Whether a socket at `one` keeps another from `other`. The kernel chooses a free port for port 0.
 fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
-    let is_any = |address: SocketAddr| address.ip().is_unspecified();
+    // `[::]` also has the addresses of IPv4.
+    let covers = |any: SocketAddr, other: SocketAddr| {
+        any.ip().is_unspecified() && (any.is_ipv6() || other.is_ipv4())
+    };
     one.port() != 0
         && one.port() == other.port()
-        && (one.ip() == other.ip() || is_any(one) || is_any(other))
+        && (one.ip() == other.ip() || covers(one, other) || covers(other, one))
 }
 
 /// The files of a certificate and its key: both, or neither.

@@ -255,7 +255,7 @@ fn is_admin_listener(admin: SocketAddr) -> bool {
     })
 }
 
-/// What there is at the address of a listener.
+/// State of the address of a listener.
 enum Port {
     Free,
     /// This gateway has it.
@@ -277,7 +277,7 @@ impl Port {
     }
 }
 
-/// Reports what there is at `address`.
+/// Reports the state of `address`.
 fn port(out: &mut Examination, check: &str, address: SocketAddr, found: &Port) {
     let taken = || format!("{address}: another program listens there");
     match found {

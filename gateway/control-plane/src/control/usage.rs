@@ -198,7 +198,7 @@ pub fn list(
     })
 }
 
-/// Starts to write usage into the store that nodes share, if there is one, and to delete what is older than 400 days.
+/// Starts the periodic task that writes usage into the shared store, if any, and deletes usage older than 400 days.
 pub fn keep(control: &Arc<Control>, series: &Arc<Series>, tasks: &Tasks) {
     let of_control = Arc::clone(control);
     let series = Arc::clone(series);

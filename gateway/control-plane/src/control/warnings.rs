@@ -49,7 +49,7 @@ pub struct WarningView {
     /// Id of the service.
     #[schema(value_type = String)]
     pub service: ServiceId,
-    /// The ready agent and why the others are not ready, or the agent whose slots were all in use.
+    /// The ready agent with the reasons of the others, or the agent without a free slot.
     pub found: String,
     /// What to do about it.
     pub remedy: String,

@@ -83,8 +83,8 @@ impl FlowControl {
         }
     }
 
-    /// Time from a PING to its answer, as last measured. Not that of TCP, whose acknowledgements of a lone segment are
-    /// delayed.
+    /// Time from a PING to its answer, as last measured. The value of TCP is larger on an idle connection, because
+    /// acknowledgements of a lone segment are delayed.
     pub(super) fn round_trip(&self) -> Option<Duration> {
         self.latest_answer.get()
     }

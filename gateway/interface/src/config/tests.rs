@@ -439,3 +439,21 @@ fn an_archive_needs_the_region_key() {
     let config = Config::parse(&format!("region_key = \"/k\"\n{archive}"), environment).unwrap();
     assert_eq!(config.archive.unwrap().bucket, "bucket");
 }
+
+#[test]
+fn listeners_with_the_same_port_are_found() {
+    for (one, other, expected) in [
+        ("127.0.0.1:443", "127.0.0.1:443", true),
+        ("0.0.0.0:443", "127.0.0.1:443", true),
+        ("127.0.0.1:443", "[::]:443", true),
+        ("0.0.0.0:443", "[::]:443", true),
+        ("0.0.0.0:443", "[::1]:443", false),
+        ("127.0.0.1:443", "127.0.0.2:443", false),
+        ("127.0.0.1:443", "127.0.0.1:444", false),
+        ("127.0.0.1:0", "127.0.0.1:0", false),
+    ] {
+        let (one, other) = (one.parse().unwrap(), other.parse().unwrap());
+        assert_eq!(overlap(one, other), expected, "{one} {other}");
+        assert_eq!(overlap(other, one), expected, "{other} {one}");
+    }
+}

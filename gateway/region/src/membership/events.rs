@@ -1,4 +1,4 @@
-//! What the state machine is told, and what it asks of its caller.
+//! Events that the caller passes to the state machine, and actions that it asks of the caller.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use crate::engine::{Call, CallResult, Roster};
 use crate::owners::placement::NodeSlot;
 use crate::owners::view::View;
 
-/// What happened.
+/// Input of the state machine.
 #[derive(Debug, Clone)]
 pub enum MembershipEvent {
     /// Result of a [`Call`]. A late one extends no lease.
@@ -58,7 +58,7 @@ pub struct NodeMessage {
     pub roster: Arc<Roster>,
 }
 
-/// What the caller has to do.
+/// Action that the caller has to take.
 #[derive(Debug, Clone)]
 pub enum MembershipAction {
     /// Run a statement and report its result. At most one is outstanding, for [`CALL_TIMEOUT`](crate::timing::CALL_TIMEOUT) at most.

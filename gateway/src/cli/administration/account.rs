@@ -33,7 +33,7 @@ pub(crate) enum AccountCommand {
     /// Delete an account: one without services, credentials, service keys and agents, or with all of them.
     Delete {
         account: AccountId,
-        /// Also delete all that the account has, in the same change. Shows what that is, and asks.
+        /// Also delete all records of the account, in the same change. Lists them and asks for confirmation.
         #[arg(long)]
         cascade: bool,
         /// Do not ask.

@@ -140,7 +140,7 @@ impl InitArguments {
     }
 }
 
-/// What root has to know of a gateway whose data folder belongs to another user.
+/// Note for root about a data folder that belongs to another user.
 fn rights(config: &Config, owner: &FileOwner) -> String {
     format!(
         "The gateway has the rights of user {}, which owns {} and must be able to read all files of its configuration.",

@@ -118,16 +118,11 @@ impl SeriesFile {
     /// Opens or creates the file at `path` (mode 0600). Renames a damaged file to `*.damaged` and creates a new one: only
     /// charts are lost.
     pub(super) fn open(path: &Path) -> Result<Self, FileError> {
-        match Self::try_open(path) {
-            Err(FileError::Sqlite(error)) if is_damage(&error) => {
-                let mut aside = path.to_owned().into_os_string();
-                aside.push(".damaged");
-                fs::rename(path, &aside)?;
-                tracing::error!(%error, "time series: the file is damaged; it is kept as *.damaged and a new one is created");
-                Self::try_open(path)
-            }
-            opened => opened,
-        }
+        open_or_set_aside(
+            path,
+            "time series: the file is damaged; it is kept as *.damaged and a new one is created",
+            Self::try_open,
+        )
     }
 
     fn try_open(path: &Path) -> Result<Self, FileError> {
@@ -275,7 +270,25 @@ fn add(
     Ok(())
 }
 
-pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
+/// Opens the file at `path`. Renames a damaged one to `*.damaged`, logs `message`, and opens a new one.
+pub(super) fn open_or_set_aside<T>(
+    path: &Path,
+    message: &str,
+    open: impl Fn(&Path) -> Result<T, FileError>,
+) -> Result<T, FileError> {
+    match open(path) {
+        Err(FileError::Sqlite(error)) if is_damage(&error) => {
+            let mut aside = path.to_owned().into_os_string();
+            aside.push(".damaged");
+            fs::rename(path, &aside)?;
+            tracing::error!(%error, "{message}");
+            open(path)
+        }
+        opened => opened,
+    }
+}
+
+fn is_damage(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)

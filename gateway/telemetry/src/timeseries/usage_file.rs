@@ -1,7 +1,6 @@
 //! Usage in one SQLite file, each commit synced.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,7 +9,7 @@ use gw_shared::id::RequestIds;
 use gw_store::{UsageAmounts, UsageQuery, UsageRow};
 use rusqlite::{Connection, Row, TransactionBehavior, params};
 
-use super::file::{BUSY, FileError, is_damage};
+use super::file::{BUSY, FileError, open_or_set_aside};
 
 const USAGE_FILE: FileKind = FileKind {
     migrations: &["
@@ -43,16 +42,11 @@ pub(super) struct UsageFile(Connection);
 impl UsageFile {
     /// Opens or creates the file at `path` (mode 0600). Renames a damaged file to `*.damaged` and creates a new one.
     pub(super) fn open(path: &Path) -> Result<Self, FileError> {
-        match Self::try_open(path) {
-            Err(FileError::Sqlite(error)) if is_damage(&error) => {
-                let mut aside = path.to_owned().into_os_string();
-                aside.push(".damaged");
-                fs::rename(path, &aside)?;
-                tracing::error!(%error, "usage: the file is damaged; it is kept as *.damaged, and a new one is created: restore it from a snapshot of the disk");
-                Self::try_open(path)
-            }
-            opened => opened,
-        }
+        open_or_set_aside(
+            path,
+            "usage: the file is damaged; it is kept as *.damaged, and a new one is created: restore it from a snapshot of the disk",
+            Self::try_open,
+        )
     }
 
     fn try_open(path: &Path) -> Result<Self, FileError> {
@@ -77,7 +71,7 @@ impl UsageFile {
         &mut self,
         amounts: &BTreeMap<(String, Arc<str>), UsageAmounts>,
     ) -> Result<(), FileError> {
-        const FIND: &str = "SELECT date, label, requests, refusals, bytes_in, bytes_out FROM usage WHERE date = ?1 AND label = ?2";
+        let find = format!("{ROWS} WHERE date = ?1 AND label = ?2");
         const PUT: &str =
             "INSERT OR REPLACE INTO usage (date, label, requests, refusals, bytes_in, bytes_out)
             VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
@@ -86,7 +80,7 @@ impl UsageFile {
             .transaction_with_behavior(TransactionBehavior::Immediate)?;
         for ((date, label), more) in amounts {
             let mut sum = *more;
-            let mut find = transaction.prepare_cached(FIND)?;
+            let mut find = transaction.prepare_cached(&find)?;
             let mut found = find.query(params![date, label])?;
             if let Some(row) = found.next()? {
                 sum.add(&read(row)?.amounts);

@@ -94,7 +94,7 @@ impl NotedHeads {
 }
 
 /// Check the chain of the audit log: that no entry was changed, added or removed. Compares it with the heads in the archive,
-/// and with given ones. Takes about a second for 100,000 entries.
+/// and with given ones. Reads the whole log.
 #[utoipa::path(
     get, path = "/audit-log/verification", tag = "audit-log", params(NotedHeads),
     responses((status = 200, description = "What was found", body = AuditVerificationView), ReadProblems),

@@ -136,7 +136,7 @@ pub fn change(
     })
 }
 
-/// What an account has, and what is deleted with it. Of each kind, the first 100 records have their names.
+/// Records of an account, which a cascade deletes with it. Names the first 100 of each kind.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = AccountContents)]
 pub struct AccountContents {

@@ -1,4 +1,4 @@
-//! Rules of each kind of record: what a request may change, and what it answers.
+//! Rules of each kind of record: the changes that are accepted, and the views of the record.
 
 pub mod account;
 pub mod agent;

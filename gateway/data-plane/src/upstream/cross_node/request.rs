@@ -121,6 +121,7 @@ impl CrossNodeRequest {
         // Answer if the request is served by no node.
         let mut error = Error::NodeUnavailable;
         let mut retries = 0;
+        let mut late_answers = 0;
         loop {
             let (owner, epoch) = match self.nodes.peering.next_hop(hostname, Instant::now()) {
                 NextHop::Node { owner, epoch } => (owner, epoch),
@@ -162,11 +163,13 @@ impl CrossNodeRequest {
             }
             // A node that cannot be reached is about to be replaced as the owner, and a node with an earlier placement is about
             // to learn that it is the owner. Both take their time.
-            let other_is_later =
-                matches!(retry, RetryCause::NotOwner { epoch: theirs } if theirs > epoch);
-            retries += usize::from(other_is_later);
+            match retry {
+                RetryCause::NotOwner { epoch: theirs } if theirs > epoch => retries += 1,
+                RetryCause::NotOwner { .. } => late_answers += 1,
+                RetryCause::Unreachable | RetryCause::Ending => {}
+            }
             self.upstream.counters.node_retries.increment();
-            self.wait(&retry, epoch, deadline).await;
+            self.wait(&retry, epoch, late_answers, deadline).await;
         }
     }
 
@@ -192,13 +195,16 @@ impl CrossNodeRequest {
         is_paid
     }
 
-    /// Waits for a later placement, but not long: the other node may be the one that is late.
-    async fn wait(&self, retry: &RetryCause, epoch: u64, deadline: Instant) {
+    /// Waits for a later placement, but not long: the other node may be the one that is late. Waits longer after each of its
+    /// `late_answers`.
+    async fn wait(&self, retry: &RetryCause, epoch: u64, late_answers: u32, deadline: Instant) {
         if let RetryCause::NotOwner { epoch: theirs } = retry {
             self.nodes.peering.signals.name_epoch(*theirs);
         }
         let pause = match retry {
-            RetryCause::NotOwner { epoch: theirs } if *theirs <= epoch => limits::NODE_IS_LATE,
+            RetryCause::NotOwner { epoch: theirs } if *theirs <= epoch => {
+                limits::NODE_IS_LATE * (1 << late_answers.saturating_sub(1).min(3))
+            }
             RetryCause::Ending => limits::LEASE_CHECK,
             RetryCause::NotOwner { .. } | RetryCause::Unreachable => limits::PLACEMENT_IS_LATE,
         };

@@ -69,7 +69,7 @@ pub(crate) async fn form(
     )
 }
 
-/// Shows the form to a browser whose session has ended. It carries the form that the browser has sent.
+/// Shows the sign-in form after the end of a session. It carries the form that the browser has sent.
 pub(crate) fn keeping(
     admin: &Admin,
     headers: &HeaderMap,

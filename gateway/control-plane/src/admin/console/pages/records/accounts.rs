@@ -33,7 +33,7 @@ struct SettingsPage {
     crumbs: Vec<Crumb>,
     account: AccountView,
     tab: Tab,
-    /// What is deleted with the account.
+    /// Records that are deleted with the account.
     contents: AccountContents,
     form: Form,
 }
