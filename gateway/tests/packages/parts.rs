@@ -10,11 +10,13 @@ use serde_json::Value;
 
 use crate::{programs, repository, run};
 
-/// `NAME-VERSION` of the crates from the registry of which this build has panic messages: they name source files.
+/// `NAME-VERSION` of the crates from the registry that are in this build. Panic messages name their source files, and debug
+/// information names their folders.
 fn crates_in(program: &[u8]) -> BTreeSet<String> {
     let found = memmem::find_iter(program, b"/registry/src/").filter_map(|at| {
         let path = &program[at..program.len().min(at + 200)];
-        let mut parts = path.split(|byte| *byte == b'/').skip(4);
+        let end = path.iter().position(|byte| !byte.is_ascii_graphic());
+        let mut parts = path[..end?].split(|byte| *byte == b'/').skip(4);
         Some(String::from_utf8_lossy(parts.next()?).into_owned())
     });
     found.collect()
