@@ -171,6 +171,11 @@ impl Server {
         self.socket.join(SOCKET)
     }
 
+    /// Major version of the server.
+    pub fn version(&self) -> u32 {
+        self.programs.version
+    }
+
     /// Folder of the database's files.
     pub fn data(&self) -> &Path {
         &self.data
