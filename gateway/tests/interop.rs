@@ -47,7 +47,7 @@ static ENVIRONMENT: LazyLock<PathBuf> = LazyLock::new(|| {
             .args(["-m", "venv", "--clear"])
             .arg(&environment));
         run(Command::new(environment.join("bin/pip"))
-            .args(["install", "--quiet", "--requirement"])
+            .args(["install", "--quiet", "--no-compile", "--requirement"])
             .arg(&wanted));
         fs::copy(&wanted, &installed).unwrap();
     }
