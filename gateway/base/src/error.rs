@@ -43,7 +43,9 @@ pub enum Error {
         retry_after: Duration,
     },
     /// The request has no credential.
-    #[error("send X-Gw-Authorization: Bearer <token> or X-Gw-Service-Key: gw_sk_<id>.<secret>")]
+    #[error(
+        "the request has no credential: send X-Gw-Authorization: Bearer <token> or X-Gw-Service-Key: gw_sk_<id>.<secret>"
+    )]
     AuthRequired,
     /// The request has a service key in `Authorization`, and no credential.
     #[error(
@@ -51,26 +53,35 @@ pub enum Error {
     )]
     AuthMisplaced,
     /// The request has several credentials, or one of them twice.
-    #[error("send X-Gw-Authorization or X-Gw-Service-Key, one of them, once")]
+    #[error(
+        "the request has several credentials: send X-Gw-Authorization or X-Gw-Service-Key, one of them, once"
+    )]
     AuthAmbiguous,
     /// The service does not accept this kind of credential, which the text names.
-    #[error("this service does not accept {0}")]
+    #[error(
+        "this service does not accept {0}: send the other kind of credential, or have an administrator change its modes"
+    )]
     AuthModeNotAllowed(&'static str),
     /// The access token is malformed or of another issuer; the text is the reason.
     #[error("the access token is not valid here: {0}")]
     TokenInvalid(&'static str),
     /// The signature of the access token does not verify, or its claims cannot be decoded.
-    #[error("the access token is not valid here: its signature or its claims are wrong")]
+    #[error(
+        "the access token is not valid here: its signature or its claims are wrong; send it whole, or request a new one"
+    )]
     TokenForged,
     /// The access token has expired or is not valid yet; the text is the reason.
     #[error("the access token cannot be used now: {0}")]
     TokenExpired(&'static str),
     /// The access token has the audience of another service.
-    #[error("the access token is for another service")]
+    #[error(
+        "the access token is for another service: request one with the scope `account:ACCOUNT service:SERVICE` of this one"
+    )]
     TokenAudienceMismatch,
     /// The credential of the access token no longer gives access to the service.
     #[error(
-        "the credential of this access token is deleted, disabled, or no longer allowed to use this service"
+        "the credential of this access token is deleted, disabled, or no longer allowed to use this service: have an \
+         administrator check it"
     )]
     CredentialRevoked,
     /// Authentication of this client address has failed too often.
@@ -84,16 +95,25 @@ pub enum Error {
         retry_after: Duration,
     },
     /// The service key is malformed, unknown or disabled, or its secret is wrong.
-    #[error("no such service key, or wrong secret")]
+    #[error(
+        "no such service key, or wrong secret: send all of `gw_sk_<id>.<secret>` and nothing else, as it was shown when the key \
+         was created, or use a new key"
+    )]
     ServiceKeyInvalid,
     /// The service key gives access to other services only.
-    #[error("this service key does not allow this service")]
+    #[error(
+        "this service key does not allow this service: use a key of this service, or have an administrator add the service to \
+         the key"
+    )]
     ServiceKeyNotAllowed,
     /// The hostname is one of the region, but no service has it.
-    #[error("no service has this hostname")]
+    #[error(
+        "no service has this hostname: check ACCOUNT--SERVICE before its first dot; `gw-gateway service list ACCOUNT` lists \
+         those that exist"
+    )]
     ServiceNotFound,
     /// An administrator has disabled the service.
-    #[error("this service is disabled")]
+    #[error("this service is disabled: an administrator can enable it")]
     ServiceDisabled,
     /// The head of the request exceeds a limit.
     #[error("{0}")]
@@ -117,16 +137,24 @@ pub enum Error {
     #[error("{0}")]
     AgentForward(AgentForwardError),
     /// The service has no tunnel that can take the request.
-    #[error("no active tunnel: the agent of this service is offline or reconnecting")]
+    #[error(
+        "no active tunnel: the agent of this service is offline or reconnecting; start it, or ask `gw-agent doctor` on its machine"
+    )]
     AgentUnavailable,
     /// The request violates HTTP; the text is the reason.
     #[error("not valid HTTP: {0}")]
     BadRequest(String),
     /// The host of the request is not one of this region (RFC 9110 §15.5.20).
-    #[error("this host is not served here")]
+    #[error(
+        "this host is not served here: check the URL, its DNS and the Host field; a service is at \
+         https://ACCOUNT--SERVICE.REGION.DOMAIN"
+    )]
     Misdirected,
     /// The apex has nothing at this path.
-    #[error("nothing is served at this path")]
+    #[error(
+        "nothing is served at this path of the apex, where tokens are requested and agents enroll; a service is at \
+         https://ACCOUNT--SERVICE.REGION.DOMAIN, and administration at `admin_listen`"
+    )]
     PathNotFound,
     /// The apex does not take this method at this path; the text is the value of `Allow`.
     #[error("this path takes {0} only")]

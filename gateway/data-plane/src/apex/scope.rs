@@ -15,11 +15,11 @@ pub(crate) struct Scope {
 /// Why a scope is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum InvalidScope {
-    #[error("{0:?} is not of the form key:value")]
+    #[error("{0:?} is not of the form key:value, such as account:acme service:api")]
     NotAPair(String),
     #[error("{0} appears more than once")]
     Repeated(&'static str),
-    #[error("{0}:<{0}_id> is missing")]
+    #[error("{0}:<{0}_id> is missing; it is of the form account:acme service:api")]
     Missing(&'static str),
     #[error("{0}")]
     Id(#[from] gw_shared::id::InvalidId),
@@ -91,9 +91,18 @@ mod tests {
     #[test]
     fn errors_name_the_mistake() {
         let error = |text: &str| Scope::parse(text).unwrap_err().to_string();
-        assert_eq!(error(""), "account:<account_id> is missing");
-        assert_eq!(error("account:acme"), "service:<service_id> is missing");
-        assert_eq!(error("service:api"), "account:<account_id> is missing");
+        assert_eq!(
+            error(""),
+            "account:<account_id> is missing; it is of the form account:acme service:api"
+        );
+        assert_eq!(
+            error("account:acme"),
+            "service:<service_id> is missing; it is of the form account:acme service:api"
+        );
+        assert_eq!(
+            error("service:api"),
+            "account:<account_id> is missing; it is of the form account:acme service:api"
+        );
         assert_eq!(
             error("account:acme service:api account:acme"),
             "account appears more than once"
@@ -104,16 +113,16 @@ mod tests {
         );
         assert_eq!(
             error("account service:api"),
-            "\"account\" is not of the form key:value"
+            "\"account\" is not of the form key:value, such as account:acme service:api"
         );
         assert_eq!(
             error("account:acme service:api :yes"),
-            "\":yes\" is not of the form key:value"
+            "\":yes\" is not of the form key:value, such as account:acme service:api"
         );
         // Keys are case-sensitive.
         assert_eq!(
             error("Account:acme service:api"),
-            "account:<account_id> is missing"
+            "account:<account_id> is missing; it is of the form account:acme service:api"
         );
         assert_eq!(
             error("admin:yes account:acme service:api account:acme"),

@@ -246,16 +246,22 @@ fn mint(
     {
         return Err(Denial::UnsupportedGrantType);
     }
-    let missing = |field: &str| Denial::InvalidRequest(format!("{field} is missing"));
+    let missing = |field: &str, form: &str| {
+        Denial::InvalidRequest(format!("{field} is missing: send it {form}"))
+    };
+    const CLIENT: &str = "by HTTP Basic or in the body";
     let client_id = request
         .client_id
         .as_deref()
-        .ok_or_else(|| missing("client_id"))?;
+        .ok_or_else(|| missing("client_id", CLIENT))?;
     let client_secret = request
         .client_secret
         .as_ref()
-        .ok_or_else(|| missing("client_secret"))?;
-    let scope = request.scope.as_deref().ok_or_else(|| missing("scope"))?;
+        .ok_or_else(|| missing("client_secret", CLIENT))?;
+    let scope = request
+        .scope
+        .as_deref()
+        .ok_or_else(|| missing("scope", "as account:ACCOUNT service:SERVICE"))?;
     let (client, access) = directory
         .credential(client_id)
         .filter(|(_, access)| access.secret.matches(client_secret.reveal()) && access.enabled)
@@ -263,18 +269,18 @@ fn mint(
     let scope = Scope::parse(scope).map_err(|error| Denial::InvalidScope(error.to_string()))?;
     if scope.account != access.account {
         return Err(Denial::InvalidScope(
-            "the scope's account is not the credential's".to_owned(),
+            "the scope's account is not the credential's: name the one in which the credential was created".to_owned(),
         ));
     }
     let service = tenant_label(&scope.account, &scope.service)
         .and_then(|label| directory.service(&label))
         .filter(|service| access.permits(service))
         .ok_or(Denial::UnauthorizedClient(
-            "this credential is not allowed this service",
+            "this credential does not allow this service: correct the scope, or have an administrator add the service to it",
         ))?;
     if !service.settings.modes.jwt {
         return Err(Denial::UnauthorizedClient(
-            "this service does not accept access tokens",
+            "this service does not accept access tokens: send a service key, or have an administrator change its modes",
         ));
     }
     let key = directory
@@ -301,7 +307,7 @@ impl Denial {
             Self::InvalidClient => (
                 StatusCode::UNAUTHORIZED,
                 "invalid_client",
-                "unknown client, or wrong secret",
+                "unknown client, or wrong secret: send both as they were shown when the credential was created",
             ),
             Self::UnsupportedGrantType => (
                 StatusCode::BAD_REQUEST,
@@ -320,7 +326,7 @@ impl Denial {
             Self::MethodNotAllowed => (
                 StatusCode::METHOD_NOT_ALLOWED,
                 "invalid_request",
-                "use POST",
+                "tokens are requested with POST",
             ),
             Self::Unavailable(message) => (
                 StatusCode::SERVICE_UNAVAILABLE,

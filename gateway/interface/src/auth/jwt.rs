@@ -18,6 +18,7 @@ use jsonwebtoken::{Algorithm, Validation};
 use lru::LruCache;
 use serde::{Deserialize, Serialize};
 
+use super::service_key::KEY_PREFIX;
 use super::{Checks, bearer};
 
 /// `typ` of an access token (RFC 9068 §2.1), which distinguishes it from other kinds of tokens.
@@ -77,6 +78,9 @@ impl Default for VerifiedTokens {
     }
 }
 
+/// The error of a service key in `X-Gw-Authorization`.
+const KEY: Error = Error::TokenInvalid("it is a service key; send it as X-Gw-Service-Key");
+
 /// Verifies the value of `X-Gw-Authorization`; returns the client that the token was issued to.
 pub(super) fn verify(
     checks: Checks<'_, impl FnOnce() -> Timestamp, impl FnOnce() -> Result<(), Error>>,
@@ -92,9 +96,10 @@ pub(super) fn verify(
     } = checks;
     let token = bearer(value)
         .filter(|token| !token.is_empty() && token.len() <= limits::TOKEN)
-        .ok_or(Error::TokenInvalid(
-            "X-Gw-Authorization must be `Bearer` and a token",
-        ))?;
+        .ok_or_else(|| match value.as_bytes() {
+            key if key.starts_with(KEY_PREFIX.as_bytes()) => KEY,
+            _ => Error::TokenInvalid("X-Gw-Authorization must be `Bearer` and a token"),
+        })?;
     let mut fingerprint = [0; digest::SHA256_OUTPUT_LEN];
     fingerprint.copy_from_slice(digest::digest(&digest::SHA256, token.as_bytes()).as_ref());
     let verified = match tokens.0.get(&fingerprint) {
@@ -116,16 +121,23 @@ fn verify_signature(
     token: &str,
     may_verify: impl FnOnce() -> Result<(), Error>,
 ) -> Result<(Claims, SigningKeyId), Error> {
-    const MALFORMED: Error = Error::TokenInvalid("not a JSON Web Token of this gateway");
-    let (header, _) = token.split_once('.').ok_or(MALFORMED)?;
-    let header = URL_SAFE_NO_PAD.decode(header).map_err(|_| MALFORMED)?;
-    let header: TokenHeader<'_> = serde_json::from_slice(&header).map_err(|_| MALFORMED)?;
+    let malformed = || match token {
+        key if key.starts_with(KEY_PREFIX) => KEY,
+        _ => Error::TokenInvalid("not a JSON Web Token; request one at /oauth/token of the apex"),
+    };
+    let (header, _) = token.split_once('.').ok_or_else(malformed)?;
+    let header = URL_SAFE_NO_PAD.decode(header).map_err(|_| malformed())?;
+    let header: TokenHeader<'_> = serde_json::from_slice(&header).map_err(|_| malformed())?;
     if header.alg != "EdDSA" || header.typ != TYPE {
-        return Err(Error::TokenInvalid("not an access token signed with EdDSA"));
+        return Err(Error::TokenInvalid(
+            "not an access token signed with EdDSA; request one at /oauth/token of the apex",
+        ));
     }
     let key = directory
         .signing_key(header.kid)
-        .ok_or(Error::TokenInvalid("signed by no key of this region"))?;
+        .ok_or(Error::TokenInvalid(
+            "signed by no key of this region; request a new one at its apex",
+        ))?;
     may_verify()?;
     // The algorithm is that of the key, not that of the token (RFC 8725 §3.1). `check_claims` checks the claims.
     let mut validation = Validation::new(Algorithm::EdDSA);
@@ -155,7 +167,9 @@ fn check_claims(
     now: Timestamp,
 ) -> Result<ClientId, Error> {
     if claims.iss != issuer {
-        return Err(Error::TokenInvalid("issued by another region"));
+        return Err(Error::TokenInvalid(
+            "issued by another region; request one at the apex of this one",
+        ));
     }
     if now.0 >= claims.exp {
         return Err(Error::TokenExpired("it has expired; request a new one"));

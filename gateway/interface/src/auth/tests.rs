@@ -128,6 +128,11 @@ fn missing_repeated_and_conflicting_credentials_are_refused() {
     assert_eq!(check(&directory, &twice), Err(Error::AuthAmbiguous));
     let token = check(&directory, &[(X_GW_AUTHORIZATION, "Bearer x")]);
     assert!(matches!(token, Err(Error::TokenInvalid(_))));
+    for misplaced in [key.clone(), format!("Bearer {key}")] {
+        let error = check(&directory, &[(X_GW_AUTHORIZATION, &misplaced)]).unwrap_err();
+        let message = error.to_string();
+        assert!(message.contains("send it as X-Gw-Service-Key"), "{message}");
+    }
 }
 
 #[test]

@@ -241,7 +241,7 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
             "other_region",
             &published,
             &elsewhere,
-            invalid("issued by another region"),
+            invalid("issued by another region; request one at the apex of this one"),
         ),
         (
             "disabled_client",
@@ -259,7 +259,7 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
             "foreign_key",
             &foreign,
             &good,
-            invalid("signed by no key of this region"),
+            invalid("signed by no key of this region; request a new one at its apex"),
         ),
         (
             "foreign_key_named_as_ours",
