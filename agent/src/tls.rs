@@ -81,6 +81,27 @@ pub(crate) fn parse_certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'stati
     }
 }
 
+/// Whether a server shows the certificate of an authority, which `openssl req -x509` makes unless it is told otherwise.
+pub(crate) fn is_of_authority(reason: &CertificateError) -> bool {
+    // rustls passes the error of webpki on by its name only.
+    reason.to_string().contains("CaUsedAsEndEntity")
+}
+
+/// What such a certificate is, and what to do.
+pub(crate) const OF_AUTHORITY: &str = "is that of an authority (CA:TRUE), not of a server: make it again, with \
+                                       `-addext basicConstraints=critical,CA:FALSE` for `openssl req -x509`";
+
+/// Whether no trusted authority has issued a certificate. Names and keys of authorities can be the same by chance.
+pub(crate) fn is_of_unknown_issuer(reason: &CertificateError) -> bool {
+    use CertificateError::{
+        BadSignature, UnknownIssuer, UnsupportedSignatureAlgorithmForPublicKeyContext,
+    };
+    matches!(
+        reason,
+        UnknownIssuer | BadSignature | UnsupportedSignatureAlgorithmForPublicKeyContext { .. }
+    )
+}
+
 /// A clock that stands still.
 #[derive(Debug)]
 pub(crate) struct FixedTime(UnixTime);

@@ -55,6 +55,24 @@ pub fn create_private_dir(path: &Path) -> io::Result<()> {
         .create(path)
 }
 
+/// What to tell the user of a file that cannot be read: path, cause and remedy.
+pub fn cannot_read(path: &Path, error: &io::Error) -> String {
+    let remedy = match error.kind() {
+        io::ErrorKind::NotFound if path.is_relative() => {
+            "check the path, which is relative to the folder of this process".to_owned()
+        }
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => "check the path".to_owned(),
+        io::ErrorKind::PermissionDenied => format!(
+            "user {} has to be able to read it",
+            rustix::process::geteuid().as_raw()
+        ),
+        io::ErrorKind::IsADirectory => "name a file".to_owned(),
+        io::ErrorKind::InvalidData => "it must be text in UTF-8".to_owned(),
+        _ => "name another file, or correct the cause".to_owned(),
+    };
+    format!("{}: cannot be read: {error}; {remedy}", path.display())
+}
+
 /// Removes a file if it exists.
 pub fn remove_if_there(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {

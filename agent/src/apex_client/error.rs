@@ -13,7 +13,7 @@ use rustls::{AlertDescription, CertificateError, InvalidMessage};
 use super::CONNECT_LIMIT;
 use crate::clock::{WARN_FROM, in_words};
 use crate::proxy::ProxyError;
-use crate::tls::rustls_error;
+use crate::tls::{self, rustls_error};
 
 /// Why an exchange with the gateway failed.
 #[derive(Debug, thiserror::Error)]
@@ -33,13 +33,16 @@ pub enum GatewayError {
     #[error("the gateway cannot be reached: {0}")]
     Proxy(#[from] ProxyError),
     #[error(
-        "the gateway's certificate at {at} is not trusted: {reason}; if a private authority issued it, pass that authority's \
-         certificate to `gw-agent enroll` with --ca-file (it is kept as gateway-ca.crt in the state folder)"
+        "the gateway's certificate at {at} is not trusted: {reason}; if a private authority issued it, name that authority's \
+         certificate with --ca-file when the agent enrolls: dev-ca.crt in data_dir of a gateway without tls_certificate (it is \
+         kept as gateway-ca.crt in the state folder)"
     )]
     Untrusted {
         at: String,
         reason: CertificateError,
     },
+    #[error("the gateway's certificate at {at} {}", tls::OF_AUTHORITY)]
+    OfAuthority { at: String },
     #[error(
         "the server at {at} is not the gateway that was asked for: {reason}; check host and port of the gateway, and that \
          its certificate has that name"
@@ -129,6 +132,11 @@ impl GatewayError {
                     }
                     NotValidForName | NotValidForNameContext { .. } => {
                         Self::WrongName { at, reason }
+                    }
+                    _ if tls::is_of_authority(&reason) => Self::OfAuthority { at },
+                    _ if tls::is_of_unknown_issuer(&reason) => {
+                        let reason = CertificateError::UnknownIssuer;
+                        Self::Untrusted { at, reason }
                     }
                     _ => Self::Untrusted { at, reason },
                 }

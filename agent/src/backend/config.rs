@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use gw_shared::config::did_you_mean;
+use gw_shared::files::cannot_read;
 use http::Uri;
 use http::uri::{Authority, PathAndQuery};
 use rustls::{ClientConfig, RootCertStore};
@@ -293,7 +294,9 @@ fn texts(key: &str, value: &toml::Value, mistakes: &mut Vec<String>) -> Vec<Stri
             .filter_map(|value| text(key, value, mistakes))
             .collect(),
         _ => {
-            mistakes.push(format!("{key}: must be a URL or a list of URLs"));
+            mistakes.push(format!(
+                "{key}: must be a URL such as \"http://127.0.0.1:8080\", or a list of URLs"
+            ));
             Vec::new()
         }
     }
@@ -455,7 +458,7 @@ fn private_roots(file: &str) -> Result<Arc<RootCertStore>, String> {
 }
 
 fn certificates(file: &str) -> Result<Vec<CertificateDer<'static>>, String> {
-    let pem = fs::read(file).map_err(|error| format!("{file}: {error}"))?;
+    let pem = fs::read(file).map_err(|error| cannot_read(Path::new(file), &error))?;
     tls::parse_certificates(&pem).map_err(|error| format!("{file}: {error}"))
 }
 

@@ -12,7 +12,7 @@ use rustls::{AlertDescription, CertificateError};
 use super::buffers;
 use super::config::{Address, BackendEndpoint, BackendProtocol, Backends, H2};
 use super::stream::BackendStream;
-use crate::tls::rustls_error;
+use crate::tls::{self, rustls_error};
 
 /// The HTTP versions that a new connection offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,11 +142,13 @@ impl ConnectError {
         }
     }
 
-    /// Adds the backend's URL to the message.
+    /// Adds the backend's URL to the message, and the remedy of an unreachable one.
     pub(super) fn at(self, endpoint: &BackendEndpoint) -> Self {
         let name = |message| format!("the backend {endpoint} cannot be reached: {message}");
         match self {
-            Self::Unreachable(message) => Self::Unreachable(name(message)),
+            Self::Unreachable(message) => Self::Unreachable(name(format!(
+                "{message}; start it, or correct its address in the agent's configuration"
+            ))),
             Self::Tls {
                 message,
                 no_common_protocol,
@@ -169,16 +171,24 @@ impl ConnectError {
 
 /// Explains an error of TLS, with a remedy if there is one.
 pub(super) fn explain_tls(error: &io::Error) -> String {
-    use rustls::Error::{AlertReceived, InvalidCertificate};
+    use rustls::Error::{AlertReceived, InvalidCertificate, InvalidMessage};
     match rustls_error(error) {
-        // `BadSignature`: an authority with the same name and another key.
-        Some(InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)) => {
+        // The beginning of a plain text, read as a TLS record.
+        Some(InvalidMessage(rustls::InvalidMessage::InvalidContentType)) => {
+            "it does not speak TLS; use http:// in its URL, or its port for https".to_owned()
+        }
+        Some(InvalidCertificate(error)) if tls::is_of_unknown_issuer(error) => {
             "its certificate was issued by an untrusted authority; set `ca_file` to trust a private one".to_owned()
+        }
+        Some(InvalidCertificate(error)) if tls::is_of_authority(error) => {
+            format!("its certificate {}", tls::OF_AUTHORITY)
         }
         Some(InvalidCertificate(error @ CertificateError::NotValidForNameContext { .. })) => {
             format!("its certificate is for another name ({error}); set `server_name` to the expected name")
         }
-        Some(InvalidCertificate(error)) => format!("its certificate is not valid: {error}"),
+        Some(InvalidCertificate(error)) => {
+            format!("its certificate is not valid: {error}; replace it, or set the clock of this machine")
+        }
         Some(AlertReceived(AlertDescription::CertificateRequired)) => {
             "it requires a client certificate: set `client_certificate` and `client_key`".to_owned()
         }

@@ -143,8 +143,11 @@ impl Http1Connection {
     ) -> Result<ResponseHead, ResponseError> {
         let mut scanner = HeadScanner::default();
         let head = poll_fn(|cx| {
-            let receive =
-                |cx: &mut Context<'_>, buffer: &mut BytesMut| self.poll_receive(cx, buffer);
+            let receive = |cx: &mut Context<'_>, buffer: &mut BytesMut| {
+                // A server of another protocol may wait for its client now.
+                check_beginning(buffer)?;
+                self.poll_receive(cx, buffer)
+            };
             scanner.poll_head(cx, &mut self.buffer.borrow_mut(), HEAD_LIMITS, receive)
         });
         let head = head
@@ -192,11 +195,30 @@ impl Http1Connection {
     }
 }
 
+/// Refuses an incomplete answer that does not begin as one of HTTP/1.1 does (RFC 9112 §4).
+fn check_beginning(received: &[u8]) -> Result<(), ResponseError> {
+    /// Types of TLS records that a server may send first: alert and handshake (RFC 8446 §5.1).
+    const TLS_RECORDS: [u8; 2] = [21, 22];
+    const VERSION: &[u8] = b"HTTP/";
+    // An empty line may come before the answer.
+    if received == b"\r" || VERSION.starts_with(&received[..received.len().min(VERSION.len())]) {
+        return Ok(());
+    }
+    Err(ResponseError::NotHttp(
+        if TLS_RECORDS.contains(&received[0]) {
+            "it speaks TLS; use https:// in its URL"
+        } else {
+            "another program listens there; correct the port in its URL"
+        },
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
 
+    use gw_shared::error_code::AgentErrorCode;
     use gw_shared::net::Socket;
     use gw_shared::runtime::Driver;
 
@@ -300,6 +322,27 @@ mod tests {
                 before = connection.acknowledger.calls();
             }
         });
+    }
+
+    #[test]
+    fn answers_of_other_protocols_are_refused_at_once() {
+        for (answer, expected) in [
+            (&b"SSH-2.0-OpenSSH_9.2\r\n"[..], "another program listens"),
+            (b"-ERR unknown command\r\n", "another program listens"),
+            (b"\x15\x03\x01\x00\x02\x02F", "it speaks TLS; use https://"),
+            (b"\r\n220 mail\r\n", "another program listens"),
+        ] {
+            with_backend(|connection, mut backend| async move {
+                backend.write_all(answer).unwrap();
+                let error = connection.response_head(&Method::GET).await.unwrap_err();
+                let message = error.message();
+                assert!(message.contains(expected), "{message}");
+                assert_eq!(error.code(), AgentErrorCode::BackendInvalidResponse);
+            });
+        }
+        for incomplete in [&b""[..], b"\r", b"H", b"HTTP/", b"HTTP/1.1 200"] {
+            assert!(check_beginning(incomplete).is_ok());
+        }
     }
 
     #[test]

@@ -195,7 +195,9 @@ fn start_error(error: &h2::Error) -> ConnectError {
         Some(io) => ConnectError::Unreachable(format!(
             "it closed the connection before the HTTP/2 settings arrived: {io}"
         )),
-        None => ConnectError::NotHttp2(format!("it does not speak HTTP/2: {error}")),
+        None => ConnectError::NotHttp2(format!(
+            "it does not speak HTTP/2: {error}; use http:// in its URL, or its port for HTTP/2"
+        )),
     }
 }
 

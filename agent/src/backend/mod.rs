@@ -31,8 +31,13 @@ pub(crate) use stream::BackendStream;
 /// Why there is no complete response.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ResponseError {
-    #[error("the backend closed the connection: {0}")]
+    #[error(
+        "the backend closed the connection: {0}; its log may say why, and one that speaks TLS needs https:// in its URL"
+    )]
     Reset(io::Error),
+    /// The text says how the answer begins.
+    #[error("the backend does not answer in HTTP/1.1: {0}")]
+    NotHttp(&'static str),
     #[error("the backend's response is not valid HTTP: {0}")]
     Head(#[from] InvalidHead),
     #[error("the backend's response is not valid HTTP: {0}")]
@@ -60,7 +65,8 @@ impl ResponseError {
             Self::Reset(_) | Self::Unprocessed(_) | Self::Body(InvalidBody::CutShort) => {
                 AgentErrorCode::BackendReset
             }
-            Self::Head(_)
+            Self::NotHttp(_)
+            | Self::Head(_)
             | Self::Body(_)
             | Self::Http2(_)
             | Self::UnrequestedUpgrade
