@@ -22,6 +22,8 @@ use crate::tunnel::{AgentContext, RelayedService};
 
 /// Longest pause after a refusal by a node that cannot serve for the moment: the next attempt may reach another node.
 const OTHER_NODE_WITHIN: Duration = Duration::from_secs(10);
+/// Longest wait for a connection to a backend when the agent starts.
+const PROBED_WITHIN: Duration = Duration::from_secs(3);
 /// The agents of a draining gateway reconnect to its successor spread over this time.
 const SUCCESSOR_WITHIN: Duration = Duration::from_millis(500);
 
@@ -33,6 +35,10 @@ pub(crate) async fn keep_tunnel(
     stop: watch::Receiver<bool>,
 ) {
     let pool = Rc::new(Pool::new(&hostname, &backends, agent.config.slots()));
+    // Of `gw-agent http`, the user waits for the first request.
+    if agent.relayed.is_some() {
+        runtime::spawn(warn_of_unreachable(hostname.clone(), backends.clone()));
+    }
     let service = ServiceTask {
         unannounced: Some(agent.relayed_service(&hostname, &backends)),
         registered: agent.registry.add(&hostname, &pool),
@@ -47,6 +53,21 @@ pub(crate) async fn keep_tunnel(
     // Boxed: without a running check, it takes little memory.
     let checks = Box::pin(async move { pool.keep_checking().await });
     select(pin!(service.run()), checks).await;
+}
+
+/// Logs the backends of a service that take no connection now.
+async fn warn_of_unreachable(service: String, backends: Backends) {
+    for (backend, connected) in backends.probe(PROBED_WITHIN).await {
+        if let Err(error) = connected {
+            tracing::warn!(
+                %service,
+                %backend,
+                %error,
+                "the backend does not take connections: requests are answered with 502 until it does; start it, or correct its \
+                 address"
+            );
+        }
+    }
 }
 
 /// A service and its tunnels.
