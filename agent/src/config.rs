@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use gw_shared::config::{ConfigErrors, Keys, parse_table, unknown_in_environment};
+use gw_shared::files::cannot_read;
 use gw_shared::identity::program::ReleaseKeys;
 use gw_shared::identity::program_marker::ProgramMarker;
 use gw_shared::process::core_dump;
@@ -69,8 +70,8 @@ pub(crate) struct ServiceBackends {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    #[error("{path}: {error}")]
-    Read { path: String, error: std::io::Error },
+    #[error("{0}")]
+    Read(String),
     #[error("{path}: {error}")]
     Toml { path: String, error: String },
     #[error(transparent)]
@@ -137,9 +138,7 @@ impl Config {
         // Services without a backend do not keep the others from being served: the gateway can add a service at any time.
         let has_backend = |hostname: &String| backends.of(hostname).is_some();
         if errors.is_empty() && !enrollment.services.iter().any(has_backend) {
-            let services = enrollment.services.join(", ");
-            let how = Self::HOW_TO_SET_A_BACKEND;
-            errors.push(format!("no backend for {services}: {how}"));
+            errors.extend(backends.none_of(&enrollment.services));
         }
         if !errors.is_empty() {
             return Err(ConfigError::Invalid(ConfigErrors(errors)));
@@ -156,6 +155,11 @@ impl Config {
             log_format: log_format.unwrap_or_default(),
             core_dumps,
         })
+    }
+
+    /// Checks that the folder has the key and the certificate of the agent.
+    pub fn check_identity(&self) -> Result<(), StateError> {
+        self.state.identity().map(drop)
     }
 
     /// Keeps the backend of `gw-agent http` in the state folder, for [`doctor`](crate::doctor).
@@ -218,11 +222,16 @@ impl Config {
             .filter(|hostname| !self.enrollment.services.contains(hostname))
         {
             let services = self.enrollment.services.join(", ");
-            tracing::warn!(
-                "backends.{hostname}: not a service of this agent; its services are {services}"
-            );
+            tracing::warn!("{}", not_served(hostname, &services));
         }
     }
+}
+
+/// Explains a key of `backends` that is no service of the agent.
+fn not_served(name: &str, services: &str) -> String {
+    format!(
+        "backends.{name}: not a service of this agent; a key is the whole hostname of a service, here {services}"
+    )
 }
 
 /// URLs of the backends for every service: of the command line, or of the environment.
@@ -301,13 +310,10 @@ fn listen_address(
 
 /// Reads and parses a configuration file.
 pub(crate) fn read(path: &Path) -> Result<toml::Table, ConfigError> {
-    let name = || path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Read {
-        path: name(),
-        error,
-    })?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| ConfigError::Read(cannot_read(path, &error)))?;
     parse_table(&text).map_err(|error| ConfigError::Toml {
-        path: name(),
+        path: path.display().to_string(),
         error,
     })
 }
@@ -336,6 +342,15 @@ pub fn backend_url(text: &str) -> Result<String, String> {
 }
 
 impl ServiceBackends {
+    /// The mistakes of an agent none of whose services has a backend.
+    fn none_of(&self, services: &[String]) -> Vec<String> {
+        let services = services.join(", ");
+        let how = Config::HOW_TO_SET_A_BACKEND;
+        let none = format!("no backend for {services}: {how}");
+        let named = self.named.keys().map(|name| not_served(name, &services));
+        [none].into_iter().chain(named).collect()
+    }
+
     fn parse(
         of_all: Option<&[String]>,
         named: &toml::Table,

@@ -14,7 +14,7 @@ use gw_shared::runtime::{self, Driver};
 
 use crate::apex_client::ApexClient;
 use crate::apex_client::error::GatewayError;
-use crate::backend::Pool;
+use crate::backend::{ConnectError, Pool};
 use crate::clock::GatewayClock;
 use crate::config::{Config, ConfigError};
 use crate::identity::Identity;
@@ -101,7 +101,7 @@ fn refused(out: &mut Examination, error: &ConfigError) {
         ),
         ConfigError::State(_) => (
             "enrollment",
-            "run `gw-agent enroll` with a token from the gateway's administrator",
+            "an administrator makes a token with `gw-gateway enrollment-token create`",
         ),
         _ => ("configuration", "docs/configuration.md lists all settings"),
     };
@@ -266,7 +266,10 @@ async fn backends(out: &mut Examination, config: &Config, hostname: &str) {
             Err(error) => out.failed(
                 check.clone(),
                 format!("{name}: {error}"),
-                "start the backend, or correct its address",
+                match error {
+                    ConnectError::Unreachable(_) => "start the backend, or correct its address",
+                    _ => "correct the URL or the TLS settings of the backend, or the backend",
+                },
             ),
         }
     }
@@ -389,7 +392,8 @@ async fn tunnel(out: &mut Examination, config: &Config, identity: &Identity, hos
             out.failed(
                 check,
                 error.to_string(),
-                "`gw-gateway agent show` lists the services of this agent",
+                "`gw-gateway agent show ACCOUNT AGENT` shows the record of this agent and its services; if there is none, \
+                 enroll again with a new token and `gw-agent enroll --force`",
             );
         }
         Err(error) => out.failed(check, error.to_string(), NETWORK_ADVICE),

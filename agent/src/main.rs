@@ -142,6 +142,9 @@ fn run_worker(arguments: &RunArguments) -> Result<(), Failure> {
     let environment = |name: &str| env::var(name).ok();
     let loaded = Config::load(config.as_deref(), state_dir.clone(), backend, environment)
         .map_err(|error| Failure::Usage(error.to_string()))?;
+    loaded
+        .check_identity()
+        .map_err(|error| Failure::Usage(error.to_string()))?;
     core_dump::allow(loaded.core_dumps).map_err(Failure::run)?;
     logging::start(loaded.log_format, tracing::Level::INFO);
     // `gw-agent http` runs with these options, and has the folder for itself now.

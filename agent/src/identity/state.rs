@@ -85,8 +85,8 @@ pub enum StateError {
     #[error("{path}: {error}")]
     Io { path: String, error: io::Error },
     #[error(
-        "{path}: permission denied: this process runs as user {user}, and {folder} belongs to user {owner} (mode {mode:04o}); \
-         run gw-agent as that user, such as `sudo -u gw-agent gw-agent …`, or choose another folder with --state-dir"
+        "{path}: permission denied: this process runs as user {user}, and {folder} belongs to user {owner} (mode {mode:04o}); {}",
+        permission_remedy(*.user == *.owner)
     )]
     Permission {
         path: String,
@@ -105,7 +105,9 @@ pub enum StateError {
          `sudo -u '#{}' gw-agent …`, or choose another folder with --state-dir", .error.owner
     )]
     Owner { path: String, error: OtherOwner },
-    #[error("{path}: {error}")]
+    #[error(
+        "{path} is damaged ({error}): delete it, and enroll again with a new token and `gw-agent enroll --force`"
+    )]
     Json {
         path: String,
         error: serde_json::Error,
@@ -120,13 +122,30 @@ pub enum StateError {
         path: String,
         error: rustls_pki_types::pem::Error,
     },
-    #[error("{path}: {error}")]
+    #[error(
+        "{path}: {error}; enroll the agent again with a new token and `gw-agent enroll --force`"
+    )]
     Identity { path: String, error: UnfitIdentity },
+    #[error(
+        "{path} does not exist, and with it the key of this agent is lost; enroll the agent again with a new token and \
+         `gw-agent enroll --force`"
+    )]
+    NoIdentity { path: String },
+    #[error("{path} is not a folder; choose another one with --state-dir")]
+    NotAFolder { path: String },
     #[error(
         "{path} is in use by another gw-agent process{}, `run` or `enroll`: stop that process first; a second agent needs \
          its own folder (--state-dir) and enrollment", pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
     )]
     InUse { path: String, pid: Option<u32> },
+}
+
+fn permission_remedy(is_owner: bool) -> &'static str {
+    if is_owner {
+        "`chmod 700` it, or choose another folder with --state-dir"
+    } else {
+        "run gw-agent as that user, such as `sudo -u gw-agent gw-agent …`, or choose another folder with --state-dir"
+    }
 }
 
 /// A file or folder that another user could change.
@@ -203,6 +222,11 @@ impl StateDir {
 
     /// Creates the folder unless it exists, and checks that it is writable.
     pub(crate) fn create(&self) -> Result<(), StateError> {
+        if fs::metadata(&self.0).is_ok_and(|about| !about.is_dir()) {
+            return Err(StateError::NotAFolder {
+                path: name(&self.0),
+            });
+        }
         let created = files::create_private_dir(&self.0);
         created.map_err(|error| StateError::io(&self.0, error))?;
         self.replace("probe", &[0; PROBE_BYTES])?;
@@ -271,7 +295,10 @@ impl StateDir {
     /// Reads the identity. Renewal replaces the file while the agent runs.
     pub fn identity(&self) -> Result<Identity, StateError> {
         let path = self.0.join(IDENTITY);
-        let text = fs::read(&path).map_err(|error| StateError::io(&path, error))?;
+        let text = fs::read(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => StateError::NoIdentity { path: name(&path) },
+            _ => StateError::io(&path, error),
+        })?;
         Identity::from_pem(&text).map_err(|error| StateError::Identity {
             path: name(&path),
             error,

@@ -57,8 +57,8 @@ pub enum EnrollError {
     #[error("enroll:{}", .0.iter().map(|mistake| format!("\n  {mistake}")).collect::<String>())]
     Usage(Vec<String>),
     #[error(
-        "the gateway refused the enrollment token ({0}): a token is valid for a limited time and number of agents; ask \
-         an administrator for a new one"
+        "the gateway refused the enrollment token ({0}); a token is valid for a limited time and number of agents, and \
+         `gw-gateway enrollment-token create ACCOUNT --service SERVICE` makes one"
     )]
     Token(ErrorReply),
     /// The URL of a service was given.

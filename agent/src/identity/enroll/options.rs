@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use gw_shared::files::cannot_read;
 use gw_shared::id::EnrollmentTokenId;
 use gw_shared::identity::secret::Secret;
 use http::Uri;
@@ -69,7 +70,13 @@ impl EnrollmentOptions {
         let mut mistakes = OptionMistakes::default();
         let state = StateDir::new(self.state_dir.clone());
         let token = self.token.clone();
-        let token = token.map(|source| mistakes.unless("--token", read_token(source)));
+        let token = token.map(|source| {
+            let option = match source {
+                TokenSource::Text(_) => "--token",
+                TokenSource::File(_) => "--token-file",
+            };
+            mistakes.unless(option, read_token(source))
+        });
         let gateway = self.gateway.as_deref();
         let gateway = gateway.map(|url| mistakes.unless("--gateway", parse_gateway(url)));
         let pending = mistakes.unless("--state-dir", state.pending()).flatten();
@@ -136,7 +143,10 @@ impl EnrollmentOptions {
         }
         if token.is_none() {
             let folder = state.path().display();
-            let mistake = format!("missing, and {folder} contains no unfinished enrollment");
+            let mistake = format!(
+                "missing, and {folder} contains no unfinished enrollment; an administrator makes a token with `gw-gateway \
+                 enrollment-token create ACCOUNT --service SERVICE`"
+            );
             mistakes.note("--token", mistake);
         }
         let gateway_ca_pem = self
@@ -192,9 +202,9 @@ impl OptionMistakes {
 fn read_token(source: TokenSource) -> Result<(EnrollmentTokenId, Secret), String> {
     let token = match source {
         TokenSource::Text(token) => token,
-        TokenSource::File(path) => Secret::new(
-            fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?,
-        ),
+        TokenSource::File(path) => {
+            Secret::new(fs::read_to_string(&path).map_err(|error| cannot_read(&path, &error))?)
+        }
     };
     let token = Secret::new(token.reveal().trim().to_owned());
     let id = token
@@ -204,8 +214,14 @@ fn read_token(source: TokenSource) -> Result<(EnrollmentTokenId, Secret), String
     // The error does not quote the text, which may be another secret.
     match id.map(|(id, _)| EnrollmentTokenId::new(id)) {
         Some(Ok(id)) => Ok((id, token)),
+        _ if token.reveal().starts_with("gw_sk_") => Err(
+            "this is a service key, which callers send; `gw-gateway enrollment-token create ACCOUNT --service SERVICE` makes a \
+             token for an agent"
+                .to_owned(),
+        ),
         _ => Err(
-            "not a whole enrollment token: `gw_et_`, 16 characters, a dot, and the secret"
+            "not a whole enrollment token: `gw_et_`, 16 characters, a dot, and the secret; copy all of it from the output of \
+             `gw-gateway enrollment-token create`"
                 .to_owned(),
         ),
     }
@@ -213,13 +229,13 @@ fn read_token(source: TokenSource) -> Result<(EnrollmentTokenId, Secret), String
 
 /// Parses `https://HOST[:PORT]` into host name and port.
 pub(super) fn parse_gateway(url: &str) -> Result<(String, u16), String> {
-    let invalid =
-        || format!("{url:?} is not the URL of a gateway; use https://HOST or https://HOST:PORT");
-    let uri: Uri = url.parse().map_err(|_| invalid())?;
+    const FORM: &str = "is not the URL of a gateway; use https://HOST or https://HOST:PORT";
+    let uri: Uri = url.parse().map_err(|_| format!("{url:?} {FORM}"))?;
     let authority = uri
         .authority()
         .filter(|authority| !authority.as_str().contains('@'))
-        .ok_or_else(invalid)?;
+        .ok_or_else(|| format!("{url:?} {FORM}"))?;
+    let invalid = || format!("{url:?} {FORM}, such as https://{authority}");
     let name = authority.host().to_ascii_lowercase();
     let is_origin = uri.scheme() == Some(&Scheme::HTTPS)
         && matches!(uri.path(), "" | "/")
@@ -228,7 +244,7 @@ pub(super) fn parse_gateway(url: &str) -> Result<(String, u16), String> {
     let port = match authority.port() {
         Some(port) => port.as_u16(),
         None if authority.as_str().len() == authority.host().len() => 443,
-        None => return Err(invalid()),
+        None => return Err(format!("{url:?} {FORM}")),
     };
     if is_origin && ServerName::try_from(name.as_str()).is_ok() {
         Ok((name, port))
@@ -239,9 +255,14 @@ pub(super) fn parse_gateway(url: &str) -> Result<(String, u16), String> {
 
 /// Reads a PEM file of at least one certificate.
 fn read_authorities(file: &Path) -> Result<String, String> {
-    let pem = fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
-    tls::parse_certificates(pem.as_bytes())
-        .map_err(|error| format!("{}: {error}", file.display()))?;
+    let pem = fs::read_to_string(file).map_err(|error| cannot_read(file, &error))?;
+    tls::parse_certificates(pem.as_bytes()).map_err(|error| {
+        format!(
+            "{}: {error}; name the certificate of the authority: dev-ca.crt in data_dir of a gateway without tls_certificate, \
+             or that of your own authority",
+            file.display()
+        )
+    })?;
     Ok(pem)
 }
 
@@ -287,6 +308,17 @@ mod tests {
             parse_gateway("https://eu1.gw.localhost:8443"),
             Ok(("eu1.gw.localhost".into(), 8443))
         );
+        for meant in [
+            "eu1.example.com:8443",
+            "http://eu1.example.com:8443",
+            "https://eu1.example.com:8443/enroll",
+        ] {
+            let mistake = parse_gateway(meant).unwrap_err();
+            assert!(
+                mistake.ends_with("such as https://eu1.example.com:8443"),
+                "{mistake}"
+            );
+        }
         for bad in [
             "",
             "eu1.example.com",
