@@ -143,10 +143,12 @@ pub fn read_pair(
 impl Pair {
     /// Defects that some clients refuse although the certificate can be served. `certificate` is its file.
     pub fn warnings(&self, keys: PairKeys, certificate: &Path, now: Timestamp) -> Vec<String> {
+        let kind =
+            is_authority(&self.chain[0]).then(|| format!("{FOUND_AUTHORITY}; {NO_AUTHORITY}"));
         let order = first_out_of_order(&self.chain)
             .map(|at| format!("certificate {at} of the file is not issued by the one after it"));
         let time = self.untimely(now);
-        let warnings = order.into_iter().chain(time);
+        let warnings = kind.into_iter().chain(order).chain(time);
         warnings
             .map(|warning| format!("{}: {}: {warning}", keys.certificate, certificate.display()))
             .collect()
@@ -198,7 +200,7 @@ fn pem_error(error: pem::Error) -> String {
                 "cannot be read: {error}; user {user}, which runs this program, has to be able to read it"
             )
         }
-        pem::Error::Io(error) => format!("cannot be read: {error}"),
+        pem::Error::Io(error) => format!("cannot be read: {error}; check the path"),
         error => format!("not PEM: {error}"),
     }
 }
@@ -243,6 +245,18 @@ pub(crate) fn is_valid_for(certificate: &CertificateDer<'_>, host: &str) -> bool
     parsed.is_ok_and(|parsed| {
         ServerName::try_from(host).is_ok_and(|name| verify_server_name(&parsed, &name).is_ok())
     })
+}
+
+/// Finding of [`is_authority`].
+pub const FOUND_AUTHORITY: &str = "the first certificate is that of an authority (CA:TRUE)";
+/// What to do about it.
+pub const NO_AUTHORITY: &str = "programs of Gw refuse it: make it again, with `-addext basicConstraints=critical,CA:FALSE` for `openssl req \
+                                -x509`";
+
+/// Whether a certificate is that of an authority (RFC 5280 §4.2.1.9), which is none of a server.
+pub fn is_authority(certificate: &CertificateDer<'_>) -> bool {
+    let parsed = X509Certificate::from_der(certificate);
+    parsed.is_ok_and(|(_, certificate)| certificate.is_ca())
 }
 
 /// Names and addresses that a certificate is valid for (RFC 5280 §4.2.1.6); `no name` if there is none.

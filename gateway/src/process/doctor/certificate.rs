@@ -94,6 +94,11 @@ fn names(
 
 fn order(out: &mut Examination, check: &str, chain: &[CertificateDer<'static>]) {
     match certificate::first_out_of_order(chain) {
+        _ if certificate::is_authority(&chain[0]) => out.failed(
+            check,
+            certificate::FOUND_AUTHORITY,
+            certificate::NO_AUTHORITY,
+        ),
         None if chain.len() == 1 => out.warning(
             check,
             "one certificate",
@@ -233,6 +238,8 @@ mod tests {
             );
         });
         assert_eq!(found["certificate: key"], Failed);
+        let found = verdicts(|out| order(out, "chain", &chain[1..]));
+        assert_eq!(found["chain"], Failed);
     }
 
     #[test]
