@@ -44,9 +44,30 @@ pub fn parse_table(text: &str) -> Result<toml::Table, String> {
                      both together, or remove one"
                 )
             }
-            _ => format!("line {line}: {message}"),
+            _ => explained(line, text.lines().nth(line - 1).unwrap_or_default(), message),
         }
     })
+}
+
+/// An error of syntax in a line, with the key of the line and what is meant most often.
+fn explained(line: usize, text: &str, message: &str) -> String {
+    let is_of_key = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    let key = text
+        .split_once('=')
+        .map(|(key, _)| key.trim())
+        .filter(|key| !key.is_empty() && key.bytes().all(is_of_key))
+        .map(|key| format!(" ({key})"))
+        .unwrap_or_default();
+    let remedy = if text.contains(['\u{2018}', '\u{2019}', '\u{201c}', '\u{201d}']) {
+        "; write \" in place of typographic quotes"
+    } else if message.contains("expected `=`") {
+        "; a line is KEY = VALUE"
+    } else if message.contains("must be quoted") {
+        "; write \"…\", or a number without a unit"
+    } else {
+        ""
+    };
+    format!("line {line}{key}: {message}{remedy}")
 }
 
 /// Number of the line of `text` that begins the table or key `name`.
@@ -269,14 +290,26 @@ impl<'a> Keys<'a> {
 
     /// Reports every key that was not taken, with the key that was probably meant.
     pub fn refuse_unknown(&mut self) {
-        for key in self.table.keys() {
+        for (key, value) in &self.table {
+            // A table that is none: its keys are those of the first level.
+            let misplaced = value
+                .as_table()
+                .into_iter()
+                .flat_map(|table| table.keys())
+                .find(|inner| self.known.contains(*inner));
             let known = self.known.iter().map(String::as_str);
             // A line at the end of a file belongs to the last table.
-            let remedy = match key.rsplit_once('.') {
-                Some((table, key)) if self.known.contains(key) => {
+            let remedy = match (key.rsplit_once('.'), misplaced) {
+                (Some((table, key)), _) if self.known.contains(key) => {
                     format!("; `{key}` is no key of the table: move it above the line [{table}]")
                 }
-                _ => did_you_mean(key, known),
+                (_, Some(inner)) => {
+                    format!("; `{inner}` is in no table: move it above the first line with []")
+                }
+                _ => match suggestion(key, known) {
+                    Some(known) => format!("; did you mean `{known}`?"),
+                    None => "; docs/configuration.md lists the keys".to_owned(),
+                },
             };
             self.errors.push(format!("{key}: no such key{remedy}"));
         }
@@ -304,15 +337,34 @@ mod tests {
             keys.errors,
             ["log.port: no such key; `port` is no key of the table: move it above the line [log]"]
         );
+        let mut keys = Keys::parse("[server]\nport = \"1\"\n", &|_| None).unwrap();
+        let _ = keys.text("port", "a port", port);
+        keys.refuse_unknown();
+        assert_eq!(
+            keys.errors,
+            ["server: no such key; `port` is in no table: move it above the first line with []"]
+        );
     }
 
     #[test]
     fn errors_of_syntax_have_a_line_and_not_its_text() {
         let error = parse_table("a = 1\nproxy = 'http://u:hunter2@h\nb = 2").unwrap_err();
         assert!(
-            error.starts_with("line 2: ") && !error.contains("hunter2"),
+            error.starts_with("line 2 (proxy): ") && !error.contains("hunter2"),
             "{error}"
         );
+        for (text, expected) in [
+            ("region: eu1", "expected `=`; a line is KEY = VALUE"),
+            ("a = 1\nregion = \u{2018}eu1\u{2019}", "line 2 (region): "),
+            (
+                "region = \u{201c}eu1\u{201d}",
+                "in place of typographic quotes",
+            ),
+            ("drain = 30s", "or a number without a unit"),
+        ] {
+            let error = parse_table(text).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 
     #[test]
@@ -337,7 +389,7 @@ mod tests {
             ConfigErrors(keys.errors).to_string(),
             "configuration:\n  count: 4 is not a table\n  GW_T_PORT: \"x\" is not a port\n  \
              list: \"x\" is not a port\n  missing: missing; it must be a port\n  lits: no such key; did you mean `list`?\n  \
-             other: no such key"
+             other: no such key; docs/configuration.md lists the keys"
         );
     }
 }

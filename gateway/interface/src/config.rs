@@ -55,16 +55,16 @@ gw_shared::configuration! {
             nodes::seal_key(keys, config.store.is_postgres()).map(Some);
         /// Listener for callers and agents.
         pub listen: SocketAddr = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 443)),
-            keys.text("listen", "ADDRESS:PORT", |text| text.parse().ok());
+            keys.text("listen", "ADDRESS:PORT such as \"0.0.0.0:443\"", |text| text.parse().ok());
         /// Listener for administrators: the API, the console and the metrics.
         pub admin_listen: SocketAddr = SocketAddr::from((Ipv4Addr::LOCALHOST, 9080)),
-            keys.text("admin_listen", "ADDRESS:PORT", |text| text.parse().ok());
+            keys.text("admin_listen", "ADDRESS:PORT such as \"127.0.0.1:9080\"", |text| text.parse().ok());
         /// Listener for other nodes of the region; `None` if this gateway is the only active node.
         pub peer_listen: Option<SocketAddr> = None,
-            keys.text("peer_listen", "ADDRESS:PORT", |text| text.parse().ok()).map(Some);
+            keys.text("peer_listen", "ADDRESS:PORT such as \"10.0.0.1:9443\"", |text| text.parse().ok()).map(Some);
         /// Where other nodes connect, if that is not the address of the listener.
         pub peer_address: Option<SocketAddr> = None,
-            keys.text("peer_address", "ADDRESS:PORT", nodes::parse_reachable).map(Some);
+            keys.text("peer_address", "ADDRESS:PORT such as \"10.0.0.1:9443\"", nodes::parse_reachable).map(Some);
         /// What this node does while it reaches neither PostgreSQL nor its peers.
         pub isolation: Isolation = Isolation::default(), Some(nodes::isolation(config, keys));
         /// Host names by which browsers reach the console, in addition to those of this machine and of the region.
@@ -307,10 +307,14 @@ fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
 fn certificate_files(keys: &mut Keys<'_>, names: PairKeys) -> Option<CertificateFiles> {
     let certificate = keys.path(names.certificate, "a file");
     let key = keys.path(names.key, "a file");
-    if certificate.is_some() != key.is_some() {
+    let missing = match (&certificate, &key) {
+        (Some(_), None) => Some((names.key, names.certificate)),
+        (None, Some(_)) => Some((names.certificate, names.key)),
+        _ => None,
+    };
+    if let Some((missing, given)) = missing {
         keys.errors.push(format!(
-            "{}, {}: give both or neither",
-            names.certificate, names.key
+            "{missing}: missing; {given} needs it: name both files, or neither"
         ));
     }
     Some(CertificateFiles {
