@@ -57,6 +57,26 @@ pub(crate) enum Command {
     },
 }
 
+/// What is probably meant by a word that is no command.
+pub(crate) fn meant(word: &str) -> Option<String> {
+    let tip = match word {
+        port if gw_agent::config::backend_url(port).is_ok() => {
+            return Some(format!("`gw-agent http {port}` relays to it"));
+        }
+        "start" | "serve" | "up" => {
+            "`gw-agent http PORT` enrolls and runs, `gw-agent run` runs an enrolled agent"
+        }
+        "tunnel" | "connect" | "tcp" | "https" | "expose" => {
+            "`gw-agent http PORT` relays to a program of this machine"
+        }
+        "register" | "join" | "login" => "`gw-agent enroll` enrolls this machine",
+        "status" | "check" => "`gw-agent doctor` checks this agent",
+        "version" => "`gw-agent --version` prints it",
+        _ => return None,
+    };
+    Some(tip.to_owned())
+}
+
 #[derive(Args)]
 pub(crate) struct EnrollArguments {
     #[command(flatten)]

@@ -3,6 +3,8 @@
 mod cli;
 #[path = "../../packaging/manual.rs"]
 mod manual;
+#[path = "../../packaging/tips.rs"]
+mod tips;
 
 use std::env;
 use std::ffi::OsString;
@@ -11,7 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 use std::sync::mpsc::{self, Receiver};
 
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 use gw_agent::doctor::{self, DoctorOptions};
 use gw_agent::identity::enroll::{Enrolled, EnrollmentOptions, enroll};
 use gw_agent::identity::state::{DEFAULT, VARIABLE};
@@ -23,7 +25,7 @@ use gw_shared::telemetry::logging::{self, LogFormat};
 use gw_shared::text::escaped;
 
 use cli::{
-    Arguments, Command, EnrollArguments, RunArguments, RunEnrolledArguments, enroll_failure,
+    Arguments, Command, EnrollArguments, RunArguments, RunEnrolledArguments, enroll_failure, meant,
 };
 
 #[global_allocator]
@@ -31,7 +33,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     core_dump::refuse_at_start("gw-agent");
-    let result = match Arguments::parse().command {
+    let result = match tips::parse::<Arguments>(meant).command {
         Command::Enroll(arguments) => run_enroll(arguments).map(|()| 0),
         Command::Run {
             run,

@@ -3,11 +3,13 @@
 mod cli;
 #[path = "../../packaging/manual.rs"]
 mod manual;
+#[path = "../../packaging/tips.rs"]
+mod tips;
 
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 use gw_base::process::background::Background;
 use gw_gateway::process::config_file::ConfigFile;
 use gw_gateway::process::doctor;
@@ -17,14 +19,14 @@ use gw_shared::config::unknown_in_environment;
 use gw_shared::process::core_dump;
 use gw_shared::telemetry::logging;
 
-use cli::arguments::{Arguments, Command};
+use cli::arguments::{Arguments, Command, meant};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     core_dump::refuse_at_start("gw-gateway");
-    let result = match Arguments::parse().command {
+    let result = match tips::parse::<Arguments>(meant).command {
         Command::Init(arguments) => {
             arguments.run(|config, started| run_gateway(config, &Program::serving(config), started))
         }

@@ -79,6 +79,31 @@ pub(crate) enum Command {
     Administer(Administration),
 }
 
+/// What is probably meant by a word that is no command, or by a missing argument.
+pub(crate) fn meant(word: &str) -> Option<String> {
+    let tip = match word {
+        "run" | "start" | "up" => "`gw-gateway serve --config FILE` runs a gateway",
+        "status" | "health" | "ping" => {
+            "`gw-gateway healthy` asks a running gateway, `gw-gateway doctor` checks this machine"
+        }
+        "check" | "validate" => {
+            "`gw-gateway serve --config FILE --check` checks a configuration, `gw-gateway doctor` also the machine"
+        }
+        "version" => "`gw-gateway --version` prints it",
+        "setup" | "install" | "configure" => {
+            "`gw-gateway init` writes a configuration and starts the gateway"
+        }
+        "list" | "create" | "add" | "show" | "delete" | "remove" => {
+            "the kind of record comes first, such as `gw-gateway service list ACCOUNT`"
+        }
+        _ if word.starts_with("--config ") => {
+            "the package has /etc/gw/gateway.toml, and `gw-gateway init` writes one"
+        }
+        _ => return None,
+    };
+    Some(tip.to_owned())
+}
+
 #[cfg(feature = "demo")]
 #[derive(Args)]
 pub(crate) struct DemoArguments {
@@ -95,7 +120,7 @@ pub(crate) struct DemoArguments {
     #[arg(long, default_value_t = 9080)]
     pub(crate) admin_port: u16,
     /// A backend to use instead of the built-in echo, for example http://127.0.0.1:8080.
-    #[arg(long)]
+    #[arg(long, value_parser = gw_agent::config::backend_url)]
     pub(crate) backend: Option<String>,
     /// Folder for certificates and the database; a new temporary folder by default.
     #[arg(long)]

@@ -36,7 +36,7 @@ pub(crate) enum AgentCommand {
         account: AccountId,
         agent: AgentId,
         /// A service that the agent serves; repeat for each. Replaces the previous list.
-        #[arg(long = "service", value_name = "SERVICE")]
+        #[arg(long = "service", value_name = "SERVICE", value_delimiter = ',')]
         services: Vec<ServiceId>,
         /// Display name.
         #[arg(long)]

@@ -34,7 +34,12 @@ pub(crate) enum CallerSecretCommand<K: SecretCollection> {
     Create {
         account: AccountId,
         /// A service that it gives access to; repeat for each.
-        #[arg(long = "service", value_name = "SERVICE", required = true)]
+        #[arg(
+            long = "service",
+            value_name = "SERVICE",
+            value_delimiter = ',',
+            required = true
+        )]
         services: Vec<ServiceId>,
         /// Display name. Creating the same name again changes nothing.
         #[arg(long)]
@@ -51,7 +56,7 @@ pub(crate) enum CallerSecretCommand<K: SecretCollection> {
         account: AccountId,
         id: K,
         /// A service that it gives access to; repeat for each. Replaces the previous list.
-        #[arg(long = "service", value_name = "SERVICE")]
+        #[arg(long = "service", value_name = "SERVICE", value_delimiter = ',')]
         services: Vec<ServiceId>,
         /// Display name.
         #[arg(long)]

@@ -22,7 +22,12 @@ pub(crate) enum EnrollmentTokenCommand {
     Create {
         account: AccountId,
         /// A service that the agent will serve; repeat for each.
-        #[arg(long = "service", value_name = "SERVICE", required = true)]
+        #[arg(
+            long = "service",
+            value_name = "SERVICE",
+            value_delimiter = ',',
+            required = true
+        )]
         services: Vec<ServiceId>,
         /// Whether the agent is approved automatically, or waits for `agent approve`.
         #[arg(long, value_enum, default_value = "auto")]

@@ -169,7 +169,7 @@ fn answer<T>(
         (None, Some(dialogue), _) => dialogue.ask(question, parse),
         (None, None, Some(default)) => parse(default).map_err(Failure::Usage),
         (None, None, None) => Err(Failure::Usage(format!(
-            "init: {option}: missing; it is asked for only on a terminal"
+            "init: {option}: missing; give it, such as `{option} acme`: it is asked for only on a terminal"
         ))),
     }
 }
