@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use gw_base::tls::certificate;
 use gw_interface::config::Config;
+use gw_shared::net::resolve;
 use gw_shared::net::tls::SPEAK_TLS;
 use http::Uri;
 use rustls::crypto::aws_lc_rs;
@@ -108,11 +109,10 @@ impl AdminAddress {
             config
         };
         let config = config.proxy(None).build();
+        let connector = DefaultConnector::default();
         match self.connect_to {
-            None => config.new_agent(),
-            Some(address) => {
-                ureq::Agent::with_parts(config, DefaultConnector::default(), Fixed(address))
-            }
+            None => ureq::Agent::with_parts(config, connector, Named::default()),
+            Some(address) => ureq::Agent::with_parts(config, connector, Fixed(address)),
         }
     }
 
@@ -207,6 +207,29 @@ impl Trusted {
     }
 }
 
+/// The resolver of the system, with names below `localhost` as browsers and curl resolve them: the console has one.
+#[derive(Debug, Default)]
+struct Named(DefaultResolver);
+
+impl Resolver for Named {
+    fn resolve(
+        &self,
+        uri: &Uri,
+        config: &ureq::config::Config,
+        timeout: NextTimeout,
+    ) -> Result<ResolvedSocketAddrs, ureq::Error> {
+        let loopback = uri.host().filter(|host| resolve::is_loopback_name(host));
+        let (Some(host), Some(port)) = (loopback, uri.port_u16()) else {
+            return self.0.resolve(uri, config, timeout);
+        };
+        let mut addresses = self.0.empty();
+        for address in resolve::without_lookup(host).unwrap_or_default() {
+            addresses.push(SocketAddr::new(address, port));
+        }
+        Ok(addresses)
+    }
+}
+
 /// A resolver that gives one address for every name.
 #[derive(Debug)]
 struct Fixed(SocketAddr);
@@ -256,7 +279,9 @@ fn checked_url(text: &str) -> Result<String, String> {
     let url: Uri = text.parse().map_err(|_| wrong())?;
     match url.scheme_str() {
         Some("http" | "https") if url.query().is_none() => {
-            Ok(text.trim_end_matches('/').to_owned())
+            // The documentation of the API begins its paths with it.
+            let text = text.trim_end_matches('/');
+            Ok(text.strip_suffix("/api/v1").unwrap_or(text).to_owned())
         }
         _ => Err(wrong()),
     }
@@ -296,6 +321,7 @@ mod tests {
     fn urls_are_checked() {
         for (given, url) in [
             ("http://127.0.0.1:9080/", "http://127.0.0.1:9080"),
+            ("http://127.0.0.1:9080/api/v1/", "http://127.0.0.1:9080"),
             ("https://gw.example.com:9080", "https://gw.example.com:9080"),
             (
                 "https://proxy.example.com/gw/",

@@ -121,14 +121,16 @@ impl SignedFiles {
     /// Reads key and program, and the description in the folder.
     fn read(&self) -> Result<Draft, Failure> {
         let Self { key, program, out } = self;
-        let document = fs::read(key).map_err(|error| at(key, &error))?;
+        let document =
+            fs::read(key).map_err(|error| Failure::Run(files::cannot_read(key, &error)))?;
         let pair = Ed25519KeyPair::from_pkcs8(&document).map_err(|_| {
             Failure::Usage(format!(
                 "{}: not a release key, as `gw-gateway agent-program new-key` makes one",
                 key.display()
             ))
         })?;
-        let content = fs::read(program).map_err(|error| at(program, &error))?;
+        let content =
+            fs::read(program).map_err(|error| Failure::Run(files::cannot_read(program, &error)))?;
         if content.len() as u64 > SIZE_MAX {
             let message = format!(
                 "{}: larger than {SIZE_MAX} bytes; strip its debug symbols",

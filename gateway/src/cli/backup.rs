@@ -8,6 +8,7 @@ use clap::Args;
 use gw_control_plane::backup::{self, BackupError};
 use gw_interface::config::StoreSettings;
 use gw_shared::command::Failure;
+use gw_shared::files::cannot_read;
 use gw_shared::text::escaped;
 use gw_store::{StoreError, StoreSource};
 use serde_json::json;
@@ -95,7 +96,7 @@ impl BackupArguments {
         let mut new = tempfile::Builder::new()
             .prefix(".gw-backup-")
             .tempfile_in(folder)
-            .map_err(failed)?;
+            .map_err(|error| not_created(file, folder, &error))?;
         copy(connection, new.as_file_mut(), file, interrupt)?;
         new.as_file().sync_all().map_err(failed)?;
         let kept = if *force {
@@ -109,6 +110,24 @@ impl BackupArguments {
             .map_err(failed)?;
         Ok(kept.metadata().map_err(failed)?.len())
     }
+}
+
+/// The failure of a file that cannot be created in its folder.
+fn not_created(file: &Path, folder: &Path, error: &io::Error) -> Failure {
+    let file = file.display();
+    let folder = folder.display();
+    Failure::Run(match error.kind() {
+        io::ErrorKind::NotFound => {
+            format!(
+                "{file}: the folder {folder} does not exist; make it, or name another file; {NOT_MADE}"
+            )
+        }
+        io::ErrorKind::PermissionDenied => format!(
+            "{file}: user {} may not write to {folder}; name another file; {NOT_MADE}",
+            rustix::process::geteuid().as_raw()
+        ),
+        _ => format!("{file}: {error}; {NOT_MADE}"),
+    })
 }
 
 fn not_written(error: &io::Error) -> Failure {
@@ -212,8 +231,7 @@ impl RestoreArguments {
             Ok(Box::new(File::open(source)?))
         };
         let input = interrupt.open(open).and_then(|opened| opened);
-        let input =
-            input.map_err(|error| Failure::Usage(format!("{}: {error}", file.display())))?;
+        let input = input.map_err(|error| Failure::Usage(cannot_read(&file, &error)))?;
         let restored = backup::restore(&config, input, &|| interrupt.is_set()).map_err(
             |error| match error {
                 BackupError::NotEmpty { .. } | BackupError::InPostgres => {

@@ -50,7 +50,8 @@ impl ConfigFile {
         })
     }
 
-    pub(super) fn text(&self) -> &str {
+    /// Returns the text as it was read.
+    pub fn text(&self) -> &str {
         &self.text
     }
 

@@ -90,7 +90,7 @@ pub async fn connect_any(
 }
 
 /// Addresses of literals and of loopback names.
-fn without_lookup(host: &str) -> Option<Vec<IpAddr>> {
+pub fn without_lookup(host: &str) -> Option<Vec<IpAddr>> {
     match host.trim_matches(['[', ']']).parse() {
         Ok(address) => Some(vec![address]),
         Err(_) if is_loopback_name(host) => {
@@ -108,7 +108,7 @@ fn with_port(addresses: &[IpAddr], port: u16) -> Vec<SocketAddr> {
 }
 
 /// `localhost` and every name under it (RFC 6761 §6.3).
-fn is_loopback_name(host: &str) -> bool {
+pub fn is_loopback_name(host: &str) -> bool {
     let host = host.strip_suffix('.').unwrap_or(host);
     host.rsplit('.')
         .next()

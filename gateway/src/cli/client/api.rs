@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 
-use gw_control_plane::admin_client::is_of_tls_listener;
+use gw_control_plane::admin_client::{URL_DEFAULT, is_of_tls_listener};
 use gw_shared::command;
 use gw_shared::text::escaped;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
@@ -58,7 +58,9 @@ pub(crate) enum ApiError {
     #[error("{0}")]
     Refused(ReceivedProblem),
     #[error(
-        "{url} is not the admin listener of a gateway: it responds with {status} and no problem details"
+        "{url} is not the admin listener of a gateway: it responds with {status} and no problem details; name the listener \
+         (`admin_listen`, by default {}) with --admin-url, or the gateway's own configuration with --config",
+        URL_DEFAULT
     )]
     UnexpectedResponse { url: String, status: StatusCode },
     #[error("cannot parse the response of the gateway: {0}; check that it runs the same version")]

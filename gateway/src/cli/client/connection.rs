@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use gw_base::process::file_owner::FileOwner;
 use gw_control_plane::admin_client::{AdminAddress, URL_DEFAULT};
+use gw_gateway::process::config_file::ConfigFile;
 use gw_interface::config::Config;
 use gw_shared::command::Failure;
 use gw_shared::identity::secret::Secret;
@@ -160,7 +161,8 @@ impl AdminConnection {
         if token.reveal().is_empty() || !token.reveal().bytes().all(|byte| byte.is_ascii_graphic())
         {
             let message = format!(
-                "{token_source} holds no admin token: a token is one line of printable ASCII"
+                "{token_source} holds no admin token: a token is one line of printable ASCII, as in admin.token in the data_dir of \
+                 the gateway"
             );
             return Err(Failure::Usage(message));
         }
@@ -176,9 +178,8 @@ pub(crate) fn load_config(
     path: &Path,
     environment: impl Fn(&str) -> Option<String>,
 ) -> Result<Config, Failure> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
-    Config::parse(&text, environment)
+    let file = ConfigFile::read(path).map_err(Failure::Usage)?;
+    Config::parse(file.text(), environment)
         .map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
 }
 
@@ -193,10 +194,14 @@ fn read_token_in(config: &Config) -> Result<(String, String), String> {
             Ok(false) => "check data_dir; the gateway makes the file when it starts",
             _ => "run the command as root, or as the user of the gateway",
         };
-        format!(
-            "cannot read the admin token: {}: {error}; {remedy}",
-            file.display()
-        )
+        let file = file.display().to_string();
+        let error = error.to_string();
+        // The error of the store has the path.
+        let error = match error.strip_prefix("store: ") {
+            Some(error) if error.starts_with(&file) => error.to_owned(),
+            _ => format!("{file}: {error}"),
+        };
+        format!("cannot read the admin token: {error}; {remedy}")
     };
     let sealing = Sealing::load(config.seal_key.as_deref()).map_err(|error| failed(&error))?;
     let read =

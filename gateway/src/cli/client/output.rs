@@ -114,6 +114,7 @@ impl Output {
             return self.print_json(&json!(page).to_string());
         }
         if page.items.is_empty() {
+            self.check_filter(filter)?;
             self.print(&format!("No {}.", T::PLURAL))?;
         } else {
             let views: Vec<T> = page
@@ -133,6 +134,22 @@ impl Output {
             ))?;
         }
         Ok(())
+    }
+
+    /// Fails if there is no account, or no service, of the name by which an empty list is filtered.
+    fn check_filter(&self, filter: &[(&str, &str)]) -> Result<(), ApiError> {
+        let value = |name: &str| filter.iter().find(|(known, _)| *known == name);
+        let Some((_, account)) = value("account") else {
+            return Ok(());
+        };
+        let path = match value("service") {
+            Some((_, service)) => format!("/accounts/{account}/services/{service}"),
+            None => format!("/accounts/{account}"),
+        };
+        match self.api.request(Method::GET, &path) {
+            Err(error @ ApiError::Refused(_)) => Err(error),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn show<T: Shown>(&mut self, path: &str) -> Result<(), CommandError> {

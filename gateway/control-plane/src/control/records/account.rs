@@ -267,7 +267,7 @@ pub fn delete(
                 .map(|(kind, _)| kind);
             let left: Vec<&str> = left.collect();
             return Err(ControlError::Conflict(format!(
-                "account {id} still has {}; delete them first, or delete it with all that it has (cascade)",
+                "account {id} still has {}; delete them first, or delete it with all that it has (`account delete --cascade`, `?cascade=true`)",
                 left.join(", ")
             )));
         }

@@ -143,6 +143,8 @@ fn no_answer(address: &AdminAddress, error: &ureq::Error) -> String {
         ),
         error => address
             .explain(error)
-            .unwrap_or_else(|| format!("{url}: no answer: {error}; see the log of the gateway")),
+            .unwrap_or_else(|| format!(
+                "{url}: no answer: {error}; check the URL (--admin-url or --config), and the log of the gateway"
+            )),
     }
 }
