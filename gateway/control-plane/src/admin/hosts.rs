@@ -29,10 +29,17 @@ pub(super) async fn own_host(State(admin): State<Admin>, request: Request, next:
         host,
         "request to the admin listener refused: its Host is not a name of the listener; to allow the name, add it to admin_hosts"
     );
-    let detail = format!(
-        "the admin listener is not served under the name {host:?}; use its IP address, or add the name to admin_hosts in the \
-         gateway's configuration"
-    );
+    let detail = if is_of_service(&host, admin.control.region()) {
+        format!(
+            "{host:?} is the name of a service, and this is the admin listener; send requests of the service to the port of \
+             `listen`, over https"
+        )
+    } else {
+        format!(
+            "the admin listener is not served under the name {host:?}; use its IP address, or add the name to admin_hosts in \
+             the gateway's configuration"
+        )
+    };
     Problem::new(StatusCode::MISDIRECTED_REQUEST, detail).into_response()
 }
 
@@ -65,12 +72,15 @@ fn is_ours(
                 .is_some_and(|rest| rest.ends_with('.'))
     };
     let address = name.trim_start_matches('[').trim_end_matches(']');
-    let of_service = || matches!(region.destination(&name), Destination::Tenant(_));
     address.parse::<IpAddr>().is_ok()
-        || of("localhost")
         || name == region.apex()
         || configured.contains(&name)
-        || (certified(&name) && !of_service())
+        || ((of("localhost") || certified(&name)) && !is_of_service(&name, region))
+}
+
+/// Whether `host` is the name of a service, which may not exist.
+fn is_of_service(host: &str, region: &Region) -> bool {
+    matches!(region.destination(host), Destination::Tenant(_))
 }
 
 /// Whether `Origin` matches `Host`, with either scheme, because a proxy may terminate TLS.
@@ -105,6 +115,10 @@ mod tests {
         ] {
             assert!(ours(host), "{host}");
         }
+        let local = Region::new("eu1", "gw.localhost");
+        let ours_here = |host| is_ours(host, &local, &[], |_| false);
+        assert!(ours_here("console.gw.localhost:9080") && ours_here("eu1.gw.localhost"));
+        assert!(!ours_here("acme--api.eu1.gw.localhost:9080"));
         for host in [
             "",
             "evil.example",
