@@ -33,7 +33,8 @@ fn add(
     });
     let tip = match (error.kind(), named(error)) {
         (ErrorKind::InvalidSubcommand, Some(word)) => {
-            let meant = meant(&word);
+            let is_first = std::ptr::eq(reached, &raw const program);
+            let meant = is_first.then(|| meant(&word)).flatten();
             if meant.is_some() {
                 error.remove(ContextKind::SuggestedSubcommand);
             }

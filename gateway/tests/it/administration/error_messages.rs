@@ -1,6 +1,7 @@
 //! Mistakes of operators: each message names the object, the cause and a remedy.
 
 mod first_day;
+mod typed;
 
 use std::fs;
 use std::io::{Read, Write};

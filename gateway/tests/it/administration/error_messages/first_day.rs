@@ -13,15 +13,15 @@ use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::{Served, gw_agent, gw_gateway, serve, serve_command};
 
 /// A gateway with the account `acme`, its service `api`, and an enrollment token.
-struct FirstDay {
-    folder: tempfile::TempDir,
+pub(super) struct FirstDay {
+    pub(super) folder: tempfile::TempDir,
     config: PathBuf,
-    served: Served,
-    token: String,
+    pub(super) served: Served,
+    pub(super) token: String,
 }
 
 impl FirstDay {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let (folder, config) = configured("");
         let served = serve(&mut serve_command(&config));
         let mut day = Self {
@@ -53,13 +53,13 @@ impl FirstDay {
         command
     }
 
-    fn with_token(&self, words: &[&str]) -> Command {
+    pub(super) fn with_token(&self, words: &[&str]) -> Command {
         let mut command = self.command(words);
         command.env("GW_ADMIN_TOKEN_FILE", self.data("admin.token"));
         command
     }
 
-    fn administer(&self, words: &[&str]) -> String {
+    pub(super) fn administer(&self, words: &[&str]) -> String {
         let output = self.with_token(words).output().unwrap();
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.success(), "{words:?}: {text}");
@@ -252,7 +252,7 @@ fn a_damaged_backup() {
 }
 
 /// Errors of `gw-gateway serve --check` with `more` appended to the configuration.
-fn check(more: &str) -> String {
+pub(super) fn check(more: &str) -> String {
     let (_folder, config) = configured(more);
     let (code, message) = fail(serve_command(&config).arg("--check"));
     assert_eq!(code, 2, "{message}");

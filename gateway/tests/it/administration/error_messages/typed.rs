@@ -1,0 +1,259 @@
+//! A table of mistakes of a first day, typed as they are written there. Each is refused with an exit code that is not
+//! 0, and the message names the object, the cause and what to do.
+
+use std::fs;
+use std::net::TcpListener;
+use std::process::Command;
+
+use super::first_day::{FirstDay, check};
+use super::{assert_says, configured, fail};
+use crate::support::peers::caller::connect_to;
+use crate::support::processes::prepared::Prepared;
+use crate::support::processes::process::{gw_agent, hold, serve, serve_command, start_logged};
+
+/// The table.
+const MISTAKES: &str = include_str!("mistakes.txt");
+
+struct Mistake {
+    typed: &'static str,
+    /// Exit code of a command, or code of an error.
+    code: &'static str,
+    /// Parts of the message.
+    says: Vec<&'static str>,
+}
+
+/// The mistakes of a section.
+fn mistakes(section: &str) -> Vec<Mistake> {
+    let (_, rest) = MISTAKES.split_once(&format!("\n[{section}]\n")).unwrap();
+    let lines: Vec<_> = rest.lines().take_while(|line| !line.is_empty()).collect();
+    let pairs = lines.chunks(2).map(|pair| {
+        let (code, says) = pair[1].trim().split_once(": ").unwrap();
+        Mistake {
+            typed: pair[0],
+            code,
+            says: says.split(" | ").collect(),
+        }
+    });
+    pairs.collect()
+}
+
+impl FirstDay {
+    fn filled(&self, text: &str) -> String {
+        text.replace("{port}", &self.served.address.port().to_string())
+            .replace("{admin}", &self.served.admin_address.to_string())
+            .replace("{token}", &self.token)
+    }
+
+    /// A command in the folder of the day.
+    fn typed(&self, line: &str) -> Command {
+        let line = self.filled(line);
+        let mut words = line.split(' ');
+        let mut command = match words.next() {
+            Some("gw-agent") => gw_agent(),
+            _ => self.with_token(&[]),
+        };
+        command.args(words).current_dir(self.folder.path());
+        command
+    }
+
+    fn refuses(&self, line: &str, code: i32, says: &[&str]) {
+        let (found, message) = fail(&mut self.typed(line));
+        assert_eq!(found, code, "{line}: {message}");
+        let says: Vec<String> = says.iter().map(|part| self.filled(part)).collect();
+        let says: Vec<&str> = says.iter().map(String::as_str).collect();
+        assert_says(&message, &says);
+    }
+
+    fn refuses_all(&self, section: &str) {
+        for Mistake { typed, code, says } in mistakes(section) {
+            self.refuses(typed, code.parse().unwrap(), &says);
+        }
+    }
+}
+
+#[test]
+fn command_lines() {
+    let day = FirstDay::new();
+    day.refuses_all("gateway");
+    day.refuses_all("agent");
+    // What is meant is taken.
+    day.administer(&["service", "create", "acme", "web"]);
+    day.administer(&["key", "create", "acme", "--service", "api,web"]);
+    let port = day.served.admin_address.port();
+    let line =
+        format!("gw-gateway account list --admin-url http://console.gw.localhost:{port}/api/v1");
+    let output = day.typed(&line).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+const ENROLL: &str =
+    "gw-agent enroll --gateway https://eu1.gw.localhost:{port} --token {token} --state-dir";
+
+#[test]
+fn options_of_an_enrollment() {
+    let day = FirstDay::new();
+    let right = [
+        ("--state-dir", "a"),
+        ("--gateway", "https://eu1.gw.localhost:{port}"),
+        ("--token", "{token}"),
+        ("--ca-file", "data/dev-ca.crt"),
+    ];
+    for Mistake { typed, code, says } in mistakes("enroll") {
+        let mut line = format!("gw-agent enroll {typed}");
+        for (option, value) in right {
+            if !typed.starts_with(option) {
+                line += &format!(" {option} {value}");
+            }
+        }
+        day.refuses(&line, code.parse().unwrap(), &says);
+    }
+    let untrusted = [
+        "certificate at eu1.gw.localhost:{port} is not trusted",
+        "--ca-file",
+        "dev-ca.crt",
+    ];
+    day.refuses(&format!("{ENROLL} a"), 1, &untrusted);
+}
+
+#[test]
+fn state_and_configuration_of_an_agent() {
+    let day = FirstDay::new();
+    let file = |name: &str| day.folder.path().join(name);
+    let enrolled = format!("{ENROLL} enrolled --ca-file data/dev-ca.crt");
+    assert!(day.typed(&enrolled).output().unwrap().status.success());
+    for (name, text) in [
+        (
+            "named.toml",
+            "[backends]\napi = \"http://127.0.0.1:3000\"\n",
+        ),
+        ("number.toml", "backend = 3000\n"),
+        ("unknown.toml", "gateway = \"https://eu1.gw.localhost\"\n"),
+    ] {
+        fs::write(file(name), format!("state_dir = \"enrolled\"\n{text}")).unwrap();
+    }
+    day.refuses_all("enrolled");
+
+    const RUN: &str = "gw-agent run --state-dir enrolled --backend http://127.0.0.1:3000";
+    const AGAIN: &str = "`gw-agent enroll --force`";
+    fs::rename(file("enrolled/identity.pem"), file("kept")).unwrap();
+    day.refuses(RUN, 2, &["enrolled/identity.pem does not exist", AGAIN]);
+    fs::rename(file("kept"), file("enrolled/identity.pem")).unwrap();
+    fs::write(file("enrolled/agent.json"), "{").unwrap();
+    day.refuses(RUN, 2, &["enrolled/agent.json is damaged", AGAIN]);
+}
+
+#[test]
+fn a_backend_that_is_not_running() {
+    let day = FirstDay::new();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    // No other program gets the port.
+    let _held = hold(address);
+    let line = format!("{ENROLL} a --ca-file data/dev-ca.crt")
+        .replace("enroll", &format!("http {}", address.port()));
+    let mut command = day.typed(&line);
+    let (_agent, log) = start_logged(&mut command);
+    let warning = log.line_with("the backend does not take connections");
+    assert_says(
+        &warning,
+        &[
+            &format!("http://{address}"),
+            "Connection refused",
+            "start it, or correct its address",
+        ],
+    );
+}
+
+#[test]
+fn lines_of_a_configuration() {
+    for Mistake { typed, says, .. } in mistakes("configuration") {
+        assert_says(&check(&format!("{}\n", typed.replace("\\n", "\n"))), &says);
+    }
+}
+
+/// Writes a self-signed certificate for the region as `openssl req -x509` makes it; returns the keys of the configuration.
+fn certificate_of_authority(folder: &std::path::Path) -> String {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let names = [
+        "eu1.gw.localhost".to_owned(),
+        "*.eu1.gw.localhost".to_owned(),
+    ];
+    let mut params = rcgen::CertificateParams::new(names).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let files = ["server.crt", "server.key"].map(|name| folder.join(name));
+    fs::write(&files[0], params.self_signed(&key).unwrap().pem()).unwrap();
+    fs::write(&files[1], key.serialize_pem()).unwrap();
+    format!(
+        "tls_certificate = {:?}\ntls_key = {:?}\n",
+        files[0], files[1]
+    )
+}
+
+#[test]
+fn a_certificate_of_an_authority() {
+    let files = tempfile::tempdir().unwrap();
+    let (_folder, config) = configured(&certificate_of_authority(files.path()));
+    let says = [
+        "CA:TRUE",
+        "basicConstraints=critical,CA:FALSE",
+        "openssl req -x509",
+    ];
+    let output = serve_command(&config).arg("--check").output().unwrap();
+    let warning = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{warning}");
+    assert_says(&warning, &says);
+    assert_says(&warning, &["tls_certificate: ", "server.crt: "]);
+
+    let served = serve(&mut serve_command(&config));
+    let mut enroll = gw_agent();
+    let gateway = format!("https://eu1.gw.localhost:{}", served.address.port());
+    enroll
+        .args([
+            "enroll",
+            "--token",
+            "gw_et_0123456789abcdef.x",
+            "--gateway",
+            &gateway,
+        ])
+        .arg("--ca-file")
+        .arg(files.path().join("server.crt"))
+        .arg("--state-dir")
+        .arg(files.path().join("agent"));
+    let (code, message) = fail(&mut enroll);
+    assert_eq!(code, 1);
+    assert_says(&message, &says);
+    assert_says(
+        &message,
+        &["the gateway's certificate at eu1.gw.localhost:"],
+    );
+}
+
+#[test]
+fn requests_of_callers() {
+    let prepared = Prepared::new();
+    let served = prepared.serve_with(&prepared.config());
+    let about = prepared.about(served.address);
+    for Mistake { typed, code, says } in mistakes("callers") {
+        let typed = typed.replace("{key}", prepared.service_key());
+        let mut fields = typed.split(" & ");
+        let host = fields.next().unwrap();
+        let fields: String = fields.map(|field| format!("{field}\r\n")).collect();
+        let mut caller = connect_to(&about, host, &[b"http/1.1"], None);
+        caller.send(format!("GET / HTTP/1.1\r\nHost: {host}\r\n{fields}\r\n"));
+        let error = caller.response().json()["error"].clone();
+        assert_eq!(error["code"], code, "{typed}: {error}");
+        assert_says(error["message"].as_str().unwrap(), &says);
+    }
+    let mut caller = prepared.connect(served.address);
+    caller.send("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let error = caller.response().json()["error"].clone();
+    assert_eq!(error["code"], "GW_MISDIRECTED");
+    assert_says(
+        error["message"].as_str().unwrap(),
+        &[
+            "this host is not served here",
+            "check the URL, its DNS and the Host field",
+        ],
+    );
+}
