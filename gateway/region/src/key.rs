@@ -21,7 +21,7 @@ pub struct RegionKey(Arc<Zeroizing<[u8; RegionKey::BYTES]>>);
 #[derive(Debug, thiserror::Error)]
 pub enum RegionKeyError {
     /// The file cannot be read or created.
-    #[error("{setting}: {path}: {error}")]
+    #[error("{setting}: {path}: {error}; {}", remedy(setting, error))]
     Io {
         /// Key of the configuration that names the file.
         setting: &'static str,
@@ -54,6 +54,17 @@ pub enum RegionKeyError {
     /// The system has no random numbers.
     #[error("region_key: the system has no random numbers")]
     Random,
+}
+
+fn remedy(setting: &str, error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound if setting == "region_key" => {
+            "name the file with the key of the region, which `gw-gateway region init` makes in an existing folder"
+        }
+        io::ErrorKind::NotFound => "name the file with that key",
+        io::ErrorKind::PermissionDenied => "the user of the gateway has to be able to read it",
+        _ => "name another file, or correct the cause",
+    }
 }
 
 impl RegionKey {

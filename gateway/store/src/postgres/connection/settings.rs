@@ -80,7 +80,7 @@ impl PostgresSettings {
         }
         if let Some(file) = password_file {
             let password = files::read_text(file)
-                .map_err(|error| PostgresUrlError::Password(error.to_string()))?;
+                .map_err(|error| PostgresUrlError::Password(format!("{error}; {CHECK_FILE}")))?;
             config.password(
                 Secret::new(password)
                     .reveal()
@@ -194,6 +194,9 @@ fn is_local(config: &Config) -> bool {
         .all(std::net::IpAddr::is_loopback)
 }
 
+/// Remedy of a file that cannot be read.
+const CHECK_FILE: &str = "check its path, and that the user of the gateway may read it";
+
 fn system_roots() -> Arc<RootCertStore> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -203,7 +206,7 @@ fn system_roots() -> Arc<RootCertStore> {
 fn private_roots(file: &Path) -> Result<Arc<RootCertStore>, PostgresUrlError> {
     let refused =
         |problem: String| PostgresUrlError::Authorities(format!("{}: {problem}", file.display()));
-    let text = std::fs::read(file).map_err(|error| refused(error.to_string()))?;
+    let text = std::fs::read(file).map_err(|error| refused(format!("{error}; {CHECK_FILE}")))?;
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&text) {
         let certificate =

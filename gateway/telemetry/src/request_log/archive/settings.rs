@@ -171,6 +171,9 @@ impl ArchiveSettings {
     }
 }
 
+/// Remedy of a file that cannot be read.
+const CHECK_FILE: &str = "check its path, and that the user of the gateway may read it";
+
 /// Reads the secret key from its file or takes it from the variable. Reports a missing one.
 fn secret_key(
     keys: &mut Keys<'_>,
@@ -182,7 +185,7 @@ fn secret_key(
             Some(secret) => return Some(Secret::new(secret)),
             None => "missing; set it, or AWS_SECRET_ACCESS_KEY".to_owned(),
         },
-        Some(Err(error)) => error.to_string(),
+        Some(Err(error)) => format!("{error}; {CHECK_FILE}"),
         Some(Ok(text)) => {
             let text = Secret::new(text);
             let secret = text.reveal().trim_end_matches(['\r', '\n']);
@@ -266,7 +269,7 @@ fn parse_access_key_id(text: &str) -> Option<String> {
 }
 
 fn read_authorities(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let text = std::fs::read(file).map_err(|error| error.to_string())?;
+    let text = std::fs::read(file).map_err(|error| format!("{error}; {CHECK_FILE}"))?;
     let certificates = CertificateDer::pem_slice_iter(&text).collect::<Result<Vec<_>, _>>();
     let certificates = certificates.map_err(|error| format!("not a PEM certificate: {error:?}"))?;
     let mut roots = RootCertStore::empty();
