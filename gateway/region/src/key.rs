@@ -44,7 +44,9 @@ pub enum RegionKeyError {
         mode: u32,
     },
     /// The file contains no key.
-    #[error("{setting}: {path}: it must contain 32 bytes, or 64 hexadecimal digits")]
+    #[error(
+        "{setting}: {path}: it must contain 32 bytes, or 64 hexadecimal digits, as `gw-gateway region init` writes them"
+    )]
     Malformed {
         /// Key of the configuration that names the file.
         setting: &'static str,

@@ -10,7 +10,7 @@ const REQUESTS_MAX: usize = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OperatorError {
     /// The slot has no row.
-    #[error("no node uses slot {}", .0.get())]
+    #[error("no node uses slot {}; `gw-gateway region status` lists the nodes", .0.get())]
     UnknownSlot(NodeSlot),
     /// The node is joining, has left, or is dead.
     #[error("the node in slot {} is not live, so it cannot be drained", .0.get())]

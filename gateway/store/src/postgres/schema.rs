@@ -235,7 +235,8 @@ pub(super) fn belongs_to(
 ) -> Result<usize, StoreError> {
     if name != apex {
         return Err(StoreError::Region(format!(
-            "the database belongs to region {name}, but this node is of {apex}"
+            "the database belongs to region {name}, but this node is of {apex}: correct `region` and `domain`, or name another database \
+             in `store`"
         )));
     }
     keys.accepted()

@@ -220,7 +220,7 @@ impl Engine {
                 Ok(())
             }
             Err(error) => {
-                let error = format!("{}: {error}", self.settings.hosts());
+                let error = format!("{}: {error}", self.settings.servers());
                 let refused = unavailable(&error);
                 if within == CONNECT {
                     self.paused = Some((Instant::now() + CONNECT_PAUSE, error));

@@ -40,7 +40,7 @@ pub enum PostgresUrlError {
     )]
     Scheme(String),
     /// The URL has no host or no user.
-    #[error("it names no {0}")]
+    #[error("it names no {0}; write a URL such as \"postgres://gw@db1,db2/gw\"")]
     Missing(&'static str),
     /// The file of the password cannot be read.
     #[error("{0}")]
@@ -144,6 +144,26 @@ impl PostgresSettings {
         let addresses = self.config.get_hostaddrs().iter().map(ToString::to_string);
         names.chain(addresses).collect::<Vec<_>>().join(",")
     }
+
+    /// The hosts, with the ports of those that are reached by TCP.
+    pub(super) fn servers(&self) -> String {
+        let ports = self.config.get_ports();
+        let hosts = self.config.get_hosts().iter().enumerate();
+        let servers = hosts.map(|(at, host)| match host {
+            // A single port is that of all hosts.
+            Host::Tcp(name) => {
+                let port = ports.get(at).or(ports.first()).unwrap_or(&PORT_DEFAULT);
+                format!("{name}:{port}")
+            }
+            Host::Unix(path) => path.display().to_string(),
+        });
+        let servers = servers.collect::<Vec<_>>().join(",");
+        if servers.is_empty() {
+            self.hosts()
+        } else {
+            servers
+        }
+    }
 }
 
 impl fmt::Display for PostgresSettings {
@@ -193,6 +213,8 @@ fn is_local(config: &Config) -> bool {
         .iter()
         .all(std::net::IpAddr::is_loopback)
 }
+
+const PORT_DEFAULT: u16 = 5432;
 
 /// Remedy of a file that cannot be read.
 const CHECK_FILE: &str = "check its path, and that the user of the gateway may read it";
@@ -258,6 +280,7 @@ mod tests {
             TargetSessionAttrs::ReadWrite
         );
         assert_eq!(settings.hosts(), "db1,db2");
+        assert_eq!(settings.servers(), "db1:5433,db2:5432");
         assert_eq!(
             format!("{settings:?}"),
             "postgres://gw@db1,db2/gw",

@@ -195,7 +195,7 @@ fn a_region_that_cannot_be_created_says_why() {
         fs::set_permissions(node.path("region.key"), fs::Permissions::from_mode(0o600)).unwrap();
         let away = node.refused(command, 1);
         assert!(
-            away.contains("PostgreSQL does not answer: 127.0.0.1: ") && away.contains("refused"),
+            away.contains("PostgreSQL does not answer: 127.0.0.1:") && away.contains("refused"),
             "{away}"
         );
     }
