@@ -262,6 +262,15 @@ impl Nodes {
             .sum()
     }
 
+    /// Counters of connections that a node did not take, for the message of a failed assertion.
+    pub(crate) fn refusals(&self, node: usize) -> String {
+        let reports = self.gateway(node).control().reports();
+        let counters = reports
+            .iter()
+            .map(|report| (report.totals["connections_shed"], &report.by_reason.turned_away));
+        format!("{:?}", counters.collect::<Vec<_>>())
+    }
+
     /// Connections to `node` that were not taken for this reason.
     pub(crate) fn turned_away(&self, node: usize, reason: &str) -> u64 {
         let reports = self.gateway(node).control().reports();
