@@ -158,6 +158,17 @@ text_id!(
     |text| text.len() == 40 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 );
 
+text_id!(
+    /// Name of what manages a record by documents, such as a repository or a team.
+    ManagerName,
+    "a name of a manager: 1 to 60 characters of A-Z, a-z, 0-9 and `._/-`, the first a letter or digit",
+    |text| {
+        text.len() <= 60
+            && text.starts_with(|first: char| first.is_ascii_alphanumeric())
+            && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._/-".contains(&b))
+    }
+);
+
 impl AuthorityId {
     /// The id from a key identifier; `None` if it does not have 20 bytes.
     pub fn of_key_identifier(identifier: &[u8]) -> Option<Self> {
@@ -383,6 +394,12 @@ mod tests {
         }
         for bad in ["", "-a", "a-", "A", "a.b", "a_b"] {
             assert!(ServiceId::new(bad).is_err(), "{bad}");
+        }
+        for good in ["a", "git.example.com/shop", "Team-1_x", &"a".repeat(60)] {
+            assert!(ManagerName::new(good).is_ok(), "{good}");
+        }
+        for bad in ["", "-a", "a b", "a\u{e4}", &"a".repeat(61)] {
+            assert!(ManagerName::new(bad).is_err(), "{bad}");
         }
         let message = AccountId::new("X").unwrap_err().to_string();
         assert_eq!(

@@ -140,11 +140,13 @@ impl World {
             records.put(StoredRecord::ServiceKey(CallerSecretRecord {
                 id: key_id,
                 access: access.clone(),
+                managed_by: None,
                 later: Default::default(),
             }));
             records.put(StoredRecord::Credential(CallerSecretRecord {
                 id: client,
                 access,
+                managed_by: None,
                 later: Default::default(),
             }));
             records.put(StoredRecord::Service(ServiceRecord {
@@ -152,6 +154,7 @@ impl World {
                 id,
                 settings: ServiceSettings::default(),
                 created_at: now,
+                managed_by: None,
                 later: Default::default(),
             }));
         }

@@ -248,6 +248,7 @@ mod tests {
                 ..ServiceSettings::default()
             },
             created_at: Timestamp(1),
+            managed_by: None,
             later: Default::default(),
         };
         let records = Records::from_iter([StoredRecord::Service(record)]);

@@ -33,6 +33,7 @@ impl Seeded {
             &NewAccount {
                 id: ACCOUNT.to_owned(),
                 capture_allowed: None,
+                managed_by: None,
             },
         )?;
         account::change(
@@ -41,6 +42,7 @@ impl Seeded {
             ACCOUNT,
             &AccountChanges {
                 capture_allowed: Some(true),
+                managed_by: None,
             },
         )?;
         let burst = Some(rate.burst());

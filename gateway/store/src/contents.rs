@@ -108,6 +108,7 @@ mod tests {
             id: AccountId::new(name).unwrap(),
             capture_allowed: false,
             created_at: Timestamp(1),
+            managed_by: None,
             later: Default::default(),
         })
     }

@@ -5,7 +5,7 @@
 mod declare;
 
 use declare::Stored;
-use gw_shared::id::{AccountId, ServiceId};
+use gw_shared::id::{AccountId, ManagerName, ServiceId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

@@ -29,6 +29,7 @@ fn directory(modes: Modes, account: &str, allowed: &str, enabled: bool) -> (Dire
     records.put(StoredRecord::ServiceKey(CallerSecretRecord {
         id: key.clone(),
         access,
+        managed_by: None,
         later: Default::default(),
     }));
     (directory_of(&records), service_key::text(&key, SECRET))
@@ -49,6 +50,7 @@ fn records(modes: Modes) -> Records {
                 ..ServiceSettings::default()
             },
             created_at: NOW,
+            managed_by: None,
             later: Default::default(),
         }));
     }
@@ -214,6 +216,7 @@ impl Tokens {
         records.put(StoredRecord::Credential(CallerSecretRecord {
             id: client.clone(),
             access,
+            managed_by: None,
             later: Default::default(),
         }));
         let key = SigningKey::generate(NOW, NOW).unwrap();
@@ -455,6 +458,7 @@ fn revocation_and_expiry_apply_to_cached_tokens() {
         records.put(StoredRecord::Credential(CallerSecretRecord {
             id: tokens.client.clone(),
             access,
+            managed_by: None,
             later: Default::default(),
         }));
     };

@@ -8,7 +8,7 @@ use gw_shared::id::AccountId;
 use gw_shared::text::escaped;
 use http::Method;
 
-use crate::cli::client::output::{CommandError, Listed, Output, Shown, yes_or_no};
+use crate::cli::client::output::{CommandError, Listed, Output, Shown, or_dash, yes_or_no};
 
 #[derive(Subcommand)]
 pub(crate) enum AccountCommand {
@@ -53,6 +53,7 @@ impl AccountCommand {
                 &NewAccount {
                     id: account.to_string(),
                     capture_allowed,
+                    managed_by: None,
                 },
             ),
             Self::List => output.list::<AccountView>("/accounts", &[], None),
@@ -62,7 +63,10 @@ impl AccountCommand {
                 capture_allowed,
             } => output.change::<AccountView>(
                 &format!("/accounts/{account}"),
-                &AccountChanges { capture_allowed },
+                &AccountChanges {
+                    capture_allowed,
+                    managed_by: None,
+                },
             ),
             Self::Delete {
                 account,
@@ -126,6 +130,7 @@ impl Shown for AccountView {
         vec![
             ("account", self.id.to_string()),
             ("capture allowed", yes_or_no(self.capture_allowed)),
+            ("managed by", or_dash(self.managed_by.as_ref())),
             ("created", self.created_at.clone()),
         ]
     }
@@ -133,5 +138,5 @@ impl Shown for AccountView {
 
 impl Listed for AccountView {
     const PLURAL: &'static str = "accounts";
-    const COLUMNS: usize = 3;
+    const COLUMNS: usize = 4;
 }

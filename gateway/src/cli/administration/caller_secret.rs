@@ -85,6 +85,7 @@ impl<K: SecretCollection> CallerSecretCommand<K> {
                     name,
                     allowed_services: texts(&services),
                     enabled: switch.enabled(),
+                    managed_by: None,
                 };
                 output.create::<K::NewView>(&collection(&account), &new)
             }
@@ -102,6 +103,7 @@ impl<K: SecretCollection> CallerSecretCommand<K> {
                     name,
                     allowed_services,
                     enabled: switch.enabled(),
+                    managed_by: None,
                 };
                 output.change::<K::View>(&item(&account, &id), &changes)
             }
@@ -120,6 +122,7 @@ impl Shown for CredentialView {
             ("name", or_dash(self.name.as_ref())),
             ("services", joined(&self.allowed_services)),
             ("enabled", yes_or_no(self.enabled)),
+            ("managed by", or_dash(self.managed_by.as_ref())),
             ("created", self.created_at.clone()),
         ]
     }
@@ -127,7 +130,7 @@ impl Shown for CredentialView {
 
 impl Listed for CredentialView {
     const PLURAL: &'static str = "credentials";
-    const COLUMNS: usize = 5;
+    const COLUMNS: usize = 6;
 }
 
 impl Shown for ServiceKeyView {
@@ -137,6 +140,7 @@ impl Shown for ServiceKeyView {
             ("name", or_dash(self.name.as_ref())),
             ("services", joined(&self.allowed_services)),
             ("enabled", yes_or_no(self.enabled)),
+            ("managed by", or_dash(self.managed_by.as_ref())),
             ("created", self.created_at.clone()),
         ]
     }
@@ -144,7 +148,7 @@ impl Shown for ServiceKeyView {
 
 impl Listed for ServiceKeyView {
     const PLURAL: &'static str = "service keys";
-    const COLUMNS: usize = 5;
+    const COLUMNS: usize = 6;
 }
 
 impl Shown for NewCredentialView {

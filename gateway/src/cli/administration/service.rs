@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::service_access::Access;
 use crate::cli::Switch;
-use crate::cli::client::output::{CommandError, Listed, Output, Shown, joined, yes_or_no};
+use crate::cli::client::output::{CommandError, Listed, Output, Shown, joined, or_dash, yes_or_no};
 
 #[derive(Subcommand)]
 pub(crate) enum ServiceCommand {
@@ -158,8 +158,9 @@ impl Shown for ServiceView {
         });
         let id = ("service", self.id.to_string());
         let hostname = ("hostname", self.hostname.clone());
+        let managed_by = ("managed by", or_dash(self.managed_by.as_ref()));
         let created = ("created", self.created_at.clone());
-        [id, hostname]
+        [id, hostname, managed_by]
             .into_iter()
             .chain(settings)
             .chain([created])
@@ -169,5 +170,5 @@ impl Shown for ServiceView {
 
 impl Listed for ServiceView {
     const PLURAL: &'static str = "services";
-    const COLUMNS: usize = 7;
+    const COLUMNS: usize = 8;
 }

@@ -122,6 +122,7 @@ impl Access {
             let new = NewAccount {
                 id: account.to_string(),
                 capture_allowed: None,
+                managed_by: None,
             };
             post("/accounts", &json!(new))?;
             steps.next_is_done();

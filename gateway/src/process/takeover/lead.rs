@@ -264,6 +264,7 @@ mod tests {
             id,
             capture_allowed: false,
             created_at: Timestamp(1),
+            managed_by: None,
             later: Default::default(),
         })
     }
@@ -399,6 +400,7 @@ mod tests {
                     enabled: true,
                     created_at: Timestamp(1),
                 },
+                managed_by: None,
                 later: Default::default(),
             })
         };

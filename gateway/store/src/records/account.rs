@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use gw_base::clock::Timestamp;
-use gw_shared::id::AccountId;
+use gw_shared::id::{AccountId, ManagerName};
 use gw_shared::version::later_members::LaterMembers;
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +19,9 @@ pub struct AccountRecord {
     pub capture_allowed: bool,
     /// Time of creation.
     pub created_at: Timestamp,
+    /// What manages the record by documents; `None` if nothing does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub managed_by: Option<ManagerName>,
     /// Members of a later version.
     #[serde(flatten)]
     pub later: LaterMembers,
@@ -52,6 +55,7 @@ impl RecordKind for AccountRecord {
             id: AccountId::new("acme").unwrap(),
             capture_allowed: true,
             created_at: Timestamp(1),
+            managed_by: ManagerName::new("git").ok(),
             later: LaterMembers::default(),
         }
     }

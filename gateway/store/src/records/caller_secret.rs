@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use gw_base::clock::Timestamp;
-use gw_shared::id::{AccountId, ClientId, KeyId, ServiceId};
+use gw_shared::id::{AccountId, ClientId, KeyId, ManagerName, ServiceId};
 use gw_shared::identity::secret::SecretHash;
 use gw_shared::version::later_members::LaterMembers;
 use rpds::HashTrieMapSync;
@@ -39,6 +39,9 @@ pub struct CallerSecretRecord<Id> {
     /// Hash of the secret, and the access that it gives.
     #[serde(flatten)]
     pub access: SecretAccess,
+    /// What manages the record by documents; `None` if nothing does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub managed_by: Option<ManagerName>,
     /// Members of a later version.
     #[serde(flatten)]
     pub later: LaterMembers,
@@ -67,6 +70,7 @@ impl RecordKind for CallerSecretRecord<ClientId> {
         Self {
             id: ClientId::random(),
             access: SecretAccess::sample(),
+            managed_by: ManagerName::new("git").ok(),
             later: LaterMembers::default(),
         }
     }
@@ -95,6 +99,7 @@ impl RecordKind for CallerSecretRecord<KeyId> {
         Self {
             id: KeyId::random(),
             access: SecretAccess::sample(),
+            managed_by: ManagerName::new("git").ok(),
             later: LaterMembers::default(),
         }
     }

@@ -9,7 +9,7 @@ use gw_base::service::hostname::tenant_label;
 use gw_base::service::service_settings::ServiceSettings;
 use gw_region::owners::ownership;
 use gw_region::owners::ownership::WorkerId;
-use gw_shared::id::{AccountId, InvalidId, ServiceId};
+use gw_shared::id::{AccountId, InvalidId, ManagerName, ServiceId};
 use gw_shared::version::later_members::LaterMembers;
 use rpds::HashTrieMapSync;
 use serde::{Deserialize, Serialize};
@@ -29,6 +29,9 @@ pub struct ServiceRecord {
     /// Time of creation; 0 in records of earlier versions.
     #[serde(default)]
     pub created_at: Timestamp,
+    /// What manages the record by documents; `None` if nothing does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub managed_by: Option<ManagerName>,
     /// Members of a later version.
     #[serde(flatten)]
     pub later: LaterMembers,
@@ -146,6 +149,7 @@ impl RecordKind for ServiceRecord {
                 ..ServiceSettings::default()
             },
             created_at: Timestamp(2),
+            managed_by: ManagerName::new("git").ok(),
             later: LaterMembers::default(),
         }
     }

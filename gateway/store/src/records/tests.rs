@@ -87,6 +87,7 @@ fn account_record() -> impl Strategy<Value = StoredRecord> {
             id,
             capture_allowed,
             created_at: Timestamp(1),
+            managed_by: None,
             later: Default::default(),
         })
     })
@@ -115,6 +116,7 @@ fn service_record() -> impl Strategy<Value = StoredRecord> {
                 },
             },
             created_at: Timestamp(1),
+            managed_by: None,
             later: Default::default(),
         })
     })
@@ -136,6 +138,7 @@ fn caller_secret() -> impl Strategy<Value = StoredRecord> {
                 StoredRecord::ServiceKey(CallerSecretRecord {
                     id,
                     access,
+                    managed_by: None,
                     later: Default::default(),
                 })
             } else {
@@ -143,6 +146,7 @@ fn caller_secret() -> impl Strategy<Value = StoredRecord> {
                 StoredRecord::Credential(CallerSecretRecord {
                     id,
                     access,
+                    managed_by: None,
                     later: Default::default(),
                 })
             }

@@ -162,7 +162,7 @@ fn accounts() {
     assert_eq!(asked, [r#"POST /api/v1/accounts {"id":"acme"}"#]);
     assert_eq!(
         out,
-        "Created:\n  account          acme\n  capture allowed  no\n  created          2026-01-02T03:04:05Z\n"
+        "Created:\n  account          acme\n  capture allowed  no\n  managed by       -\n  created          2026-01-02T03:04:05Z\n"
     );
     let (_, out) = succeed("account create acme", vec![(200, account("acme"))]);
     assert!(out.starts_with("Already exists, unchanged:\n"), "{out}");
@@ -184,10 +184,10 @@ fn accounts() {
             "GET /api/v1/accounts?limit=500&cursor=a%26b"
         ]
     );
-    let table = "ACCOUNT       CAPTURE ALLOWED  CREATED\n\
-                 abc           no               2026-01-02T03:04:05Z\n\
-                 acme          no               2026-01-02T03:04:05Z\n\
-                 averylongone  no               2026-01-02T03:04:05Z\n";
+    let table = "ACCOUNT       CAPTURE ALLOWED  MANAGED BY  CREATED\n\
+                 abc           no               -           2026-01-02T03:04:05Z\n\
+                 acme          no               -           2026-01-02T03:04:05Z\n\
+                 averylongone  no               -           2026-01-02T03:04:05Z\n";
     assert_eq!(out, table);
     let (_, out) = succeed("account list --json", pages());
     let all = page(&[account("abc"), account("acme"), account("averylongone")]);
@@ -289,6 +289,7 @@ fn service() -> Value {
         "capture_response_body": false,
         "retries": true,
         "affinity": "cookie",
+        "managed_by": "git",
         "created_at": CREATED_AT,
     })
 }
@@ -341,8 +342,8 @@ fn services() {
     let (asked, out) = succeed("service list acme", vec![(200, page(&[service()]))]);
     assert_eq!(asked, ["GET /api/v1/accounts/acme/services?limit=500"]);
     let table = "\
-SERVICE  HOSTNAME                   MODES             ENABLED  BURST  REFILL PER MINUTE  REQUEST LOGGING
-api      acme--api.eu1.example.com  jwt, service_key  yes      1000   300                yes
+SERVICE  HOSTNAME                   MANAGED BY  MODES             ENABLED  BURST  REFILL PER MINUTE  REQUEST LOGGING
+api      acme--api.eu1.example.com  git         jwt, service_key  yes      1000   300                yes
 ";
 
     assert_eq!(out, table);

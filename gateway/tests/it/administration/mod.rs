@@ -7,6 +7,7 @@ mod admin_abuse;
 mod admin_tls;
 mod cli_commands;
 pub(crate) mod console;
+mod documents;
 mod error_messages;
 mod hostile_text;
 mod input_validation;

@@ -269,6 +269,7 @@ fn add_services(prepared: &Prepared, count: usize) {
             id: ServiceId::new(&format!("{number:0>56}")).unwrap(),
             settings: ServiceSettings::default(),
             created_at: Timestamp(1),
+            managed_by: None,
             later: Default::default(),
         })
     };
@@ -277,6 +278,7 @@ fn add_services(prepared: &Prepared, count: usize) {
         id: account.clone(),
         capture_allowed: false,
         created_at: Timestamp(1),
+        managed_by: None,
         later: Default::default(),
     });
     let steps: Vec<Step> = [of_account]

@@ -54,6 +54,7 @@ fn key(id: &str, enabled: bool) -> StoredRecord {
     StoredRecord::ServiceKey(CallerSecretRecord {
         id,
         access: access(enabled),
+        managed_by: None,
         later: Default::default(),
     })
 }
@@ -63,6 +64,7 @@ fn credential() -> StoredRecord {
     StoredRecord::Credential(CallerSecretRecord {
         id,
         access: access(true),
+        managed_by: None,
         later: Default::default(),
     })
 }
@@ -340,6 +342,7 @@ fn a_forged_key_gives_no_access_and_the_region_is_repaired() {
     let new = NewAccount {
         id: "acme".to_owned(),
         capture_allowed: None,
+        managed_by: None,
     };
     let refused = account::create(node.gateway.control(), &Actor::Admin, &new)
         .unwrap_err()
@@ -487,6 +490,7 @@ fn a_row_that_no_gateway_writes_does_not_end_the_following_of_changes() {
     let new = NewAccount {
         id: "acme".to_owned(),
         capture_allowed: None,
+        managed_by: None,
     };
     eventually("a change is made", || {
         account::create(nodes[0].gateway.control(), &Actor::Admin, &new).ok()

@@ -25,6 +25,7 @@ pub(crate) fn account(id: &str) -> StoredRecord {
         id: AccountId::new(id).unwrap(),
         capture_allowed: false,
         created_at: Timestamp(1),
+        managed_by: None,
         later: Default::default(),
     })
 }

@@ -136,6 +136,10 @@ macro_rules! settings {
             /// `{account}--{id}.{region}.{domain}`
             pub hostname: String,
             $($(#[$shown])* pub $name: $api,)*
+            /// What manages it by documents; absent if nothing does.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            #[schema(value_type = Option<String>)]
+            pub managed_by: Option<ManagerName>,
             /// Time at which the service was created, in UTC.
             #[schema(format = DateTime)]
             pub created_at: String,
@@ -154,6 +158,10 @@ macro_rules! settings {
                 #[serde(default, skip_serializing_if = "Option::is_none")]
                 pub $name: Option<$api>,
             )*
+            /// Name of what manages it by documents; empty for none.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            #[schema(max_length = 60, pattern = "^([A-Za-z0-9][A-Za-z0-9._/-]*)?$")]
+            pub managed_by: Option<String>,
         }
 
         /// Settings that are left out stay as they are.
@@ -165,6 +173,10 @@ macro_rules! settings {
                 #[serde(default, skip_serializing_if = "Option::is_none")]
                 pub $name: Option<$api>,
             )*
+            /// Name of what manages it by documents; empty for none.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            #[schema(max_length = 60, pattern = "^([A-Za-z0-9][A-Za-z0-9._/-]*)?$")]
+            pub managed_by: Option<String>,
         }
 
         impl ServiceView {
@@ -174,6 +186,7 @@ macro_rules! settings {
                 account: AccountId,
                 hostname: String,
                 settings: &ServiceSettings,
+                managed_by: Option<ManagerName>,
                 created_at: String,
             ) -> Self {
                 Self {
@@ -181,6 +194,7 @@ macro_rules! settings {
                     account,
                     hostname,
                     $($name: settings.$($place).+.shown(),)*
+                    managed_by,
                     created_at,
                 }
             }
@@ -192,6 +206,7 @@ macro_rules! settings {
                 Self {
                     id,
                     $($name: settings.$name,)*
+                    managed_by: settings.managed_by,
                 }
             }
 
@@ -199,6 +214,7 @@ macro_rules! settings {
             pub fn settings(&self) -> ServiceChanges {
                 ServiceChanges {
                     $($name: self.$name.clone(),)*
+                    managed_by: self.managed_by.clone(),
                 }
             }
         }
@@ -227,6 +243,7 @@ macro_rules! settings {
             fn from(settings: &ServiceSettings) -> Self {
                 Self {
                     $($name: Some(settings.$($place).+.shown()),)*
+                    managed_by: None,
                 }
             }
         }

@@ -1,13 +1,14 @@
 //! Accounts.
 
 use gw_base::page::{Page, PageQuery};
-use gw_shared::id::AccountId;
+use gw_shared::id::{AccountId, ManagerName};
 use gw_shared::version::later_members::LaterMembers;
 use gw_store::{AccountRecord, RecordId, RecordKind, Records, Step, StoredRecord};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
+use super::name::manager_after;
 use crate::control::{Actor, Control, ControlError, Plan};
 
 /// The owner of services, credentials, keys and agents.
@@ -19,6 +20,10 @@ pub struct AccountView {
     pub id: AccountId,
     /// Its plan includes keeping bodies: of the services that are set to.
     pub capture_allowed: bool,
+    /// What manages it by documents; absent if nothing does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub managed_by: Option<ManagerName>,
     /// RFC 3339.
     #[schema(format = DateTime)]
     pub created_at: String,
@@ -34,6 +39,10 @@ pub struct NewAccount {
     /// Its plan includes keeping bodies. Off if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capture_allowed: Option<bool>,
+    /// Name of what manages it by documents; empty for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 60, pattern = "^([A-Za-z0-9][A-Za-z0-9._/-]*)?$")]
+    pub managed_by: Option<String>,
 }
 
 /// Changes of an account. Omitted members keep their values.
@@ -43,6 +52,10 @@ pub struct AccountChanges {
     /// Whether its plan includes keeping bodies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capture_allowed: Option<bool>,
+    /// Name of what manages it by documents; empty for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 60, pattern = "^([A-Za-z0-9][A-Za-z0-9._/-]*)?$")]
+    pub managed_by: Option<String>,
 }
 
 impl From<&AccountRecord> for AccountView {
@@ -50,6 +63,7 @@ impl From<&AccountRecord> for AccountView {
         Self {
             id: record.id.clone(),
             capture_allowed: record.capture_allowed,
+            managed_by: record.managed_by.clone(),
             created_at: record.created_at.to_string(),
         }
     }
@@ -64,9 +78,11 @@ pub fn create(
     let id = AccountId::new(&new.id).map_err(ControlError::bad_id("id"))?;
     control.change(actor, |records, now| {
         if let Some(record) = records.accounts.get(&id) {
+            let managed_by = manager_after(new.managed_by.as_deref(), record.managed_by.as_ref())?;
             if new
                 .capture_allowed
                 .is_some_and(|wanted| wanted != record.capture_allowed)
+                || managed_by != record.managed_by
             {
                 return Err(ControlError::Conflict(format!(
                     "account {id} exists with other settings; change it instead"
@@ -79,13 +95,17 @@ pub fn create(
             id: id.clone(),
             capture_allowed,
             created_at: now,
+            managed_by: manager_after(new.managed_by.as_deref(), None)?,
             later: LaterMembers::default(),
         };
         Ok(Plan {
             action: "account.create",
             account: Some(record.id.clone()),
             target: record.id.to_string(),
-            detail: json!({"capture_allowed": capture_allowed}),
+            detail: json!(AccountChanges {
+                capture_allowed: Some(capture_allowed),
+                managed_by: new.managed_by.clone(),
+            }),
             output: ((&record).into(), true),
             steps: vec![Step::Put(StoredRecord::Account(record))],
         })
@@ -120,6 +140,7 @@ pub fn change(
         let capture_allowed = changes.capture_allowed.unwrap_or(record.capture_allowed);
         let changed = AccountRecord {
             capture_allowed,
+            managed_by: manager_after(changes.managed_by.as_deref(), record.managed_by.as_ref())?,
             ..record.clone()
         };
         if changed == *record {

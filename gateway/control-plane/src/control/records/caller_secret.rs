@@ -6,7 +6,7 @@ use std::fmt;
 
 use gw_base::page::{Page, PageQuery};
 use gw_interface::auth::service_key;
-use gw_shared::id::{AccountId, ClientId, KeyId, ServiceId};
+use gw_shared::id::{AccountId, ClientId, KeyId, ManagerName, ServiceId};
 use gw_shared::identity::secret::{Secret, SecretHash};
 use gw_shared::version::later_members::LaterMembers;
 use gw_store::{CallerSecretRecord, RecordId, Records, SecretAccess, Step, StoredRecord};
@@ -15,6 +15,7 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::account;
+use super::name::manager_after;
 use super::service::{ServiceIdText, checked_list};
 use crate::control::{Actor, Control, ControlError, Plan, checked_name, new_secret};
 
@@ -75,6 +76,10 @@ pub struct CredentialView {
     pub allowed_services: BTreeSet<ServiceId>,
     /// Whether the credential is accepted.
     pub enabled: bool,
+    /// What manages it by documents; absent if nothing does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub managed_by: Option<ManagerName>,
     /// When the credential was created, RFC 3339.
     #[schema(format = DateTime)]
     pub created_at: String,
@@ -109,6 +114,10 @@ pub struct ServiceKeyView {
     pub allowed_services: BTreeSet<ServiceId>,
     /// Whether the key is accepted.
     pub enabled: bool,
+    /// What manages it by documents; absent if nothing does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub managed_by: Option<ManagerName>,
     /// When the key was created, RFC 3339.
     #[schema(format = DateTime)]
     pub created_at: String,
@@ -144,6 +153,10 @@ pub struct NewCallerSecret {
     /// Whether the secret is accepted. On if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
+    /// Name of what manages it by documents; empty for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 60, pattern = "^([A-Za-z0-9][A-Za-z0-9._/-]*)?$")]
+    pub managed_by: Option<String>,
 }
 
 /// Changes of a credential or service key. Omitted members keep their values.
@@ -165,6 +178,10 @@ pub struct CallerSecretChanges {
     /// Whether the secret is accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
+    /// Name of what manages it by documents; empty for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 60, pattern = "^([A-Za-z0-9][A-Za-z0-9._/-]*)?$")]
+    pub managed_by: Option<String>,
 }
 
 impl SecretKind for ClientId {
@@ -211,6 +228,7 @@ impl SecretKind for ClientId {
             name,
             allowed_services,
             enabled,
+            managed_by: record.managed_by.clone(),
             created_at: created_at.to_string(),
         }
     }
@@ -271,6 +289,7 @@ impl SecretKind for KeyId {
             name,
             allowed_services,
             enabled,
+            managed_by: record.managed_by.clone(),
             created_at: created_at.to_string(),
         }
     }
@@ -303,7 +322,11 @@ pub fn create<K: SecretKind>(
         let enabled = new.enabled.unwrap_or(true);
         if let Some(existing) = named::<K>(records, account, name.as_deref()) {
             let access = &existing.access;
-            if access.allowed_services != allowed_services || access.enabled != enabled {
+            let before = existing.managed_by.as_ref();
+            if access.allowed_services != allowed_services
+                || access.enabled != enabled
+                || manager_after(new.managed_by.as_deref(), before)? != existing.managed_by
+            {
                 return Err(taken(existing));
             }
             return Ok(Plan::already((K::new_view(existing, None), false)));
@@ -320,6 +343,7 @@ pub fn create<K: SecretKind>(
         let record = CallerSecretRecord {
             id: K::random(),
             access,
+            managed_by: manager_after(new.managed_by.as_deref(), None)?,
             later: LaterMembers::default(),
         };
         Ok(Plan {
@@ -385,6 +409,8 @@ pub fn change<K: SecretKind>(
         }
         access.enabled = changes.enabled.unwrap_or(access.enabled);
         access.name = name.clone().or(access.name.take());
+        let before = record.managed_by.as_ref();
+        changed.managed_by = manager_after(changes.managed_by.as_deref(), before)?;
         if changed == *record {
             return Ok(Plan::already(K::view(&changed)));
         }

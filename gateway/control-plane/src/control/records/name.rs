@@ -1,4 +1,6 @@
-//! Validation of the names of records, which are shown on pages, in terminals and in logs.
+//! Validation of the names of records, which are shown on pages, in terminals and in logs, and of what manages them.
+
+use gw_shared::id::ManagerName;
 
 use crate::control::ControlError;
 
@@ -22,6 +24,20 @@ pub(crate) fn checked_name(name: &str) -> Result<String, ControlError> {
             "name",
             format!("must have 1 to {LENGTH_MAX} characters"),
         ))
+    }
+}
+
+/// What manages a record after a request that gives `managed_by`: unchanged if it is left out, nothing if it is empty.
+pub(crate) fn manager_after(
+    managed_by: Option<&str>,
+    before: Option<&ManagerName>,
+) -> Result<Option<ManagerName>, ControlError> {
+    match managed_by {
+        None => Ok(before.cloned()),
+        Some("") => Ok(None),
+        Some(name) => ManagerName::new(name)
+            .map(Some)
+            .map_err(ControlError::bad_id("managed_by")),
     }
 }
 

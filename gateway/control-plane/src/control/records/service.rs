@@ -15,6 +15,7 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::account;
+use super::name::manager_after;
 use crate::control::error::similar;
 use crate::control::{Actor, Control, ControlError, Plan};
 
@@ -32,6 +33,7 @@ fn view_of(record: &ServiceRecord, region: &Region) -> ServiceView {
             .tenant_hostname(&record.account, &record.id)
             .unwrap_or_default(),
         &record.settings,
+        record.managed_by.clone(),
         record.created_at.to_string(),
     )
 }
@@ -64,7 +66,11 @@ pub fn create(
             .services
             .get(&ServicePath(account.clone(), id.clone()))
         {
-            if settings.applied_to(&existing.settings)? != existing.settings {
+            let before = existing.managed_by.as_ref();
+            let managed_by = manager_after(new.managed_by.as_deref(), before)?;
+            if settings.applied_to(&existing.settings)? != existing.settings
+                || managed_by != existing.managed_by
+            {
                 let message = format!("service {id} exists with other settings; change it instead");
                 return Err(ControlError::Conflict(message));
             }
@@ -79,6 +85,7 @@ pub fn create(
             id: id.clone(),
             settings: settings.applied_to(&defaults)?,
             created_at: now,
+            managed_by: manager_after(new.managed_by.as_deref(), None)?,
             later: LaterMembers::default(),
         };
         let view = view_of(&record, &control.region);
@@ -126,6 +133,7 @@ pub fn change(
         let record = find(records, account, id)?;
         let changed = ServiceRecord {
             settings: changes.applied_to(&record.settings)?,
+            managed_by: manager_after(changes.managed_by.as_deref(), record.managed_by.as_ref())?,
             ..record.clone()
         };
         let view = view_of(&changed, &control.region);

@@ -158,6 +158,7 @@ fn directory() -> Option<Directory> {
         records.put(StoredRecord::ServiceKey(CallerSecretRecord {
             id: key,
             access,
+            managed_by: None,
             later: Default::default(),
         }));
         records.put(StoredRecord::Service(ServiceRecord {
@@ -168,6 +169,7 @@ fn directory() -> Option<Directory> {
                 ..ServiceSettings::default()
             },
             created_at,
+            managed_by: None,
             later: Default::default(),
         }));
     }

@@ -143,6 +143,7 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
             id: service_id(id),
             settings: ServiceSettings::default(),
             created_at: NOW,
+            managed_by: None,
             later: Default::default(),
         }));
     }
@@ -161,17 +162,20 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
     records.put(StoredRecord::Credential(CallerSecretRecord {
         id: allowed.clone(),
         access: access("", true),
+        managed_by: None,
         later: Default::default(),
     }));
     records.put(StoredRecord::Credential(CallerSecretRecord {
         id: disabled.clone(),
         access: access("", false),
+        managed_by: None,
         later: Default::default(),
     }));
     let key_id = KeyId::new(KEY_ID).expect("a key's id");
     records.put(StoredRecord::ServiceKey(CallerSecretRecord {
         id: key_id,
         access: access(KEY_SECRET, true),
+        managed_by: None,
         later: Default::default(),
     }));
     records.put(StoredRecord::SigningKey(signing_key_record(2)));

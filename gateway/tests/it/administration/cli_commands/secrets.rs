@@ -33,6 +33,7 @@ fn credentials() {
                     name           ci\n  \
                     services       api, b\n  \
                     enabled        yes\n  \
+                    managed by     -\n  \
                     created        2026-01-02T03:04:05Z\n  \
                     client secret  gw_cs_1\n\
                     The secret is shown only this once. Store it now.\n";
@@ -73,7 +74,9 @@ fn credentials() {
     );
     assert_eq!(asked, ["GET /api/v1/accounts/acme/credentials?limit=500"]);
     assert!(
-        out.starts_with("CLIENT ID                   NAME  SERVICES  ENABLED  CREATED\n"),
+        out.starts_with(
+            "CLIENT ID                   NAME  SERVICES  ENABLED  MANAGED BY  CREATED\n"
+        ),
         "{out}"
     );
     let (asked, _) = succeed(
@@ -155,8 +158,8 @@ fn keys() {
         )]
     );
     let (_, out) = succeed("key list acme", vec![(200, page(&[key(None)]))]);
-    let table = "KEY ID            NAME  SERVICES  ENABLED  CREATED\n\
-                 0123456789abcdef  -     api       no       2026-01-02T03:04:05Z\n";
+    let table = "KEY ID            NAME  SERVICES  ENABLED  MANAGED BY  CREATED\n\
+                 0123456789abcdef  -     api       no       -           2026-01-02T03:04:05Z\n";
     assert_eq!(out, table);
     let (asked, _) = succeed(&format!("key delete acme {ID}"), vec![(204, Value::Null)]);
     assert_eq!(

@@ -393,6 +393,7 @@ fn names_and_url_values_are_escaped_on_every_page() {
         name: Some(name.to_owned()),
         allowed_services: vec!["echo".to_owned()],
         enabled: None,
+        managed_by: Some("git".to_owned()),
     };
     caller_secret::create::<ClientId>(control, &Actor::Admin, "demo", &new).unwrap();
     caller_secret::create::<KeyId>(control, &Actor::Admin, "demo", &new).unwrap();
@@ -404,6 +405,11 @@ fn names_and_url_values_are_escaped_on_every_page() {
         format!("/accounts/demo/credentials/{}", named.unwrap().id)
     };
     let item = item(&control.records());
+    let shown = browser.get(&item).text;
+    assert!(
+        shown.contains("<dt>Managed by</dt><dd>git, whose documents"),
+        "{shown}"
+    );
     for path in [
         &item,
         "/accounts/demo/credentials",

@@ -132,6 +132,7 @@ pub(crate) async fn create(
     let new = NewAccount {
         id: form.value("id").trim().to_owned(),
         capture_allowed,
+        managed_by: None,
     };
     match admin
         .attempt(move |control| account::create(control, &Actor::Admin, &new))
@@ -193,6 +194,7 @@ pub(crate) async fn change(
 ) -> Result<Response, ErrorPage> {
     let changes = AccountChanges {
         capture_allowed: Some(form.is_ticked("capture_allowed")),
+        managed_by: None,
     };
     let account = admin
         .look(move |control| account::change(control, &Actor::Admin, &account, &changes))

@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use gw_base::page::{Page, PageQuery};
-use gw_shared::id::{ClientId, KeyId};
+use gw_shared::id::{ClientId, KeyId, ManagerName};
 
 use super::accounts::{ListQuery, Tab, crumbs};
 use crate::admin::Admin;
@@ -53,6 +53,7 @@ struct SecretRow {
     name: Option<String>,
     services: Vec<String>,
     enabled: bool,
+    managed_by: Option<ManagerName>,
     created_at: String,
 }
 
@@ -78,6 +79,7 @@ impl SecretPages for ClientId {
                 .map(ToString::to_string)
                 .collect(),
             enabled: view.enabled,
+            managed_by: view.managed_by,
             created_at: view.created_at,
         }
     }
@@ -109,6 +111,7 @@ impl SecretPages for KeyId {
                 .map(ToString::to_string)
                 .collect(),
             enabled: view.enabled,
+            managed_by: view.managed_by,
             created_at: view.created_at,
         }
     }
@@ -291,6 +294,7 @@ async fn create<K: SecretPages>(
             name: form.filled("name"),
             allowed_services,
             enabled: None,
+            managed_by: None,
         };
         let id = account.clone();
         match admin
@@ -414,6 +418,7 @@ async fn change<K: SecretPages>(
             name,
             allowed_services: Some(allowed_services),
             enabled: None,
+            managed_by: None,
         };
         match changed::<K>(&admin, &account, &id, changes).await? {
             Ok(address) => return Ok(Redirect::to(&address).into_response()),

@@ -1,0 +1,3 @@
+//! Accounts, services, credentials and keys that documents manage.
+
+mod api;
