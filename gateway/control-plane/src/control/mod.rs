@@ -43,7 +43,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Notify, watch};
 
 pub use changes::audit::{AuditEntryView, AuditProblemView, AuditVerificationView};
-pub use changes::change::Actor;
+pub use changes::change::{Actor, AppliedDocument};
 use changes::change::{ControlState, Plan};
 use changes::feed::EngineHealth;
 pub(crate) use changes::feed::StoreStatus;

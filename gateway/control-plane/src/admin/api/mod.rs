@@ -2,6 +2,7 @@
 //! generated.
 
 mod agent_ca;
+mod applied;
 mod audit_log;
 mod backup;
 mod gateway;

@@ -12,6 +12,8 @@ use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId};
 use gw_store::{
     AuditEntry, Directory, History, Position, Records, Snapshot, Step, Store, StoreError,
 };
+use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::takeover::UnsentChanges;
 use crate::control::{Control, ControlError};
@@ -24,6 +26,8 @@ pub(crate) const COMMIT_ATTEMPTS: usize = 32;
 pub enum Actor {
     /// The holder of the admin token.
     Admin,
+    /// The holder of the admin token, with a document.
+    Document(AppliedDocument),
     /// The gateway itself: key rotation by age, deletion of expired records.
     Gateway,
     /// An agent, at the issuance of its certificate.
@@ -32,10 +36,31 @@ pub enum Actor {
     EnrollmentToken(EnrollmentTokenId),
 }
 
+/// The document that a change applies, as the client names it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct AppliedDocument {
+    /// Path of the file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// Revision of the file, such as a commit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
+}
+
+impl Actor {
+    /// The detail of an entry in the audit log, with the document that the change applies.
+    fn noted_in(&self, mut detail: Value) -> Value {
+        if let (Self::Document(document), Some(members)) = (self, detail.as_object_mut()) {
+            members.insert("applied".to_owned(), json!(document));
+        }
+        detail
+    }
+}
+
 impl fmt::Display for Actor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Admin => f.write_str("admin"),
+            Self::Admin | Self::Document(_) => f.write_str("admin"),
             Self::Gateway => f.write_str("gateway"),
             Self::Agent(id) => write!(f, "agent {id}"),
             Self::EnrollmentToken(id) => write!(f, "enrollment-token {id}"),
@@ -50,7 +75,7 @@ pub(crate) struct Plan<T> {
     pub(crate) action: &'static str,
     pub(crate) account: Option<AccountId>,
     pub(crate) target: String,
-    pub(crate) detail: serde_json::Value,
+    pub(crate) detail: Value,
     /// The result for the caller once the change is made.
     pub(crate) output: T,
 }
@@ -63,7 +88,7 @@ impl<T> Plan<T> {
             action: "",
             account: None,
             target: String::new(),
-            detail: serde_json::Value::Null,
+            detail: Value::Null,
             output,
         }
     }
@@ -167,7 +192,7 @@ impl Control {
                 action: plan.action.into(),
                 account: plan.account,
                 target: plan.target,
-                detail: plan.detail,
+                detail: actor.noted_in(plan.detail),
             };
             if let Some(position) = self.commit(&mut store, &after, &plan.steps, &entry)? {
                 tracing::info!(

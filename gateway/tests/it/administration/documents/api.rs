@@ -62,3 +62,50 @@ fn a_label_is_set_compared_and_taken_away() {
         assert_eq!(api.get(&item).body.get("managed_by"), None::<&Value>);
     }
 }
+
+#[test]
+fn fields_that_name_a_document_are_bounded_ascii() {
+    let demo = demo(None);
+    let send = |id: &str, field: &str, value: &[u8]| {
+        let agent: ureq::Agent = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .build()
+            .into();
+        let request = http::Request::builder()
+            .method("POST")
+            .uri(format!("{}/api/v1/accounts", demo.about.admin_url))
+            .header(
+                "Authorization",
+                format!("Bearer {}", demo.about.admin_token),
+            )
+            .header("Content-Type", "application/json")
+            .header(field, http::HeaderValue::from_bytes(value).unwrap())
+            .body(json!({ "id": id }).to_string())
+            .unwrap();
+        let mut response = agent.run(request).unwrap();
+        let body = response.body_mut().read_to_string().unwrap();
+        let body: Value = serde_json::from_str(&body).unwrap();
+        (response.status().as_u16(), body)
+    };
+    for (field, longest) in [("X-Gw-Applied-File", 200), ("X-Gw-Applied-Revision", 100)] {
+        for wrong in [
+            &b""[..],
+            b"a\tb",
+            "a\u{fc}".as_bytes(),
+            "x".repeat(longest + 1).as_bytes(),
+        ] {
+            let (status, problem) = send("refused", field, wrong);
+            assert_eq!(
+                (status, &problem["field"]),
+                (422, &json!(field)),
+                "{problem}"
+            );
+        }
+        let id = format!("a{longest}");
+        let (status, _) = send(&id, field, "x".repeat(longest).as_bytes());
+        assert_eq!(status, 201);
+    }
+    let entries = Api(&demo.about).get("/audit-log?limit=1").body;
+    let applied = &entries["items"][0]["detail"]["applied"];
+    assert_eq!(*applied, json!({ "revision": "x".repeat(100) }));
+}

@@ -16,10 +16,11 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::admin::Admin;
+use crate::admin::api::applied::{AppliedDocumentFields, By};
 use crate::admin::api::created;
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
 use crate::control::records::account;
-use crate::control::{AccountChanges, AccountContents, AccountView, Actor, NewAccount};
+use crate::control::{AccountChanges, AccountContents, AccountView, NewAccount};
 
 pub(crate) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new()
@@ -31,6 +32,7 @@ pub(crate) fn routes() -> OpenApiRouter<Admin> {
 /// Create an account. Creating it again changes nothing.
 #[utoipa::path(
     post, path = "/accounts", tag = "accounts",
+    params(AppliedDocumentFields),
     request_body = NewAccount,
     responses(
         (status = 201, description = "Created", body = AccountView, headers(("Location" = String))),
@@ -40,10 +42,11 @@ pub(crate) fn routes() -> OpenApiRouter<Admin> {
 )]
 async fn create_account(
     State(admin): State<Admin>,
+    By(actor): By,
     JsonBody(new): JsonBody<NewAccount>,
 ) -> Result<Response, Problem> {
     let made = admin
-        .ask(move |control| account::create(control, &Actor::Admin, &new))
+        .ask(move |control| account::create(control, &actor, &new))
         .await?;
     let location = format!("/accounts/{}", made.0.id);
     Ok(created(made, &location))
@@ -83,17 +86,18 @@ async fn show_account(
 /// Change the settings of an account. Omitted members keep their values.
 #[utoipa::path(
     patch, path = "/accounts/{account}", tag = "accounts",
-    params(("account" = String, Path, description = "Account id")),
+    params(("account" = String, Path, description = "Account id"), AppliedDocumentFields),
     request_body = AccountChanges,
     responses((status = 200, description = "As it is now", body = AccountView), ReadProblems, WriteProblems),
 )]
 async fn change_account(
     State(admin): State<Admin>,
+    By(actor): By,
     Path(account): Path<String>,
     JsonBody(changes): JsonBody<AccountChanges>,
 ) -> Result<Json<AccountView>, Problem> {
     admin
-        .ask(move |control| account::change(control, &Actor::Admin, &account, &changes))
+        .ask(move |control| account::change(control, &actor, &account, &changes))
         .await
         .map(Json)
 }
@@ -127,16 +131,17 @@ struct AccountDeletion {
 /// Delete an account: one that has nothing left in it, or, with `cascade`, with all that it has.
 #[utoipa::path(
     delete, path = "/accounts/{account}", tag = "accounts",
-    params(("account" = String, Path, description = "Account id"), AccountDeletion),
+    params(("account" = String, Path, description = "Account id"), AccountDeletion, AppliedDocumentFields),
     responses((status = 204, description = "Deleted"), ReadProblems, WriteProblems),
 )]
 async fn delete_account(
     State(admin): State<Admin>,
+    By(actor): By,
     Path(account): Path<String>,
     Query(AccountDeletion { cascade }): Query<AccountDeletion>,
 ) -> Result<StatusCode, Problem> {
     admin
-        .ask(move |control| account::delete(control, &Actor::Admin, &account, cascade))
+        .ask(move |control| account::delete(control, &actor, &account, cascade))
         .await?;
     Ok(StatusCode::NO_CONTENT)
 }

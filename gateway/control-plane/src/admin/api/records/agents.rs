@@ -15,9 +15,10 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::admin::Admin;
+use crate::admin::api::applied::{AppliedDocumentFields, By};
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
 use crate::control::records::agent;
-use crate::control::{Actor, AgentChanges, AgentView, Control, ControlError};
+use crate::control::{AgentChanges, AgentView, Control, ControlError};
 
 pub(crate) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new()
@@ -81,17 +82,18 @@ async fn show_agent(
 /// Change an agent's name, services or standby. A live agent hears of its services and opens or ends tunnels.
 #[utoipa::path(
     patch, path = "/accounts/{account}/agents/{agent}", tag = "agents",
-    params(("account" = String, Path, description = "Account id"), ("agent" = String, Path, description = "Agent id")),
+    params(("account" = String, Path, description = "Account id"), ("agent" = String, Path, description = "Agent id"), AppliedDocumentFields),
     request_body = AgentChanges,
     responses((status = 200, description = "As it is now", body = AgentView), ReadProblems, WriteProblems),
 )]
 async fn change_agent(
     State(admin): State<Admin>,
+    By(actor): By,
     Path((account, agent)): Path<(String, String)>,
     JsonBody(changes): JsonBody<AgentChanges>,
 ) -> Result<Json<AgentView>, Problem> {
     one(admin, move |control| {
-        agent::change(control, &Actor::Admin, &account, &agent, &changes)
+        agent::change(control, &actor, &account, &agent, &changes)
     })
     .await
 }
@@ -99,15 +101,16 @@ async fn change_agent(
 /// Delete an agent. Its tunnels end within a second, and its certificate is worth nothing.
 #[utoipa::path(
     delete, path = "/accounts/{account}/agents/{agent}", tag = "agents",
-    params(("account" = String, Path, description = "Account id"), ("agent" = String, Path, description = "Agent id")),
+    params(("account" = String, Path, description = "Account id"), ("agent" = String, Path, description = "Agent id"), AppliedDocumentFields),
     responses((status = 204, description = "Deleted"), ReadProblems, WriteProblems),
 )]
 async fn delete_agent(
     State(admin): State<Admin>,
+    By(actor): By,
     Path((account, agent)): Path<(String, String)>,
 ) -> Result<StatusCode, Problem> {
     admin
-        .ask(move |control| agent::delete(control, &Actor::Admin, &account, &agent))
+        .ask(move |control| agent::delete(control, &actor, &account, &agent))
         .await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -115,15 +118,16 @@ async fn delete_agent(
 /// Let an agent have its certificate that waits for that.
 #[utoipa::path(
     post, path = "/accounts/{account}/agents/{agent}/approve", tag = "agents",
-    params(("account" = String, Path, description = "Account id"), ("agent" = String, Path, description = "Agent id")),
+    params(("account" = String, Path, description = "Account id"), ("agent" = String, Path, description = "Agent id"), AppliedDocumentFields),
     responses((status = 200, description = "As it is now", body = AgentView), ReadProblems, WriteProblems),
 )]
 async fn approve_agent(
     State(admin): State<Admin>,
+    By(actor): By,
     Path((account, agent)): Path<(String, String)>,
 ) -> Result<Json<AgentView>, Problem> {
     one(admin, move |control| {
-        agent::approve(control, &Actor::Admin, &account, &agent)
+        agent::approve(control, &actor, &account, &agent)
     })
     .await
 }
@@ -131,15 +135,16 @@ async fn approve_agent(
 /// Cut an agent off for good. Its tunnels end within a second.
 #[utoipa::path(
     post, path = "/accounts/{account}/agents/{agent}/revoke", tag = "agents",
-    params(("account" = String, Path, description = "Account id"), ("agent" = String, Path, description = "Agent id")),
+    params(("account" = String, Path, description = "Account id"), ("agent" = String, Path, description = "Agent id"), AppliedDocumentFields),
     responses((status = 200, description = "As it is now", body = AgentView), ReadProblems, WriteProblems),
 )]
 async fn revoke_agent(
     State(admin): State<Admin>,
+    By(actor): By,
     Path((account, agent)): Path<(String, String)>,
 ) -> Result<Json<AgentView>, Problem> {
     one(admin, move |control| {
-        agent::revoke(control, &Actor::Admin, &account, &agent)
+        agent::revoke(control, &actor, &account, &agent)
     })
     .await
 }

@@ -11,12 +11,13 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::admin::Admin;
+use crate::admin::api::applied::{AppliedDocumentFields, By};
 use crate::admin::api::{created, secret};
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
 use crate::control::records::caller_secret;
 use crate::control::{
-    Actor, CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView,
-    NewServiceKeyView, ServiceKeyView,
+    CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView,
+    ServiceKeyView,
 };
 
 pub(crate) fn routes() -> OpenApiRouter<Admin> {
@@ -44,7 +45,7 @@ macro_rules! caller_secret_routes {
             /// Create one. Its secret is shown this once. With a name, creating it again changes nothing.
             #[utoipa::path(
                 post, path = $collection, tag = $tag,
-                params(("account" = String, Path, description = "Account id")),
+                params(("account" = String, Path, description = "Account id"), AppliedDocumentFields),
                 request_body = NewCallerSecret,
                 responses(
                     (status = 201, description = "Created", body = $new_view, headers(("Location" = String))),
@@ -54,10 +55,11 @@ macro_rules! caller_secret_routes {
             )]
             async fn $create(
                 State(admin): State<Admin>,
+                By(actor): By,
                 Path(account): Path<String>,
                 JsonBody(new): JsonBody<NewCallerSecret>,
             ) -> Result<Response, Problem> {
-                let made = admin.ask(move |control| caller_secret::create::<$kind>(control, &Actor::Admin, &account, &new)).await?;
+                let made = admin.ask(move |control| caller_secret::create::<$kind>(control, &actor, &account, &new)).await?;
                 let view = &made.0.$new_field;
                 let location = format!("/accounts/{}/{}/{}", view.account, $tag, view.$new_id);
                 Ok(secret(created(made, &location)))
@@ -93,17 +95,18 @@ macro_rules! caller_secret_routes {
             /// Change one. Omitted members keep their values. In force on every core at once.
             #[utoipa::path(
                 patch, path = $item, tag = $tag,
-                params(("account" = String, Path, description = "Account id"), ($id = String, Path)),
+                params(("account" = String, Path, description = "Account id"), ($id = String, Path), AppliedDocumentFields),
                 request_body = CallerSecretChanges,
                 responses((status = 200, description = "As it is now", body = $view), ReadProblems, WriteProblems),
             )]
             async fn $change(
                 State(admin): State<Admin>,
+                By(actor): By,
                 Path((account, id)): Path<(String, String)>,
                 JsonBody(changes): JsonBody<CallerSecretChanges>,
             ) -> Result<Json<$view>, Problem> {
                 let change = move |control: &crate::control::Control| {
-                    caller_secret::change::<$kind>(control, &Actor::Admin, &account, &id, &changes)
+                    caller_secret::change::<$kind>(control, &actor, &account, &id, &changes)
                 };
                 admin.ask(change).await.map(Json)
             }
@@ -111,15 +114,16 @@ macro_rules! caller_secret_routes {
             /// Give it a new secret, which is shown this once. The old one is refused from now on.
             #[utoipa::path(
                 post, path = $rotate_path, tag = $tag,
-                params(("account" = String, Path, description = "Account id"), ($id = String, Path)),
+                params(("account" = String, Path, description = "Account id"), ($id = String, Path), AppliedDocumentFields),
                 responses((status = 200, description = "With its new secret", body = $new_view), ReadProblems, WriteProblems),
             )]
             async fn $rotate(
                 State(admin): State<Admin>,
+                By(actor): By,
                 Path((account, id)): Path<(String, String)>,
             ) -> Result<Response, Problem> {
                 let rotate = move |control: &crate::control::Control| {
-                    caller_secret::rotate::<$kind>(control, &Actor::Admin, &account, &id)
+                    caller_secret::rotate::<$kind>(control, &actor, &account, &id)
                 };
                 Ok(secret(Json(admin.ask(rotate).await?).into_response()))
             }
@@ -127,14 +131,15 @@ macro_rules! caller_secret_routes {
             /// Delete one. Its secret is refused from now on.
             #[utoipa::path(
                 delete, path = $item, tag = $tag,
-                params(("account" = String, Path, description = "Account id"), ($id = String, Path)),
+                params(("account" = String, Path, description = "Account id"), ($id = String, Path), AppliedDocumentFields),
                 responses((status = 204, description = "Deleted"), ReadProblems, WriteProblems),
             )]
             async fn $delete(
                 State(admin): State<Admin>,
+                By(actor): By,
                 Path((account, id)): Path<(String, String)>,
             ) -> Result<StatusCode, Problem> {
-                admin.ask(move |control| caller_secret::delete::<$kind>(control, &Actor::Admin, &account, &id)).await?;
+                admin.ask(move |control| caller_secret::delete::<$kind>(control, &actor, &account, &id)).await?;
                 Ok(StatusCode::NO_CONTENT)
             }
         }

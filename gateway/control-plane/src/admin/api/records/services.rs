@@ -9,10 +9,11 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::admin::Admin;
+use crate::admin::api::applied::{AppliedDocumentFields, By};
 use crate::admin::api::created;
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
 use crate::control::records::service;
-use crate::control::{Actor, NewService, ServiceChanges, ServiceView};
+use crate::control::{NewService, ServiceChanges, ServiceView};
 
 pub(crate) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new()
@@ -23,7 +24,7 @@ pub(crate) fn routes() -> OpenApiRouter<Admin> {
 /// Create a service. Creating it again with the same settings changes nothing.
 #[utoipa::path(
     post, path = "/accounts/{account}/services", tag = "services",
-    params(("account" = String, Path, description = "Account id")),
+    params(("account" = String, Path, description = "Account id"), AppliedDocumentFields),
     request_body = NewService,
     responses(
         (status = 201, description = "Created", body = ServiceView, headers(("Location" = String))),
@@ -33,11 +34,12 @@ pub(crate) fn routes() -> OpenApiRouter<Admin> {
 )]
 async fn create_service(
     State(admin): State<Admin>,
+    By(actor): By,
     Path(account): Path<String>,
     JsonBody(new): JsonBody<NewService>,
 ) -> Result<Response, Problem> {
     let made = admin
-        .ask(move |control| service::create(control, &Actor::Admin, &account, &new))
+        .ask(move |control| service::create(control, &actor, &account, &new))
         .await?;
     let location = format!("/accounts/{}/services/{}", made.0.account, made.0.id);
     Ok(created(made, &location))
@@ -79,17 +81,18 @@ async fn show_service(
 /// Change the settings of a service. Omitted members keep their values.
 #[utoipa::path(
     patch, path = "/accounts/{account}/services/{service}", tag = "services",
-    params(("account" = String, Path, description = "Account id"), ("service" = String, Path, description = "Service id")),
+    params(("account" = String, Path, description = "Account id"), ("service" = String, Path, description = "Service id"), AppliedDocumentFields),
     request_body = ServiceChanges,
     responses((status = 200, description = "As it is now", body = ServiceView), ReadProblems, WriteProblems),
 )]
 async fn change_service(
     State(admin): State<Admin>,
+    By(actor): By,
     Path((account, service)): Path<(String, String)>,
     JsonBody(changes): JsonBody<ServiceChanges>,
 ) -> Result<Json<ServiceView>, Problem> {
     admin
-        .ask(move |control| service::change(control, &Actor::Admin, &account, &service, &changes))
+        .ask(move |control| service::change(control, &actor, &account, &service, &changes))
         .await
         .map(Json)
 }
@@ -97,15 +100,16 @@ async fn change_service(
 /// Delete a service. It is taken off the lists of credentials, keys and agents.
 #[utoipa::path(
     delete, path = "/accounts/{account}/services/{service}", tag = "services",
-    params(("account" = String, Path, description = "Account id"), ("service" = String, Path, description = "Service id")),
+    params(("account" = String, Path, description = "Account id"), ("service" = String, Path, description = "Service id"), AppliedDocumentFields),
     responses((status = 204, description = "Deleted"), ReadProblems, WriteProblems),
 )]
 async fn delete_service(
     State(admin): State<Admin>,
+    By(actor): By,
     Path((account, service)): Path<(String, String)>,
 ) -> Result<StatusCode, Problem> {
     admin
-        .ask(move |control| service::delete(control, &Actor::Admin, &account, &service))
+        .ask(move |control| service::delete(control, &actor, &account, &service))
         .await?;
     Ok(StatusCode::NO_CONTENT)
 }
