@@ -189,7 +189,7 @@ mod tests {
     }
 
     /// Commands that are accepted.
-    const GOOD: [&str; 23] = [
+    const GOOD: [&str; 26] = [
         "gw-gateway account create acme --json",
         "gw-gateway service create acme api --mode jwt --mode service_key --burst 5 --request-logging false",
         "gw-gateway service create acme api --create-account --with-key --with-agent --backend-port 80",
@@ -202,6 +202,9 @@ mod tests {
         "gw-gateway signing-key rotate --immediately",
         "gw-gateway audit list --account acme --limit 5 --config gateway.toml",
         "gw-gateway audit verify --head 7:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+        "gw-gateway apply -f a.toml --file b --prune --yes --take-over --managed-by git/shop --revision 4f --secrets-dir s",
+        "gw-gateway diff -f - --prune --config gateway.toml",
+        "gw-gateway export --account acme --managed-by git --json",
         "gw-gateway backup --config gateway.toml backup.tar.zst --force",
         "gw-gateway backup - --admin-url https://localhost:1 --admin-ca ca.pem",
         "gw-gateway restore --config gateway.toml -",
@@ -216,7 +219,7 @@ mod tests {
     ];
 
     /// Commands that are refused before any request.
-    const REFUSED: [(&str, ErrorKind); 24] = [
+    const REFUSED: [(&str, ErrorKind); 28] = [
         ("gw-gateway account create ACME", ErrorKind::ValueValidation),
         (
             "gw-gateway account show acme/../other",
@@ -245,6 +248,22 @@ mod tests {
         (
             "gw-gateway key create acme",
             ErrorKind::MissingRequiredArgument,
+        ),
+        (
+            "gw-gateway apply --dry-run",
+            ErrorKind::MissingRequiredArgument,
+        ),
+        (
+            "gw-gateway apply -f a.toml --yes",
+            ErrorKind::MissingRequiredArgument,
+        ),
+        (
+            "gw-gateway apply -f a.toml --print-secrets --secrets-dir s",
+            ErrorKind::ArgumentConflict,
+        ),
+        (
+            "gw-gateway diff -f a.toml --managed-by .",
+            ErrorKind::ValueValidation,
         ),
         (
             "gw-gateway enrollment-token create acme --service api --approval maybe",

@@ -8,6 +8,7 @@ pub(crate) mod administration;
 mod agent_program;
 pub(crate) mod backup;
 mod client;
+mod documents;
 pub(crate) mod init;
 mod interrupt;
 pub(crate) mod region;
@@ -32,6 +33,7 @@ use administration::signing_key::SigningKeyCommand;
 use administration::tunnel::TunnelCommand;
 use client::connection::AdminConnection;
 use client::output::CommandError;
+use documents::{ApplyArguments, DiffArguments, ExportArguments};
 
 /// One family of commands for each kind of record.
 #[derive(Subcommand)]
@@ -60,6 +62,27 @@ pub(crate) enum Administration {
     Usage {
         #[command(flatten)]
         arguments: usage::UsageArguments,
+        #[command(flatten)]
+        connection: AdminConnection,
+    },
+    /// Make the changes that documents declare: accounts, services, credentials, keys and settings of agents.
+    Apply {
+        #[command(flatten)]
+        arguments: ApplyArguments,
+        #[command(flatten)]
+        connection: AdminConnection,
+    },
+    /// Print what `apply` would change. Exit code 0 if that is nothing, 1 if it is something, 2 after an error.
+    Diff {
+        #[command(flatten)]
+        arguments: DiffArguments,
+        #[command(flatten)]
+        connection: AdminConnection,
+    },
+    /// Print what the gateway has as a document for `apply`. It has no secrets.
+    Export {
+        #[command(flatten)]
+        arguments: ExportArguments,
         #[command(flatten)]
         connection: AdminConnection,
     },
@@ -122,19 +145,38 @@ impl Administration {
                 arguments,
                 connection,
             } => arguments.run(&mut connection.open()?),
+            Self::Apply {
+                arguments,
+                connection,
+            } => arguments.run(&mut connection.open()?),
+            Self::Diff {
+                arguments,
+                connection,
+            } => return arguments.run(&mut connection.open()?),
+            Self::Export {
+                arguments,
+                connection,
+            } => arguments.run(&mut connection.open()?),
             Self::Audit(CommandFamily {
                 command,
                 connection,
             }) => command.run(&mut connection.open()?),
         };
-        match done {
-            // The reader of the output has closed the pipe.
-            Err(CommandError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            Err(error @ (CommandError::NothingToChange | CommandError::NoKeyMode)) => {
-                Err(Failure::Usage(error.to_string()))
-            }
-            done => done.map_err(|error| Failure::Run(error.to_string())),
-        }
+        ended(done)
+    }
+}
+
+/// The end of a command, with the kind of failure that gives its exit code.
+fn ended(done: Result<(), CommandError>) -> Result<(), Failure> {
+    match done {
+        // The reader of the output has closed the pipe.
+        Err(CommandError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(
+            error @ (CommandError::NothingToChange
+            | CommandError::NoKeyMode
+            | CommandError::Documents(_)),
+        ) => Err(Failure::Usage(error.to_string())),
+        done => done.map_err(|error| Failure::Run(error.to_string())),
     }
 }
 

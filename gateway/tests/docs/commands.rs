@@ -34,6 +34,7 @@ pages! {
     the_commands_about_agents_work: "docs/agent.md", Gateway;
     the_commands_about_authentication_work: "docs/authentication.md", Gateway;
     the_commands_about_backup_work: "docs/backup.md", Gateway;
+    the_commands_about_documents_work: "docs/declarative.md", Gateway;
     the_commands_about_deployment_work: "docs/deployment.md", Machine;
     the_commands_about_packages_work: "docs/packages.md", Gateway;
     the_commands_of_the_quickstart_work: "docs/quickstart.md", Machine;

@@ -74,7 +74,7 @@ pub use records::enrollment_token::{
     EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView,
 };
 pub use records::inventory::Inventory;
-use records::name::checked_name;
+pub use records::name::checked_name;
 use records::service_counts::ServiceCounts;
 pub use records::signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
 pub(crate) use replay::not_captured;

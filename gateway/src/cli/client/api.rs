@@ -1,5 +1,6 @@
 //! HTTP client of the administration API.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use gw_control_plane::admin_client::{URL_DEFAULT, is_of_tls_listener};
 use gw_shared::command;
 use gw_shared::text::escaped;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
-use http::{HeaderMap, Method, Request, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -22,12 +23,16 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Longer than any backup takes.
 const BACKUP_WITHIN: Duration = Duration::from_hours(1);
 const ITEMS_PER_PAGE: usize = 500;
+/// Longest name of a document that the API takes, in characters.
+const DOCUMENT_NAME_MAX: usize = 200;
 /// Largest response body, in bytes; a page of records is far smaller.
 const BODY_MAX: u64 = 64 << 20;
 
 pub(crate) struct Api {
     http: ureq::Agent,
     endpoint: AdminEndpoint,
+    /// Names of the document that requests apply, for the audit log.
+    document: Vec<(&'static str, HeaderValue)>,
 }
 
 /// A successful response of the API.
@@ -130,7 +135,24 @@ impl Api {
         Self {
             http: endpoint.address.agent(config),
             endpoint,
+            document: Vec::new(),
         }
+    }
+
+    /// Names the document that the next requests apply, for the audit log, in printable ASCII. Keeps the end of a long name.
+    pub(crate) fn name_document(&mut self, file: &str, revision: Option<&str>) {
+        let file: Cow<'_, str> = match file.len().checked_sub(DOCUMENT_NAME_MAX) {
+            None | Some(0) => file.into(),
+            Some(too_long) => format!("...{}", file.get(too_long + 3..).unwrap_or_default()).into(),
+        };
+        let fields = [
+            ("x-gw-applied-file", Some(&*file)),
+            ("x-gw-applied-revision", revision),
+        ];
+        let fields = fields.into_iter();
+        self.document = fields
+            .filter_map(|(name, text)| Some((name, HeaderValue::from_str(text?).ok()?)))
+            .collect();
     }
 
     /// Sends a request without a body to `path`, for example `/accounts/acme`.
@@ -283,6 +305,10 @@ impl Api {
             .uri(format!("{}{BASE_PATH}{path}", address.url))
             .header(ACCEPT, "application/json")
             .header(AUTHORIZATION, format!("Bearer {}", token.reveal()));
+        let fields = self.document.iter();
+        let request = fields.fold(request, |request, (name, value)| {
+            request.header(*name, value)
+        });
         let sent = match body {
             Some(body) => {
                 let request = request

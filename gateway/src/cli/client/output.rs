@@ -48,6 +48,24 @@ pub(crate) enum CommandError {
     NotCompared(String),
     #[error("account {0} was not deleted: its id was not typed; repeat the command, or add --yes")]
     NotConfirmed(String),
+    /// Mistakes in documents, or in how they are applied.
+    #[error("{0}")]
+    Documents(String),
+    #[error(
+        "nothing was changed: the deletions were not confirmed; repeat the command, or add --yes"
+    )]
+    NotApplied,
+    #[error("{0}")]
+    Secret(String),
+    /// Documents of which not all changes are made.
+    #[error(
+        "{at}{error}; the other changes are not made, and applying again goes on with them:{changes}"
+    )]
+    Stopped {
+        at: String,
+        error: Box<CommandError>,
+        changes: String,
+    },
     #[error("{name}: {error}")]
     Input { name: String, error: io::Error },
     #[error("standard output: {0}")]

@@ -2,6 +2,7 @@
 
 mod agents;
 mod cascade;
+mod documents;
 mod failures;
 mod healthy;
 mod secrets;

@@ -8,7 +8,7 @@ const LENGTH_MAX: usize = 100;
 
 /// Trims and checks a name. Refuses control characters, line and paragraph separators, and bidirectional controls
 /// (Unicode UAX #9), which can make a name look like another one.
-pub(crate) fn checked_name(name: &str) -> Result<String, ControlError> {
+pub fn checked_name(name: &str) -> Result<String, ControlError> {
     let name = name.trim();
     if let Some(refused) = name.chars().find(|character| is_refused(*character)) {
         let message = format!(
