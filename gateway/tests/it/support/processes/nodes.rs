@@ -265,9 +265,12 @@ impl Nodes {
     /// Counters of connections that a node did not take, for the message of a failed assertion.
     pub(crate) fn refusals(&self, node: usize) -> String {
         let reports = self.gateway(node).control().reports();
-        let counters = reports
-            .iter()
-            .map(|report| (report.totals["connections_shed"], &report.by_reason.turned_away));
+        let counters = reports.iter().map(|report| {
+            (
+                report.totals["connections_shed"],
+                &report.by_reason.turned_away,
+            )
+        });
         format!("{:?}", counters.collect::<Vec<_>>())
     }
 
