@@ -97,7 +97,8 @@ pub enum StateError {
     },
     /// There is no agent in the folder.
     #[error(
-        "not enrolled: {path} does not exist; run `gw-agent enroll` with a token from the gateway's administrator"
+        "not enrolled: {path} does not exist; run `gw-agent enroll` with a token from the gateway's administrator (for the unit of \
+         the package, `systemctl start gw-agent-enroll`)"
     )]
     NotEnrolled { path: String },
     #[error(

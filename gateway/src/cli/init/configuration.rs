@@ -64,7 +64,11 @@ pub(super) fn write(answers: &Answers, force: bool) -> Result<(Config, Written),
             }
         },
         Err(error) if error.kind() == io::ErrorKind::NotFound => (config, Written::Created),
-        Err(error) => return Err(Failure::Run(format!("{}: {error}", path.display()))),
+        Err(error) => {
+            let found = files::cannot_read(path, &error);
+            let message = format!("init: {found}, or name another file with --config");
+            return Err(Failure::Run(message));
+        }
     };
     if written.is_change() {
         put(path, &text)?;
@@ -87,7 +91,12 @@ pub(super) fn put(path: &Path, text: &str) -> Result<(), Failure> {
     let written = fs::create_dir_all(folder)
         .and_then(|()| files::write_private(path, text.as_bytes()))
         .and_then(|()| fs::set_permissions(path, Permissions::from_mode(0o644)));
-    written.map_err(|error| Failure::Run(format!("{}: {error}", path.display())))
+    written.map_err(|error| {
+        Failure::Run(format!(
+            "{}: cannot be written: {error}; run the command as a user that may write there, or name another path",
+            path.display()
+        ))
+    })
 }
 
 fn text(answers: &Answers) -> String {
