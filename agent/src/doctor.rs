@@ -529,7 +529,9 @@ mod tests {
             (last.check.as_str(), last.verdict),
             ("enrollment", Verdict::Failed)
         );
-        assert!(last.advice.as_ref().unwrap().contains("gw-agent enroll"));
+        assert!(last.found.contains("gw-agent enroll"), "{}", last.found);
+        let advice = last.advice.as_ref().unwrap();
+        assert!(advice.contains("enrollment-token create"), "{advice}");
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub(crate) async fn keep_tunnel(
     stop: watch::Receiver<bool>,
 ) {
     let pool = Rc::new(Pool::new(&hostname, &backends, agent.config.slots()));
-    // Of `gw-agent http`, the user waits for the first request.
+    // The user of `gw-agent http` waits for the first request.
     if agent.relayed.is_some() {
         runtime::spawn(warn_of_unreachable(hostname.clone(), backends.clone()));
     }

@@ -41,11 +41,13 @@ pub(crate) fn gateway_keys() -> BTreeSet<String> {
         .iter()
         .filter_map(|name| Some(name.strip_prefix("GW_")?.to_ascii_lowercase()));
     let refusal = |key: &str| parse(&format!("{key} = 1")).unwrap_err();
-    let unknown = refusal("nonsense")
+    let refused = refusal("nonsense");
+    let unknown = refused
         .lines()
         .find(|line| line.contains("nonsense"))
-        .unwrap()
-        .to_owned();
+        .unwrap();
+    // After it comes what was probably meant.
+    let (unknown, _) = unknown.split_once(';').unwrap();
     let is_unknown = |key: &str| refusal(key).contains(&unknown.replace("nonsense", key));
     // A key of a table has a dot where its variable has the first `_`.
     keys.map(|key| {

@@ -4,7 +4,7 @@ const REGION: &str =
     "several machines; gateway/tests/it/region/commands.rs runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-pub(crate) const NOT_RUN: [(&str, &str, &str); 48] = [
+pub(crate) const NOT_RUN: [(&str, &str, &str); 50] = [
     ("README.md", "./test", "it would run itself"),
     (
         "docs/agent.md",
@@ -54,8 +54,18 @@ pub(crate) const NOT_RUN: [(&str, &str, &str); 48] = [
     ),
     (
         "docs/packages.md",
-        "apt install ./gw-gateway",
+        "apt install ./gw-gateway_*.deb ./gw-agent_*.deb\ngw-gateway init",
+        "packages; gateway/tests/packages installs them",
+    ),
+    (
+        "docs/packages.md",
+        "apt install ./gw-gateway_*.deb\ninstall",
         "a package; gateway/tests/packages installs it",
+    ),
+    (
+        "docs/packages.md",
+        "install --mode 644 gw-ca.crt",
+        "files of a package",
     ),
     (
         "docs/packages.md",

@@ -67,10 +67,11 @@ pub(super) fn parse(
         managed_by: managed_by.map(str::to_owned),
         mistakes,
     };
-    let (table, errors) = DeTable::parse_recoverable(text);
+    let (table, mut errors) = DeTable::parse_recoverable(text);
+    let start = |error: &toml::de::Error| error.span().map_or(0, |span| span.start);
+    errors.sort_by_key(start);
     for error in &errors {
-        let at = error.span().map_or(0, |span| span.start);
-        reader.report(at, error.message().to_owned());
+        reader.report(start(error), error.message().to_owned());
     }
     if !errors.is_empty() {
         return Document::default();
