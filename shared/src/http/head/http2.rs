@@ -17,7 +17,7 @@ const PROTOCOL: InvalidHead =
     InvalidHead::Syntax(":protocol is not the name of one protocol, other than HTTP and TLS");
 
 /// Converts the head of an HTTP/2 request that the h2 crate has accepted (RFC 9113 §8.3). `Host` stays among the fields
-/// and equals the authority. `has_body` tells whether data or trailers may follow. Returns a refused head with the
+/// and names the authority, in any case and with or without the default port. `has_body` tells whether data or trailers may follow. Returns a refused head with the
 /// error.
 pub fn request_of_http2(
     mut parts: Parts,
@@ -103,10 +103,8 @@ pub(in crate::http) fn authority_of_http2(
         (_, _, Some(_)) => return Err(InvalidHead::Syntax("more than one Host field")),
         (Some(authority), None, None) => authority.clone(),
         (Some(authority), Some(host), None)
-            if authority
-                .as_str()
-                .as_bytes()
-                .eq_ignore_ascii_case(host.as_bytes()) =>
+            if without_default_port(authority.as_str().as_bytes(), uri)
+                .eq_ignore_ascii_case(without_default_port(host.as_bytes(), uri)) =>
         {
             authority.clone()
         }
@@ -121,6 +119,16 @@ pub(in crate::http) fn authority_of_http2(
     } else {
         Ok(authority)
     }
+}
+
+/// `authority` without the port that its scheme has by default (RFC 3986 §6.2.3).
+fn without_default_port<'a>(authority: &'a [u8], uri: &Uri) -> &'a [u8] {
+    let port: &[u8] = match uri.scheme_str() {
+        Some("https") => b":443",
+        Some("http") => b":80",
+        _ => b"",
+    };
+    authority.strip_suffix(port).unwrap_or(authority)
 }
 
 #[cfg(test)]
@@ -215,6 +223,26 @@ mod tests {
         ] {
             let error = request_2(request).unwrap_err().to_string();
             assert!(error.contains(bad), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn host_and_authority_may_differ_in_the_default_port() {
+        for (uri, host, is_same) in [
+            ("https://h/", "h:443", true),
+            ("https://h:443/", "H", true),
+            ("http://h/", "h:80", true),
+            ("https://h/", "h:80", false),
+            ("https://h/", "h:", false),
+            ("https://h:8443/", "h", false),
+            ("https://h:443/", "h:80", false),
+        ] {
+            let head = request_2(http::Request::get(uri).header("host", host));
+            assert_eq!(head.is_ok(), is_same, "{uri} {host}");
+            if let Ok(head) = head {
+                let authority = uri.split('/').nth(2);
+                assert_eq!(Some(head.authority.as_str()), authority);
+            }
         }
     }
 
