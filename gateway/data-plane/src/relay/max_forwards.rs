@@ -13,13 +13,7 @@ pub(super) fn count_down(request: &mut RequestHead, id: RequestId) -> Option<Res
     if !matches!(request.method, Method::TRACE | Method::OPTIONS) {
         return None;
     }
-    let left: u64 = request
-        .headers
-        .get(header::MAX_FORWARDS)?
-        .to_str()
-        .ok()?
-        .parse()
-        .ok()?;
+    let left = number(request.headers.get(header::MAX_FORWARDS)?)?;
     if left > 0 {
         request
             .headers
@@ -57,6 +51,15 @@ pub(super) fn count_down(request: &mut RequestHead, id: RequestId) -> Option<Res
     Some(response)
 }
 
+/// The number in a value of digits only, at most the largest one.
+fn number(value: &HeaderValue) -> Option<u64> {
+    let digits = value.as_bytes();
+    let is_number = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
+    is_number
+        .then(|| value.to_str().ok()?.parse().ok())
+        .map(|number| number.unwrap_or(u64::MAX))
+}
+
 #[cfg(test)]
 mod tests {
     use crate::limits;
@@ -84,10 +87,28 @@ mod tests {
         );
         let (_, answer) = count("OPTIONS", "Max-Forwards: 0\r\n");
         assert_eq!(answer.unwrap().status(), StatusCode::NO_CONTENT);
-        for fields in ["", "Max-Forwards: x\r\n", "Max-Forwards: -1\r\n"] {
-            assert!(count("TRACE", fields).1.is_none(), "{fields}");
+        for fields in ["", "x", "-1", "+0", "0x0"].map(|value| match value {
+            "" => String::new(),
+            value => format!("Max-Forwards: {value}\r\n"),
+        }) {
+            assert!(count("TRACE", &fields).1.is_none(), "{fields}");
         }
         assert!(count("GET", "Max-Forwards: 0\r\n").1.is_none());
+    }
+
+    #[test]
+    fn forwards_beyond_the_largest_number_are_reduced_to_it() {
+        let largest = u64::MAX;
+        for (received, forwarded) in [
+            (format!("{largest}"), largest - 1),
+            (format!("{largest}0"), largest - 1),
+            ("0".repeat(30) + "7", 6),
+        ] {
+            let (request, answer) = count("TRACE", &format!("Max-Forwards: {received}\r\n"));
+            let value = &request.headers[header::MAX_FORWARDS];
+            assert_eq!(value, &HeaderValue::from(forwarded), "{received}");
+            assert!(answer.is_none());
+        }
     }
 
     #[test]
