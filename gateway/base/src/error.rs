@@ -550,6 +550,14 @@ impl Error {
                         .map(|field| (header::WWW_AUTHENTICATE, field)),
                 );
             }
+            // Each 401 names a scheme (RFC 9110 §15.5.2).
+            Self::EnrollmentTokenInvalid(_) | Self::EnrollmentInvalid => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            _ if status == StatusCode::UNAUTHORIZED => {
+                let scheme = HeaderValue::from_static(handshake::SCHEME);
+                headers.insert(header::WWW_AUTHENTICATE, scheme);
+            }
             _ => {}
         }
         let mut response = Response::new(body);

@@ -50,7 +50,7 @@ pub struct Proof {
 }
 
 /// Name of the authentication scheme.
-const SCHEME: &str = "Gw-Agent";
+pub const SCHEME: &str = "Gw-Agent";
 
 /// Value of `WWW-Authenticate` that asks for a [`Proof`] over `challenge`.
 pub fn challenge_field(challenge: &str) -> String {
@@ -248,7 +248,9 @@ mod tests {
     #[test]
     fn challenges_and_proofs_parse_back() {
         assert_eq!(parse_challenge(&challenge_field("abc_-9")), Some("abc_-9"));
-        assert_eq!(parse_challenge("Bearer challenge=\"x\""), None);
+        for other in ["Bearer challenge=\"x\"", "Bearer", SCHEME] {
+            assert_eq!(parse_challenge(other), None, "{other}");
+        }
         let proof = Proof {
             certificate: vec![0, 255, 7],
             signature: b"signed".to_vec(),

@@ -110,6 +110,36 @@ fn status_gw_status_and_code_match_the_documentation() {
 }
 
 #[test]
+fn statuses_have_the_fields_that_they_require() {
+    let id = RequestIds::new().next_id();
+    let field = |error: &Error, name| {
+        let response = error.response(id);
+        let value = response.headers().get(name);
+        let text = value.map(|value| value.to_str().unwrap().to_owned());
+        (response.status().as_u16(), text.unwrap_or_default())
+    };
+    let challenge = "drawn".to_owned();
+    for (error, expected) in [
+        (
+            Error::AgentChallenge { challenge },
+            "Gw-Agent challenge=\"drawn\"",
+        ),
+        (Error::AgentCertificateRequired, "Gw-Agent"),
+        (Error::AgentCertificateExpired, "Gw-Agent"),
+        (Error::AgentUnknown, "Gw-Agent"),
+        (Error::AgentRevoked, "Gw-Agent"),
+        (Error::EnrollmentInvalid, "Bearer"),
+    ] {
+        let found = field(&error, header::WWW_AUTHENTICATE);
+        assert_eq!(found, (401, expected.to_owned()), "{error}");
+    }
+    assert_eq!(
+        field(&Error::MethodNotAllowed("GET, HEAD"), header::ALLOW),
+        (405, "GET, HEAD".to_owned())
+    );
+}
+
+#[test]
 fn retry_after_is_rounded_up_and_at_least_one() {
     let seconds = |millis| {
         Error::RateLimited {
