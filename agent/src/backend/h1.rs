@@ -31,6 +31,8 @@ pub(crate) struct Http1Connection {
     acknowledger: Acknowledger,
     /// Bytes of another protocol follow, and nothing tells whether a message of it is complete.
     is_upgraded: Cell<bool>,
+    /// The exchange broke off: an orderly end could pass for the end of its request.
+    is_aborted: Cell<bool>,
 }
 
 impl Http1Connection {
@@ -46,6 +48,7 @@ impl Http1Connection {
             buffers,
             acknowledger,
             is_upgraded: Cell::new(false),
+            is_aborted: Cell::new(false),
         }
     }
 
@@ -82,6 +85,7 @@ impl Http1Connection {
     }
 
     pub(super) fn reset_when_dropped(&self) {
+        self.is_aborted.set(true);
         self.stream.socket().reset_when_dropped();
     }
 
@@ -192,6 +196,14 @@ impl Http1Connection {
             _ => {}
         }
         received.map_err(ResponseError::Reset)
+    }
+}
+
+impl Drop for Http1Connection {
+    fn drop(&mut self) {
+        if !self.is_aborted.get() {
+            self.stream.close_now();
+        }
     }
 }
 

@@ -79,6 +79,13 @@ impl BackendStream {
             Self::Canned(_) => Ok(()),
         }
     }
+
+    /// Ends TLS with a closure alert (RFC 9112 §9.8). For a connection that is dropped afterwards.
+    pub(super) fn close_now(&self) {
+        if let Self::Tls(stream) = self {
+            stream.close_now();
+        }
+    }
 }
 
 impl AsyncRead for BackendStream {

@@ -71,6 +71,58 @@ async fn speak_either(connection: TcpStream, config: Arc<ServerConfig>) {
     }
 }
 
+/// The backend at `address`, whose certificate is in `file`.
+fn backends_at(address: &str, file: &std::path::Path) -> Backends {
+    let port = address.rsplit(':').next().unwrap();
+    let toml = format!(
+        "urls = 'https://localhost:{port}'\nca_file = '{}'",
+        file.display()
+    );
+    let value = toml::Value::Table(toml.parse().unwrap());
+    Backends::from_toml("test", &value, &mut Vec::new()).unwrap()
+}
+
+#[test]
+fn a_connection_ends_with_a_closure_alert() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("ca.pem");
+    let config = tls(&[b"http/1.1"], &file);
+    let (sender, ends) = mpsc::channel();
+    let address = listen(move |connection, _| {
+        let serve = async {
+            let socket = Socket::from_fd(connection.into()).unwrap();
+            let session = UnbufferedServerConnection::new(Arc::clone(&config)).unwrap();
+            let stream = TlsStream::new(socket, session);
+            stream.handshake().await.unwrap();
+            let mut received = bytes::BytesMut::new();
+            let mut receive =
+                async || std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut received)).await;
+            receive().await.unwrap();
+            let answer = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+            stream
+                .write_all(&mut [std::io::IoSlice::new(answer)])
+                .await
+                .unwrap();
+            stream.flush().await.unwrap();
+            // Without the alert, the end is an error.
+            sender
+                .send(receive().await.map_err(|error| error.kind()))
+                .unwrap();
+        };
+        Driver::choose().unwrap().block_on(serve).unwrap();
+    });
+    with_tunnel_to(&backends_at(&address, &file), |gateway| async move {
+        assert_eq!(gateway.send(get("/")).response().await.head.status, 200);
+        let end = loop {
+            match ends.try_recv() {
+                Ok(end) => break end,
+                Err(_) => runtime::sleep(Duration::from_millis(1)).await,
+            }
+        };
+        assert_eq!(end, Ok(0));
+    });
+}
+
 #[test]
 fn alpn_selects_the_version_and_upgrades_prefer_http_1_1() {
     let directory = tempfile::tempdir().unwrap();
@@ -86,14 +138,7 @@ fn alpn_selects_the_version_and_upgrades_prefer_http_1_1() {
                 .block_on(speak_either(connection, Arc::clone(&config)))
                 .unwrap();
         });
-        let port = address.rsplit(':').next().unwrap();
-        let toml = format!(
-            "urls = 'https://localhost:{port}'\nca_file = '{}'",
-            file.display()
-        );
-        let value = toml::Value::Table(toml.parse().unwrap());
-        let backends = Backends::from_toml("test", &value, &mut Vec::new()).unwrap();
-        with_tunnel_to(&backends, |gateway| async move {
+        with_tunnel_to(&backends_at(&address, &file), |gateway| async move {
             for _ in 0..2 {
                 let exchange = gateway.send(get("/"));
                 exchange.response().await;
