@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use gw_shared::http::framing::{self, Framing};
-use gw_shared::http::{Fields, Part, RequestHead};
+use gw_shared::http::{Fields, InvalidHead, Part, RequestHead};
 use gw_shared::http2::stream as streams;
 use gw_shared::net::Acknowledger;
 use gw_shared::runtime;
@@ -42,6 +42,9 @@ const RESET_STREAMS: usize = 1024;
 const IDLE_FOR: Duration = Duration::from_secs(60);
 /// Time without acknowledgements after which a backend counts as dead. Long enough for one that is suspended briefly.
 const DEAD_AFTER: Duration = Duration::from_secs(60);
+
+const TRAILERS_OF_A_SWITCH: InvalidHead =
+    InvalidHead::Malformed("trailers behind an extended CONNECT");
 
 /// A connection. It closes after it has been dropped and its last stream has ended.
 pub(crate) struct Http2Connection {
@@ -318,6 +321,8 @@ pub(crate) struct Http2Response {
     response: ResponseFuture,
     body: Option<RecvStream>,
     is_done: bool,
+    /// Bytes of another protocol follow, which has no trailers (RFC 9113 §8.5).
+    is_switched: bool,
     /// Acknowledges the head while the first part of the body is awaited; `None` afterwards.
     acknowledger: Option<Rc<Acknowledger>>,
 }
@@ -328,6 +333,7 @@ impl Http2Response {
             response,
             body: None,
             is_done: false,
+            is_switched: false,
             acknowledger: Some(acknowledger),
         }
     }
@@ -359,6 +365,7 @@ impl Http2Response {
             _ if *method == Method::CONNECT && parts.status.is_success() => Framing::UntilClose,
             framing => framing,
         };
+        self.is_switched = framing == Framing::UntilClose;
         // Dropping the stream resets it if DATA follows a response without a body.
         self.is_done = matches!(framing, Framing::None | Framing::Described(_));
         self.body = Some(body);
@@ -390,6 +397,9 @@ impl Http2Response {
         .await
         .map_err(|_| cut_short())?;
         if let Part::Trailers(trailers) = &received {
+            if self.is_switched {
+                return Err(TRAILERS_OF_A_SWITCH.into());
+            }
             framing::check_values_of_http2(trailers)?;
         }
         self.is_done |= !matches!(received, Part::Data(_));

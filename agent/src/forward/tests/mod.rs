@@ -5,6 +5,7 @@ mod bounds;
 mod delivery;
 mod framing;
 mod http2;
+mod http2_violations;
 mod responses;
 mod tunnel;
 mod upgrades;

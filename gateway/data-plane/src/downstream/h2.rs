@@ -269,6 +269,7 @@ async fn serve_request(
     let mut body = H2RequestBody {
         body: Incoming::new(body),
         unreleased: 0,
+        switched: false,
         stream: &stream,
     };
     let outcome = match request_of_http2(parts, has_body, limits::REQUEST_HEAD) {
@@ -337,6 +338,8 @@ struct H2RequestBody<'a> {
     body: Incoming,
     /// Bytes of the last returned part; released to the caller's window when the next part is requested.
     unreleased: usize,
+    /// The bytes are of another protocol, which has no trailers (RFC 9113 §8.5).
+    switched: bool,
     stream: &'a RefCell<ResponseStream>,
 }
 
@@ -375,7 +378,9 @@ impl RequestBody for H2RequestBody<'_> {
                 self.unreleased = data.len();
                 Ok(Part::Data(data))
             }
-            Ok(Part::Trailers(trailers)) if check_values_of_http2(&trailers).is_err() => {
+            Ok(Part::Trailers(trailers))
+                if self.switched || check_values_of_http2(&trailers).is_err() =>
+            {
                 self.stream.borrow_mut().reset(Reason::PROTOCOL_ERROR);
                 Err(BodyError::Gone)
             }
@@ -405,6 +410,6 @@ impl RequestBody for H2RequestBody<'_> {
     }
 
     fn switch_protocols(&mut self) {
-        // Stops watching; the stream continues.
+        self.switched = true;
     }
 }

@@ -3,6 +3,7 @@
 // On each driver:
 mod caller_abuse;
 mod connection_failures;
+mod http2_violations;
 mod proxy_protocol;
 mod rate_limit;
 mod refusals;
