@@ -348,6 +348,19 @@ mod tests {
     }
 
     #[test]
+    fn a_status_without_a_reason_keeps_its_space() {
+        let mut out = Vec::new();
+        write_response(
+            &mut out,
+            StatusCode::from_u16(299).unwrap(),
+            &Fields::new(),
+            Framing::Length(0),
+            ConnectionField::Persists,
+        );
+        assert_eq!(out, b"HTTP/1.1 299 \r\ncontent-length: 0\r\n\r\n");
+    }
+
+    #[test]
     fn framing_fields_and_host_are_left_out_of_trailers() {
         let mut trailers = hostile();
         trailers.append(header::HOST, HeaderValue::from_static("elsewhere"));

@@ -163,3 +163,42 @@ fn connection_with_a_body_announced_for_a_204_is_not_reused() {
         }
     });
 }
+
+#[test]
+fn bytes_behind_a_response_are_not_the_next_one() {
+    let urls = http1_backend(|mut backend, number| {
+        while !request_head(&mut backend).is_empty() {
+            let answer = format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{number}HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged"
+            );
+            backend.write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    with_tunnel(&urls, |gateway| async move {
+        for number in ["0", "1", "2"] {
+            let exchange = gateway.send(get("/"));
+            exchange.response().await;
+            assert_eq!(exchange.body().await.unwrap(), number);
+        }
+    });
+}
+
+#[test]
+fn a_connection_that_closes_takes_no_further_request() {
+    let urls = http1_backend(|mut backend, number| {
+        // Goes on to read, although it has announced the end.
+        while !request_head(&mut backend).is_empty() {
+            let answer = format!(
+                "HTTP/1.1 200 OK\r\nConnection: x, Close\r\nContent-Length: 1\r\n\r\n{number}"
+            );
+            backend.write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    with_tunnel(&urls, |gateway| async move {
+        for number in ["0", "1", "2"] {
+            let exchange = gateway.send(get("/"));
+            exchange.response().await;
+            assert_eq!(exchange.body().await.unwrap(), number);
+        }
+    });
+}

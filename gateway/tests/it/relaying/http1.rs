@@ -184,6 +184,27 @@ fn pipelined_requests_are_answered_in_order() {
 }
 
 #[test]
+fn a_caller_that_sends_close_gets_no_further_response() {
+    let (seen, targets) = mpsc::channel();
+    let demo = demo(Some(backend::start(move |mut peer| {
+        while let Ok((head, ..)) = peer.request() {
+            seen.send(head.target.to_string()).unwrap();
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+        }
+    })));
+    let mut caller = connect(&demo);
+    caller.send(request(&demo, "GET /last", "Connection: close\r\n\r\n") + &get(&demo, "/next"));
+    let response = caller.response();
+    assert_eq!(
+        (response.header("connection"), response.body.as_slice()),
+        ("close", &b"ok"[..])
+    );
+    assert!(caller.is_closed());
+    crate::support::wait_until_slots_are_free(&demo);
+    assert_eq!(targets.try_iter().collect::<Vec<_>>(), ["/last"]);
+}
+
+#[test]
 fn expect_100_continue_is_answered_before_the_body() {
     let demo = demo(None);
     let mut caller = connect(&demo);

@@ -2,7 +2,8 @@
 
 use std::sync::mpsc;
 
-use http::Method;
+use gw_shared::http::Fields;
+use http::{HeaderName, HeaderValue, Method};
 
 use crate::support::peers::caller::{connect, get, request};
 use crate::support::peers::http2_caller::on_a_reactor;
@@ -175,6 +176,52 @@ fn a_missing_date_is_added_and_an_existing_one_kept() {
 }
 
 #[test]
+fn fields_for_the_other_end_pass_unchanged() {
+    const REQUEST: &str = "x-unknown: 1\r\nauthorization: Digest username=\"a\", uri=\"/\"\r\naccept-encoding: br;q=0.5\r\n\
+                           if-match: \"a\", W/\"b\"\r\nif-none-match: *\r\nif-modified-since: yesterday\r\n\
+                           if-unmodified-since: Sunday, 06-Nov-94 08:49:37 GMT\r\nif-range: \"a\"\r\nrange: bytes=0-1, 4-\r\n\
+                           x-unknown: 2\r\n";
+    const RESPONSE: &str = "date: Sun, 06 Nov 1994 08:49:37 GMT\r\nwww-authenticate: Basic realm=\"a, b\"\r\nx-unknown: 1\r\n\
+                            www-authenticate: Digest realm=\"c\"\r\nallow: GET, X, \r\nvary: accept, cookie\r\n\
+                            cache-control: no-transform\r\ncontent-encoding: gzip\r\n\
+                            proxy-authenticate: Basic realm=\"d\"\r\nx-unknown: 2\r\n";
+    let lines = |fields: &Fields| -> String {
+        let known = REQUEST.to_owned() + RESPONSE;
+        let line = |(name, value): (&HeaderName, &HeaderValue)| {
+            format!("{name}: {}\r\n", value.to_str().unwrap())
+        };
+        fields
+            .iter()
+            .map(line)
+            .filter(|line| known.contains(&line[..=line.find(':').unwrap()]))
+            .collect()
+    };
+    let (seen, heads) = mpsc::channel();
+    let demo = demo(Some(backend::start(move |mut peer| {
+        while let Ok((head, ..)) = peer.request() {
+            seen.send(lines(&head.headers)).unwrap();
+            peer.send(format!(
+                "HTTP/1.1 401 Unauthorized\r\n{RESPONSE}Content-Length: 9\r\n\r\n not gzip"
+            ));
+        }
+    })));
+    let mut caller = connect(&demo);
+    // The last empty element of `Allow` has its space, which belongs to the line.
+    let expected = RESPONSE.replace(", \r\n", ",\r\n");
+    for line in ["GET /", "OPTIONS /"] {
+        caller.send(request(&demo, line, &format!("{REQUEST}\r\n")));
+        let response = caller.response();
+        assert_eq!(heads.recv_timeout(SOON).unwrap(), REQUEST, "{line}");
+        assert_eq!(
+            (response.status.as_u16(), lines(&response.headers)),
+            (401, expected.clone()),
+            "{line}"
+        );
+        assert_eq!(response.body, b" not gzip");
+    }
+}
+
+#[test]
 fn ambiguous_framing_of_a_response_is_an_error() {
     for fields in [
         "Content-Length: 2\r\nContent-Length: 2\r\n",
@@ -216,11 +263,7 @@ fn hop_by_hop_and_gateway_fields_of_responses_are_dropped() {
     on_a_reactor(async {
         let caller = http2_caller::connect(&demo).await;
         let response = caller.fetch(caller.request(&Method::GET, "/")).await;
-        let mut names: Vec<&str> = response
-            .headers
-            .keys()
-            .map(http::HeaderName::as_str)
-            .collect();
+        let mut names: Vec<&str> = response.headers.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         assert_eq!(
             names,

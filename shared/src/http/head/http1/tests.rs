@@ -30,6 +30,22 @@ fn method_target_authority_and_fields_keep_every_byte() {
 }
 
 #[test]
+fn values_keep_every_allowed_byte() {
+    let allowed: Vec<u8> = (0..=u8::MAX)
+        .filter(|byte| !byte.is_ascii_control() || *byte == b'\t')
+        .collect();
+    let value = [b"x", &allowed[..], b"x"].concat();
+    let head = |line: &str| {
+        let line = [line.as_bytes(), b"\r\nHost: h\r\nX: "].concat();
+        Bytes::from([&line[..], &value, b"\r\n\r\n"].concat())
+    };
+    let request = parse_request(&head("GET / HTTP/1.1"), LIMITS).unwrap();
+    assert_eq!(request.headers["x"].as_bytes(), value);
+    let response = parse_response(&head("HTTP/1.1 200 ü"), &Method::GET, LIMITS).unwrap();
+    assert_eq!(response.headers["x"].as_bytes(), value);
+}
+
+#[test]
 fn all_target_forms_are_parsed() {
     let absolute =
         request("GET http://other.example:81/p?q HTTP/1.1\r\nHost: ignored\r\n\r\n").unwrap();
@@ -121,7 +137,10 @@ fn framing_and_persistence_follow_the_fields() {
         Framing::Chunked
     );
     assert!(framing("Content-Length: 5\r\nExpect: 100-Continue\r\n").expects_continue);
-    assert!(!framing("Connection: x, Close\r\n").keep_alive);
+    // Empty elements of a list are ignored (RFC 9110 §5.6.1.2).
+    for closing in ["x, Close", ",, Close ,,", "x\r\nConnection: close"] {
+        assert!(!framing(&format!("Connection: {closing}\r\n")).keep_alive);
+    }
     assert!(
         !request("GET / HTTP/1.0\r\nHost: h\r\n\r\n")
             .unwrap()
@@ -191,6 +210,50 @@ fn ambiguous_requests_are_refused() {
         assert!(
             matches!(request(text), Err(InvalidHead::Syntax(_))),
             "{text:?}"
+        );
+    }
+}
+
+#[test]
+fn ambiguous_responses_are_refused() {
+    for text in [
+        "HTTP/1.1 200 OK\r\n X: a\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nX: a\r\n b\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nX : a\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nX: a\rY: b\r\n\r\n",
+        "HTTP/1.1 200 O\rK\r\nX: a\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nX: a\nY: b\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nX: a\0b\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nX\r\n\r\n",
+        "HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+        "HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 1\r\n\r\n",
+    ] {
+        let refused = response(text, &Method::GET);
+        assert!(
+            matches!(refused, Err(InvalidHead::Syntax(_))),
+            "{text:?}: {refused:?}"
+        );
+    }
+}
+
+#[test]
+fn http_1_0_requests_have_no_upgrade_and_no_expectation() {
+    for (version, is_known) in [("1.0", false), ("1.1", true)] {
+        let upgrade = format!(
+            "GET / HTTP/{version}\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"
+        );
+        assert_eq!(
+            request(&upgrade).unwrap().upgrade.is_some(),
+            is_known,
+            "{version}"
+        );
+        let expectation = format!(
+            "POST / HTTP/{version}\r\nHost: h\r\nContent-Length: 1\r\nExpect: 100-continue\r\n\r\n"
+        );
+        assert_eq!(
+            request(&expectation).unwrap().expects_continue,
+            is_known,
+            "{version}"
         );
     }
 }
