@@ -8,6 +8,8 @@
 
 #[path = "tidy/groups.rs"]
 mod groups;
+#[path = "tidy/rfc.rs"]
+mod rfc;
 #[path = "tidy/unknown_members.rs"]
 mod unknown_members;
 
