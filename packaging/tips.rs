@@ -1,4 +1,4 @@
-//! Tips in errors of the command line: what was probably meant. Part of both programs.
+//! Tips in errors of the command line. Part of both programs.
 
 use std::error::Error as _;
 

@@ -57,7 +57,7 @@ pub(crate) enum Command {
     },
 }
 
-/// What is probably meant by a word that is no command.
+/// A tip for a word that is not a command.
 pub(crate) fn meant(word: &str) -> Option<String> {
     let tip = match word {
         port if gw_agent::config::backend_url(port).is_ok() => {

@@ -342,7 +342,7 @@ pub fn backend_url(text: &str) -> Result<String, String> {
 }
 
 impl ServiceBackends {
-    /// The mistakes of an agent none of whose services has a backend.
+    /// The mistakes of an agent that has no backend for any of its services.
     fn none_of(&self, services: &[String]) -> Vec<String> {
         let services = services.join(", ");
         let how = Config::HOW_TO_SET_A_BACKEND;

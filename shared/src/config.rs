@@ -49,7 +49,7 @@ pub fn parse_table(text: &str) -> Result<toml::Table, String> {
     })
 }
 
-/// An error of syntax in a line, with the key of the line and what is meant most often.
+/// An error of syntax in a line, with the key of the line and the remedy of the most frequent cause.
 fn explained(line: usize, text: &str, message: &str) -> String {
     let is_of_key = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
     let key = text

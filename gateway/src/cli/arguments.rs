@@ -79,7 +79,7 @@ pub(crate) enum Command {
     Administer(Administration),
 }
 
-/// What is probably meant by a word that is no command, or by a missing argument.
+/// A tip for a word that is not a command, or for a missing argument.
 pub(crate) fn meant(word: &str) -> Option<String> {
     let tip = match word {
         "run" | "start" | "up" => "`gw-gateway serve --config FILE` runs a gateway",

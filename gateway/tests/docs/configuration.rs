@@ -46,7 +46,7 @@ pub(crate) fn gateway_keys() -> BTreeSet<String> {
         .lines()
         .find(|line| line.contains("nonsense"))
         .unwrap();
-    // After it comes what was probably meant.
+    // A tip follows the semicolon.
     let (unknown, _) = unknown.split_once(';').unwrap();
     let is_unknown = |key: &str| refusal(key).contains(&unknown.replace("nonsense", key));
     // A key of a table has a dot where its variable has the first `_`.

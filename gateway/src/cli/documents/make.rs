@@ -31,7 +31,7 @@ pub(super) struct Applying<'a> {
 type Made = Map<String, Value>;
 
 impl Applying<'_> {
-    /// Makes the changes up to the first that fails, and prints what is made.
+    /// Makes the changes in order, stops at the first failure, and prints the changes that are made.
     pub(super) fn run(&self, output: &mut Output) -> Result<(), CommandError> {
         let mut made = Vec::new();
         let result = self.make_all(output, &mut made);

@@ -1,4 +1,4 @@
-//! What has to change so that a gateway has what documents declare. No I/O.
+//! Changes that make a gateway equal to its documents. No I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -144,14 +144,16 @@ impl<'a> Planner<'a> {
             || self.existing.objects.contains_key(id) && !self.deleted.contains(id)
     }
 
+    /// Objects of a kind that exist or are declared.
+    fn known(&self, kind: ObjectKind) -> impl Iterator<Item = &ObjectId> {
+        let declared = self.declared.iter().copied();
+        let all = self.existing.objects.keys().chain(declared);
+        all.filter(move |id| id.kind == kind)
+    }
+
     fn no_account(&self, account: &str) -> String {
         let known = self
-            .existing
-            .objects
-            .keys()
-            .chain(self.declared.iter().copied());
-        let known = known
-            .filter(|id| id.kind == ObjectKind::Account)
+            .known(ObjectKind::Account)
             .map(|id| id.account.as_str());
         let hint = did_you_mean(account, known);
         if self.existing.has_account(account) {
@@ -179,12 +181,8 @@ impl<'a> Planner<'a> {
                 format!("{key}: --prune deletes service {service}, which no document declares")
             } else {
                 let known = self
-                    .existing
-                    .objects
-                    .keys()
-                    .chain(self.declared.iter().copied());
-                let known = known
-                    .filter(|id| id.kind == ObjectKind::Service && id.account == *account)
+                    .known(ObjectKind::Service)
+                    .filter(|id| id.account == *account)
                     .map(|id| id.name.as_str());
                 let hint = did_you_mean(service, known);
                 format!("{key}: account {account} has no service {service}{hint}")
@@ -358,7 +356,7 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// The settings of a kind whose values differ.
+/// The settings of a kind that have different values.
 fn fields(
     kind: ObjectKind,
     values: impl Fn(&str) -> (Option<Value>, Option<Value>),
