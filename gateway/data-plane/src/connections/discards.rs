@@ -49,6 +49,12 @@ impl Discards {
         }
     }
 
+    /// Number of discards that are under way.
+    #[cfg(feature = "simulation_support")]
+    pub(super) fn len(&self) -> usize {
+        self.0.borrow().holders().count()
+    }
+
     /// Ends all discards.
     pub(super) fn end(&self) {
         self.0.borrow().holders().for_each(|end| end.notify_one());

@@ -55,6 +55,12 @@ impl Handshakes {
         }
     }
 
+    /// Number of handshakes that are under way.
+    #[cfg(feature = "simulation_support")]
+    pub(crate) fn len(&self) -> usize {
+        self.under_way.borrow().holders().count()
+    }
+
     /// Counts a handshake. Returns whether it has ended an older one.
     pub(crate) fn begin(
         self: &Rc<Self>,

@@ -167,6 +167,12 @@ impl Connections {
         self.entries.borrow().len()
     }
 
+    /// Number of refused requests whose rest is received.
+    #[cfg(feature = "simulation_support")]
+    pub(crate) fn discards(&self) -> usize {
+        self.discards.len()
+    }
+
     /// Ends connections that have missed their deadline: first by ending their input, which lets them send GOAWAY, then
     /// by an abort. Wakes tasks that watch a peer that has left.
     pub(crate) fn sweep(&self, now: Instant) {

@@ -108,6 +108,16 @@ impl RelayMemory {
         self.ledger.charged()
     }
 
+    /// Bytes that are charged to each account with a request.
+    #[cfg(feature = "simulation_support")]
+    pub(crate) fn charged_by_account(&self) -> std::collections::BTreeMap<AccountId, usize> {
+        let accounts = self.accounts.borrow();
+        let charged = |(account, share): (&AccountId, &Rc<Share>)| {
+            (share.charged() > 0).then(|| (account.clone(), share.charged()))
+        };
+        accounts.shares.iter().filter_map(charged).collect()
+    }
+
     /// The budget minus kernel memory, and at least half of the budget. The limit on kernel memory applies to all
     /// workers together, so one worker may hold more than its part.
     pub(crate) fn limit(&self) -> usize {

@@ -1,6 +1,8 @@
-//! Entry points for fuzz targets and benchmarks, behind features.
+//! Entry points for fuzz targets, benchmarks and the simulation, behind features.
 
 #[cfg(feature = "bench_support")]
 pub mod bench;
 #[cfg(any(test, feature = "fuzz_support"))]
 pub mod fuzz;
+#[cfg(feature = "simulation_support")]
+pub mod simulation;

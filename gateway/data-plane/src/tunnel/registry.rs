@@ -85,7 +85,7 @@ impl Registry {
         }
     }
 
-    pub(super) fn openings(&self) -> &Rc<Openings> {
+    pub(crate) fn openings(&self) -> &Rc<Openings> {
         &self.openings
     }
 
@@ -389,13 +389,13 @@ impl Registry {
     }
 
     /// The sessions that are not replaced.
-    pub(super) fn sessions(&self) -> impl Iterator<Item = &Rc<Session>> {
+    pub(crate) fn sessions(&self) -> impl Iterator<Item = &Rc<Session>> {
         self.by_service
             .values()
             .flat_map(|tunnels| &tunnels.sessions)
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = &Rc<Session>> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Rc<Session>> {
         self.sessions().chain(&self.replaced)
     }
 

@@ -74,6 +74,16 @@ impl Waiting {
         Ok(turn)
     }
 
+    /// Number of requests in the line of each service that has one.
+    #[cfg(feature = "simulation_support")]
+    pub(crate) fn in_line(&self) -> std::collections::BTreeMap<String, usize> {
+        let lines = self.lines.borrow();
+        lines
+            .iter()
+            .map(|(label, line)| (label.to_string(), line.len()))
+            .collect()
+    }
+
     /// Lets the first request in the line of the service look whether it can go. Called when a tunnel has registered, and
     /// when streams may have closed.
     pub(crate) fn look_again(&self, label: &str) {

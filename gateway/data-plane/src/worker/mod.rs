@@ -164,18 +164,18 @@ impl Setup {
 pub(crate) struct Worker {
     id: WorkerId,
     handles: Arc<WorkerHandles>,
-    lifecycle: Rc<Lifecycle>,
+    pub(crate) lifecycle: Rc<Lifecycle>,
     pub(crate) directory: Rc<Current<Directory>>,
     certificates: Rc<Current<ServerConfigs>>,
     counters: Rc<Counters>,
-    observers: Rc<Observers>,
-    socket_memory: Rc<SocketMemory>,
-    connections: Rc<Connections>,
-    buckets: Rc<RefCell<Buckets>>,
+    pub(crate) observers: Rc<Observers>,
+    pub(crate) socket_memory: Rc<SocketMemory>,
+    pub(crate) connections: Rc<Connections>,
+    pub(crate) buckets: Rc<RefCell<Buckets>>,
     pub(crate) tunnels: Rc<Tunnels>,
-    upstream: Rc<Upstream>,
+    pub(crate) upstream: Rc<Upstream>,
     pub(crate) router: Rc<Router>,
-    ingress: Rc<Ingress>,
+    pub(crate) ingress: Rc<Ingress>,
     /// `None` if this gateway is the only node of its region.
     nodes: Option<Rc<Nodes>>,
     stop: Stop,
@@ -206,33 +206,11 @@ fn pin(id: WorkerId) {
 }
 
 async fn serve(
-    mut setup: Setup,
+    setup: Setup,
     inbox: Inbox<WorkerMessage>,
     up: crossbeam_channel::Sender<()>,
 ) -> io::Result<()> {
-    let published = std::mem::take(&mut setup.published);
-    let worker = Rc::new(Worker::new(setup)?);
-    published
-        .into_iter()
-        .for_each(|message| worker.handle(message));
-    let handler = Rc::clone(&worker);
-    runtime::spawn_essential(inbox.serve(worker.id, move |message| handler.handle(message)));
-    worker.ingress.accept_all();
-    runtime::spawn_essential(keep_deadlines(Rc::clone(&worker)));
-    runtime::spawn_essential(Rc::clone(&worker.socket_memory).keep_within_budget());
-    runtime::spawn_essential(end_tunnels(Rc::clone(&worker)));
-    runtime::spawn_essential(watch_tunnels(Rc::clone(&worker)));
-    runtime::spawn_essential(publish_busy_share(Rc::clone(&worker)));
-    if let Some(flushing) = worker.observers.tracing.keep_flushing() {
-        runtime::spawn(flushing);
-    }
-    // Fails if the process gave up starting. Dropped at once: the end of the channel says that every worker is up.
-    let _ = up.send(());
-    drop(up);
-    worker.stop.requested().await;
-    worker.end_last_requests().await;
-    worker.observers.recorder.borrow_mut().flush();
-    worker.observers.tracing.flush();
+    Worker::built(setup)?.serve(inbox, up).await;
     Ok(())
 }
 
@@ -306,6 +284,42 @@ fn thread_cpu_time() -> Duration {
 }
 
 impl Worker {
+    /// Builds a worker, which has handled what all workers were told before.
+    pub(crate) fn built(mut setup: Setup) -> io::Result<Rc<Self>> {
+        let published = std::mem::take(&mut setup.published);
+        let worker = Rc::new(Self::new(setup)?);
+        published
+            .into_iter()
+            .for_each(|message| worker.handle(message));
+        Ok(worker)
+    }
+
+    /// Accepts connections and handles messages until the worker is stopped. `up` is as in [`run`].
+    pub(crate) async fn serve(
+        self: Rc<Self>,
+        inbox: Inbox<WorkerMessage>,
+        up: crossbeam_channel::Sender<()>,
+    ) {
+        let handler = Rc::clone(&self);
+        runtime::spawn_essential(inbox.serve(self.id, move |message| handler.handle(message)));
+        self.ingress.accept_all();
+        runtime::spawn_essential(keep_deadlines(Rc::clone(&self)));
+        runtime::spawn_essential(Rc::clone(&self.socket_memory).keep_within_budget());
+        runtime::spawn_essential(end_tunnels(Rc::clone(&self)));
+        runtime::spawn_essential(watch_tunnels(Rc::clone(&self)));
+        runtime::spawn_essential(publish_busy_share(Rc::clone(&self)));
+        if let Some(flushing) = self.observers.tracing.keep_flushing() {
+            runtime::spawn(flushing);
+        }
+        // Fails if the process gave up starting. Dropped at once: the end of the channel says that every worker is up.
+        let _ = up.send(());
+        drop(up);
+        self.stop.requested().await;
+        self.end_last_requests().await;
+        self.observers.recorder.borrow_mut().flush();
+        self.observers.tracing.flush();
+    }
+
     /// Does what a message of another thread asks. Never blocks: what takes time becomes a task.
     fn handle(&self, message: WorkerMessage) {
         match message {

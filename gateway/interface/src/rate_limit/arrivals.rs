@@ -53,6 +53,11 @@ impl Arrivals {
         })
     }
 
+    /// Number of counted connections.
+    pub fn open(&self) -> usize {
+        self.open.borrow().values().sum()
+    }
+
     /// Counts a new connection, and charges the rate of its address.
     pub fn count_new(
         self: &Rc<Self>,

@@ -114,6 +114,12 @@ impl Openings {
         }
     }
 
+    /// Number of tunnels that are being opened.
+    #[cfg(feature = "simulation_support")]
+    pub(crate) fn len(&self) -> usize {
+        self.entries.borrow().len()
+    }
+
     /// Ends all openings.
     pub(crate) fn cut(&self) {
         self.entries
