@@ -10,7 +10,7 @@
 //! ```text
 //! main            the program: arguments, command, exit code
 //! cli             command-line arguments
-//! support         entry points of benchmarks, behind a feature
+//! support         entry points of benchmarks and the simulation, behind features
 //! doctor          checks whether the agent can serve
 //! process         the program's processes: a supervisor, and the worker that serves
 //! lifecycle       life cycle of an agent: starts and stops services, drains, gives way to a successor
@@ -55,7 +55,6 @@ mod program;
 mod proxy;
 mod services;
 mod succession;
-#[cfg(feature = "bench_support")]
 #[doc(hidden)]
 pub mod support;
 mod telemetry;

@@ -120,7 +120,11 @@ fn start_thread(
                     config.enrollment.agent_id.clone(),
                 )
             });
-            if let Err(error) = driver.block_on(run(config, tracing, listener, link, stopped)) {
+            let running = async {
+                let agent = context(config, tracing, &link);
+                run(agent, listener, link, stopped).await;
+            };
+            if let Err(error) = driver.block_on(running) {
                 tracing::error!(%error, "cannot start the agent's reactor");
             }
         })?;
@@ -186,20 +190,40 @@ impl Drop for AgentHandle {
     }
 }
 
-async fn run(
+/// An agent in a process that nothing supervises, and the future that runs it.
+#[cfg(feature = "simulation_support")]
+pub(crate) fn alone(
     config: Config,
-    tracing: Option<Tracing>,
+    stop: watch::Receiver<bool>,
+) -> (Rc<AgentContext>, impl Future<Output = ()>) {
+    let (events, _) = AgentEvents::new();
+    let (commands, link) = ProcessLink::new(events);
+    let agent = context(config, None, &link);
+    let running = Rc::clone(&agent);
+    let running = async move {
+        // Open as long as the agent runs.
+        let _commands = commands;
+        run(running, None, link, stop).await;
+    };
+    (agent, running)
+}
+
+fn context(config: Config, tracing: Option<Tracing>, link: &ProcessLink) -> Rc<AgentContext> {
+    config.warn();
+    let updates = updates(&config, link);
+    let agent = AgentContext::new(config, tracing, updates, link.events.clone());
+    Rc::new(AgentContext {
+        relayed: link.relayed.clone(),
+        ..agent
+    })
+}
+
+async fn run(
+    agent: Rc<AgentContext>,
     listener: Option<AdminListener>,
     link: ProcessLink,
     stop: watch::Receiver<bool>,
 ) {
-    config.warn();
-    let updates = updates(&config, &link);
-    let agent = AgentContext::new(config, tracing, updates, link.events.clone());
-    let agent = Rc::new(AgentContext {
-        relayed: link.relayed.clone(),
-        ..agent
-    });
     if let Some(listener) = listener {
         let agent = Rc::clone(&agent);
         runtime::spawn(async move {

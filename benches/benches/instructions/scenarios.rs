@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use bytes::Bytes;
-use gw_agent::support::CannedBackend;
+use gw_agent::support::bench::CannedBackend;
 use gw_data_plane::support::bench::relay::{BenchWorker, HOST, Http1Caller, SERVICE_KEY};
 use gw_shared::runtime::{self, Driver};
 use http::{Request, Version};

@@ -5,7 +5,7 @@ use std::io::{self, IoSlice};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use gw_agent::support::CannedBackend;
+use gw_agent::support::bench::CannedBackend;
 use gw_data_plane::support::bench::relay::BenchWorker;
 use gw_shared::tunnel::transport::Transport;
 
@@ -15,7 +15,7 @@ const RECORD: usize = 16 * 1024;
 /// Starts both ends of a tunnel on the reactor of the calling thread.
 pub(crate) async fn start(backend: &CannedBackend) -> Rc<BenchWorker> {
     let (gateway, agent) = MemoryStream::pair();
-    gw_agent::support::serve(agent, backend).unwrap();
+    gw_agent::support::bench::serve(agent, backend).unwrap();
     BenchWorker::start(gateway).await.unwrap()
 }
 
