@@ -50,6 +50,8 @@ use self::writer::Writer;
 
 pub use access_log::{AccessLogStats, AccessLogTarget};
 pub use captures::capturing::{CaptureBudget, Capturing};
+#[cfg(feature = "simulation_support")]
+pub use queue::LogReceiver;
 pub use queue::{LogQueue, LogStats};
 pub use record::{
     ATTEMPTS_MAX, Batch, BodyCapture, CallerId, Capture, Ended, METHOD_MAX, MessageCapture,

@@ -93,6 +93,14 @@ impl LogQueue {
         queue(Arc::default()).0
     }
 
+    /// Creates a queue without a log, and its receiving end.
+    #[cfg(feature = "simulation_support")]
+    pub fn to_receiver() -> (Self, LogReceiver) {
+        let counters = Arc::default();
+        let (queue, receiver) = queue(Arc::clone(&counters));
+        (queue, LogReceiver { receiver, counters })
+    }
+
     /// Sends `batch` without waiting. If the queue has no room, first the captured messages are dropped and counted, then
     /// the records.
     pub fn push(&self, mut batch: Batch) {
@@ -147,6 +155,36 @@ impl LogQueue {
     /// Sends a command and waits for room in the queue. Not for workers. Fails if the log thread has ended.
     pub(super) fn send(&self, command: LogCommand) -> Result<(), ()> {
         self.sender.send(command).map_err(drop)
+    }
+}
+
+/// Receiving end of a queue without a log.
+#[cfg(feature = "simulation_support")]
+pub struct LogReceiver {
+    receiver: Receiver<LogCommand>,
+    counters: Arc<LogCounters>,
+}
+
+#[cfg(feature = "simulation_support")]
+impl LogReceiver {
+    /// The next batch of the request log; `None` if none waits.
+    pub fn try_next(&self) -> Option<Batch> {
+        self.receiver.try_iter().find_map(|command| match command {
+            LogCommand::Write(Queued { batch, cost }) => {
+                self.counters.release(cost);
+                Some(batch)
+            }
+            LogCommand::PassOn(Queued { cost, .. }) => {
+                self.counters.release(cost);
+                None
+            }
+            LogCommand::Flush(_) | LogCommand::Close => None,
+        })
+    }
+
+    /// Counters of the queue.
+    pub fn stats(&self) -> LogStats {
+        self.counters.stats()
     }
 }
 
