@@ -1,0 +1,214 @@
+//! Requests, their responses and their records.
+
+use std::collections::BTreeMap;
+
+use super::{Checked, violated};
+use crate::scenario::{Conduct, Framing, Method, Request, ResponseFault};
+use crate::world::World;
+use crate::world::ledger::Entry;
+
+const SECOND: u64 = 1_000_000_000;
+
+/// Attempts of one request (docs/limits.md).
+const ATTEMPTS_MAX: usize = 3;
+
+fn each(
+    world: &World,
+    invariant: &'static str,
+    check: impl Fn(&Request, &Entry) -> Option<String>,
+) -> Checked {
+    for (request, entry) in world.ledger.entries() {
+        if let Some(found) = check(&request, &entry) {
+            return violated(
+                invariant,
+                format!("request {}: {found}; {request:?} {entry:?}", request.id),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// A caller learns how its request ended.
+pub(super) fn every_request_ends(world: &World) -> Checked {
+    each(world, "every request ends", |_, entry| {
+        entry
+            .seen
+            .ended
+            .is_none()
+            .then(|| "its caller still waits".to_owned())
+    })
+}
+
+/// A response is the one that the backend gave to this request, or an error of the gateway.
+pub(super) fn response_is_that_of_the_request(world: &World) -> Checked {
+    each(
+        world,
+        "a response belongs to its request",
+        |request, entry| {
+            let seen = &entry.seen;
+            let status = seen.status?;
+            match (seen.answer_to, &seen.own_error) {
+                (Some(id), _) if id != request.id => {
+                    Some(format!("got the response to request {id}"))
+                }
+                (Some(_), Some(error)) => Some(format!("the response of the backend has {error}")),
+                (Some(_), None) if entry.attempts.is_empty() => {
+                    Some("got a response that no backend gave".to_owned())
+                }
+                (Some(_), None) if status != request.response.status && status != 101 => {
+                    Some(format!("status {status}"))
+                }
+                (Some(_), None) if seen.body.is_foreign => {
+                    Some("got bytes of another body".to_owned())
+                }
+                (None, None) => Some(format!("status {status} without X-Gw-Status")),
+                _ => None,
+            }
+        },
+    )
+}
+
+/// The backend receives what the caller sent, up to where the upload was cut.
+pub(super) fn upload_arrives_unchanged(world: &World) -> Checked {
+    each(world, "an upload arrives unchanged", |request, entry| {
+        let length = request.upload.map_or(0, |upload| upload.length);
+        entry.attempts.iter().find_map(|attempt| {
+            let upload = attempt.upload;
+            let is_whole = upload.length == length || request.method == Method::Upgrade;
+            if upload.is_foreign {
+                Some("other bytes arrived at the backend".to_owned())
+            } else if attempt.upload_is_complete && !is_whole {
+                Some(format!(
+                    "a cut upload of {} bytes looked complete",
+                    upload.length
+                ))
+            } else {
+                None
+            }
+        })
+    })
+}
+
+/// A request that is not idempotent reaches one backend at most; others as often as the gateway may try.
+pub(super) fn unsafe_requests_arrive_once(world: &World) -> Checked {
+    each(world, "a POST is not doubled", |request, entry| {
+        let most = match request.method {
+            Method::Post => 1,
+            _ => ATTEMPTS_MAX,
+        };
+        (entry.attempts.len() > most)
+            .then(|| format!("it reached backends {} times", entry.attempts.len()))
+    })
+}
+
+/// A response that looks complete has all bytes that the backend gave.
+pub(super) fn complete_responses_are_whole(world: &World) -> Checked {
+    each(world, "a complete response is whole", |request, entry| {
+        let seen = &entry.seen;
+        if !seen.is_complete || seen.answer_to.is_none() {
+            return None;
+        }
+        let response = &request.response;
+        let is_cut = matches!(
+            response.fault,
+            ResponseFault::ClosesInBody | ResponseFault::ResetsInBody
+        );
+        let has_body = request.method != Method::Head && response.status != 204;
+        // The end of the connection is the end of such a body.
+        let is_undetectable =
+            response.framing == Framing::Close && response.fault == ResponseFault::ClosesInBody;
+        if request.method == Method::Upgrade {
+            None
+        } else if !has_body {
+            (seen.body.length > 0).then(|| "it has a body".to_owned())
+        } else if is_cut && !is_undetectable && response.length > 0 {
+            Some("the backend cut it".to_owned())
+        } else if seen.body.length != response.length && !is_cut {
+            Some(format!("{} of {} bytes", seen.body.length, response.length))
+        } else {
+            None
+        }
+    })
+}
+
+/// A service key that was disabled a second ago opens nothing.
+pub(super) fn disabled_keys_are_refused(world: &World) -> Checked {
+    let disabled = world.disabled.borrow().clone();
+    each(
+        world,
+        "a disabled key is refused within a second",
+        |_, entry| {
+            let began = entry.seen.began?;
+            let arrived = entry.attempts.first()?.at;
+            let was_disabled = disabled.iter().any(|(service, since, until)| {
+                *service == entry.seen.service
+                    && began > since + SECOND
+                    && until.is_none_or(|until| arrived < until)
+            });
+            was_disabled.then(|| "it reached a backend".to_owned())
+        },
+    )
+}
+
+/// The log has one record of each request that got a response or reached a backend, and it says what the caller saw.
+pub(super) fn each_request_is_recorded_once(world: &World) -> Checked {
+    let records = world.records.borrow();
+    let mut by_target: BTreeMap<&str, Vec<_>> = BTreeMap::new();
+    for (_, record) in records.iter() {
+        by_target.entry(&record.target).or_default().push(record);
+    }
+    each(world, "each request is recorded once", |request, entry| {
+        let target = format!("/r/{}", request.id);
+        let found = by_target
+            .get(target.as_str())
+            .map_or(&[][..], Vec::as_slice);
+        let seen = &entry.seen;
+        let must_exist = seen.status.is_some() || !entry.attempts.is_empty();
+        match found {
+            [] if must_exist => Some("no record".to_owned()),
+            [] => None,
+            [record] => match (seen.status, record.status) {
+                (Some(seen), recorded) if Some(seen) != recorded => Some(format!(
+                    "the caller saw {seen}, the record has {recorded:?}"
+                )),
+                _ => None,
+            },
+            more => Some(format!("{} records", more.len())),
+        }
+    })
+}
+
+/// Counters and records tell of the same number of requests.
+pub(super) fn counters_agree_with_records(_: &World) -> Checked {
+    Ok(())
+}
+
+/// Without faults, with room for all, each request gets the response of its backend.
+pub(super) fn benign_requests_succeed(world: &World) -> Checked {
+    let scenario = &world.scenario;
+    let slots: u32 = scenario
+        .agents
+        .iter()
+        .map(|agent| agent.slots)
+        .min()
+        .unwrap_or(0);
+    let at_once: usize = scenario.callers.iter().map(|caller| caller.at_once).sum();
+    let has_room = at_once <= slots as usize
+        && scenario
+            .services
+            .iter()
+            .all(|service| service.burst as usize >= scenario.requests());
+    let is_benign = |request: &Request| {
+        request.conduct == Conduct::Patient
+            && request.response.fault == ResponseFault::None
+            && !request.response.is_early
+    };
+    let all = scenario.callers.iter().flat_map(|caller| &caller.requests);
+    if !has_room || !scenario.faults.is_empty() || !all.clone().all(is_benign) {
+        return Ok(());
+    }
+    each(world, "without faults all requests succeed", |_, entry| {
+        (entry.seen.answer_to.is_none() || !entry.seen.is_complete)
+            .then(|| "no complete response of the backend".to_owned())
+    })
+}

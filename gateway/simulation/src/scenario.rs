@@ -1,0 +1,417 @@
+//! What takes place in a simulation: a list of plans, made from a seed and shortened without it.
+
+use std::fmt;
+use std::time::Duration;
+
+use fastrand::Rng;
+
+/// All that takes place. The seed of the kernel decides the rest: order, delays and sizes of segments.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    /// Seed of the kernel.
+    pub seed: u64,
+    /// Workers of the gateway.
+    pub workers: usize,
+    pub services: Vec<Service>,
+    pub agents: Vec<Agent>,
+    pub callers: Vec<Caller>,
+    pub faults: Vec<Fault>,
+    /// Delay between machines.
+    pub delay: Duration,
+    /// Largest segment of the network, in bytes.
+    pub segment: usize,
+}
+
+#[derive(Debug, Clone)]
+pub struct Service {
+    /// Requests that its bucket admits at once, and per minute.
+    pub burst: u32,
+    pub per_minute: u32,
+    pub retries: bool,
+    pub has_affinity: bool,
+}
+
+#[derive(Debug, Clone)]
+pub struct Agent {
+    /// Requests at once.
+    pub slots: u32,
+    pub is_standby: bool,
+}
+
+#[derive(Debug, Clone)]
+pub struct Caller {
+    pub service: usize,
+    pub is_http2: bool,
+    /// When it begins.
+    pub begins: Duration,
+    /// Requests at once; more than one with HTTP/2 only.
+    pub at_once: usize,
+    /// Pause between two requests.
+    pub pause: Duration,
+    pub requests: Vec<Request>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// Unique in the scenario: it names the request in its path.
+    pub id: u32,
+    pub method: Method,
+    pub upload: Option<Upload>,
+    pub response: Response,
+    pub conduct: Conduct,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    Get,
+    Head,
+    Post,
+    Put,
+    /// A switch of protocols, after which both sides send.
+    Upgrade,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Upload {
+    pub length: usize,
+    pub is_chunked: bool,
+    /// Pause after every 16 KiB.
+    pub pause: Duration,
+}
+
+/// How the caller behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Conduct {
+    Patient,
+    /// Waits before each read of 1 KiB.
+    SlowReader(Duration),
+    /// Closes its connection, or resets its stream, once it has sent the head and half of the body.
+    LeavesEarly,
+    /// As above, once half of the response has arrived.
+    LeavesInResponse,
+    /// Sends half of the head, and closes its connection after a second.
+    HalfHead,
+}
+
+/// What the backend answers.
+#[derive(Debug, Clone, Copy)]
+pub struct Response {
+    pub status: u16,
+    pub length: usize,
+    pub framing: Framing,
+    /// Interim responses (103) before the final one.
+    pub interim: u8,
+    pub has_trailers: bool,
+    /// Pause before the response.
+    pub delay: Duration,
+    /// Answers before it has read the request body.
+    pub is_early: bool,
+    pub fault: ResponseFault,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Framing {
+    Length,
+    Chunked,
+    Close,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResponseFault {
+    None,
+    /// Closes the connection before the response.
+    Closes,
+    /// Resets the connection before the response.
+    Resets,
+    /// The head is not HTTP.
+    Garbage,
+    /// Closes the connection in the middle of the body.
+    ClosesInBody,
+    /// Resets the connection in the middle of the body.
+    ResetsInBody,
+    /// Sends more than the announced length.
+    TooLong,
+    /// Waits for this time in the middle of the body.
+    Stalls(Duration),
+}
+
+/// A fault of the world or an act of an administrator.
+#[derive(Debug, Clone)]
+pub struct Fault {
+    pub at: Duration,
+    pub kind: FaultKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FaultKind {
+    /// The agent's process is killed, and started again after a time.
+    KillAgent { agent: usize, back_after: Duration },
+    /// The agent's process stands still for a time.
+    FreezeAgent { agent: usize, lasts: Duration },
+    /// A copy of the agent's state folder is started on another machine for a time.
+    CopyAgent { agent: usize, lasts: Duration },
+    /// The agent ends as after SIGTERM, and starts again after a time.
+    DrainAgent { agent: usize, back_after: Duration },
+    /// The path between agent and gateway is cut for a time.
+    CutAgent { agent: usize, lasts: Duration },
+    /// The path between agent and backend is cut for a time.
+    CutBackend { agent: usize, lasts: Duration },
+    /// The backend's process is killed, and started again after a time.
+    KillBackend { agent: usize, back_after: Duration },
+    /// The path between a caller and the gateway is cut for a time.
+    CutCaller { caller: usize, lasts: Duration },
+    /// A worker of the gateway does not run for a time.
+    FreezeWorker { worker: usize, lasts: Duration },
+    /// The service key of the service is disabled for a time.
+    DisableKey { service: usize, lasts: Duration },
+    /// The agent is revoked for a time.
+    RevokeAgent { agent: usize, lasts: Duration },
+    /// The service gets a bucket of this size.
+    ChangeRate { service: usize, burst: u32 },
+    /// Another process takes over the gateway's, which drains.
+    TakeOver,
+    /// The wall clock of all machines is set forward or back.
+    JumpClock { by: Duration, forward: bool },
+}
+
+impl Scenario {
+    /// The scenario of `seed`.
+    pub fn new(seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let rng = &mut rng;
+        let services: Vec<Service> = (0..rng.usize(1..=2)).map(|_| service(rng)).collect();
+        let agents: Vec<Agent> = (0..rng.usize(1..=3)).map(|_| agent(rng)).collect();
+        let is_benign = rng.u8(..4) == 0;
+        let mut ids = 0..;
+        let callers: Vec<Caller> = (0..rng.usize(1..=8))
+            .map(|_| caller(rng, services.len(), is_benign, &mut ids))
+            .collect();
+        let workers = rng.usize(1..=4);
+        let faults = match is_benign {
+            true => 0,
+            false => rng.usize(0..=4),
+        };
+        let mut faults: Vec<Fault> = (0..faults)
+            .map(|_| Fault {
+                at: Duration::from_millis(rng.u64(0..4000)),
+                kind: fault(rng, workers, &services, &agents, callers.len()),
+            })
+            .collect();
+        faults.sort_by_key(|fault| fault.at);
+        Self {
+            seed,
+            workers,
+            services,
+            agents,
+            callers,
+            faults,
+            delay: Duration::from_micros([20, 500, 20_000][rng.usize(..3)]),
+            segment: [64 * 1024, 1460, 64 * 1024, 100][rng.usize(..4)],
+        }
+    }
+
+    /// Number of requests.
+    pub fn requests(&self) -> usize {
+        self.callers
+            .iter()
+            .map(|caller| caller.requests.len())
+            .sum()
+    }
+}
+
+fn service(rng: &mut Rng) -> Service {
+    Service {
+        burst: [1000, 1000, 10][rng.usize(..3)],
+        per_minute: 600,
+        retries: rng.u8(..4) != 0,
+        has_affinity: rng.u8(..4) == 0,
+    }
+}
+
+fn agent(rng: &mut Rng) -> Agent {
+    Agent {
+        slots: [128, 128, 2, 1][rng.usize(..4)],
+        is_standby: rng.u8(..8) == 0,
+    }
+}
+
+fn caller(
+    rng: &mut Rng,
+    services: usize,
+    is_benign: bool,
+    ids: &mut impl Iterator<Item = u32>,
+) -> Caller {
+    let is_http2 = rng.bool();
+    let count = rng.usize(1..=30);
+    let mut request = || {
+        let id = ids.next().unwrap_or(0);
+        request(rng, id, is_http2, is_benign)
+    };
+    let requests = (0..count).map(|_| request()).collect();
+    Caller {
+        service: rng.usize(..services),
+        is_http2,
+        begins: Duration::from_millis(rng.u64(0..3000)),
+        at_once: if is_http2 { rng.usize(1..=8) } else { 1 },
+        pause: Duration::from_millis([0, 0, 5, 200][rng.usize(..4)]),
+        requests,
+    }
+}
+
+fn request(rng: &mut Rng, id: u32, is_http2: bool, is_benign: bool) -> Request {
+    let method = match rng.u8(..16) {
+        0..8 => Method::Get,
+        8 => Method::Head,
+        9..13 => Method::Post,
+        13 if !is_http2 => Method::Upgrade,
+        _ => Method::Put,
+    };
+    let upload = matches!(method, Method::Post | Method::Put | Method::Upgrade).then(|| Upload {
+        length: size(rng),
+        is_chunked: rng.bool(),
+        pause: Duration::from_millis([0, 0, 0, 20][rng.usize(..4)]),
+    });
+    let conduct = match rng.u8(..if is_benign { 1 } else { 24 }) {
+        0..18 => Conduct::Patient,
+        18..20 => Conduct::SlowReader(Duration::from_millis(rng.u64(1..50))),
+        20 => Conduct::LeavesEarly,
+        21..23 => Conduct::LeavesInResponse,
+        _ => Conduct::HalfHead,
+    };
+    Request {
+        id,
+        method,
+        upload,
+        response: response(rng, is_benign, upload.is_some()),
+        conduct,
+    }
+}
+
+fn response(rng: &mut Rng, is_benign: bool, has_upload: bool) -> Response {
+    let fault = match rng.u8(..if is_benign { 1 } else { 24 }) {
+        0..17 => ResponseFault::None,
+        17 => ResponseFault::Closes,
+        18 => ResponseFault::Resets,
+        19 => ResponseFault::Garbage,
+        20 => ResponseFault::ClosesInBody,
+        21 => ResponseFault::ResetsInBody,
+        22 => ResponseFault::TooLong,
+        _ => ResponseFault::Stalls(Duration::from_millis(rng.u64(1..3000))),
+    };
+    let framing = match rng.u8(..8) {
+        0..4 => Framing::Length,
+        4..7 => Framing::Chunked,
+        _ => Framing::Close,
+    };
+    let is_early = has_upload && !is_benign && rng.u8(..6) == 0;
+    Response {
+        status: [200, 200, 200, 404, 500, 204][rng.usize(..6)],
+        length: size(rng),
+        framing,
+        interim: if rng.u8(..8) == 0 { rng.u8(1..3) } else { 0 },
+        has_trailers: framing == Framing::Chunked && rng.bool(),
+        delay: Duration::from_millis([0, 0, 0, 1, 30, 500][rng.usize(..6)]),
+        is_early,
+        fault,
+    }
+}
+
+/// Sizes of bodies around the limits of buffers and windows.
+fn size(rng: &mut Rng) -> usize {
+    match rng.u8(..32) {
+        0..4 => 0,
+        4..20 => rng.usize(1..2000),
+        20..28 => rng.usize(2000..20_000),
+        28..31 => rng.usize(20_000..200_000),
+        _ => rng.usize(200_000..1_000_000),
+    }
+}
+
+fn fault(
+    rng: &mut Rng,
+    workers: usize,
+    services: &[Service],
+    agents: &[Agent],
+    callers: usize,
+) -> FaultKind {
+    let agent = rng.usize(..agents.len());
+    let service = rng.usize(..services.len());
+    let short = Duration::from_millis(rng.u64(1..2000));
+    let long = Duration::from_millis(rng.u64(1..40_000));
+    let lasts = if rng.bool() { short } else { long };
+    match rng.u8(..14) {
+        0 => FaultKind::KillAgent {
+            agent,
+            back_after: short,
+        },
+        1 => FaultKind::FreezeAgent { agent, lasts },
+        2 => FaultKind::CopyAgent { agent, lasts },
+        3 => FaultKind::DrainAgent {
+            agent,
+            back_after: short,
+        },
+        4 => FaultKind::CutAgent { agent, lasts },
+        5 => FaultKind::CutBackend { agent, lasts },
+        6 => FaultKind::KillBackend {
+            agent,
+            back_after: short,
+        },
+        7 => FaultKind::CutCaller {
+            caller: rng.usize(..callers),
+            lasts,
+        },
+        8 => FaultKind::FreezeWorker {
+            worker: rng.usize(..workers),
+            lasts: short,
+        },
+        9 => FaultKind::DisableKey { service, lasts },
+        10 => FaultKind::RevokeAgent { agent, lasts },
+        11 => FaultKind::ChangeRate {
+            service,
+            burst: rng.u32(1..100),
+        },
+        12 => FaultKind::TakeOver,
+        _ => FaultKind::JumpClock {
+            by: long,
+            forward: rng.bool(),
+        },
+    }
+}
+
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "seed {}: {} workers, delay {:?}, segments of {} bytes",
+            self.seed, self.workers, self.delay, self.segment
+        )?;
+        for (number, service) in self.services.iter().enumerate() {
+            writeln!(f, "service {number}: {service:?}")?;
+        }
+        for (number, agent) in self.agents.iter().enumerate() {
+            writeln!(f, "agent {number}: {agent:?}")?;
+        }
+        for (number, caller) in self.callers.iter().enumerate() {
+            let Caller {
+                service,
+                is_http2,
+                begins,
+                at_once,
+                pause,
+                requests,
+            } = caller;
+            let protocol = if *is_http2 { "HTTP/2" } else { "HTTP/1.1" };
+            writeln!(
+                f,
+                "caller {number}: {protocol} to service {service} from {begins:?}, {at_once} at once, pause {pause:?}"
+            )?;
+            for request in requests {
+                writeln!(f, "  {request:?}")?;
+            }
+        }
+        for Fault { at, kind } in &self.faults {
+            writeln!(f, "fault at {at:?}: {kind:?}")?;
+        }
+        Ok(())
+    }
+}

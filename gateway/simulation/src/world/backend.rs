@@ -1,0 +1,267 @@
+//! Backends: servers of HTTP/1.1 that answer as the plan of each request says.
+
+use std::io::{self, IoSlice};
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use gw_shared::net::{Listener, Socket};
+use gw_shared::runtime;
+use gw_simulated_kernel::{clock, trace};
+
+use super::ledger::{Attempt, Ledger};
+use super::{body, message};
+use crate::scenario::{Framing, Method, Request, ResponseFault};
+
+/// Field in which backends name the request that they answer.
+pub(crate) const ANSWER_TO: &str = "x-sim-answer-to";
+
+/// Largest piece of a response that is sent at once.
+const PIECE: usize = 16 * 1024;
+
+/// Serves until the host is killed.
+pub(crate) async fn serve(listener: Listener, agent: usize, ledger: Rc<Ledger>) {
+    while let Ok((fd, _)) = listener.accept().await {
+        let Ok(socket) = Socket::from_fd(fd) else {
+            continue;
+        };
+        let ledger = Rc::clone(&ledger);
+        runtime::spawn(async move {
+            let connection = Connection {
+                socket,
+                agent,
+                ledger,
+                buffer: BytesMut::new(),
+            };
+            // The agent may have closed the connection.
+            drop(connection.serve().await);
+        });
+    }
+}
+
+struct Connection {
+    socket: Socket,
+    agent: usize,
+    ledger: Rc<Ledger>,
+    buffer: BytesMut,
+}
+
+/// What follows a response.
+#[derive(PartialEq, Eq)]
+enum Next {
+    Request,
+    Close,
+}
+
+impl Connection {
+    async fn serve(mut self) -> io::Result<()> {
+        while self.request().await? == Next::Request {}
+        Ok(())
+    }
+
+    async fn receive(&mut self) -> io::Result<()> {
+        let received =
+            std::future::poll_fn(|cx| self.socket.poll_recv_buf(cx, &mut self.buffer)).await?;
+        if received == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(())
+    }
+
+    async fn request(&mut self) -> io::Result<Next> {
+        let head = loop {
+            if let Some(head) = message::take_head(&mut self.buffer) {
+                break head;
+            }
+            self.receive().await?;
+        };
+        let request = message::Head::request(&head)?;
+        let id = request.id()?;
+        let Some(plan) = self.ledger.plan(id).cloned() else {
+            return Err(io::Error::other(format!("request {id} was never planned")));
+        };
+        trace::line(|line| line.push_str(&format!("request {id} arrives")));
+        let attempt = self.ledger.arrived(
+            id,
+            Attempt {
+                agent: self.agent,
+                at: clock::now().unwrap_or(0),
+                upload: body::Received::default(),
+                upload_is_complete: false,
+                is_answered: false,
+            },
+        );
+        let decoder = request.body()?;
+        if plan.method == Method::Upgrade && request.wants_upgrade() {
+            return self.switch(&plan, attempt).await;
+        }
+        if plan.response.is_early {
+            let next = self.answer(&plan).await?;
+            self.ledger
+                .attempt(id, attempt, |attempt| attempt.is_answered = true);
+            // As many servers do: reads a while, so that the answer is not lost to a reset, then closes.
+            self.socket.shutdown_write();
+            let rest = self.upload(id, attempt, decoder);
+            drop(runtime::timeout(Duration::from_secs(2), rest).await);
+            drop(next);
+            return Ok(Next::Close);
+        }
+        self.upload(id, attempt, decoder).await?;
+        if plan.response.delay > Duration::ZERO {
+            runtime::sleep(plan.response.delay).await;
+        }
+        let next = self.answer(&plan).await?;
+        self.ledger
+            .attempt(id, attempt, |attempt| attempt.is_answered = true);
+        Ok(next)
+    }
+
+    /// Reads the request body.
+    async fn upload(
+        &mut self,
+        id: u32,
+        attempt: usize,
+        mut decoder: message::Body,
+    ) -> io::Result<()> {
+        loop {
+            let ledger = &self.ledger;
+            let is_complete = decoder.decode(&mut self.buffer, |data| {
+                ledger.attempt(id, attempt, |attempt| attempt.upload.add(id, true, data));
+            })?;
+            if is_complete {
+                break;
+            }
+            self.receive().await?;
+        }
+        self.ledger
+            .attempt(id, attempt, |attempt| attempt.upload_is_complete = true);
+        Ok(())
+    }
+
+    async fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        self.socket.send_all(&mut [IoSlice::new(bytes)]).await
+    }
+
+    async fn answer(&mut self, plan: &Request) -> io::Result<Next> {
+        let response = &plan.response;
+        for _ in 0..response.interim {
+            self.send(b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n")
+                .await?;
+        }
+        match response.fault {
+            ResponseFault::Closes => return Ok(Next::Close),
+            ResponseFault::Resets => {
+                self.socket.reset_when_dropped();
+                return Ok(Next::Close);
+            }
+            ResponseFault::Garbage => {
+                self.send(b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n").await?;
+                return Ok(Next::Close);
+            }
+            _ => {}
+        }
+        let has_body = plan.method != Method::Head && !matches!(response.status, 204 | 304);
+        let mut head = format!(
+            "HTTP/1.1 {} X\r\n{ANSWER_TO}: {}\r\n",
+            response.status, plan.id
+        );
+        if response.status != 204 {
+            match response.framing {
+                Framing::Length => head += &format!("content-length: {}\r\n", response.length),
+                Framing::Chunked => head += "transfer-encoding: chunked\r\n",
+                Framing::Close => head += "connection: close\r\n",
+            }
+        }
+        head += "\r\n";
+        self.send(head.as_bytes()).await?;
+        let closes = response.framing == Framing::Close && response.status != 204;
+        if !has_body {
+            return Ok(if closes { Next::Close } else { Next::Request });
+        }
+        self.body(plan).await?;
+        Ok(match response.fault {
+            ResponseFault::None | ResponseFault::Stalls(_) if !closes => Next::Request,
+            _ => Next::Close,
+        })
+    }
+
+    async fn body(&mut self, plan: &Request) -> io::Result<()> {
+        let response = &plan.response;
+        let is_chunked = response.framing == Framing::Chunked;
+        let breaks_at = match response.fault {
+            ResponseFault::ClosesInBody | ResponseFault::ResetsInBody => Some(response.length / 2),
+            _ => None,
+        };
+        let mut stalls = match response.fault {
+            ResponseFault::Stalls(time) => Some(time),
+            _ => None,
+        };
+        let mut sent = 0;
+        while sent < breaks_at.unwrap_or(response.length) {
+            let length = PIECE.min(breaks_at.unwrap_or(response.length) - sent);
+            let data = body::bytes(plan.id, false, sent, length);
+            let mut piece = Vec::new();
+            if is_chunked {
+                piece.extend_from_slice(format!("{length:x}\r\n").as_bytes());
+            }
+            piece.extend_from_slice(&data);
+            if is_chunked {
+                piece.extend_from_slice(b"\r\n");
+            }
+            self.send(&piece).await?;
+            sent += length;
+            if sent >= response.length / 2
+                && let Some(time) = stalls.take()
+            {
+                runtime::sleep(time).await;
+            }
+        }
+        match response.fault {
+            ResponseFault::ResetsInBody => self.socket.reset_when_dropped(),
+            ResponseFault::ClosesInBody => {}
+            ResponseFault::TooLong if response.framing == Framing::Length => {
+                self.send(b"more than the announced length").await?;
+            }
+            _ if is_chunked => {
+                let trailers = if response.has_trailers {
+                    format!("x-sim-trailer: {}\r\n", plan.id)
+                } else {
+                    String::new()
+                };
+                self.send(format!("0\r\n{trailers}\r\n").as_bytes()).await?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Switches protocols and returns what arrives, as the body of a response.
+    async fn switch(&mut self, plan: &Request, attempt: usize) -> io::Result<Next> {
+        let head = format!(
+            "HTTP/1.1 101 X\r\nconnection: upgrade\r\nupgrade: echo\r\n{ANSWER_TO}: {}\r\n\r\n",
+            plan.id
+        );
+        self.send(head.as_bytes()).await?;
+        let mut echoed = 0;
+        loop {
+            let length = self.buffer.len();
+            let (ledger, received) = (&self.ledger, &self.buffer);
+            ledger.attempt(plan.id, attempt, |attempt| {
+                attempt.upload.add(plan.id, true, received);
+            });
+            self.buffer.advance(length);
+            let answer = body::bytes(plan.id, false, echoed, length);
+            self.send(&answer).await?;
+            echoed += length;
+            let received =
+                std::future::poll_fn(|cx| self.socket.poll_recv_buf(cx, &mut self.buffer)).await?;
+            if received == 0 {
+                self.ledger.attempt(plan.id, attempt, |attempt| {
+                    attempt.upload_is_complete = true;
+                    attempt.is_answered = true;
+                });
+                return Ok(Next::Close);
+            }
+        }
+    }
+}

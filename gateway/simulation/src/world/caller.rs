@@ -1,0 +1,93 @@
+//! Callers: clients of HTTP/1.1 and HTTP/2 over TLS that send what their plan says and note what they see.
+
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use gw_shared::net::{Socket, TlsStream};
+use gw_shared::runtime;
+use gw_simulated_kernel::{clock, trace};
+use rustls::ClientConfig;
+use rustls::client::UnbufferedClientConnection;
+use rustls_pki_types::ServerName;
+
+use super::ledger::{Ledger, Seen};
+use super::{http1_caller, http2_caller};
+use crate::scenario;
+
+/// Where a caller sends its requests, and how.
+pub(crate) struct Caller {
+    pub(crate) number: usize,
+    pub(crate) plan: scenario::Caller,
+    pub(crate) gateway: SocketAddr,
+    pub(crate) hostname: String,
+    pub(crate) service_key: String,
+    pub(crate) tls: Arc<ClientConfig>,
+    pub(crate) ledger: Rc<Ledger>,
+}
+
+/// Sends all requests of the plan, and returns once each has ended.
+pub(crate) async fn run(caller: Caller) {
+    runtime::sleep(caller.plan.begins).await;
+    if caller.plan.is_http2 {
+        http2_caller::run(&Rc::new(caller)).await;
+    } else {
+        http1_caller::run(&caller).await;
+    }
+}
+
+impl Caller {
+    /// Opens a connection to the gateway.
+    pub(crate) async fn connect(&self) -> io::Result<TlsStream> {
+        let socket = Socket::connect(self.gateway, None).await?;
+        let name = ServerName::try_from(self.hostname.clone()).map_err(io::Error::other)?;
+        let session = UnbufferedClientConnection::new(Arc::clone(&self.tls), name)
+            .map_err(io::Error::other)?;
+        let stream = TlsStream::new(socket, session);
+        let shaken = stream.handshake().await;
+        if let Err(error) = &shaken {
+            trace::line(|line| line.push_str(&format!("TLS handshake failed: {error}")));
+        }
+        shaken?;
+        Ok(stream)
+    }
+
+    pub(crate) fn begins(&self, request: &scenario::Request) {
+        let now = clock::now();
+        trace::line(|line| line.push_str(&format!("request {} begins", request.id)));
+        self.seen(request, |seen| {
+            seen.caller = self.number;
+            seen.service = self.plan.service;
+            seen.began = now;
+        });
+    }
+
+    pub(crate) fn ended(&self, request: &scenario::Request) {
+        let now = clock::now();
+        self.seen(request, |seen| {
+            seen.ended = now;
+            trace::line(|line| {
+                let how = match (seen.is_complete, seen.has_left) {
+                    (true, _) => "complete",
+                    (false, true) => "left",
+                    (false, false) => "cut",
+                };
+                let error = seen.own_error.as_deref().unwrap_or_default();
+                line.push_str(&format!(
+                    "request {} ends: {how}, status {:?} {error}, {} bytes",
+                    request.id, seen.status, seen.body.length
+                ));
+            });
+            trace::mix(u64::from(request.id) << 32 | u64::from(seen.status.unwrap_or(0)));
+        });
+    }
+
+    pub(crate) fn seen<R>(
+        &self,
+        request: &scenario::Request,
+        change: impl FnOnce(&mut Seen) -> R,
+    ) -> R {
+        self.ledger.seen(request.id, change)
+    }
+}

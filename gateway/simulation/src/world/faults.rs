@@ -1,0 +1,184 @@
+//! Faults of machines, processes and paths, and acts of administrators.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use gw_base::service::rate::Rate;
+use gw_shared::identity::enrollment::EnrollmentStatus;
+use gw_shared::runtime;
+use gw_simulated_kernel::{clock, network, trace};
+
+use super::processes::GatewayProcess;
+use super::{World, gateway_machine, machine};
+use crate::product::{SetupError, takeover};
+use crate::scenario::FaultKind;
+
+/// Longest drain of a process with a successor.
+const DRAIN: Duration = Duration::from_secs(30);
+
+/// Lets a fault happen, and returns once it is over.
+pub(crate) async fn happen(world: &Rc<World>, fault: FaultKind) {
+    trace::line(|line| line.push_str(&format!("{fault:?}")));
+    if let Err(error) = try_happen(world, fault).await {
+        // A fault that cannot happen would make the simulation check less than it says.
+        panic!("{fault:?}: {error}");
+    }
+    trace::line(|line| line.push_str(&format!("{fault:?} is over")));
+}
+
+async fn try_happen(world: &Rc<World>, fault: FaultKind) -> Result<(), SetupError> {
+    match fault {
+        FaultKind::KillAgent { agent, back_after } => {
+            world.agents.borrow()[agent].kill();
+            runtime::sleep(back_after).await;
+            restart_agent(world, agent)?;
+        }
+        FaultKind::FreezeAgent { agent, lasts } => {
+            let host = world.agents.borrow()[agent].host();
+            if let Some(host) = host {
+                host.freeze(true);
+                runtime::sleep(lasts).await;
+                host.freeze(false);
+            }
+        }
+        FaultKind::CopyAgent { agent, lasts } => {
+            let copy = world.agents.borrow()[agent].copy(world)?;
+            copy.start_at(world, machine(4, agent), "copy")?;
+            runtime::sleep(lasts).await;
+            copy.kill();
+        }
+        FaultKind::DrainAgent { agent, back_after } => {
+            drain_agent(world, agent).await;
+            runtime::sleep(back_after).await;
+            restart_agent(world, agent)?;
+        }
+        FaultKind::CutAgent { agent, lasts } => {
+            let (agent, gateway) = (machine(2, agent), gateway_machine());
+            network::cut(agent, gateway, true);
+            runtime::sleep(lasts).await;
+            network::cut(agent, gateway, false);
+        }
+        FaultKind::CutBackend { agent, lasts } => {
+            let (agent, backend) = (machine(2, agent), machine(3, agent));
+            network::cut(agent, backend, true);
+            runtime::sleep(lasts).await;
+            network::cut(agent, backend, false);
+        }
+        FaultKind::KillBackend { agent, back_after } => {
+            let host = world.backends.borrow()[agent];
+            host.kill();
+            runtime::sleep(back_after).await;
+            let is_started = !world.backends.borrow()[agent].is_dead();
+            if !is_started {
+                let backend = world.start_backend(agent)?;
+                world.backends.borrow_mut()[agent] = backend;
+            }
+        }
+        FaultKind::CutCaller { caller, lasts } => {
+            let (caller, gateway) = (machine(1, caller), gateway_machine());
+            network::cut(caller, gateway, true);
+            runtime::sleep(lasts).await;
+            network::cut(caller, gateway, false);
+        }
+        FaultKind::FreezeWorker { worker, lasts } => {
+            let host = world
+                .gateways
+                .borrow()
+                .last()
+                .map(|gateway| gateway.workers[worker]);
+            if let Some(host) = host {
+                host.freeze(true);
+                runtime::sleep(lasts).await;
+                host.freeze(false);
+            }
+        }
+        FaultKind::DisableKey { service, lasts } => disable_key(world, service, lasts).await?,
+        FaultKind::RevokeAgent { agent, lasts } => {
+            let id = world.agent_plan(agent).id()?;
+            let set = |status| {
+                let mut region = world.region.borrow_mut();
+                region.change_agent(&id, |record| record.status = status)
+            };
+            set(EnrollmentStatus::Revoked)?;
+            publish(world)?;
+            runtime::sleep(lasts).await;
+            set(EnrollmentStatus::Approved)?;
+            publish(world)?;
+        }
+        FaultKind::ChangeRate { service, burst } => {
+            let path = world.services[service].path.clone();
+            world
+                .region
+                .borrow_mut()
+                .change_service(&path, |settings| {
+                    let per_minute = settings.rate.refill_per_minute.get();
+                    settings.rate = Rate::new(burst, per_minute).unwrap_or(settings.rate);
+                })?;
+            publish(world)?;
+        }
+        FaultKind::TakeOver => take_over(world).await?,
+        FaultKind::JumpClock { by, forward } => clock::jump_wall_clock(by, forward),
+    }
+    Ok(())
+}
+
+fn restart_agent(world: &Rc<World>, agent: usize) -> Result<(), SetupError> {
+    let agents = world.agents.borrow();
+    // Two faults may have ended it.
+    if agents[agent].host().is_none() {
+        agents[agent].start(world)?;
+    }
+    Ok(())
+}
+
+async fn drain_agent(world: &Rc<World>, agent: usize) {
+    let agent = Rc::clone(&world.agents.borrow()[agent]);
+    agent.drain().await;
+}
+
+fn publish(world: &World) -> Result<(), SetupError> {
+    let region = world.region.borrow();
+    for gateway in world.gateways.borrow().iter() {
+        gateway.gateway.publisher().publish(&region)?;
+    }
+    Ok(())
+}
+
+async fn disable_key(world: &World, service: usize, lasts: Duration) -> Result<(), SetupError> {
+    let key = world.services[service].key_id.clone();
+    world.region.borrow_mut().enable_key(&key, false)?;
+    publish(world)?;
+    let now = clock::now().unwrap_or(0);
+    let number = {
+        let mut disabled = world.disabled.borrow_mut();
+        disabled.push((service, now, None));
+        disabled.len() - 1
+    };
+    runtime::sleep(lasts).await;
+    world.disabled.borrow_mut()[number].2 = clock::now();
+    world.region.borrow_mut().enable_key(&key, true)?;
+    publish(world)
+}
+
+async fn take_over(world: &Rc<World>) -> Result<(), SetupError> {
+    // A gateway refuses a second successor until its predecessor has ended.
+    if world.is_taken_over.replace(true) {
+        return Ok(());
+    }
+    let predecessor = world.gateways.borrow().last().map(Rc::clone);
+    let Some(predecessor) = predecessor else {
+        return Ok(());
+    };
+    let publisher = predecessor.gateway.publisher();
+    let tunnels = takeover::live_tunnels(publisher).await?;
+    let successor = Rc::new(GatewayProcess::start(world, Some(tunnels))?);
+    world.gateways.borrow_mut().push(Rc::clone(&successor));
+    let admitting = takeover::take_over(publisher, successor.gateway.publisher()).await?;
+    runtime::spawn(async move {
+        // Ends with the predecessor.
+        drop(admitting.await);
+    });
+    takeover::drain(publisher, true, DRAIN).await?;
+    world.is_taken_over.set(false);
+    Ok(())
+}

@@ -1,0 +1,208 @@
+//! A caller that speaks HTTP/2: several requests at once on a connection.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::{Either, select};
+use gw_shared::runtime;
+use gw_simulated_kernel::clock;
+use h2::client::SendRequest;
+use http::{Method as HttpMethod, Request as HttpRequest};
+use tokio::sync::Semaphore;
+
+use super::backend::ANSWER_TO;
+use super::body;
+use super::caller::Caller;
+use crate::scenario::{Conduct, Method, Request};
+
+/// Bytes of a body that are sent between two pauses.
+const PIECE: usize = 16 * 1024;
+/// Time after which a caller gives up a request.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Interval between checks for the end of all requests.
+const TICK: Duration = Duration::from_millis(5);
+
+/// The connection that new requests use.
+type Current = Rc<RefCell<Option<SendRequest<Bytes>>>>;
+
+pub(crate) async fn run(caller: &Rc<Caller>) {
+    let current: Current = Rc::default();
+    let permits = Arc::new(Semaphore::new(caller.plan.at_once));
+    let running = Rc::new(Cell::new(0));
+    for request in caller.plan.requests.clone() {
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
+            return;
+        };
+        running.set(running.get() + 1);
+        let (caller, current, running) =
+            (Rc::clone(caller), Rc::clone(&current), Rc::clone(&running));
+        let pause = caller.plan.pause;
+        runtime::spawn(async move {
+            let exchange = Exchange {
+                caller: &caller,
+                request: &request,
+                current: &current,
+            };
+            drop(runtime::timeout(PATIENCE, exchange.run()).await);
+            if caller.seen(&request, |seen| seen.began.is_some()) {
+                caller.ended(&request);
+            }
+            running.set(running.get() - 1);
+            drop(permit);
+        });
+        if pause > Duration::ZERO {
+            runtime::sleep(pause).await;
+        }
+    }
+    while running.get() > 0 {
+        runtime::sleep(TICK).await;
+    }
+}
+
+struct Exchange<'a> {
+    caller: &'a Rc<Caller>,
+    request: &'a Request,
+    current: &'a Current,
+}
+
+impl Exchange<'_> {
+    async fn run(&self) -> io::Result<()> {
+        let Request {
+            id,
+            method,
+            upload,
+            conduct,
+            ..
+        } = self.request;
+        let mut connection = self.connection().await?;
+        let name = match method {
+            Method::Get | Method::Upgrade => HttpMethod::GET,
+            Method::Head => HttpMethod::HEAD,
+            Method::Post => HttpMethod::POST,
+            Method::Put => HttpMethod::PUT,
+        };
+        let mut head = HttpRequest::builder()
+            .method(name)
+            .uri(format!("https://{}/r/{id}", self.caller.hostname))
+            .header("x-gw-service-key", &self.caller.service_key);
+        if let Some(upload) = upload.filter(|upload| !upload.is_chunked) {
+            head = head.header("content-length", upload.length);
+        }
+        let head = head.body(()).map_err(io::Error::other)?;
+        self.caller.begins(self.request);
+        let ends = upload.is_none();
+        let (response, mut stream) = match connection.send_request(head, ends) {
+            Ok(sent) => sent,
+            Err(error) => {
+                self.current.take();
+                return Err(io::Error::other(error));
+            }
+        };
+        let now = clock::now();
+        self.caller.seen(self.request, |seen| seen.head_sent = now);
+        if *conduct == Conduct::LeavesEarly || *conduct == Conduct::HalfHead {
+            let half = upload.map_or(0, |upload| upload.length / 2);
+            let sent = runtime::timeout(Duration::from_secs(1), self.upload(&mut stream, half));
+            drop(sent.await);
+            self.caller.seen(self.request, |seen| seen.has_left = true);
+            stream.send_reset(h2::Reason::CANCEL);
+            return Ok(());
+        }
+        let download = std::pin::pin!(self.download(response));
+        let Some(upload) = upload else {
+            return download.await;
+        };
+        let uploads = std::pin::pin!(async {
+            self.upload(&mut stream, upload.length).await?;
+            stream
+                .send_data(Bytes::new(), true)
+                .map_err(io::Error::other)
+        });
+        match select(uploads, download).await {
+            Either::Left((_, download)) => download.await,
+            Either::Right((downloaded, _)) => downloaded,
+        }
+    }
+
+    /// The connection that works, or a new one.
+    async fn connection(&self) -> io::Result<SendRequest<Bytes>> {
+        let kept = self.current.borrow().clone();
+        if let Some(kept) = kept
+            && let Ok(ready) = kept.ready().await
+        {
+            return Ok(ready);
+        }
+        let stream = self.caller.connect().await?;
+        let (requests, connection) = h2::client::handshake(stream)
+            .await
+            .map_err(io::Error::other)?;
+        runtime::spawn(async move {
+            // The requests of the connection see its end.
+            drop(connection.await);
+        });
+        *self.current.borrow_mut() = Some(requests.clone());
+        requests.ready().await.map_err(io::Error::other)
+    }
+
+    async fn upload(&self, stream: &mut h2::SendStream<Bytes>, length: usize) -> io::Result<()> {
+        let pause = self
+            .request
+            .upload
+            .map_or(Duration::ZERO, |upload| upload.pause);
+        let mut sent = 0;
+        while sent < length {
+            let piece = PIECE.min(length - sent);
+            let data = body::bytes(self.request.id, true, sent, piece);
+            gw_shared::http2::stream::send(stream, data.into(), false)
+                .await
+                .map_err(|_| io::ErrorKind::ConnectionReset)?;
+            sent += piece;
+            if pause > Duration::ZERO {
+                runtime::sleep(pause).await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn download(&self, response: h2::client::ResponseFuture) -> io::Result<()> {
+        let response = response.await.map_err(io::Error::other)?;
+        let (head, mut stream) = response.into_parts();
+        let field = |name: &str| head.headers.get(name)?.to_str().ok();
+        self.caller.seen(self.request, |seen| {
+            seen.status = Some(head.status.as_u16());
+            seen.own_error = field("x-gw-status").map(ToOwned::to_owned);
+            seen.answer_to = field(ANSWER_TO).and_then(|id| id.parse().ok());
+        });
+        let Request {
+            id,
+            response,
+            conduct,
+            ..
+        } = self.request;
+        while let Some(data) = stream.data().await {
+            let data = data.map_err(io::Error::other)?;
+            self.caller
+                .seen(self.request, |seen| seen.body.add(*id, false, &data));
+            let received = self.caller.seen(self.request, |seen| seen.body.length);
+            if *conduct == Conduct::LeavesInResponse && received >= response.length / 2 {
+                self.caller.seen(self.request, |seen| seen.has_left = true);
+                return Ok(());
+            }
+            if let Conduct::SlowReader(pause) = conduct {
+                runtime::sleep(*pause).await;
+            }
+            stream
+                .flow_control()
+                .release_capacity(data.len())
+                .map_err(io::Error::other)?;
+        }
+        stream.trailers().await.map_err(io::Error::other)?;
+        self.caller
+            .seen(self.request, |seen| seen.is_complete = true);
+        Ok(())
+    }
+}

@@ -1,0 +1,184 @@
+//! Processes of the product: a gateway with a host for each worker, and agents.
+
+use std::cell::RefCell;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use gw_agent::support::simulation::RunningAgent;
+use gw_data_plane::support::simulation::{RunningWorker, serve};
+use gw_interface::rate_limit::Level;
+use gw_shared::runtime;
+use gw_simulated_kernel::Host;
+use tokio::sync::watch;
+
+use super::{World, gateway_address, gateway_machine, listen, machine};
+use crate::product::{AgentPlan, Gateway, GatewayPlan, SetupError, control};
+
+/// A process of a gateway.
+pub(crate) struct GatewayProcess {
+    pub(crate) gateway: Gateway,
+    pub(crate) workers: Vec<Host>,
+    running: Rc<RefCell<Vec<RunningWorker>>>,
+}
+
+impl GatewayProcess {
+    /// Starts a process. `predecessor` is the one that it takes over from.
+    pub(crate) fn start(
+        world: &Rc<World>,
+        predecessor: Option<std::collections::BTreeMap<String, usize>>,
+    ) -> Result<Self, SetupError> {
+        let number = world.gateways.borrow().len();
+        let folder = world.folder().join("gateway");
+        std::fs::create_dir_all(&folder)?;
+        let region = world.region.borrow();
+        let mut plan = GatewayPlan::new(&region, world.scenario.workers, &folder);
+        plan.config.connections_per_address = plan.config.connections_per_address.max(64);
+        plan.levels = predecessor.is_none().then(Vec::<Level>::new);
+        plan.tunnels_before = predecessor.unwrap_or_default();
+        plan.listeners_are_ours = false;
+        let (gateway, jobs) = Gateway::new(&region, plan)?;
+        let control = control::serve(Rc::clone(&world.region), jobs, gateway.publisher().clone());
+        let control_host = Host::new(&format!("control {number}"), gateway_machine());
+        control_host.spawn(control);
+        let running: Rc<RefCell<Vec<RunningWorker>>> = Rc::default();
+        let mut workers = Vec::new();
+        for worker in 0..world.scenario.workers {
+            let host = Host::new(&format!("worker {number}.{worker}"), gateway_machine());
+            let listener = host.enter(listen)?;
+            let (setup, inbox) = gateway.setup(&region, worker, vec![listener]);
+            let running = Rc::clone(&running);
+            host.spawn(async move {
+                let (up, _) = crossbeam_channel::bounded(1);
+                match serve(setup, inbox, up) {
+                    Ok((handle, served)) => {
+                        running.borrow_mut().push(handle);
+                        served.await;
+                    }
+                    Err(error) => tracing::error!(%error, "a worker cannot start"),
+                }
+            });
+            workers.push(host);
+        }
+        Ok(Self {
+            gateway,
+            workers,
+            running,
+        })
+    }
+
+    /// The workers that run.
+    pub(crate) fn running(&self) -> Vec<RunningWorker> {
+        self.running.borrow().clone()
+    }
+}
+
+/// An agent and its state folder. The process may be killed and started again.
+pub(crate) struct AgentProcess {
+    number: usize,
+    plan: AgentPlan,
+    folder: PathBuf,
+    process: RefCell<Option<RunningProcess>>,
+}
+
+struct RunningProcess {
+    host: Host,
+    stop: watch::Sender<bool>,
+    agent: Rc<RefCell<Option<RunningAgent>>>,
+}
+
+impl AgentProcess {
+    /// Enrolls an agent.
+    pub(crate) fn enroll(world: &World, number: usize) -> Result<Self, SetupError> {
+        let plan = world.agent_plan(number);
+        let folder = world.folder().join(format!("agent{number}"));
+        std::fs::create_dir_all(&folder)?;
+        plan.enroll(&mut world.region.borrow_mut(), gateway_address(), &folder)?;
+        let region = world.region.borrow();
+        for gateway in world.gateways.borrow().iter() {
+            gateway.gateway.publisher().publish(&region)?;
+        }
+        Ok(Self {
+            number,
+            plan,
+            folder,
+            process: RefCell::default(),
+        })
+    }
+
+    /// A copy of the state folder, for another machine.
+    pub(crate) fn copy(&self, world: &World) -> Result<Self, SetupError> {
+        let folder = world.folder().join(format!("copy{}", self.number));
+        std::fs::create_dir_all(&folder)?;
+        let region = world.region.borrow();
+        self.plan.store(&region, gateway_address(), &folder)?;
+        Ok(Self {
+            number: self.number,
+            plan: self.plan.clone(),
+            folder,
+            process: RefCell::default(),
+        })
+    }
+
+    /// Starts the process on the agent's machine.
+    pub(crate) fn start(&self, world: &World) -> Result<(), SetupError> {
+        self.start_at(world, machine(2, self.number), "agent")
+    }
+
+    /// Starts the process on another machine.
+    pub(crate) fn start_at(
+        &self,
+        _: &World,
+        machine: IpAddr,
+        name: &str,
+    ) -> Result<(), SetupError> {
+        let config = self.plan.load(&self.folder)?;
+        let host = Host::new(&format!("{name} {}", self.number), machine);
+        let (stop, stopped) = watch::channel(false);
+        let agent: Rc<RefCell<Option<RunningAgent>>> = Rc::default();
+        let kept = Rc::clone(&agent);
+        host.spawn(async move {
+            let (handle, running) = gw_agent::support::simulation::run(config, stopped);
+            *kept.borrow_mut() = Some(handle);
+            running.await;
+        });
+        *self.process.borrow_mut() = Some(RunningProcess { host, stop, agent });
+        Ok(())
+    }
+
+    /// Host of the process that runs.
+    pub(crate) fn host(&self) -> Option<Host> {
+        self.process.borrow().as_ref().map(|process| process.host)
+    }
+
+    pub(crate) fn agent(&self) -> Option<RunningAgent> {
+        let process = self.process.borrow();
+        let agent = process.as_ref()?.agent.borrow();
+        agent.clone()
+    }
+
+    /// Kills the process.
+    pub(crate) fn kill(&self) {
+        let process = self.process.take();
+        if let Some(process) = process {
+            process.host.kill();
+        }
+    }
+
+    /// Ends the process as SIGTERM does, and waits until it has ended.
+    pub(crate) async fn drain(&self) {
+        let Some(process) = self.process.take() else {
+            return;
+        };
+        process.stop.send_replace(true);
+        let has_ended = || {
+            let agent = process.agent.borrow();
+            agent.as_ref().is_none_or(|agent| agent.probe().is_none())
+        };
+        while !has_ended() {
+            runtime::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        // What is left of the reactor ends with the process.
+        process.host.kill();
+    }
+}
