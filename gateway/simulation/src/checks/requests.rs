@@ -9,8 +9,10 @@ use crate::world::ledger::Entry;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Attempts of one request (docs/limits.md).
-const ATTEMPTS_MAX: usize = 3;
+/// Agents that one request is sent to (docs/limits.md).
+const AGENTS_MAX: usize = 3;
+/// Connections to its backend that an agent tries for one request: a kept one may be closed.
+const CONNECTIONS_MAX: usize = 2;
 
 fn each(
     world: &World,
@@ -89,15 +91,16 @@ pub(super) fn upload_arrives_unchanged(world: &World) -> Checked {
     })
 }
 
-/// A request that is not idempotent reaches one backend at most; others as often as the gateway may try.
+/// A request that is not idempotent reaches one backend at most. Others reach as many agents as the gateway may try, each of
+/// which may try a second connection.
 pub(super) fn unsafe_requests_arrive_once(world: &World) -> Checked {
     each(world, "a POST is not doubled", |request, entry| {
         let most = match request.method {
             Method::Post => 1,
-            _ => ATTEMPTS_MAX,
+            _ => AGENTS_MAX * CONNECTIONS_MAX,
         };
-        (entry.attempts.len() > most)
-            .then(|| format!("it reached backends {} times", entry.attempts.len()))
+        let arrivals = entry.attempts.len();
+        (arrivals > most).then(|| format!("it reached backends {arrivals} times"))
     })
 }
 
@@ -114,9 +117,9 @@ pub(super) fn complete_responses_are_whole(world: &World) -> Checked {
             ResponseFault::ClosesInBody | ResponseFault::ResetsInBody
         );
         let has_body = request.method != Method::Head && response.status != 204;
-        // The end of the connection is the end of such a body.
-        let is_undetectable =
-            response.framing == Framing::Close && response.fault == ResponseFault::ClosesInBody;
+        // The end of the connection is the end of such a body. A backend that answers early ends its direction itself.
+        let is_undetectable = response.framing == Framing::Close
+            && (response.fault == ResponseFault::ClosesInBody || response.is_early);
         if request.method == Method::Upgrade {
             None
         } else if !has_body {

@@ -145,6 +145,10 @@ fn publish(world: &World) -> Result<(), SetupError> {
 }
 
 async fn disable_key(world: &World, service: usize, lasts: Duration) -> Result<(), SetupError> {
+    let is_disabled = |(of, _, until): &(usize, _, Option<_>)| *of == service && until.is_none();
+    if world.disabled.borrow().iter().any(is_disabled) {
+        return Ok(());
+    }
     let key = world.services[service].key_id.clone();
     world.region.borrow_mut().enable_key(&key, false)?;
     publish(world)?;

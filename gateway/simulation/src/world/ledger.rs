@@ -96,7 +96,9 @@ impl Ledger {
         let entries = self.entries.borrow();
         let with_plan =
             |(id, entry): (&u32, &Entry)| Some((self.plans.get(id)?.clone(), entry.clone()));
-        let begun = entries.iter().filter(|(_, entry)| entry.seen.began.is_some());
+        let begun = entries
+            .iter()
+            .filter(|(_, entry)| entry.seen.began.is_some());
         begun.filter_map(with_plan).collect()
     }
 }

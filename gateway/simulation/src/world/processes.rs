@@ -1,9 +1,10 @@
 //! Processes of the product: a gateway with a host for each worker, and agents.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::Duration;
 
 use gw_agent::support::simulation::RunningAgent;
 use gw_data_plane::support::simulation::{RunningWorker, serve};
@@ -85,6 +86,7 @@ struct RunningProcess {
     host: Host,
     stop: watch::Sender<bool>,
     agent: Rc<RefCell<Option<RunningAgent>>>,
+    has_ended: Rc<Cell<bool>>,
 }
 
 impl AgentProcess {
@@ -136,13 +138,20 @@ impl AgentProcess {
         let host = Host::new(&format!("{name} {}", self.number), machine);
         let (stop, stopped) = watch::channel(false);
         let agent: Rc<RefCell<Option<RunningAgent>>> = Rc::default();
-        let kept = Rc::clone(&agent);
+        let has_ended: Rc<Cell<bool>> = Rc::default();
+        let (kept, ends) = (Rc::clone(&agent), Rc::clone(&has_ended));
         host.spawn(async move {
             let (handle, running) = gw_agent::support::simulation::run(config, stopped);
             *kept.borrow_mut() = Some(handle);
             running.await;
+            ends.set(true);
         });
-        *self.process.borrow_mut() = Some(RunningProcess { host, stop, agent });
+        *self.process.borrow_mut() = Some(RunningProcess {
+            host,
+            stop,
+            agent,
+            has_ended,
+        });
         Ok(())
     }
 
@@ -171,12 +180,8 @@ impl AgentProcess {
             return;
         };
         process.stop.send_replace(true);
-        let has_ended = || {
-            let agent = process.agent.borrow();
-            agent.as_ref().is_none_or(|agent| agent.probe().is_none())
-        };
-        while !has_ended() {
-            runtime::sleep(std::time::Duration::from_millis(20)).await;
+        while !process.has_ended.get() && !process.host.is_dead() {
+            runtime::sleep(Duration::from_millis(20)).await;
         }
         // What is left of the reactor ends with the process.
         process.host.kill();
