@@ -1,4 +1,7 @@
 //! `gw-simulation --seeds 1000`
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() {
     let from: u64 = std::env::args()
         .nth(1)

@@ -206,7 +206,7 @@ impl Scenario {
             callers,
             faults,
             delay: Duration::from_micros([20, 500, 20_000][rng.usize(..3)]),
-            segment: [64 * 1024, 1460, 64 * 1024, 100][rng.usize(..4)],
+            segment: [64 * 1024, 1460, 64 * 1024, 300][rng.usize(..4)],
         }
     }
 
@@ -318,11 +318,11 @@ fn response(rng: &mut Rng, is_benign: bool, has_upload: bool) -> Response {
 
 /// Sizes of bodies around the limits of buffers and windows.
 fn size(rng: &mut Rng) -> usize {
-    match rng.u8(..32) {
-        0..4 => 0,
-        4..20 => rng.usize(1..2000),
-        20..28 => rng.usize(2000..20_000),
-        28..31 => rng.usize(20_000..200_000),
+    match rng.u8(..128) {
+        0..16 => 0,
+        16..96 => rng.usize(1..2000),
+        96..124 => rng.usize(2000..20_000),
+        124..127 => rng.usize(20_000..200_000),
         _ => rng.usize(200_000..1_000_000),
     }
 }

@@ -288,6 +288,11 @@ pub enum Ended<T> {
 /// Most polls of a simulation.
 const POLLS_MAX: u64 = 50_000_000;
 
+/// Number of polls of tasks so far.
+pub fn polls() -> u64 {
+    SCHEDULER.with_borrow(|scheduler| scheduler.polls)
+}
+
 /// Runs `main` as [`Host::WORLD`] in a simulation of `seed`, on the calling thread, which must be new: values of
 /// thread-locals are a part of the state.
 pub fn simulate<T: 'static>(

@@ -7,6 +7,7 @@
     reason = "the definitions of C functions get pointers, whose validity the caller guarantees as for the C library"
 )]
 
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use libc::{
@@ -209,11 +210,9 @@ pub unsafe extern "C" fn recv(
     flags: c_int,
 ) -> ssize_t {
     if is_simulated(fd) {
-        // SAFETY: the caller's buffer is valid for `length` bytes. It may be uninitialised, so it is cleared first.
-        let buffer = unsafe {
-            buffer.cast::<u8>().write_bytes(0, length);
-            std::slice::from_raw_parts_mut(buffer.cast::<u8>(), length)
-        };
+        // SAFETY: the caller's buffer is valid for `length` bytes, which may be uninitialised.
+        let buffer =
+            unsafe { std::slice::from_raw_parts_mut(buffer.cast::<MaybeUninit<u8>>(), length) };
         return count(sockets::receive(fd, buffer, flags & libc::MSG_PEEK != 0));
     }
     let none: *const c_void = std::ptr::null();

@@ -42,7 +42,7 @@ const BACKEND_PORT: u16 = 8000;
 /// Time for agents to open their tunnels before the first caller begins.
 const START: Duration = Duration::from_millis(500);
 /// Interval between checks of what must always hold.
-const CHECK_EVERY: Duration = Duration::from_millis(50);
+const CHECK_EVERY: Duration = Duration::from_millis(250);
 /// Time after which all requests must have ended.
 const ALL_ENDED: Duration = Duration::from_secs(400);
 /// Time for what is left of ended requests to go.
@@ -95,6 +95,14 @@ pub async fn run(scenario: Scenario, folder: &Path) -> Result<Report, SetupError
     let world = World::new(scenario, folder)?;
     world.start().await?;
     world.pass().await;
+    if std::env::var_os("SIM_STATS").is_some() {
+        eprintln!(
+            "polls {} virtual {:?} requests {}",
+            gw_simulated_kernel::scheduler::polls(),
+            clock::now().map(|n| n / 1000000),
+            world.ledger.entries().len()
+        );
+    }
     let violation = world.violation.take();
     let entries = world.ledger.entries();
     let is_relayed =
@@ -230,7 +238,7 @@ impl World {
         }
         let ended = elapsed();
         loop {
-            runtime::sleep(CHECK_EVERY * 10).await;
+            runtime::sleep(CHECK_EVERY * 2).await;
             self.take_records();
             let quiet = checks::quiet(self);
             if quiet.is_ok() {

@@ -1,5 +1,7 @@
 //! Bytes from one end to the other.
 
+use std::collections::VecDeque;
+use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 
 use libc::c_int;
@@ -10,7 +12,7 @@ use super::{Kind, Result, SocketId, with};
 use crate::{clock, network, trace};
 
 /// Reads bytes that have arrived. Leaves them if `peek`.
-pub fn receive(fd: c_int, buffer: &mut [u8], peek: bool) -> Result<usize> {
+pub fn receive(fd: c_int, buffer: &mut [MaybeUninit<u8>], peek: bool) -> Result<usize> {
     let (read, id) = with(|sockets, _| {
         let id = sockets.id(fd)?;
         let socket = sockets.of(fd)?;
@@ -33,8 +35,8 @@ pub fn receive(fd: c_int, buffer: &mut [u8], peek: bool) -> Result<usize> {
         let read = buffer.len().min(socket.unread.len());
         let (front, back) = socket.unread.as_slices();
         let of_front = read.min(front.len());
-        buffer[..of_front].copy_from_slice(&front[..of_front]);
-        buffer[of_front..read].copy_from_slice(&back[..read - of_front]);
+        buffer[..of_front].write_copy_of_slice(&front[..of_front]);
+        buffer[of_front..read].write_copy_of_slice(&back[..read - of_front]);
         if !peek {
             socket.unread.drain(..read);
         }
@@ -119,7 +121,7 @@ pub(super) fn push(id: SocketId) {
                 0 => 0,
                 most => network::segment(socket.local, socket.remote, most),
             };
-            let bytes: Vec<u8> = socket.unsent.drain(..length).collect();
+            let bytes = take(&mut socket.unsent, length);
             socket.in_flight += length;
             let ends = socket.unsent.is_empty() && socket.has_ended && !socket.end_is_sent;
             socket.end_is_sent |= ends;
@@ -149,6 +151,15 @@ pub(super) fn push(id: SocketId) {
         }
     }
     forget_if_done(id);
+}
+
+/// Takes the first `length` bytes.
+fn take(queue: &mut VecDeque<u8>, length: usize) -> Vec<u8> {
+    let (front, back) = queue.as_slices();
+    let of_front = length.min(front.len());
+    let bytes = [&front[..of_front], &back[..length - of_front]].concat();
+    queue.drain(..length);
+    bytes
 }
 
 /// A segment has arrived at `to`.
