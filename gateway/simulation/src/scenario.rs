@@ -242,7 +242,7 @@ fn caller(
     ids: &mut impl Iterator<Item = u32>,
 ) -> Caller {
     let is_http2 = rng.bool();
-    let count = rng.usize(1..=30);
+    let count = rng.usize(1..=60);
     let mut request = || {
         let id = ids.next().unwrap_or(0);
         request(rng, id, is_http2, is_benign)
@@ -271,11 +271,11 @@ fn request(rng: &mut Rng, id: u32, is_http2: bool, is_benign: bool) -> Request {
         is_chunked: rng.bool(),
         pause: Duration::from_millis([0, 0, 0, 20][rng.usize(..4)]),
     });
-    let conduct = match rng.u8(..if is_benign { 1 } else { 24 }) {
-        0..18 => Conduct::Patient,
-        18..20 => Conduct::SlowReader(Duration::from_millis(rng.u64(1..50))),
-        20 => Conduct::LeavesEarly,
-        21..23 => Conduct::LeavesInResponse,
+    let conduct = match rng.u8(..if is_benign { 1 } else { 48 }) {
+        0..42 => Conduct::Patient,
+        42..44 => Conduct::SlowReader(Duration::from_millis(rng.u64(1..50))),
+        44 => Conduct::LeavesEarly,
+        45..47 => Conduct::LeavesInResponse,
         _ => Conduct::HalfHead,
     };
     Request {
@@ -288,14 +288,14 @@ fn request(rng: &mut Rng, id: u32, is_http2: bool, is_benign: bool) -> Request {
 }
 
 fn response(rng: &mut Rng, is_benign: bool, has_upload: bool) -> Response {
-    let fault = match rng.u8(..if is_benign { 1 } else { 24 }) {
-        0..17 => ResponseFault::None,
-        17 => ResponseFault::Closes,
-        18 => ResponseFault::Resets,
-        19 => ResponseFault::Garbage,
-        20 => ResponseFault::ClosesInBody,
-        21 => ResponseFault::ResetsInBody,
-        22 => ResponseFault::TooLong,
+    let fault = match rng.u8(..if is_benign { 1 } else { 48 }) {
+        0..41 => ResponseFault::None,
+        41 => ResponseFault::Closes,
+        42 => ResponseFault::Resets,
+        43 => ResponseFault::Garbage,
+        44 => ResponseFault::ClosesInBody,
+        45 => ResponseFault::ResetsInBody,
+        46 => ResponseFault::TooLong,
         _ => ResponseFault::Stalls(Duration::from_millis(rng.u64(1..3000))),
     };
     let framing = match rng.u8(..8) {
@@ -303,7 +303,7 @@ fn response(rng: &mut Rng, is_benign: bool, has_upload: bool) -> Response {
         4..7 => Framing::Chunked,
         _ => Framing::Close,
     };
-    let is_early = has_upload && !is_benign && rng.u8(..6) == 0;
+    let is_early = has_upload && !is_benign && rng.u8(..12) == 0;
     Response {
         status: [200, 200, 200, 404, 500, 204][rng.usize(..6)],
         length: size(rng),
