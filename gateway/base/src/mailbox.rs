@@ -128,8 +128,8 @@ impl<M> Inbox<M> {
 
     /// Handles messages for as long as the worker runs, in bounded batches: other tasks run in between.
     pub async fn serve(self, worker: WorkerId, mut handle: impl FnMut(M)) {
-        // Messages may have been left before.
-        self.bell.rung.store(true, Ordering::Release);
+        // Messages may have been left before. A plain store would hide them: it does not see what the thread that rang did before.
+        self.bell.rung.swap(true, Ordering::AcqRel);
         loop {
             self.bell.heard().await;
             'mail: loop {
