@@ -50,6 +50,7 @@ struct PipeState {
 
 /// How one end is woken.
 struct PipeEnd {
+    /// Only read and written in one step: of an end that waits and one that wakes, the later one sees what the other did before.
     waiting: AtomicBool,
     waker: AtomicWaker,
     worker: WorkerId,
@@ -97,12 +98,12 @@ impl PipeEnd {
     /// Registers before the caller checks again: a change after that check raises a wake.
     fn wait(&self, cx: &Context<'_>) {
         self.waker.register(cx.waker());
-        self.waiting.store(true, Ordering::SeqCst);
+        self.waiting.swap(true, Ordering::AcqRel);
     }
 
     /// The second check found a change: no wake is needed for the next one.
     fn stop_waiting(&self) {
-        self.waiting.store(false, Ordering::SeqCst);
+        self.waiting.swap(false, Ordering::AcqRel);
     }
 }
 
@@ -113,7 +114,7 @@ impl PipeState {
         } else {
             &self.sender
         };
-        if end.waiting.swap(false, Ordering::SeqCst) {
+        if end.waiting.swap(false, Ordering::AcqRel) {
             let wake = Wake {
                 shared: Arc::clone(self),
                 receiver,
