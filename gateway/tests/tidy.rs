@@ -12,6 +12,8 @@ mod groups;
 mod rfc;
 #[path = "tidy/unknown_members.rs"]
 mod unknown_members;
+#[path = "tidy/waits.rs"]
+mod waits;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
