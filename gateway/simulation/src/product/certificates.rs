@@ -152,7 +152,7 @@ impl Certificates {
             .issue_agent(&self.region, account, agent, request, NOT_BEFORE, NOT_AFTER)?)
     }
 
-    /// TLS configuration of callers that speak `protocol`, such as `h2` or `http/1.1`. Sessions are not resumed.
+    /// TLS configuration of callers that speak `protocol`, such as `h2` or `http/1.1`. Sessions are resumed.
     pub fn caller(&self, protocol: &[u8]) -> Result<Arc<ClientConfig>, SetupError> {
         let mut roots = RootCertStore::empty();
         roots.add(der(&self.public_authority)?)?;
@@ -161,7 +161,7 @@ impl Certificates {
             .with_root_certificates(roots)
             .with_no_client_auth();
         config.alpn_protocols = vec![protocol.to_vec()];
-        config.resumption = rustls::client::Resumption::disabled();
+        config.resumption = rustls::client::Resumption::in_memory_sessions(4);
         Ok(Arc::new(config))
     }
 }
