@@ -96,14 +96,13 @@ impl Connection {
             return self.switch(&plan, attempt).await;
         }
         if plan.response.is_early {
-            let next = self.answer(&plan).await?;
+            self.answer(&plan).await?;
             self.ledger
                 .attempt(id, attempt, |attempt| attempt.is_answered = true);
             // As many servers do: reads a while, so that the answer is not lost to a reset, then closes.
             self.socket.shutdown_write();
             let rest = self.upload(id, attempt, decoder);
             drop(runtime::timeout(Duration::from_secs(2), rest).await);
-            drop(next);
             return Ok(Next::Close);
         }
         self.upload(id, attempt, decoder).await?;
