@@ -19,6 +19,8 @@ use crate::scenario::{Conduct, Method, Request};
 const PIECE: usize = 16 * 1024;
 /// Bytes that a slow reader reads at once.
 const SIP: usize = 1024;
+/// Most pieces that a caller sends after a switch of protocols.
+const ECHOES_MAX: usize = 200;
 /// Time after which a caller gives up a request.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -252,10 +254,12 @@ impl Exchange<'_> {
     async fn echo(&self, mut buffer: BytesMut) -> io::Result<()> {
         let id = self.request.id;
         let total = self.request.upload.map_or(0, |upload| upload.length);
+        // Not so many that their round trips outlast the patience of the caller.
+        let piece = SIP.max(total / ECHOES_MAX);
         let mut received = 0;
         let mut sent = 0;
         while sent < total {
-            let length = SIP.min(total - sent);
+            let length = piece.min(total - sent);
             self.send(&body::bytes(id, true, sent, length)).await?;
             sent += length;
             while received < sent {
