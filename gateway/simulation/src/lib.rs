@@ -8,4 +8,6 @@ mod log;
 pub mod product;
 pub mod run;
 pub mod scenario;
+pub mod scenario_file;
+pub mod shrink;
 pub mod world;

@@ -1,8 +1,9 @@
 //! Runs simulations, each on a thread of its own.
 
 use std::path::PathBuf;
+use std::sync::Once;
 
-use gw_simulated_kernel::{Ended, trace};
+use gw_simulated_kernel::{Ended, clock, trace};
 
 use crate::log::TraceLog;
 use crate::scenario::Scenario;
@@ -20,6 +21,7 @@ pub struct Outcome {
 
 /// Runs a scenario. The thread is new, so that thread-local state of the product is, too.
 pub fn run(scenario: &Scenario, with_trace: bool) -> Outcome {
+    trace_panics();
     let scenario = scenario.clone();
     let thread = std::thread::Builder::new().stack_size(STACK);
     let outcome = thread
@@ -35,6 +37,22 @@ pub fn run(scenario: &Scenario, with_trace: bool) -> Outcome {
     }
 }
 
+/// Lets panics of simulations be lines of their traces, as the product counts on panics of tasks being caught. Those of other
+/// threads are printed.
+fn trace_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let print = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if clock::now().is_some() {
+                trace::line(|line| line.push_str(&panic.to_string().replace('\n', " ")));
+            } else {
+                print(panic);
+            }
+        }));
+    });
+}
+
 /// The product's futures are large when they are not optimised.
 const STACK: usize = 8 * 1024 * 1024;
 
@@ -44,6 +62,7 @@ fn simulate(scenario: Scenario, with_trace: bool) -> Outcome {
         Err(error) => return failed("the simulation begins", error.to_string()),
     };
     let path = folder.0.clone();
+    let name = path.display().to_string();
     let seed = scenario.seed;
     fastrand::seed(seed);
     let _log = with_trace.then(|| tracing::subscriber::set_default(TraceLog));
@@ -60,8 +79,13 @@ fn simulate(scenario: Scenario, with_trace: bool) -> Outcome {
     Outcome {
         report,
         fingerprint: trace::fingerprint(),
-        trace: trace::take_text(),
+        trace: text_without(&name),
     }
+}
+
+/// The text of the trace, the same on every machine.
+fn text_without(folder: &str) -> Option<String> {
+    Some(trace::take_text()?.replace(folder, "/simulation"))
 }
 
 fn violation(invariant: &'static str, found: String) -> Report {

@@ -4,9 +4,10 @@ use std::fmt;
 use std::time::Duration;
 
 use fastrand::Rng;
+use serde::{Deserialize, Serialize};
 
 /// All that takes place. The seed of the kernel decides the rest: order, delays and sizes of segments.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Scenario {
     /// Seed of the kernel.
     pub seed: u64,
@@ -22,7 +23,7 @@ pub struct Scenario {
     pub segment: usize,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Service {
     /// Requests that its bucket admits at once, and per minute.
     pub burst: u32,
@@ -31,14 +32,14 @@ pub struct Service {
     pub has_affinity: bool,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Agent {
     /// Requests at once.
     pub slots: u32,
     pub is_standby: bool,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Caller {
     pub service: usize,
     pub is_http2: bool,
@@ -51,7 +52,7 @@ pub struct Caller {
     pub requests: Vec<Request>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Request {
     /// Unique in the scenario: it names the request in its path.
     pub id: u32,
@@ -61,7 +62,7 @@ pub struct Request {
     pub conduct: Conduct,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Method {
     Get,
     Head,
@@ -71,7 +72,7 @@ pub enum Method {
     Upgrade,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Upload {
     pub length: usize,
     pub is_chunked: bool,
@@ -80,7 +81,7 @@ pub struct Upload {
 }
 
 /// How the caller behaves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Conduct {
     Patient,
     /// Waits before each read of 1 KiB.
@@ -94,7 +95,7 @@ pub enum Conduct {
 }
 
 /// What the backend answers.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Response {
     pub status: u16,
     pub length: usize,
@@ -109,14 +110,14 @@ pub struct Response {
     pub fault: ResponseFault,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Framing {
     Length,
     Chunked,
     Close,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ResponseFault {
     None,
     /// Closes the connection before the response.
@@ -136,13 +137,13 @@ pub enum ResponseFault {
 }
 
 /// A fault of the world or an act of an administrator.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Fault {
     pub at: Duration,
     pub kind: FaultKind,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FaultKind {
     /// The agent's process is killed, and started again after a time.
     KillAgent { agent: usize, back_after: Duration },

@@ -1,0 +1,76 @@
+//! What is printed of a scenario that fails.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use gw_simulation::run;
+use gw_simulation::scenario::Scenario;
+use gw_simulation::scenario_file;
+use gw_simulation::shrink::shrink;
+use gw_simulation::world::Violation;
+
+/// How much is printed, and where copies go.
+pub(crate) struct Printing {
+    /// Most scenarios that are tried to shrink one; 0 to shrink none.
+    pub(crate) attempts: usize,
+    /// Folder for scenarios and traces.
+    pub(crate) folder: Option<PathBuf>,
+}
+
+/// Prints the seed and what is violated.
+pub(crate) fn tell(seed: u64, violation: &Violation) -> io::Result<()> {
+    let Violation { invariant, found } = violation;
+    writeln!(io::stdout(), "seed {seed}: {invariant}: {found}")
+}
+
+impl Printing {
+    /// Shrinks the scenario of a seed as long as it violates `invariant`, and prints what is left, with its trace.
+    pub(crate) fn shrink(
+        &self,
+        scenario: &Scenario,
+        invariant: &str,
+        stop: &AtomicBool,
+    ) -> io::Result<()> {
+        if self.attempts == 0 {
+            return Ok(());
+        }
+        let fails = |candidate: &Scenario| {
+            let violation = || run::run(candidate, false).report.violation;
+            !stop.load(Ordering::Relaxed)
+                && violation().is_some_and(|found| found.invariant == invariant)
+        };
+        let shrunk = shrink(scenario, self.attempts, fails);
+        let size = |scenario: &Scenario| {
+            let Scenario { agents, faults, .. } = scenario;
+            let (requests, agents, faults) = (scenario.requests(), agents.len(), faults.len());
+            format!("{requests} requests, {agents} agents and {faults} faults")
+        };
+        let how = if shrunk.is_minimal {
+            "nothing smaller fails"
+        } else {
+            "there may be a smaller one"
+        };
+        let outcome = run::run(&shrunk.scenario, true);
+        let found = outcome.report.violation.map(|violation| violation.found);
+        let text = scenario_file::to_text(&shrunk.scenario).map_err(io::Error::other)?;
+        let text = format!("# seed {}: {invariant}\n{text}", scenario.seed);
+        let trace = outcome.trace.unwrap_or_default();
+        writeln!(
+            io::stdout(),
+            "shrunk from {} to {} in {} attempts ({how}):\n\n{text}\n{trace}\n{invariant}: {}\n",
+            size(scenario),
+            size(&shrunk.scenario),
+            shrunk.attempts,
+            found.unwrap_or_default()
+        )?;
+        let Some(folder) = &self.folder else {
+            return Ok(());
+        };
+        fs::create_dir_all(folder)?;
+        let seed = scenario.seed;
+        fs::write(folder.join(format!("seed-{seed}.toml")), text)?;
+        fs::write(folder.join(format!("seed-{seed}.trace")), trace)
+    }
+}
