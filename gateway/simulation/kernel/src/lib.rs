@@ -8,6 +8,7 @@
 //! [`scheduler`]. A host can be killed, frozen and cut off.
 
 pub mod clock;
+mod entropy;
 mod events;
 pub mod network;
 pub mod random;

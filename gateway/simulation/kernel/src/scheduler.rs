@@ -21,7 +21,7 @@ use std::time::Duration;
 use slab::Slab;
 
 use crate::clock::{self, Nanos};
-use crate::{events, network, random, sockets, trace};
+use crate::{entropy, events, network, random, sockets, trace};
 
 /// Longest time that one poll of a task takes.
 const POLL_MAX: Nanos = 20_000;
@@ -301,6 +301,7 @@ pub fn simulate<T: 'static>(
     main: impl AsyncFnOnce() -> T + 'static,
 ) -> Ended<T> {
     random::start(seed);
+    entropy::read_by_getrandom();
     trace::start(with_text);
     clock::start();
     Host::new("world", Ipv4Addr::new(10, 0, 0, 100).into());
