@@ -27,7 +27,8 @@ pub fn enrolled(
 
 /// Makes an agent that no supervisor runs, without trace collector, admin listener and lock of the state folder. The future
 /// ends after `stop` has become true, or its sender was dropped, and the last request has ended. Must be called by a task, and
-/// the future awaited by one: both use the reactor of the thread.
+/// the future awaited by one: both use the reactor of the thread. Other tasks of the agent remain, which on a thread of its own
+/// end with the reactor.
 pub fn run(
     config: Config,
     stop: watch::Receiver<bool>,
@@ -41,8 +42,8 @@ pub fn run(
 pub struct RunningAgent(Weak<AgentContext>);
 
 impl RunningAgent {
-    /// What the agent holds now, by hostname of the service; `None` once it has ended. A service without a tunnel, and one that
-    /// has ended, is left out.
+    /// What the agent holds now, by hostname of the service; `None` once its tasks have been dropped. Services that the agent
+    /// does not serve, or not any more, are left out.
     pub fn probe(&self) -> Option<BTreeMap<String, ServiceProbe>> {
         let agent = self.0.upgrade()?;
         let services = agent.registry.services();

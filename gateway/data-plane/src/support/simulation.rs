@@ -17,7 +17,8 @@ use crate::tunnel::session::Session;
 use crate::worker::{Setup, Worker, WorkerMessage};
 
 /// Builds a worker. The future is what [`worker::run`](crate::worker::run) does on the thread of a worker: it ends once the
-/// worker is stopped. Must be called by a task, and the future awaited by one: both use the reactor of the thread.
+/// worker is stopped. Must be called by a task, and the future awaited by one: both use the reactor of the thread. Other tasks of
+/// the worker remain, which on a thread of its own end with the reactor.
 pub fn serve(
     setup: Setup,
     inbox: Inbox<WorkerMessage>,
@@ -33,7 +34,7 @@ pub fn serve(
 pub struct RunningWorker(Weak<Worker>);
 
 impl RunningWorker {
-    /// What the worker holds now; `None` once it has ended.
+    /// What the worker holds now; `None` once its tasks have been dropped.
     pub fn probe(&self) -> Option<Probe> {
         self.0.upgrade().map(|worker| Probe::of(&worker))
     }
