@@ -95,14 +95,6 @@ pub async fn run(scenario: Scenario, folder: &Path) -> Result<Report, SetupError
     let world = World::new(scenario, folder)?;
     world.start().await?;
     world.pass().await;
-    if std::env::var_os("SIM_STATS").is_some() {
-        eprintln!(
-            "polls {} virtual {:?} requests {}",
-            gw_simulated_kernel::scheduler::polls(),
-            clock::now().map(|n| n / 1000000),
-            world.ledger.entries().len()
-        );
-    }
     let violation = world.violation.take();
     let entries = world.ledger.entries();
     let is_relayed =

@@ -35,6 +35,9 @@ impl GatewayProcess {
         let region = world.region.borrow();
         let mut plan = GatewayPlan::new(&region, world.scenario.workers, &folder);
         plan.config.connections_per_address = plan.config.connections_per_address.max(64);
+        // Room for all requests of a scenario.
+        plan.config.relay_memory *= 16;
+        plan.socket_memory *= 16;
         plan.levels = predecessor.is_none().then(Vec::<Level>::new);
         plan.tunnels_before = predecessor.unwrap_or_default();
         plan.listeners_are_ours = false;
