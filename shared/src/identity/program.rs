@@ -120,6 +120,10 @@ impl SignedProgram {
     /// Checks that one of `keys` has signed this description of a program for this machine. The content remains to be
     /// checked.
     pub fn verify(&self, keys: &ReleaseKeys) -> Result<(), InvalidProgram> {
+        // Texts with a NUL could move a part of the message from one member to another.
+        if self.target.contains('\0') || self.sha256.contains('\0') {
+            return Err(InvalidProgram::Signature);
+        }
         let signature = STANDARD
             .decode(&self.signature)
             .map_err(|_| InvalidProgram::Signature)?;
@@ -195,7 +199,7 @@ impl SignedProgram {
         }
     }
 
-    /// What is signed: bound to its purpose, and without a second reading, since no member contains a NUL.
+    /// What is signed: bound to its purpose, and without a second reading if no member contains a NUL.
     fn message(&self) -> Vec<u8> {
         let Self {
             version,
@@ -391,6 +395,12 @@ mod tests {
             ..sign(Some(version))
         };
         assert_eq!(verify(&unsigned), Err(InvalidProgram::Signature));
+        // The same message, with the minimum as a part of the hash.
+        let moved = SignedProgram {
+            sha256: format!("{}\0{version}", unsigned.sha256),
+            ..unsigned
+        };
+        assert_eq!(verify(&moved), Err(InvalidProgram::Signature));
         let signed = sign(None);
         assert_eq!(
             [None, Some(lower), Some(version)].map(|floor| signed.verify_floor(floor)),
