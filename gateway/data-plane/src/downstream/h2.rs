@@ -31,7 +31,7 @@ use super::Refusals;
 use super::upload_window::UploadWindow;
 use crate::connections::ConnectionGuard;
 use crate::http_message::{BodyError, CallerGone, Outcome, RequestBody};
-use crate::http2::frame_meter::{Meter, Metered};
+use crate::http2::frame_meter::{CallerStream, Meter, Metered};
 use crate::http2::incoming::Incoming;
 use crate::peer::Peer;
 use crate::route::Router;
@@ -59,9 +59,21 @@ pub(crate) fn serve(
     peer: IpAddr,
     guard: ConnectionGuard,
 ) -> impl Future<Output = ()> {
-    guard.expect_by(Instant::now() + limits::HEAD);
     let peer_end = stream.socket().closer();
-    let mut upload_window = UploadWindow::new(stream.socket().gauge());
+    let upload_window = UploadWindow::new(stream.socket().gauge());
+    serve_on(router, stream, peer_end, upload_window, peer, guard)
+}
+
+/// Serves a connection whose bytes are those of `stream`.
+pub(crate) fn serve_on(
+    router: Rc<Router>,
+    stream: impl CallerStream,
+    peer_end: Closer,
+    mut upload_window: UploadWindow,
+    peer: IpAddr,
+    guard: ConnectionGuard,
+) -> impl Future<Output = ()> {
+    guard.expect_by(Instant::now() + limits::HEAD);
     let meter = Rc::new(Meter::new(Instant::now()));
     // Boxed: the connection does not keep the memory of its beginning.
     let handshake =
@@ -129,8 +141,8 @@ async fn linger(peer_end: Closer) {
 }
 
 /// Serves all requests that have arrived. Ready at the end of the connection, with its error.
-fn poll_accept_all(
-    http2: &mut h2::server::Connection<Metered, Bytes>,
+fn poll_accept_all<S: CallerStream>(
+    http2: &mut h2::server::Connection<Metered<S>, Bytes>,
     router: &Rc<Router>,
     connection: &Rc<H2Connection>,
     cx: &mut Context<'_>,

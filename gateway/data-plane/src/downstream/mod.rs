@@ -5,7 +5,7 @@
 
 pub(crate) mod h1;
 pub(crate) mod h2;
-mod upload_window;
+pub(crate) mod upload_window;
 
 use std::net::IpAddr;
 use std::time::Instant;

@@ -7,16 +7,16 @@ use bytes::Bytes;
 use gw_shared::net::Gauge;
 use gw_shared::tunnel::window::{self, Demand, Traffic, WindowTuner};
 
-use crate::http2::frame_meter::Metered;
+use crate::http2::frame_meter::{CallerStream, Metered};
 
-pub(super) struct UploadWindow {
+pub(crate) struct UploadWindow {
     gauge: Gauge,
     tuner: WindowTuner,
     next_look: Instant,
 }
 
 impl UploadWindow {
-    pub(super) fn new(gauge: Gauge) -> Self {
+    pub(crate) fn new(gauge: Gauge) -> Self {
         Self {
             gauge,
             tuner: WindowTuner::default(),
@@ -29,9 +29,9 @@ impl UploadWindow {
     /// The windows only grow. When the caller acknowledges a smaller initial window, h2 0.4.20 reduces the window of each
     /// open stream and does not check whether a WINDOW_UPDATE is due. The upload of such a stream could stall for ever. The
     /// window of the connection bounds the memory.
-    pub(super) fn look(
+    pub(super) fn look<S: CallerStream>(
         &mut self,
-        connection: &mut h2::server::Connection<Metered, Bytes>,
+        connection: &mut h2::server::Connection<Metered<S>, Bytes>,
         streams: usize,
     ) {
         let now = Instant::now();

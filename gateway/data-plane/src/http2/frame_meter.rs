@@ -214,9 +214,21 @@ impl Meter {
     }
 }
 
+/// The byte stream below an HTTP/2 connection: TLS, or memory in fuzz targets.
+pub(crate) trait CallerStream: AsyncRead + AsyncWrite + Unpin + 'static {
+    /// Puts bytes back; the next read returns them first.
+    fn unread(&self, bytes: &[u8]);
+}
+
+impl CallerStream for TlsStream {
+    fn unread(&self, bytes: &[u8]) {
+        self.unread(bytes);
+    }
+}
+
 /// A connection that counts frames as h2 reads them. Limits the frames of a turn, and stops reading at a flood.
-pub(crate) struct Metered {
-    stream: TlsStream,
+pub(crate) struct Metered<S> {
+    stream: S,
     meter: Rc<Meter>,
     /// Yield to other tasks; reading continues when it resolves.
     pause: Option<Pin<Box<dyn Future<Output = ()>>>>,
@@ -224,8 +236,8 @@ pub(crate) struct Metered {
     head_due: Option<Pin<Box<dyn Future<Output = ()>>>>,
 }
 
-impl Metered {
-    pub(crate) fn new(stream: TlsStream, meter: Rc<Meter>) -> Self {
+impl<S> Metered<S> {
+    pub(crate) fn new(stream: S, meter: Rc<Meter>) -> Self {
         Self {
             stream,
             meter,
@@ -235,14 +247,14 @@ impl Metered {
     }
 }
 
-impl Drop for Metered {
+impl<S> Drop for Metered<S> {
     fn drop(&mut self) {
         self.meter.is_gone.set(true);
         self.meter.passed.notify_waiters();
     }
 }
 
-impl AsyncRead for Metered {
+impl<S: CallerStream> AsyncRead for Metered<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -298,7 +310,7 @@ impl AsyncRead for Metered {
     }
 }
 
-impl AsyncWrite for Metered {
+impl<S: CallerStream> AsyncWrite for Metered<S> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -313,7 +325,7 @@ impl AsyncWrite for Metered {
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let sent = this.stream.poll_write(cx, pieces);
+        let sent = Pin::new(&mut this.stream).poll_write_vectored(cx, pieces);
         if this.meter.blocked.replace(sent.is_pending()) && sent.is_ready() {
             this.meter.passed.notify_waiters();
         }
@@ -327,11 +339,11 @@ impl AsyncWrite for Metered {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream.poll_send(cx)
+        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream.poll_close(cx)
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
     }
 }
 
