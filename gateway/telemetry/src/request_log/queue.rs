@@ -87,8 +87,8 @@ pub(super) fn queue(counters: Arc<LogCounters>) -> (LogQueue, Receiver<LogComman
 }
 
 impl LogQueue {
-    /// Creates a queue without a log, which drops all records.
-    #[cfg(feature = "bench_support")]
+    /// Creates a queue without a log, which drops all records. For benchmarks and fuzz targets.
+    #[doc(hidden)]
     pub fn to_nowhere() -> Self {
         queue(Arc::default()).0
     }

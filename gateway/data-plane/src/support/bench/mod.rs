@@ -4,7 +4,6 @@
 pub mod relay;
 
 use std::io;
-use std::net::{Ipv4Addr, TcpListener};
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,30 +12,19 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::limits;
-use ::aws_lc_rs::hmac;
 use bytes::Bytes;
 use gw_base::mailbox::{Mailbox, mailbox};
-use gw_base::service::affinity::AffinityKey;
-use gw_base::service::hostname::Region;
-use gw_base::tls::ServerConfigs;
-use gw_base::tls::agents::{AgentVerifier, TrustedAuthorities};
-use gw_interface::config::Config;
-use gw_interface::control_plane;
 use gw_region::owners::ownership::WorkerId;
 use gw_shared::http::Part;
 use gw_shared::runtime::{self, Driver};
 use gw_store::Directory;
 use gw_telemetry::counters::Scrape;
 use gw_telemetry::counters::services::{Sample, ServiceCounters};
-use gw_telemetry::request_log::LogQueue;
-use rustls::ServerConfig;
-use rustls::crypto::aws_lc_rs;
-use rustls::server::{NoClientAuth, ResolvesServerCertUsingSni};
 
-use crate::memory::sockets::SocketBudget;
 use crate::pipe;
+use crate::support::memory_worker::setup;
 use crate::upstream::Frame;
-use crate::worker::{self, Setup, WorkerHandles, WorkerMessage};
+use crate::worker::{self, WorkerHandles, WorkerMessage};
 
 /// Longest wait for a worker.
 const WITHIN: Duration = Duration::from_secs(10);
@@ -114,38 +102,6 @@ impl Drop for IdleWorker {
     }
 }
 
-/// Set-up of a worker without connections. All workers up to `id` have its mailbox.
-fn setup(
-    id: WorkerId,
-    mailbox: &Mailbox<WorkerMessage>,
-    directory: Arc<Directory>,
-) -> io::Result<Setup> {
-    Ok(Setup {
-        id,
-        handles: WorkerHandles::new(vec![mailbox.clone(); id.0 + 1]),
-        listeners: vec![TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?],
-        listeners_are_ours: true,
-        region: None,
-        directory,
-        awaited_read: None,
-        certificates: Arc::new(no_certificates()?),
-        affinity_key: AffinityKey::new(hmac::Key::new(hmac::HMAC_SHA256, &[0; 32])),
-        tunnel_grace: Arc::default(),
-        levels: Some(Arc::default()),
-        config: Arc::new(Config::new(
-            Region::new("bench", "localhost"),
-            "unused".into(),
-        )),
-        agent_releases: Arc::default(),
-        executor: control_plane::executor().0,
-        log: LogQueue::to_nowhere(),
-        traces: None,
-        socket_budget: Arc::new(SocketBudget::new(usize::MAX, 1)),
-        connection_limit: 1,
-        published: Vec::new(),
-    })
-}
-
 fn pipe_between(
     sender: &Mailbox<WorkerMessage>,
     receiver: &Mailbox<WorkerMessage>,
@@ -155,27 +111,6 @@ fn pipe_between(
         WorkerId(1),
         WorkerHandles::new(vec![sender.clone(), receiver.clone()]),
     )
-}
-
-/// A configuration without certificates. The benches make no handshakes.
-fn no_certificates() -> io::Result<ServerConfigs> {
-    let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(io::Error::other)?
-        .with_no_client_auth()
-        .with_cert_resolver(Arc::new(ResolvesServerCertUsingSni::new()));
-    let config = Arc::new(config);
-    let agents = Arc::new(AgentVerifier {
-        of_all: Arc::new(NoClientAuth),
-        of_each: Vec::new(),
-        of_ended: None,
-    });
-    Ok(ServerConfigs {
-        public: Arc::clone(&config),
-        tunnel: config,
-        agents,
-        authorities: TrustedAuthorities::default(),
-    })
 }
 
 /// Passes `frames` frames of `size` bytes back and forth between two workers through a pipe each way, `hops` hops in

@@ -6,107 +6,46 @@
 //! as the choice of the response's framing, repeats `downstream`.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr};
 use std::rc::Rc;
-use std::sync::Arc;
-use std::time::Instant;
 
 use crate::limits;
 use bytes::{Bytes, BytesMut};
-use gw_base::clock::Timestamp;
-use gw_base::mailbox::{Inbox, mailbox};
-use gw_base::service::hostname::Region;
-use gw_base::service::rate::Rate;
-use gw_base::service::service_settings::ServiceSettings;
-use gw_region::owners::ownership::WorkerId;
 use gw_shared::http::body::{self, BodyDecoder};
 use gw_shared::http::head::{self, Framing, HeadScanner};
 use gw_shared::http::{ConnectionField, Fields, Part};
-use gw_shared::id::{AccountId, AgentId, KeyId, ServiceId};
-use gw_shared::identity::secret::SecretHash;
-use gw_shared::net::Socket;
-use gw_shared::runtime;
 use gw_shared::tunnel::transport::Transport;
-use gw_shared::version::Version;
-use gw_store::{
-    CallerSecretRecord, Directory, PublicKeyHash, Records, SecretAccess, ServiceRecord,
-    StoredRecord,
-};
 use http::{Method, Request};
 
 use crate::http_message::{BodyError, CallerGone, Outcome, RelayedHead, RequestBody, ResponseSink};
 use crate::peer::Peer;
-use crate::tunnel::session::{Party, Session, drive};
-use crate::worker::{Worker, WorkerMessage};
+use crate::support::memory_worker::{self, MemoryWorker};
 
 /// Host of the service.
-pub const HOST: &str = "acme--api.bench.localhost";
+pub const HOST: &str = memory_worker::HOST;
 /// Service key of the callers, as a field value.
-pub const SERVICE_KEY: &str = "gw_sk_0123456789abcdef.0123456789abcdefghijABCDEFGHIJ0123456789abc";
+pub const SERVICE_KEY: &str = memory_worker::SERVICE_KEY;
 
 /// Services in the directory. Only one of them has a tunnel.
 const SERVICES: usize = 1000;
 
 /// A worker with one tunnel.
 pub struct BenchWorker {
-    worker: Worker,
-    session: Rc<Session>,
+    gateway: MemoryWorker,
     peer: Peer,
-    /// Gets no message.
-    _inbox: Inbox<WorkerMessage>,
 }
 
 impl BenchWorker {
     /// Starts the gateway's end of a tunnel on the reactor of the calling thread. Waits until the agent takes requests.
     pub async fn start(transport: impl Transport + 'static) -> io::Result<Rc<Self>> {
-        let (mailbox, inbox) = mailbox(limits::MAILBOX);
-        let worker = Worker::new(super::setup(
-            WorkerId(0),
-            &mailbox,
-            Arc::new(directory().ok_or(io::ErrorKind::Other)?),
-        )?)?;
-        let directory = worker.directory.get();
-        let service = directory
-            .service("acme--api")
-            .ok_or(io::ErrorKind::NotFound)?;
-        let agent = AgentId::random();
-        let key = PublicKeyHash::of(&[]);
-        let party = Party {
-            agent,
-            key,
-            issuer: None,
-            version: Version::own(),
-            service: Arc::clone(service),
-        };
-        let session = Session::new(&worker.tunnels, &idle_socket()?, party);
-        let driven = Rc::clone(&session);
-        runtime::spawn(async move {
-            let ended = drive(&driven, &transport).await;
-            tracing::info!(?ended, "tunnel ended");
-        });
-        session
-            .tunnel
-            .hello()
-            .await
-            .ok_or(io::ErrorKind::BrokenPipe)?;
-        worker
-            .tunnels
-            .registry
-            .borrow_mut()
-            .insert(&session, Instant::now())
-            .map_err(|error| io::Error::other(error.as_str()))?;
+        let gateway = MemoryWorker::start(SERVICES, transport).await?;
         let peer = Peer::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), None);
-        Ok(Rc::new(Self {
-            worker,
-            session,
-            peer,
-            _inbox: inbox,
-        }))
+        Ok(Rc::new(Self { gateway, peer }))
     }
 
     /// Open streams of the tunnel.
     pub fn open_streams(&self) -> usize {
-        self.session.open_streams()
+        self.gateway.session.open_streams()
     }
 
     /// Relays a request of HTTP/2, given as the codec gives it. Returns the bytes of the response's body; `None` if it is
@@ -124,67 +63,13 @@ impl BenchWorker {
             buffer: &mut buffer,
         };
         let outcome = self
+            .gateway
             .worker
             .router
             .serve(head, &self.peer, &mut body, &mut sink)
             .await;
         (outcome == Outcome::Complete).then_some(sink.bytes)
     }
-}
-
-/// Records of services, the first of which is `acme--api`.
-fn directory() -> Option<Directory> {
-    let account = AccountId::new("acme").ok()?;
-    let rate = Rate::new(1_000_000, 1_000_000_000)?;
-    let mut records = Records::default();
-    let created_at = Timestamp::now();
-    let (key, secret) = SERVICE_KEY.strip_prefix("gw_sk_")?.split_once('.')?;
-    for number in 0..SERVICES {
-        let (id, key) = match number {
-            0 => (ServiceId::new("api").ok()?, KeyId::new(key).ok()?),
-            _ => (
-                ServiceId::new(&format!("svc{number}")).ok()?,
-                KeyId::random(),
-            ),
-        };
-        let access = SecretAccess {
-            account: account.clone(),
-            name: None,
-            secret: SecretHash::of(secret),
-            allowed_services: [id.clone()].into(),
-            enabled: true,
-            created_at,
-        };
-        records.put(StoredRecord::ServiceKey(CallerSecretRecord {
-            id: key,
-            access,
-            managed_by: None,
-            later: Default::default(),
-        }));
-        records.put(StoredRecord::Service(ServiceRecord {
-            account: account.clone(),
-            id,
-            settings: ServiceSettings {
-                rate,
-                ..ServiceSettings::default()
-            },
-            created_at,
-            managed_by: None,
-            later: Default::default(),
-        }));
-    }
-    Some(Directory::new(
-        &records,
-        &Region::new("bench", "localhost"),
-        1,
-    ))
-}
-
-/// A connected socket whose other end is closed. Answers questions about the connection of the tunnel, and carries no
-/// bytes.
-fn idle_socket() -> io::Result<Socket> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    Socket::from_fd(TcpStream::connect(listener.local_addr()?)?.into())
 }
 
 /// A connection of HTTP/1.1.
@@ -234,6 +119,7 @@ impl Http1Caller {
             ended: false,
         };
         let outcome = gateway
+            .gateway
             .worker
             .router
             .serve(head, &gateway.peer, &mut body, &mut sink)

@@ -1,0 +1,212 @@
+//! A worker of the gateway with one tunnel in memory, for benchmarks and fuzz targets.
+
+use std::io;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::limits;
+use ::aws_lc_rs::hmac;
+use gw_base::clock::Timestamp;
+use gw_base::mailbox::{Inbox, Mailbox, mailbox};
+use gw_base::service::affinity::AffinityKey;
+use gw_base::service::hostname::Region;
+use gw_base::service::rate::Rate;
+use gw_base::service::service_settings::ServiceSettings;
+use gw_base::tls::ServerConfigs;
+use gw_base::tls::agents::{AgentVerifier, TrustedAuthorities};
+use gw_interface::config::Config;
+use gw_interface::control_plane;
+use gw_region::owners::ownership::WorkerId;
+use gw_shared::id::{AccountId, AgentId, KeyId, ServiceId};
+use gw_shared::identity::secret::SecretHash;
+use gw_shared::net::Socket;
+use gw_shared::runtime;
+use gw_shared::tunnel::cut_reason::CutReason;
+use gw_shared::tunnel::endpoint::Endpoint;
+use gw_shared::tunnel::transport::Transport;
+use gw_shared::version::Version;
+use gw_store::{
+    CallerSecretRecord, Directory, PublicKeyHash, Records, SecretAccess, ServiceRecord,
+    StoredRecord,
+};
+use gw_telemetry::request_log::LogQueue;
+use rustls::ServerConfig;
+use rustls::crypto::aws_lc_rs;
+use rustls::server::{NoClientAuth, ResolvesServerCertUsingSni};
+
+use crate::memory::sockets::SocketBudget;
+use crate::tunnel::session::{Party, Session, drive};
+use crate::worker::{Setup, Worker, WorkerHandles, WorkerMessage};
+
+/// Host of the service.
+pub(crate) const HOST: &str = "acme--api.bench.localhost";
+/// Service key of the callers, as a field value.
+pub(crate) const SERVICE_KEY: &str =
+    "gw_sk_0123456789abcdef.0123456789abcdefghijABCDEFGHIJ0123456789abc";
+
+/// A worker with one tunnel.
+pub(crate) struct MemoryWorker {
+    pub(crate) worker: Worker,
+    pub(crate) session: Rc<Session>,
+    /// Gets no message.
+    _inbox: Inbox<WorkerMessage>,
+}
+
+impl MemoryWorker {
+    /// Starts the gateway's end of a tunnel of the first of `services` services on the reactor of the calling thread. Waits
+    /// until the agent takes requests.
+    pub(crate) async fn start(
+        services: usize,
+        transport: impl Transport + 'static,
+    ) -> io::Result<Self> {
+        let (mailbox, inbox) = mailbox(limits::MAILBOX);
+        let directory = directory(services).ok_or(io::ErrorKind::Other)?;
+        let worker = Worker::new(setup(WorkerId(0), &mailbox, Arc::new(directory))?)?;
+        let directory = worker.directory.get();
+        let service = directory
+            .service("acme--api")
+            .ok_or(io::ErrorKind::NotFound)?;
+        let party = Party {
+            agent: AgentId::random(),
+            key: PublicKeyHash::of(&[]),
+            issuer: None,
+            version: Version::own(),
+            service: Arc::clone(service),
+        };
+        let session = Session::new(&worker.tunnels, &idle_socket()?, party);
+        let driven = Rc::clone(&session);
+        let tunnels = Rc::clone(&worker.tunnels);
+        runtime::spawn(async move {
+            let ended = drive(&driven, &transport).await;
+            tracing::info!(?ended, "tunnel ended");
+            driven.tunnel.with(Endpoint::lose);
+            let mut registry = tunnels.registry.borrow_mut();
+            registry.remove(&driven, CutReason::ConnectionLost, Instant::now());
+        });
+        session
+            .tunnel
+            .hello()
+            .await
+            .ok_or(io::ErrorKind::BrokenPipe)?;
+        worker
+            .tunnels
+            .registry
+            .borrow_mut()
+            .insert(&session, Instant::now())
+            .map_err(|error| io::Error::other(error.as_str()))?;
+        Ok(Self {
+            worker,
+            session,
+            _inbox: inbox,
+        })
+    }
+}
+
+/// Set-up of a worker without connections. All workers up to `id` have its mailbox.
+pub(super) fn setup(
+    id: WorkerId,
+    mailbox: &Mailbox<WorkerMessage>,
+    directory: Arc<Directory>,
+) -> io::Result<Setup> {
+    Ok(Setup {
+        id,
+        handles: WorkerHandles::new(vec![mailbox.clone(); id.0 + 1]),
+        listeners: vec![TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?],
+        listeners_are_ours: true,
+        region: None,
+        directory,
+        awaited_read: None,
+        certificates: Arc::new(no_certificates()?),
+        affinity_key: AffinityKey::new(hmac::Key::new(hmac::HMAC_SHA256, &[0; 32])),
+        tunnel_grace: Arc::default(),
+        levels: Some(Arc::default()),
+        config: Arc::new(Config::new(
+            Region::new("bench", "localhost"),
+            "unused".into(),
+        )),
+        agent_releases: Arc::default(),
+        executor: control_plane::executor().0,
+        log: LogQueue::to_nowhere(),
+        traces: None,
+        socket_budget: Arc::new(SocketBudget::new(usize::MAX, 1)),
+        connection_limit: 1,
+        published: Vec::new(),
+    })
+}
+
+/// A configuration without certificates. There are no handshakes.
+fn no_certificates() -> io::Result<ServerConfigs> {
+    let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?
+        .with_no_client_auth()
+        .with_cert_resolver(Arc::new(ResolvesServerCertUsingSni::new()));
+    let config = Arc::new(config);
+    let agents = Arc::new(AgentVerifier {
+        of_all: Arc::new(NoClientAuth),
+        of_each: Vec::new(),
+        of_ended: None,
+    });
+    Ok(ServerConfigs {
+        public: Arc::clone(&config),
+        tunnel: config,
+        agents,
+        authorities: TrustedAuthorities::default(),
+    })
+}
+
+/// Records of as many services, the first of which is `acme--api`.
+fn directory(services: usize) -> Option<Directory> {
+    let account = AccountId::new("acme").ok()?;
+    let rate = Rate::new(1_000_000, 1_000_000_000)?;
+    let mut records = Records::default();
+    let created_at = Timestamp::now();
+    let (key, secret) = SERVICE_KEY.strip_prefix("gw_sk_")?.split_once('.')?;
+    for number in 0..services {
+        let (id, key) = match number {
+            0 => (ServiceId::new("api").ok()?, KeyId::new(key).ok()?),
+            _ => (
+                ServiceId::new(&format!("svc{number}")).ok()?,
+                KeyId::random(),
+            ),
+        };
+        let access = SecretAccess {
+            account: account.clone(),
+            name: None,
+            secret: SecretHash::of(secret),
+            allowed_services: [id.clone()].into(),
+            enabled: true,
+            created_at,
+        };
+        records.put(StoredRecord::ServiceKey(CallerSecretRecord {
+            id: key,
+            access,
+            managed_by: None,
+            later: Default::default(),
+        }));
+        records.put(StoredRecord::Service(ServiceRecord {
+            account: account.clone(),
+            id,
+            settings: ServiceSettings {
+                rate,
+                ..ServiceSettings::default()
+            },
+            created_at,
+            managed_by: None,
+            later: Default::default(),
+        }));
+    }
+    Some(Directory::new(
+        &records,
+        &Region::new("bench", "localhost"),
+        1,
+    ))
+}
+
+/// A connected socket whose other end is closed. Answers questions about a connection in memory, and carries no bytes.
+pub(super) fn idle_socket() -> io::Result<Socket> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    Socket::from_fd(TcpStream::connect(listener.local_addr()?)?.into())
+}
