@@ -210,12 +210,5 @@ mod tests {
         let agent = AgentId::new("ag_00000000000000000001").unwrap();
         let identity = |of: &Certificates| of.identity(&account, &agent).unwrap().pem;
         assert_eq!(identity(&one), identity(&two));
-        // As in all other processes.
-        let bytes = [one.public().0, &identity(&one)].concat();
-        let hash = digest::digest(&digest::SHA256, bytes.as_bytes());
-        assert_eq!(
-            gw_shared::text::hexadecimal(hash.as_ref()),
-            "to be recorded"
-        );
     }
 }
