@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use gw_simulation::run::{self, Outcome};
 use gw_simulation::scenario::Scenario;
 
 use crate::failure::{self, Printing};
+use crate::isolated::{Report, Runner};
 use crate::state::{Failure, State};
 
 /// Interval between writes of the state.
@@ -31,7 +31,7 @@ pub(crate) struct Campaign {
 
 struct Finished {
     seed: u64,
-    outcome: Outcome,
+    report: Report,
     took: Duration,
 }
 
@@ -57,7 +57,13 @@ impl Campaign {
         })
     }
 
-    fn work(&self, next: &AtomicU64, stop: &AtomicBool, finished: &mpsc::Sender<Finished>) {
+    fn work(
+        &self,
+        next: &AtomicU64,
+        stop: &AtomicBool,
+        finished: &mpsc::Sender<io::Result<Finished>>,
+    ) {
+        let mut runner = Runner::start();
         let is_over = || {
             let is_late = self.until.is_some_and(|until| Instant::now() >= until);
             is_late || stop.load(Ordering::Relaxed)
@@ -68,12 +74,15 @@ impl Campaign {
                 return;
             }
             let began = Instant::now();
-            let outcome = run::run(&Scenario::new(seed), false);
-            let result = Finished {
-                seed,
-                outcome,
-                took: began.elapsed(),
+            let report = match &mut runner {
+                Ok(runner) => runner.run_seed(seed),
+                Err(error) => Err(io::Error::other(error.to_string())),
             };
+            let result = report.map(|report| Finished {
+                seed,
+                report,
+                took: began.elapsed(),
+            });
             if finished.send(result).is_err() {
                 return;
             }
@@ -83,7 +92,7 @@ impl Campaign {
     /// Takes results in the order of their seeds, until the threads have ended.
     fn take(
         &self,
-        results: &mpsc::Receiver<Finished>,
+        results: &mpsc::Receiver<io::Result<Finished>>,
         state: &mut State,
         stop: &AtomicBool,
     ) -> io::Result<()> {
@@ -91,6 +100,7 @@ impl Campaign {
         let mut shrunk = BTreeSet::new();
         let (mut stored, mut told) = (Instant::now(), Instant::now());
         for finished in results {
+            let finished = finished?;
             early.insert(finished.seed, finished);
             while let Some(finished) = early.remove(&state.next) {
                 self.add(finished, state, &mut shrunk, stop)?;
@@ -118,26 +128,27 @@ impl Campaign {
         &self,
         finished: Finished,
         state: &mut State,
-        shrunk: &mut BTreeSet<&'static str>,
+        shrunk: &mut BTreeSet<String>,
         stop: &AtomicBool,
     ) -> io::Result<()> {
-        let report = finished.outcome.report;
+        let report = finished.report;
         state.next += 1;
-        state.requests += report.requests as u64;
-        state.relayed += report.relayed as u64;
+        state.requests += report.requests;
+        state.relayed += report.relayed;
         state.seconds += finished.took.as_secs_f64();
         let Some(violation) = report.violation else {
             return Ok(());
         };
         state.failures.push(Failure {
             seed: finished.seed,
-            invariant: violation.invariant.to_owned(),
+            invariant: violation.invariant.clone(),
         });
         self.store(state)?;
         failure::tell(finished.seed, &violation)?;
-        if shrunk.insert(violation.invariant) {
-            self.printing
-                .shrink(&Scenario::new(finished.seed), violation.invariant, stop)?;
+        let invariant = violation.invariant;
+        if shrunk.insert(invariant.clone()) {
+            let scenario = Scenario::new(finished.seed);
+            self.printing.shrink(&scenario, &invariant, stop)?;
         }
         Ok(())
     }

@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use gw_simulation::run;
 use gw_simulation::scenario::Scenario;
 use gw_simulation::scenario_file;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::campaign::{Campaign, summary};
 use crate::failure::{self, Printing};
+use crate::isolated::{self, Runner};
 use crate::state::State;
 
 /// Runs the relay in simulated worlds, one for each seed, and checks what must always hold.
@@ -58,10 +58,19 @@ struct Arguments {
     /// Folder for the shrunk scenarios and their traces.
     #[arg(long, value_name = "FOLDER")]
     keep: Option<PathBuf>,
+    /// Runs scenarios of a campaign.
+    #[arg(long, hide = true)]
+    runner: bool,
 }
 
 pub(crate) fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if arguments.runner {
+        return match isolated::serve() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => mistake(&error),
+        };
+    }
     let stop = Arc::new(AtomicBool::new(false));
     let done = listen(&stop).and_then(|()| match (arguments.seed, &arguments.scenario) {
         (Some(seed), _) => one(&Scenario::new(seed), &arguments, &stop),
@@ -72,11 +81,13 @@ pub(crate) fn main() -> ExitCode {
         Ok(true) if stop.load(Ordering::Relaxed) => ExitCode::from(130),
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("gw-simulation: {error}");
-            ExitCode::from(2)
-        }
+        Err(error) => mistake(&error),
     }
+}
+
+fn mistake(error: &io::Error) -> ExitCode {
+    eprintln!("gw-simulation: {error}");
+    ExitCode::from(2)
 }
 
 /// Sets `stop` at the first SIGINT or SIGTERM, and ends the process at the second.
@@ -114,24 +125,23 @@ fn read(path: &Path) -> io::Result<Scenario> {
 
 /// Runs one scenario. Returns whether all invariants hold.
 fn one(scenario: &Scenario, arguments: &Arguments, stop: &AtomicBool) -> io::Result<bool> {
-    let outcome = run::run(scenario, arguments.trace);
+    let report = Runner::start()?.run(scenario, arguments.trace)?;
     let mut out = io::stdout();
-    if let Some(trace) = &outcome.trace {
+    if let Some(trace) = &report.trace {
         let text = scenario_file::to_text(scenario).map_err(io::Error::other)?;
         writeln!(out, "{text}\n{trace}")?;
     }
-    let report = outcome.report;
     writeln!(
         out,
-        "seed {}: {} requests, {} relayed, fingerprint {:016x}",
-        scenario.seed, report.requests, report.relayed, outcome.fingerprint
+        "seed {}: {} requests, {} relayed, fingerprint {}",
+        scenario.seed, report.requests, report.relayed, report.fingerprint
     )?;
     let Some(violation) = report.violation else {
         return Ok(true);
     };
     failure::tell(scenario.seed, &violation)?;
     if !arguments.trace {
-        printing(arguments).shrink(scenario, violation.invariant, stop)?;
+        printing(arguments).shrink(scenario, &violation.invariant, stop)?;
     }
     Ok(false)
 }

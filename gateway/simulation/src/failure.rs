@@ -5,11 +5,11 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gw_simulation::run;
 use gw_simulation::scenario::Scenario;
 use gw_simulation::scenario_file;
 use gw_simulation::shrink::shrink;
-use gw_simulation::world::Violation;
+
+use crate::isolated::{Runner, Violation};
 
 /// How much is printed, and where copies go.
 pub(crate) struct Printing {
@@ -36,10 +36,15 @@ impl Printing {
         if self.attempts == 0 {
             return Ok(());
         }
+        let mut runner = Runner::start()?;
         let fails = |candidate: &Scenario| {
-            let violation = || run::run(candidate, false).report.violation;
-            !stop.load(Ordering::Relaxed)
-                && violation().is_some_and(|found| found.invariant == invariant)
+            if stop.load(Ordering::Relaxed) {
+                return false;
+            }
+            // Without a runner, nothing is found to fail.
+            let report = runner.run(candidate, false).ok();
+            let violation = report.and_then(|report| report.violation);
+            violation.is_some_and(|violation| violation.invariant == invariant)
         };
         let shrunk = shrink(scenario, self.attempts, fails);
         let size = |scenario: &Scenario| {
@@ -52,11 +57,11 @@ impl Printing {
         } else {
             "there may be a smaller one"
         };
-        let outcome = run::run(&shrunk.scenario, true);
-        let found = outcome.report.violation.map(|violation| violation.found);
+        let report = runner.run(&shrunk.scenario, true)?;
+        let found = report.violation.map(|violation| violation.found);
         let text = scenario_file::to_text(&shrunk.scenario).map_err(io::Error::other)?;
         let text = format!("# seed {}: {invariant}\n{text}", scenario.seed);
-        let trace = outcome.trace.unwrap_or_default();
+        let trace = report.trace.unwrap_or_default();
         writeln!(
             io::stdout(),
             "shrunk from {} to {} in {} attempts ({how}):\n\n{text}\n{trace}\n{invariant}: {}\n",

@@ -3,6 +3,7 @@
 mod campaign;
 mod cli;
 mod failure;
+mod isolated;
 mod state;
 
 #[global_allocator]
