@@ -26,7 +26,7 @@ const LINES_MAX: usize = 600;
 const FUNCTION_LINES_MAX: usize = 70;
 
 /// Functions that are longer, and why.
-const LONG_FUNCTIONS: [(&str, &str, &str); 10] = [
+const LONG_FUNCTIONS: [(&str, &str, &str); 11] = [
     (
         "gateway/base/src/error.rs",
         "outcome",
@@ -61,6 +61,11 @@ const LONG_FUNCTIONS: [(&str, &str, &str); 10] = [
         "gateway/region/src/simulation/world/records.rs",
         "commit_revocation",
         "the steps of one change in their order",
+    ),
+    (
+        "gateway/simulation/src/world/faults.rs",
+        "try_happen",
+        "one arm for each fault",
     ),
     (
         "shared/src/tunnel/endpoint/tests/model.rs",
@@ -530,7 +535,9 @@ fn functions_are_found_with_their_lines() {
 #[test]
 fn functions_are_short() {
     let mut long = Vec::new();
-    for (folder, _) in CRATES {
+    // Its modules import each other: the world runs the checks, and these look at the world.
+    let others = ["gateway/simulation"];
+    for folder in CRATES.map(|(folder, _)| folder).into_iter().chain(others) {
         for (path, text) in rust_files(&workspace().join(folder)) {
             for (name, lines) in functions(&text) {
                 if lines > FUNCTION_LINES_MAX {

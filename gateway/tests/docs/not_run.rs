@@ -4,7 +4,7 @@ const REGION: &str =
     "several machines; gateway/tests/it/region/commands.rs runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-pub(crate) const NOT_RUN: [(&str, &str, &str); 50] = [
+pub(crate) const NOT_RUN: [(&str, &str, &str); 51] = [
     ("README.md", "./test", "it would run itself"),
     (
         "docs/agent.md",
@@ -180,6 +180,11 @@ pub(crate) const NOT_RUN: [(&str, &str, &str); 50] = [
         "docs/security.md",
         "sudo gw-gateway agent-ca replace",
         "agents that renew; gateway/tests/it/identity/agent_ca.rs runs the commands",
+    ),
+    (
+        "docs/simulation.md",
+        "cargo simulate",
+        "minutes; .ci/simulation runs seeds",
     ),
     (
         "docs/upgrade.md",

@@ -77,7 +77,14 @@ fn the_forge_runs_programs_that_exist() {
             called.insert(program.to_owned());
         }
     }
-    for script in ["./test", ".ci/run", ".ci/deny", ".ci/vendored", ".ci/fuzz"] {
+    for script in [
+        "./test",
+        ".ci/run",
+        ".ci/deny",
+        ".ci/vendored",
+        ".ci/fuzz",
+        ".ci/simulation",
+    ] {
         assert!(called.contains(script), "no workflow runs {script}");
     }
 }
