@@ -8,6 +8,9 @@ pub mod admin_client;
 pub mod backup;
 pub mod cluster;
 pub mod control;
+#[cfg(any(test, feature = "fuzz_support"))]
+#[doc(hidden)]
+pub mod fuzz_support;
 mod http_server;
 #[cfg(test)]
 #[path = "../../../shared/tests/later_member/mod.rs"]

@@ -175,6 +175,12 @@ fn not_logged(id: RequestId) -> ControlError {
     }
 }
 
+/// The administration API, without the check of the Host field. For fuzz targets.
+#[cfg(any(test, feature = "fuzz_support"))]
+pub(crate) fn api_router(admin: Admin) -> Router {
+    api::router(&admin).with_state(admin)
+}
+
 /// All paths of the admin listener.
 fn router(admin: Admin) -> Router {
     Router::new()

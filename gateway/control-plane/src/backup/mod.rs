@@ -18,11 +18,11 @@ pub(crate) use self::create::{PreparedBackup, of_running};
 pub use self::restore::{Restored, restore};
 
 /// Version of the archive's contents.
-const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 1;
 /// The first file of an archive: what it is a backup of.
-const MANIFEST: &str = "backup.json";
+pub(crate) const MANIFEST: &str = "backup.json";
 /// The database, in the archive and in the data folder.
-const DATABASE: &str = "gw.sqlite";
+pub(crate) const DATABASE: &str = "gw.sqlite";
 /// What to do for a region on PostgreSQL.
 pub(crate) const IN_POSTGRES: &str = "the records of this region are in PostgreSQL: back up its database with pg_dump, and keep the region key apart from \
      it (docs/region-operation.md, section Backup)";
@@ -30,9 +30,9 @@ pub(crate) const IN_POSTGRES: &str = "the records of this region are in PostgreS
 /// What an archive is a backup of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    format: u32,
+    pub(crate) format: u32,
     /// Version of the program that has made it.
-    program: String,
+    pub(crate) program: String,
     /// `{region}.{domain}`, which certificates and tokens contain.
     pub region: String,
     /// RFC 3339.

@@ -53,7 +53,7 @@ impl OtherNodes {
 
 /// The time until which dead nodes may serve.
 #[derive(Default)]
-pub(super) struct DeadNodes {
+pub(crate) struct DeadNodes {
     /// Time without contact after which a session refuses requests, as it has said. Others serve without a limit.
     max_staleness: HashMap<u128, Duration>,
     /// When this node has first seen that a session is dead.
@@ -62,7 +62,7 @@ pub(super) struct DeadNodes {
 
 impl DeadNodes {
     /// A session says after how long without contact it refuses requests.
-    pub(super) fn told(&mut self, session: u128, max_staleness: Option<Duration>, roster: &Roster) {
+    pub(crate) fn told(&mut self, session: u128, max_staleness: Option<Duration>, roster: &Roster) {
         match max_staleness {
             // Others would fill the map.
             Some(time) if roster.session(session).is_some() => {
@@ -88,7 +88,7 @@ impl DeadNodes {
 
     /// The nodes other than that of the session `own`. `newer` are rows that were read since, if any: this node may not know yet of
     /// one that has just joined.
-    pub(super) fn others(
+    pub(crate) fn others(
         &mut self,
         roster: &Roster,
         newer: Option<&Roster>,

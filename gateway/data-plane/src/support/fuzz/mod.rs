@@ -9,9 +9,11 @@
 )]
 
 mod addresses;
+mod caller_h2;
 mod credentials;
 mod csr;
 mod http;
+mod node_link;
 mod telemetry;
 #[cfg(test)]
 mod tests;
@@ -25,9 +27,11 @@ use gw_base::service::hostname::Region;
 use gw_shared::id::AccountId;
 
 pub use self::addresses::{client_address, hostname, proxy_header};
+pub use self::caller_h2::caller_h2;
 pub use self::credentials::{access_token, access_tokens, service_key};
 pub use self::csr::csr;
 pub use self::http::{body, header_rules, request_head, response_head};
+pub use self::node_link::node_link;
 pub use self::telemetry::{log_block, trace_context};
 pub use self::token_endpoint::{scope, token_body};
 pub use self::tunnel::{control_message, handshake};
@@ -38,6 +42,7 @@ pub use self::tunnel_frames::tunnel_frames;
 pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("access_token", access_token),
     ("body", body),
+    ("caller_h2", caller_h2),
     ("client_address", client_address),
     ("control_message", control_message),
     ("csr", csr),
@@ -45,6 +50,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("header_rules", header_rules),
     ("hostname", hostname),
     ("log_block", log_block),
+    ("node_link", node_link),
     ("proxy_header", proxy_header),
     ("request_head", request_head),
     ("response_head", response_head),

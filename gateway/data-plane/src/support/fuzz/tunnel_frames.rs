@@ -111,7 +111,7 @@ fn read(endpoint: &mut Endpoint, key: StreamKey) -> Received {
 }
 
 /// The frames that the end sends.
-fn sent(endpoint: &mut Endpoint) -> Vec<u8> {
+pub(super) fn sent(endpoint: &mut Endpoint) -> Vec<u8> {
     let mut out = Outgoing::default();
     let mut bytes = Vec::new();
     loop {
