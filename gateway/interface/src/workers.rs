@@ -36,7 +36,8 @@ pub struct LostNode {
     pub until: Instant,
 }
 
-/// Messages of the control plane to the workers. Methods may block until a worker has room in its mailbox.
+/// Messages of the control plane to the workers. Publications never block: a worker that is late uses the latest. The messages
+/// of [`Self::publish_levels`] and [`Self::end_connections`] wait until every worker has room in its mailbox.
 ///
 /// A trait with one implementor, `worker::WorkerHandles`: the control plane must not import the worker, and a message type of its
 /// own would be matched and forwarded in two places.
@@ -49,7 +50,7 @@ pub trait Workers: Send + Sync {
     /// published before.
     fn publish_read(&self, began: Instant);
     /// Makes every worker use this view of the region from now on. Each worker then sends a message with `number` on
-    /// `applied`.
+    /// `applied`, unless a later view comes first.
     fn publish_view(&self, number: u64, view: &Arc<View>, applied: &UnboundedSender<ViewApplied>);
     /// Makes every worker continue the buckets of services that come to this node at these levels.
     fn publish_levels(&self, levels: &Arc<Vec<Level>>);

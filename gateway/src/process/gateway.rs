@@ -346,7 +346,6 @@ impl Gateway {
             log: self.request_log.queue(),
             traces: traces.cloned(),
             socket_budget: Arc::clone(socket_budget),
-            published: Vec::new(),
             connection_limit,
         };
         Ok(shares

@@ -98,7 +98,7 @@ impl Workers {
         };
         for (setup, inbox) in setups.into_iter().zip(inboxes) {
             // Without the directory: the kept one would hold records that are deleted later.
-            let again = setup.again(Arc::default(), Vec::new())?;
+            let again = setup.again(Arc::default())?;
             supervisor.seeds.push(Some(Seed {
                 setup: again,
                 inbox: inbox.clone(),
@@ -194,10 +194,8 @@ impl WorkerSupervisor {
     }
 
     fn start_again(&self, seed: &Seed) -> io::Result<JoinHandle<()>> {
-        // Later publications wait in the mailbox.
-        let setup = seed
-            .setup
-            .again(Arc::new(self.control.directory()), self.handles.published())?;
+        // The worker itself looks at what was published.
+        let setup = seed.setup.again(Arc::new(self.control.directory()))?;
         self.spawn(setup, seed.inbox.clone(), bounded(1).0, false)
     }
 

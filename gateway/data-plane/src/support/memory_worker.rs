@@ -132,7 +132,6 @@ pub(super) fn setup(
         traces: None,
         socket_budget: Arc::new(SocketBudget::new(usize::MAX, 1)),
         connection_limit: 1,
-        published: Vec::new(),
     })
 }
 

@@ -113,6 +113,7 @@ impl Worker {
         Ok(Self {
             id,
             handles: common.handles,
+            published: Cell::default(),
             lifecycle: common.lifecycle,
             directory: common.directory,
             certificates: common.certificates,

@@ -1,6 +1,6 @@
 //! The workers of a process, as other threads reach them.
 
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,15 +36,41 @@ pub struct WorkerHandles {
     pub restarts: Vec<AtomicU32>,
     /// Number of workers that have panicked and do not start again.
     pub lost: AtomicUsize,
+    /// Number of publications. A worker compares it with the last one that it has used.
+    publications: AtomicU64,
     latest: Mutex<LatestBroadcast>,
 }
 
-/// What the control plane has told all workers last, for a worker that starts again. Not used by workers.
+/// What the control plane has published last, each with the number of its publication. Workers read it: a publication waits for
+/// no worker, and a worker that is late or starts again uses the latest of each kind and no older one.
 #[derive(Default)]
 struct LatestBroadcast {
-    certificates: Option<Arc<ServerConfigs>>,
-    node_tls: Option<Arc<NodeTls>>,
-    view: Option<(u64, Arc<View>, UnboundedSender<ViewApplied>)>,
+    directory: Option<(u64, Arc<Directory>)>,
+    certificates: Option<(u64, Arc<ServerConfigs>)>,
+    node_tls: Option<(u64, Arc<NodeTls>)>,
+    view: Option<(u64, NewView)>,
+    records_read: Option<(u64, Instant)>,
+}
+
+impl LatestBroadcast {
+    /// What was published after `seen`, as messages in the order in which a worker handles them.
+    fn since(&self, seen: u64) -> Vec<WorkerMessage> {
+        fn newer<T: Clone>(published: &Option<(u64, T)>, seen: u64) -> Option<T> {
+            let (number, content) = published.as_ref()?;
+            (*number > seen).then(|| content.clone())
+        }
+        [
+            newer(&self.directory, seen).map(WorkerMessage::Directory),
+            newer(&self.certificates, seen).map(WorkerMessage::Certificates),
+            newer(&self.node_tls, seen).map(WorkerMessage::NodeTls),
+            newer(&self.view, seen).map(|view| WorkerMessage::View(Box::new(view))),
+            // Last: it says that the directory is in use.
+            newer(&self.records_read, seen).map(WorkerMessage::RecordsRead),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
 }
 
 impl WorkerHandles {
@@ -58,6 +84,7 @@ impl WorkerHandles {
             busy,
             restarts,
             lost: AtomicUsize::new(0),
+            publications: AtomicU64::default(),
             latest: Mutex::default(),
         })
     }
@@ -67,34 +94,56 @@ impl WorkerHandles {
         self.mailboxes.len() - self.lost.load(Ordering::Relaxed)
     }
 
-    /// What was published to all workers last, for a worker that starts again.
-    pub fn published(&self) -> Vec<WorkerMessage> {
+    /// What was published after the publication `seen`, only the latest of each kind, with the number of the last publication.
+    /// `None` if there is nothing newer.
+    pub(super) fn published_since(&self, seen: u64) -> Option<(u64, Vec<WorkerMessage>)> {
+        // Ordered with the queue of a mailbox: see `publish`.
+        if self.publications.load(Ordering::SeqCst) == seen {
+            return None;
+        }
         let latest = self.latest();
-        let certificates = latest.certificates.clone().map(WorkerMessage::Certificates);
-        let node_tls = latest.node_tls.clone().map(WorkerMessage::NodeTls);
-        let view = latest.view.clone().map(|(number, view, applied)| NewView {
-            number,
-            view,
-            applied,
-        });
-        let view = view.map(|view| WorkerMessage::View(Box::new(view)));
-        [certificates, node_tls, view]
-            .into_iter()
-            .flatten()
-            .collect()
+        let number = self.publications.load(Ordering::Relaxed);
+        Some((number, latest.since(seen)))
+    }
+
+    /// Makes `change`, which has the number of the publication, and tells every worker to look at it. Never blocks: callers
+    /// hold locks of the control plane.
+    fn publish(&self, change: impl FnOnce(&mut LatestBroadcast, u64)) {
+        {
+            let mut latest = self.latest();
+            let number = self.publications.load(Ordering::Relaxed) + 1;
+            change(&mut latest, number);
+            self.publications.store(number, Ordering::SeqCst);
+        }
+        for mailbox in &self.mailboxes {
+            // A worker without room here looks before it handles the next message, and one that starts again before the first.
+            let _ = mailbox.post(WorkerMessage::Published);
+        }
     }
 
     fn latest(&self) -> MutexGuard<'_, LatestBroadcast> {
-        // Every write is a single assignment.
+        // No change can panic.
         self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves a message for every worker. Blocks until each has room.
+    /// Leaves a message for every worker. Blocks until each has room, once those that have room have their message.
     pub fn tell_all(&self, message: impl Fn() -> WorkerMessage) {
-        for mailbox in &self.mailboxes {
+        for (mailbox, message) in self.tell_those_with_room(message) {
             // Fails only for a worker that has ended.
-            let _ = mailbox.post_blocking(message());
+            let _ = mailbox.post_blocking(message);
         }
+    }
+
+    /// Leaves a message for every worker with room for it. Returns the others.
+    fn tell_those_with_room(
+        &self,
+        message: impl Fn() -> WorkerMessage,
+    ) -> Vec<(&Mailbox<WorkerMessage>, WorkerMessage)> {
+        let post = |mailbox| {
+            let full = Mailbox::post(mailbox, message()).err()?;
+            Some((mailbox, full))
+        };
+        self.mailboxes.iter().filter_map(post).collect()
     }
 
     /// Leaves a message for one worker. Blocks until it has room.
@@ -105,7 +154,8 @@ impl WorkerHandles {
         }
     }
 
-    /// Asks every worker; returns the answers that arrive in time.
+    /// Asks every worker; returns the answers that arrive in time. A worker with a full mailbox is not asked: it could not
+    /// answer in time.
     pub fn ask_all<T>(&self, question: impl Fn(Sender<T>) -> WorkerMessage) -> Vec<T> {
         self.ask_all_within(REPORT_WITHIN, question)
     }
@@ -118,7 +168,7 @@ impl WorkerHandles {
     ) -> Vec<T> {
         let deadline = Instant::now() + within;
         let (reply, answers) = crossbeam_channel::bounded(self.mailboxes.len());
-        self.tell_all(|| question(reply.clone()));
+        drop(self.tell_those_with_room(|| question(reply.clone())));
         drop(reply);
         std::iter::from_fn(|| answers.recv_deadline(deadline).ok()).collect()
     }
@@ -130,22 +180,20 @@ impl Workers for WorkerHandles {
     }
 
     fn publish_directory(&self, directory: &Arc<Directory>) {
-        self.tell_all(|| WorkerMessage::Directory(Arc::clone(directory)));
+        self.publish(|latest, number| latest.directory = Some((number, Arc::clone(directory))));
     }
 
     fn publish_read(&self, began: Instant) {
-        self.tell_all(|| WorkerMessage::RecordsRead(began));
+        self.publish(|latest, number| latest.records_read = Some((number, began)));
     }
 
     fn publish_view(&self, number: u64, view: &Arc<View>, applied: &UnboundedSender<ViewApplied>) {
-        self.latest().view = Some((number, Arc::clone(view), applied.clone()));
-        self.tell_all(|| {
-            WorkerMessage::View(Box::new(NewView {
-                number,
-                view: Arc::clone(view),
-                applied: applied.clone(),
-            }))
-        });
+        let view = NewView {
+            number,
+            view: Arc::clone(view),
+            applied: applied.clone(),
+        };
+        self.publish(|latest, number| latest.view = Some((number, view)));
     }
 
     fn publish_levels(&self, levels: &Arc<Vec<Level>>) {
@@ -153,8 +201,7 @@ impl Workers for WorkerHandles {
     }
 
     fn publish_node_tls(&self, tls: &Arc<NodeTls>) {
-        self.latest().node_tls = Some(Arc::clone(tls));
-        self.tell_all(|| WorkerMessage::NodeTls(Arc::clone(tls)));
+        self.publish(|latest, number| latest.node_tls = Some((number, Arc::clone(tls))));
     }
 
     fn end_connections(&self, lost: LostNode) {
@@ -162,8 +209,9 @@ impl Workers for WorkerHandles {
     }
 
     fn publish_certificates(&self, certificates: &Arc<ServerConfigs>) {
-        self.latest().certificates = Some(Arc::clone(certificates));
-        self.tell_all(|| WorkerMessage::Certificates(Arc::clone(certificates)));
+        self.publish(|latest, number| {
+            latest.certificates = Some((number, Arc::clone(certificates)));
+        });
     }
 
     fn reports(&self, with_services: bool) -> Vec<WorkerReport> {
@@ -199,3 +247,85 @@ post!(Box<CrossCoreRequest>, Relay);
 post!(Box<Replay>, Replay);
 post!(Box<ApexCharge>, ChargeApex);
 post!(pipe::Wake, Wake);
+
+#[cfg(test)]
+mod tests {
+    use gw_base::mailbox::{Inbox, mailbox};
+
+    use super::*;
+
+    /// The directories, and whether there was anything else.
+    fn directories(published: Option<(u64, Vec<WorkerMessage>)>) -> Vec<Arc<Directory>> {
+        let (_, messages) = published.unwrap_or_default();
+        let directory = |message| match message {
+            WorkerMessage::Directory(directory) => directory,
+            _ => panic!("not a directory"),
+        };
+        messages.into_iter().map(directory).collect()
+    }
+
+    fn two_workers() -> (Arc<WorkerHandles>, [Inbox<WorkerMessage>; 2]) {
+        let (first, first_inbox) = mailbox(1);
+        let (second, second_inbox) = mailbox(1);
+        (
+            WorkerHandles::new(vec![first, second]),
+            [first_inbox, second_inbox],
+        )
+    }
+
+    #[test]
+    fn a_publication_waits_for_no_worker_and_a_late_worker_uses_the_latest() {
+        let (handles, [hanging, other]) = two_workers();
+        handles.mailboxes[0]
+            .post(WorkerMessage::EndQuiet)
+            .unwrap_or_else(|_| panic!("full"));
+        let published: Vec<Arc<Directory>> = (0..3).map(|_| Arc::default()).collect();
+        // Returns, although the first worker has no room and reads nothing.
+        for directory in &published {
+            handles.publish_directory(directory);
+        }
+        assert!(matches!(other.try_next(), Some(WorkerMessage::Published)));
+        // The message before it is the last one that the hanging worker gets: it looks there.
+        assert!(matches!(hanging.try_next(), Some(WorkerMessage::EndQuiet)));
+        assert!(hanging.try_next().is_none());
+        let used = directories(handles.published_since(0));
+        assert!(matches!(&used[..], [used] if Arc::ptr_eq(used, &published[2])));
+    }
+
+    #[test]
+    fn what_a_worker_has_used_is_not_used_again() {
+        let (handles, _inboxes) = two_workers();
+        assert!(handles.published_since(0).is_none());
+        handles.publish_directory(&Arc::default());
+        let (first, _) = handles.published_since(0).unwrap();
+        assert!(handles.published_since(first).is_none());
+        handles.publish_read(Instant::now());
+        let (second, messages) = handles.published_since(first).unwrap();
+        assert!(matches!(messages[..], [WorkerMessage::RecordsRead(_)]));
+        // A worker that starts again uses everything, and the read last.
+        let (number, messages) = handles.published_since(0).unwrap();
+        assert_eq!(number, second);
+        assert!(matches!(
+            messages[..],
+            [WorkerMessage::Directory(_), WorkerMessage::RecordsRead(_)]
+        ));
+    }
+
+    #[test]
+    fn a_worker_without_room_is_not_asked() {
+        let (handles, [_hanging, other]) = two_workers();
+        handles.mailboxes[0]
+            .post(WorkerMessage::EndQuiet)
+            .unwrap_or_else(|_| panic!("full"));
+        let answering =
+            std::thread::spawn(move || match other.next_within(Duration::from_secs(30)) {
+                Some(WorkerMessage::ReportQuiet(reply)) => reply.send(true).unwrap(),
+                _ => panic!("not asked"),
+            });
+        assert_eq!(
+            handles.ask_all_within(Duration::from_secs(30), WorkerMessage::ReportQuiet),
+            [true]
+        );
+        answering.join().unwrap();
+    }
+}

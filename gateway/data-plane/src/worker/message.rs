@@ -31,6 +31,8 @@ pub enum WorkerMessage {
     Wake(pipe::Wake),
     /// Take one request out of a bucket of the apex that this worker owns.
     ChargeApex(Box<ApexCharge>),
+    /// Something was published: look at it.
+    Published,
     /// Use this directory from now on.
     Directory(Arc<Directory>),
     /// The feed has read the records, or failed to; it began at this time. What it read was sent before.
@@ -80,6 +82,7 @@ pub enum WorkerMessage {
 }
 
 /// A view of the region.
+#[derive(Clone)]
 pub struct NewView {
     /// Number of the publication.
     pub number: u64,

@@ -6,7 +6,7 @@ mod handles;
 mod message;
 mod stop;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::TcpListener;
 use std::panic::resume_unwind;
@@ -70,11 +70,11 @@ pub struct Setup {
     pub listeners_are_ours: bool,
     /// `None` if this gateway is the only node of its region.
     pub region: Option<RegionSetup>,
-    /// Directory at the start. [`WorkerMessage::Directory`] replaces it.
+    /// Directory at the start. A later publication replaces it.
     pub directory: Arc<Directory>,
     /// `None` if no other process changes the records.
     pub awaited_read: Option<Arc<AwaitedRead>>,
-    /// Server certificates at the start. [`WorkerMessage::Certificates`] replaces them.
+    /// Server certificates at the start. A later publication replaces them.
     pub certificates: Arc<ServerConfigs>,
     /// Key that signs affinity cookies.
     pub affinity_key: AffinityKey,
@@ -96,8 +96,6 @@ pub struct Setup {
     pub connection_limit: usize,
     /// Kernel memory of the callers of all workers.
     pub socket_budget: Arc<SocketBudget>,
-    /// What all workers were told before this one started. It handles them before its mailbox.
-    pub published: Vec<WorkerMessage>,
 }
 
 /// What a worker of a node in a region of several nodes starts with.
@@ -116,11 +114,7 @@ pub struct RegionSetup {
 
 impl Setup {
     /// What this worker starts again with after a panic. Its buckets start full.
-    pub fn again(
-        &self,
-        directory: Arc<Directory>,
-        published: Vec<WorkerMessage>,
-    ) -> io::Result<Self> {
+    pub fn again(&self, directory: Arc<Directory>) -> io::Result<Self> {
         let clones = |listeners: &[TcpListener]| {
             listeners
                 .iter()
@@ -155,7 +149,6 @@ impl Setup {
             traces: self.traces.clone(),
             connection_limit: self.connection_limit,
             socket_budget: Arc::clone(&self.socket_budget),
-            published,
         })
     }
 }
@@ -164,6 +157,8 @@ impl Setup {
 pub(crate) struct Worker {
     id: WorkerId,
     handles: Arc<WorkerHandles>,
+    /// Number of the last publication that this worker uses.
+    published: Cell<u64>,
     pub(crate) lifecycle: Rc<Lifecycle>,
     pub(crate) directory: Rc<Current<Directory>>,
     certificates: Rc<Current<ServerConfigs>>,
@@ -284,14 +279,21 @@ fn thread_cpu_time() -> Duration {
 }
 
 impl Worker {
-    /// Builds a worker, which has handled what all workers were told before.
-    pub(crate) fn built(mut setup: Setup) -> io::Result<Rc<Self>> {
-        let published = std::mem::take(&mut setup.published);
+    /// Builds a worker, which uses what was published before.
+    pub(crate) fn built(setup: Setup) -> io::Result<Rc<Self>> {
         let worker = Rc::new(Self::new(setup)?);
-        published
-            .into_iter()
-            .for_each(|message| worker.handle(message));
+        worker.use_published();
         Ok(worker)
+    }
+
+    /// Uses what was published since the last call.
+    fn use_published(&self) {
+        if let Some((number, messages)) = self.handles.published_since(self.published.get()) {
+            self.published.set(number);
+            messages
+                .into_iter()
+                .for_each(|message| self.handle(message));
+        }
     }
 
     /// Accepts connections and handles messages until the worker is stopped. `up` is as in [`run`].
@@ -301,7 +303,11 @@ impl Worker {
         up: crossbeam_channel::Sender<()>,
     ) {
         let handler = Rc::clone(&self);
-        runtime::spawn_essential(inbox.serve(self.id, move |message| handler.handle(message)));
+        runtime::spawn_essential(inbox.serve(self.id, move |message| {
+            // Before each message: one about a publication may have found no room.
+            handler.use_published();
+            handler.handle(message);
+        }));
         self.ingress.accept_all();
         runtime::spawn_essential(keep_deadlines(Rc::clone(&self)));
         runtime::spawn_essential(Rc::clone(&self.socket_memory).keep_within_budget());
@@ -331,6 +337,8 @@ impl Worker {
                 runtime::spawn(Rc::clone(&self.router.relay).replay(*replay));
             }
             WorkerMessage::Wake(wake) => wake.deliver(),
+            // It was used before.
+            WorkerMessage::Published => {}
             WorkerMessage::Directory(directory) => self.use_directory(directory),
             WorkerMessage::RecordsRead(began) => {
                 self.tunnels.freeze.records_were_read(began, Instant::now());

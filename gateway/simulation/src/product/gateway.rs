@@ -161,7 +161,6 @@ impl Gateway {
             traces: None,
             connection_limit: self.connections,
             socket_budget: Arc::clone(&self.socket_budget),
-            published: handles.published(),
         };
         (setup, self.inboxes[worker].clone())
     }

@@ -417,7 +417,7 @@ mod tests {
         // One new directory for the whole change.
         assert!(matches!(
             first.worker.try_next(),
-            Some(WorkerMessage::Directory(_))
+            Some(WorkerMessage::Published)
         ));
         assert!(first.worker.try_next().is_none());
     }
