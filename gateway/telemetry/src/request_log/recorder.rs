@@ -72,3 +72,10 @@ impl Recorder {
         }
     }
 }
+
+/// A worker that panics drops its recorder after the requests that the panic has cut.
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}

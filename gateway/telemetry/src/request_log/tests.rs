@@ -263,6 +263,21 @@ fn request_is_shown_as_recorded_without_secrets() {
 }
 
 #[test]
+fn a_worker_that_panics_loses_no_records() {
+    let fixture = Fixture::new();
+    let id = id(NOON_MS, 1);
+    let queue = fixture.log.queue();
+    let worker = std::thread::spawn(move || {
+        let mut recorder = Recorder::new(queue);
+        recorder.add(&LABEL.into(), full_record(id, b""), true);
+        panic!("injected");
+    });
+    assert!(worker.join().is_err());
+    fixture.log.flush();
+    assert_eq!(fixture.ids(&of_service()), [id]);
+}
+
+#[test]
 fn captured_messages_are_read_as_recorded() {
     let fixture = Fixture::new();
     let body = vec![b'x'; 10_000];
