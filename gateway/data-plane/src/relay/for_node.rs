@@ -237,12 +237,8 @@ fn open(
     let principal = wire::take_principal(&mut head.headers);
     let open = || {
         let directory = upstream.directory.get();
-        let service = directory.service(label).ok_or(Error::ServiceNotFound)?;
-        if !service.settings.enabled {
-            return Err(Error::ServiceDisabled);
-        }
         let by = principal.ok_or(Error::TunnelProtocol)?;
-        let request = Authenticated::by_node(&directory, service, by)?;
+        let request = Authenticated::by_node(&directory, label, by)?;
         let memory = upstream
             .tunnels
             .relay_memory

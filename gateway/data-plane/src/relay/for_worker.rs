@@ -75,10 +75,14 @@ async fn admit_and_open(
     response: &pipe::Sender<Frame>,
 ) -> Result<UpstreamRequest, Error> {
     let opening = pin!(async {
-        let admitted = rate_limit::charge_or_wait(&upstream.buckets, request).await?;
+        let charge_waits = !upstream.buckets.borrow().are_here();
+        let mut admitted = rate_limit::charge_or_wait(&upstream.buckets, request).await?;
         // The turn ends once the request is open.
-        let _turn = upstream.turn(&admitted.0.service).await?;
-        upstream.open_on_tunnel(&admitted, outbound)
+        let turn = upstream.turn(&admitted.0.service).await?;
+        if charge_waits || turn.is_some() {
+            admitted.0 = admitted.0.again(&upstream.directory.get())?;
+        }
+        upstream.open_on_tunnel(admitted, outbound)
     });
     match select(opening, pin!(response.closed())).await {
         Either::Left((opened, _)) => opened,
@@ -217,4 +221,91 @@ impl ResponseSink for PipeSink<'_> {
     }
 
     fn begin_own_response(&mut self, _request_is_readable: bool) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::task::Poll;
+    use std::time::Instant;
+
+    use futures_util::poll;
+    use gw_base::mailbox::mailbox;
+    use gw_base::principal::Principal;
+    use gw_region::owners::ownership::WorkerId;
+    use gw_shared::id::KeyId;
+    use gw_shared::runtime::Driver;
+
+    use super::*;
+    use crate::support::memory_worker;
+    use crate::worker::{Worker, WorkerHandles};
+
+    const LABEL: &str = "acme--api";
+
+    /// The answer to a request with a service key that waits for its bucket until the worker uses `later`.
+    fn answer_after_wait(later: impl FnOnce(&mut gw_store::Records)) -> Error {
+        let mut records = memory_worker::records(1).unwrap();
+        let directory = Arc::new(memory_worker::directory(&records));
+        later(&mut records);
+        let later = Arc::new(memory_worker::directory(&records));
+        let key = memory_worker::SERVICE_KEY.strip_prefix("gw_sk_").unwrap();
+        let key = KeyId::new(key.split_once('.').unwrap().0).unwrap();
+        let by = Principal::ServiceKey(key);
+        Driver::choose()
+            .unwrap()
+            .block_on(async move {
+                let (mailbox, _inbox) = mailbox(1);
+                let mut setup =
+                    memory_worker::setup(WorkerId(0), &mailbox, Arc::clone(&directory)).unwrap();
+                setup.levels = None;
+                let worker = Worker::new(setup).unwrap();
+                let wakes = WorkerHandles::new(vec![mailbox.clone()]);
+                let (sender, _receiver) = pipe::pipe(WorkerId(0), WorkerId(0), wakes);
+                let request = Authenticated::by_node(&directory, LABEL, by).unwrap();
+                let outbound = outbound_get();
+                let mut opening =
+                    Box::pin(admit_and_open(&worker.upstream, request, outbound, &sender));
+                assert!(poll!(&mut opening).is_pending(), "the bucket is not here");
+                worker.directory.replace(Arc::clone(&later));
+                worker
+                    .buckets
+                    .borrow_mut()
+                    .take_over(&[], &later, WorkerId(0), Instant::now());
+                match poll!(&mut opening) {
+                    Poll::Ready(Err(error)) => error,
+                    Poll::Ready(Ok(_)) => panic!("there is no tunnel"),
+                    Poll::Pending => panic!("the bucket is here"),
+                }
+            })
+            .unwrap()
+    }
+
+    fn outbound_get() -> OutboundRequest {
+        OutboundRequest {
+            method: http::Method::GET,
+            target: "/".parse().unwrap(),
+            authority: memory_worker::HOST.parse().unwrap(),
+            headers: Fields::new(),
+            framing: gw_shared::http::Framing::None,
+            upgrade: None,
+        }
+    }
+
+    #[test]
+    fn what_was_revoked_while_a_request_waited_is_refused() {
+        // Without a change, the request gets as far as to the tunnels.
+        assert_eq!(answer_after_wait(|_| {}), Error::AgentUnavailable);
+        assert_eq!(
+            answer_after_wait(|records| records.services.clear()),
+            Error::ServiceNotFound
+        );
+        let disable = |records: &mut gw_store::Records| {
+            for service in records.services.values_mut() {
+                service.settings.enabled = false;
+            }
+        };
+        assert_eq!(answer_after_wait(disable), Error::ServiceDisabled);
+        let revoked = answer_after_wait(|records| records.service_keys.clear());
+        assert!(revoked.is_failed_authentication(), "{revoked:?}");
+    }
 }

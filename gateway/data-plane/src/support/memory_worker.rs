@@ -62,7 +62,7 @@ impl MemoryWorker {
         transport: impl Transport + 'static,
     ) -> io::Result<Self> {
         let (mailbox, inbox) = mailbox(limits::MAILBOX);
-        let directory = directory(services).ok_or(io::ErrorKind::Other)?;
+        let directory = directory(&records(services).ok_or(io::ErrorKind::Other)?);
         let worker = Worker::new(setup(WorkerId(0), &mailbox, Arc::new(directory))?)?;
         let directory = worker.directory.get();
         let service = directory
@@ -105,7 +105,7 @@ impl MemoryWorker {
 }
 
 /// Set-up of a worker without connections. All workers up to `id` have its mailbox.
-pub(super) fn setup(
+pub(crate) fn setup(
     id: WorkerId,
     mailbox: &Mailbox<WorkerMessage>,
     directory: Arc<Directory>,
@@ -156,8 +156,13 @@ fn no_certificates() -> io::Result<ServerConfigs> {
     })
 }
 
+/// The directory of these records for one worker.
+pub(crate) fn directory(records: &Records) -> Directory {
+    Directory::new(records, &Region::new("bench", "localhost"), 1)
+}
+
 /// Records of as many services, the first of which is `acme--api`.
-fn directory(services: usize) -> Option<Directory> {
+pub(crate) fn records(services: usize) -> Option<Records> {
     let account = AccountId::new("acme").ok()?;
     let rate = Rate::new(1_000_000, 1_000_000_000)?;
     let mut records = Records::default();
@@ -197,11 +202,7 @@ fn directory(services: usize) -> Option<Directory> {
             later: Default::default(),
         }));
     }
-    Some(Directory::new(
-        &records,
-        &Region::new("bench", "localhost"),
-        1,
-    ))
+    Some(records)
 }
 
 /// A connected socket whose other end is closed. Answers questions about a connection in memory, and carries no bytes.

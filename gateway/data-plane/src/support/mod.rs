@@ -5,6 +5,6 @@ pub mod bench;
 #[cfg(any(test, feature = "fuzz_support"))]
 pub mod fuzz;
 #[cfg(any(test, feature = "bench_support", feature = "fuzz_support"))]
-mod memory_worker;
+pub(crate) mod memory_worker;
 #[cfg(feature = "simulation_support")]
 pub mod simulation;

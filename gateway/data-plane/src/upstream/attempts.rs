@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use crate::limits;
 use bytes::Bytes;
 use gw_base::error::Error;
+use gw_base::principal::Principal;
+use gw_interface::auth::Authenticated;
 use gw_shared::error_code::AgentErrorCode;
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender};
 use gw_shared::tunnel::endpoint::{Closed, OpenError, ReceivedPart};
@@ -55,6 +57,8 @@ pub(super) struct Attempts {
 struct TunnelSearch {
     tunnels: Rc<Tunnels>,
     service: Arc<Service>,
+    /// The originator of the request.
+    by: Principal,
     /// Hash of the caller's session, if the service has an affinity.
     affinity: Option<u64>,
     rules: FailedAttempts,
@@ -74,7 +78,7 @@ impl Attempts {
     /// Makes the first attempt of an admitted request.
     pub(super) fn open(
         tunnels: &Rc<Tunnels>,
-        service: &Arc<Service>,
+        Authenticated { service, by, .. }: Authenticated,
         caller: CallerSession,
         mut outbound: OutboundRequest,
     ) -> Result<UpstreamRequest, Error> {
@@ -87,10 +91,11 @@ impl Attempts {
         let memory = spare(size_of_head(&outbound) + size_of::<Self>()).zip(spare(body.kept()));
         let mut search = TunnelSearch {
             tunnels: Rc::clone(tunnels),
-            service: Arc::clone(service),
             affinity: caller.hash,
             rules: FailedAttempts::new(is_safe(&outbound), service.settings.retries),
             failed: Vec::new(),
+            service,
+            by,
         };
         let is_withheld = memory.is_some() && matches!(body, Body::Withheld);
         let opened = search.open(&mut outbound, is_withheld, None);
@@ -247,9 +252,7 @@ impl Attempts {
             error,
             is_paid: std::mem::take(&mut self.is_paid),
         };
-        let mut opened = self
-            .search
-            .open(&mut self.outbound, self.is_withheld, Some(last));
+        let mut opened = self.reopen(Some(last));
         if let Err(NotOpened::Full(last)) = opened {
             let TunnelSearch {
                 tunnels, service, ..
@@ -261,7 +264,7 @@ impl Attempts {
                 .waiting
                 .turn(&service.label, limits::SLOT_WAIT, can_open)
                 .await;
-            opened = self.search.open(&mut self.outbound, self.is_withheld, last);
+            opened = self.reopen(last);
         }
         match opened {
             Ok(opened) => Ok(self.continue_on(opened)),
@@ -270,6 +273,20 @@ impl Attempts {
                 failed: self.search.failed,
             }),
         }
+    }
+
+    /// Opens a stream on another tunnel. Checks before that the caller may still call the service: the attempt before, or the
+    /// wait for a slot, may have taken long.
+    fn reopen(&mut self, last: Option<Last>) -> Result<Opened, NotOpened> {
+        let TunnelSearch {
+            tunnels,
+            service,
+            by,
+            ..
+        } = &self.search;
+        Authenticated::by_node(&tunnels.directory.get(), &service.label, by.clone())
+            .map_err(NotOpened::Failed)?;
+        self.search.open(&mut self.outbound, self.is_withheld, last)
     }
 
     fn continue_on(mut self: Box<Self>, opened: Opened) -> StreamResponse {

@@ -15,10 +15,10 @@ impl Upstream {
     /// another agent when the first one provably did nothing with it.
     pub(crate) fn open_on_tunnel(
         &self,
-        admitted: &Admitted,
+        Admitted(request): Admitted,
         mut outbound: OutboundRequest,
     ) -> Result<UpstreamRequest, Error> {
-        let service = &admitted.0.service;
+        let service = &request.service;
         let CallerSession { hash, set_cookie } = self.caller_sessions.of(service, &mut outbound);
         let serving = self.tunnels.registry.borrow().serving(&service.label);
         let session = match serving {
@@ -26,7 +26,7 @@ impl Upstream {
             Serving::Several => {
                 return Attempts::open(
                     &self.tunnels,
-                    service,
+                    request,
                     CallerSession { hash, set_cookie },
                     outbound,
                 );

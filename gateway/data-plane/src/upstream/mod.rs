@@ -114,7 +114,7 @@ impl Upstream {
             return self.send_to_owner(request, outbound);
         }
         let admitted = self.buckets.borrow_mut().charge(request, now)?;
-        self.open_on_tunnel(&admitted, outbound)
+        self.open_on_tunnel(admitted, outbound)
     }
 
     /// Time until which a request of the service waits for a tunnel; `None` if it need not wait. It waits if the service came

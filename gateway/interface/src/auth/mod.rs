@@ -17,7 +17,7 @@ use http::header::{self, HeaderName, HeaderValue};
 pub use jwt::VerifiedTokens;
 
 /// Proof that the caller of a request may call the service. Only [`authenticate`], `Self::by_node`
-/// and `Self::administrator` create one.
+/// and `Self::administrator` create one. A request that has waited is checked [`again`](Self::again).
 pub struct Authenticated {
     /// The service that the caller may call.
     pub service: Arc<Service>,
@@ -34,13 +34,13 @@ pub const TOKENS: &str = "access tokens";
 pub const KEYS: &str = "service keys";
 
 impl Authenticated {
-    /// Checks by this directory that a caller may call the service, after another node of the region has authenticated
-    /// the request: that node may not know yet that an administrator has revoked the access.
-    pub fn by_node(
-        directory: &Directory,
-        service: &Arc<Service>,
-        by: Principal,
-    ) -> Result<Self, Error> {
+    /// Checks by this directory that a caller may call the service with this label, after another node of the region has
+    /// authenticated the request: that node may not know yet that an administrator has revoked the access.
+    pub fn by_node(directory: &Directory, label: &str, by: Principal) -> Result<Self, Error> {
+        let service = directory.service(label).ok_or(Error::ServiceNotFound)?;
+        if !service.settings.enabled {
+            return Err(Error::ServiceDisabled);
+        }
         match &by {
             Principal::Client(_) if !service.settings.modes.jwt => {
                 return Err(Error::AuthModeNotAllowed(TOKENS));
@@ -57,6 +57,11 @@ impl Authenticated {
             by,
             _proof: AuthProof,
         })
+    }
+
+    /// Checks again by this directory, after a wait in which an administrator may have revoked the access.
+    pub fn again(self, directory: &Directory) -> Result<Self, Error> {
+        Self::by_node(directory, &self.service.label, self.by)
     }
 
     /// Used for replays, which the admin listener has authenticated.

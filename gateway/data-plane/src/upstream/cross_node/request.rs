@@ -216,7 +216,8 @@ impl CrossNodeRequest {
     /// Serves the request on this node, which owns the service now.
     async fn send_here(mut self, body: Option<ShortBody>) -> Result<UpstreamRequest, Error> {
         wire::take_principal(&mut self.outbound.headers);
-        let mut opened = self.upstream.open_here(self.request, self.outbound)?;
+        let request = self.request.again(&self.upstream.directory.get())?;
+        let mut opened = self.upstream.open_here(request, self.outbound)?;
         if let Some(ShortBody { data, trailers, .. }) = body {
             // A short body fits into the first credit. The response says why it was not taken.
             if opened.upload.send(data, trailers.is_none()).await.is_ok() && trailers.is_some() {
