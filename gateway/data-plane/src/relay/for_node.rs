@@ -147,7 +147,7 @@ async fn serve(
         Ok(request) => request,
         Err(refused) => return refuse(&sender, None, &refused),
     };
-    if is_announced {
+    if is_announced && request.is_opened() {
         // The other node may send the body. Fails if it has reset the stream, which cancels the request.
         let _ = sender.send_head(Kind::Interim, false, |out| {
             wire::write_notice(out, &Progress::default());

@@ -105,12 +105,24 @@ impl Attempts {
             sender,
             receiver,
             in_flight,
-        } = opened.map_err(NotOpened::into_error)?;
+        } = match opened {
+            Ok(opened) => opened,
+            Err(not_opened) if search.failed.is_empty() => return Err(not_opened.into_error()),
+            Err(not_opened) => {
+                let error = not_opened.into_error();
+                let failed = search.failed;
+                return Ok(UpstreamRequest::not_opened(AttemptsFailed {
+                    error,
+                    failed,
+                }));
+            }
+        };
         let traits = RequestTraits::of(&outbound);
         let mut response = StreamResponse::new(receiver, Carrier::Tunnel(in_flight), traits);
         response.set_cookie = caller.set_cookie.map(Box::new);
         let Some((memory, of_body)) = memory else {
             // Without memory to spare, the first opened attempt is the last one.
+            response.failed_before = search.failed.into();
             let upload = if outbound.has_body() {
                 Upload::Stream(sender)
             } else {
@@ -349,7 +361,7 @@ impl NotOpened {
 }
 
 /// A request whose last attempt has failed.
-pub(super) struct AttemptsFailed {
+pub(crate) struct AttemptsFailed {
     pub(super) error: Error,
     pub(super) failed: Vec<FailedAttempt>,
 }

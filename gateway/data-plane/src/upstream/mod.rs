@@ -33,6 +33,7 @@ use gw_shared::tunnel::head::{OutboundRequest, write_trailers};
 use gw_store::{Directory, Service};
 use gw_telemetry::counters::Counters;
 
+use self::attempts::AttemptsFailed;
 pub(crate) use self::cross_core::CrossCoreRequest;
 use self::cross_node::{CrossNodeRequest, Nodes};
 pub(crate) use self::frame::{Frame, HeadResult};
@@ -202,6 +203,23 @@ pub(crate) enum PendingResponse {
         /// Charge for the pipes of the request.
         memory: Reserved,
     },
+    /// No stream was opened, after these attempts. Boxed because it is rare.
+    NotOpened(Box<AttemptsFailed>),
+}
+
+impl UpstreamRequest {
+    /// A request that was opened on no tunnel, and whose record names the attempts.
+    fn not_opened(failed: AttemptsFailed) -> Self {
+        Self {
+            upload: Upload::None,
+            response: PendingResponse::NotOpened(Box::new(failed)),
+        }
+    }
+
+    /// Whether the request is on its way to an agent, as far as this worker knows.
+    pub(crate) fn is_opened(&self) -> bool {
+        !matches!(self.response, PendingResponse::NotOpened(_))
+    }
 }
 
 /// A response body.
@@ -317,6 +335,7 @@ impl PendingResponse {
                 },
                 Ok(_) | Err(OtherEndGone) => None,
             },
+            Self::NotOpened(_) => None,
         }
     }
 
@@ -328,6 +347,10 @@ impl PendingResponse {
                 stream_at_owner: Some(Arc::clone(opened)),
                 ..Progress::default()
             },
+            Self::NotOpened(not_opened) => Progress {
+                failed_attempts: not_opened.failed.clone().into(),
+                ..Progress::default()
+            },
         }
     }
 
@@ -336,6 +359,14 @@ impl PendingResponse {
     pub(crate) fn head(self) -> Final {
         let (pipe, has_upload, received, memory) = match self {
             Self::Stream(response) => return response.head(),
+            Self::NotOpened(not_opened) => {
+                let AttemptsFailed { error, failed } = *not_opened;
+                let progress = Progress {
+                    failed_attempts: failed.into(),
+                    ..Progress::default()
+                };
+                return Final::Answer(progress, Err(error));
+            }
             Self::CrossCore { head: None, .. } => {
                 return Final::Answer(self.progress(), Err(Error::TunnelLost));
             }
@@ -451,5 +482,38 @@ impl Download {
             // A pipe gives credit when a frame is received.
             BodySource::CrossCore { .. } => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use gw_shared::id::AgentId;
+
+    use super::*;
+    use crate::http_message::{AttemptFailure, FailedAttempt};
+
+    #[test]
+    fn a_request_that_was_opened_on_no_tunnel_names_its_attempts() {
+        let attempt = FailedAttempt {
+            agent: Some(AgentId::random()),
+            reason: AttemptFailure::NoSlot,
+            took: Duration::ZERO,
+        };
+        let request = UpstreamRequest::not_opened(AttemptsFailed {
+            error: Error::AgentConcurrencyLimit,
+            failed: vec![attempt.clone()],
+        });
+        assert!(!request.is_opened());
+        assert_eq!(
+            *request.response.progress().failed_attempts,
+            [attempt.clone()]
+        );
+        let Final::Answer(progress, Err(error)) = request.response.head() else {
+            panic!("not an error");
+        };
+        assert_eq!(error, Error::AgentConcurrencyLimit);
+        assert_eq!(*progress.failed_attempts, [attempt]);
     }
 }

@@ -2,7 +2,7 @@
 //! here.
 
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::limits;
 use bytes::Bytes;
@@ -22,9 +22,9 @@ use http::header::{self, HeaderValue};
 use http::{Method, StatusCode};
 
 use super::attempts::{self, AttemptError, Attempts, AttemptsFailed};
-use super::cross_node::{OnNode, Refused, read_notice, read_refusal, timing};
+use super::cross_node::{OnNode, Refused, parse_notice, read_refusal, timing};
 use super::{BodySource, Download, PendingResponse};
-use crate::http_message::{OpenedStream, Progress, RelayedHead};
+use crate::http_message::{FailedAttempt, OpenedStream, Progress, RelayedHead};
 use crate::memory::relay::at_account_limit;
 use crate::tunnel::InFlight;
 
@@ -122,9 +122,7 @@ impl Carrier {
         let Self::Node(on_node) = self else {
             return false;
         };
-        let notice = head::parse_interim(payload)
-            .ok()
-            .and_then(|head| read_notice(&head.headers, Instant::now()));
+        let notice = parse_notice(payload);
         let is_notice = notice.is_some();
         if let Some(notice) = notice {
             on_node.notice = notice;
@@ -143,6 +141,8 @@ pub(crate) struct StreamResponse {
     received: Option<Result<ReceivedPart, Error>>,
     /// `None` if there is no further attempt.
     attempts: Option<Box<Attempts>>,
+    /// Attempts that failed before this one, which is the last.
+    pub(super) failed_before: Box<[FailedAttempt]>,
     /// Cookie of the gateway for the final head. Boxed because it is rare.
     pub(super) set_cookie: Option<Box<HeaderValue>>,
 }
@@ -167,6 +167,7 @@ impl StreamResponse {
             budget: InterimBudget::default(),
             received: None,
             attempts: None,
+            failed_before: Box::default(),
             set_cookie: None,
         }
     }
@@ -180,7 +181,7 @@ impl StreamResponse {
 
     pub(super) fn progress(&self) -> Progress {
         let failed_attempts = match &self.carrier {
-            Carrier::Tunnel(_) => Box::default(),
+            Carrier::Tunnel(_) => self.failed_before.clone(),
             Carrier::Node(on_node) => on_node.notice.failed_attempts.clone(),
         };
         Progress {

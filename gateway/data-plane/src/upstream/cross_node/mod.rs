@@ -28,7 +28,7 @@ use tokio::sync::Notify;
 use self::link::Link;
 pub(super) use self::request::OnNode;
 pub(crate) use self::request::{CrossNodeRequest, ShortBody};
-pub(super) use self::wire::{Refused, read_notice, read_refusal, timing};
+pub(super) use self::wire::{Refused, parse_notice, read_refusal, timing};
 use crate::tunnel::attempt_budget::AttemptBudgets;
 
 /// A connection with another node that [`Nodes::cut`] and [`Nodes::end_connections`] end.

@@ -273,13 +273,17 @@ impl CrossNodeRequest {
             }
         })?;
         // A short body has been sent, and a longer one has waited for the acceptance.
-        let (upload, first) = match (self.waits_for_acceptance(), first) {
-            (true, ReceivedPart::Head(Kind::Interim, _)) => (Upload::Stream(sender), None),
-            (_, first) => (Upload::None, Some(first)),
+        let (upload, notice, first) = match (self.waits_for_acceptance(), first) {
+            (true, ReceivedPart::Head(Kind::Interim, payload)) => {
+                // In place of the acceptance, the owner may name the attempts that have failed.
+                let notice = wire::parse_notice(&payload).unwrap_or_default();
+                (Upload::Stream(sender), notice, None)
+            }
+            (_, first) => (Upload::None, Notice::default(), Some(first)),
         };
         self.upstream.counters.node_crossings.increment();
         let carrier = Carrier::Node(Box::new(OnNode {
-            notice: Notice::default(),
+            notice,
             first,
             sent,
             _counted: counted,

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::limits;
+use bytes::Bytes;
 use gw_base::error::{Error, Overload};
 use gw_base::principal::Principal;
 use gw_interface::auth;
@@ -113,8 +114,14 @@ pub(crate) fn write_notice(out: &mut Vec<u8>, progress: &Progress) {
     head::write_interim(out, StatusCode::CONTINUE, &headers);
 }
 
+/// The notice in an interim response of the owner; `None` if it is another interim response.
+pub(crate) fn parse_notice(payload: &Bytes) -> Option<Notice> {
+    let head = head::parse_interim(payload).ok()?;
+    read_notice(&head.headers, Instant::now())
+}
+
 /// The content of a notice; `None` if the interim response is not one. Backends cannot send these fields.
-pub(crate) fn read_notice(headers: &Fields, now: Instant) -> Option<Notice> {
+fn read_notice(headers: &Fields, now: Instant) -> Option<Notice> {
     let text = |name| headers.get(name)?.to_str().ok();
     let agent = text(AGENT).and_then(|agent| AgentId::new(agent).ok());
     let since = text(OPENED)
