@@ -69,6 +69,10 @@ async fn exchange(
     if tunnels.lifecycle.is_draining() {
         session.send(&ToAgent::Drain);
     }
+    // The service may have moved to another node since the handshake.
+    if tunnels.is_elsewhere(&session.service) {
+        session.relocate();
+    }
     let mut rate = Bucket::new(limits::CONTROL_MESSAGES, Instant::now());
     while let Some(message) = session.tunnel.message().await {
         rate.take(Instant::now())

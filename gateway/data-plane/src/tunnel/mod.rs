@@ -26,10 +26,10 @@ use gw_base::service::hostname::Region;
 use gw_base::tls::ServerConfigs;
 use gw_interface::control_plane::Executor;
 use gw_interface::rate_limit::Bucket;
-use gw_region::RegionSignals;
+use gw_region::Peering;
 use gw_region::owners::ownership::WorkerId;
 use gw_shared::id::RequestIds;
-use gw_store::Directory;
+use gw_store::{Directory, Service};
 use gw_telemetry::counters::Counters;
 
 pub(crate) use self::candidate::InFlight;
@@ -56,8 +56,8 @@ pub(crate) struct Tunnels {
     /// Rate at which this worker admits tunnels of all services, in a region of several nodes: when services move to
     /// this node, the agents of all of them connect at once.
     pub(crate) admissions: Option<RefCell<Bucket>>,
-    /// Whether this node of a region is suspended; `None` if it is the only one.
-    pub(crate) signals: Option<Arc<RegionSignals>>,
+    /// Which services this node of a region owns, and whether it is suspended; `None` if it is the only one.
+    pub(crate) peering: Option<Rc<Peering>>,
     /// Requests that wait for a tunnel.
     pub(crate) waiting: Rc<Waiting>,
     /// Tunnels that agents had with the predecessor.
@@ -81,9 +81,16 @@ impl Tunnels {
 
     /// Whether agents are to connect to other nodes.
     pub(crate) fn is_suspended(&self) -> bool {
-        self.signals
+        self.peering
             .as_ref()
-            .is_some_and(|signals| signals.is_suspended())
+            .is_some_and(|peering| peering.signals.is_suspended())
+    }
+
+    /// Whether another node owns the service.
+    fn is_elsewhere(&self, service: &Service) -> bool {
+        self.peering
+            .as_ref()
+            .is_some_and(|peering| peering.is_elsewhere(&service.hostname))
     }
 
     fn take_admission(&self, now: Instant) -> Result<(), Error> {

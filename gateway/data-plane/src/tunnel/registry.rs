@@ -427,8 +427,7 @@ impl Registry {
     ) {
         for session in self.all().filter(|session| session.takes_requests()) {
             if is_elsewhere(&session.service) {
-                session.send(&ToAgent::Drain);
-                session.end(CutReason::Moved);
+                session.relocate();
             } else if session.via.get().is_some_and(&has_left) {
                 session.send(&ToAgent::Drain);
             }

@@ -449,6 +449,12 @@ impl Session {
         }
     }
 
+    /// Sends the agent to the node that owns the service now. Running requests finish.
+    pub(super) fn relocate(&self) {
+        self.send(&ToAgent::Drain);
+        self.end(CutReason::Moved);
+    }
+
     /// Tells the agent that a newer tunnel replaces this one.
     pub(super) fn replace(&self) {
         self.replaced_at.set(Some(Instant::now()));

@@ -161,10 +161,7 @@ impl Common {
                 .nodes
                 .is_some()
                 .then(|| RefCell::new(Bucket::new(limits::ADMITTED_TUNNELS, now))),
-            signals: self
-                .nodes
-                .as_ref()
-                .map(|nodes| Arc::clone(&nodes.peering.signals)),
+            peering: self.nodes.as_ref().map(|nodes| Rc::clone(&nodes.peering)),
             waiting: Rc::default(),
             grace,
             directory: Rc::clone(&self.directory),
