@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
 /// Replaces a file atomically; only its owner can read it (mode 0600). A crash leaves the old file or the new one.
@@ -46,13 +46,23 @@ pub fn create_private(path: &Path, contents: &[u8]) -> io::Result<()> {
     written
 }
 
-/// Creates a folder that only its owner can enter (mode 0700). An existing folder stays as it is.
+/// Creates a folder that only its owner can enter (mode 0700), and the missing ones above it. An existing folder stays as it is.
+/// A crash does not lose the names of the new folders, and with them the files that are synced in them.
 pub fn create_private_dir(path: &Path) -> io::Result<()> {
-    use std::os::unix::fs::DirBuilderExt;
+    let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+    let missing: Vec<&Path> = path.ancestors().take_while(is_missing).collect();
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
-        .create(path)
+        .create(path)?;
+    for created in missing {
+        match File::open(folder_of(created)) {
+            // A folder that can be written, and not read, cannot be synced.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            folder => folder?.sync_all()?,
+        }
+    }
+    Ok(())
 }
 
 /// What to tell the user of a file that cannot be read: path, cause and remedy.
@@ -73,11 +83,12 @@ pub fn cannot_read(path: &Path, error: &io::Error) -> String {
     format!("{}: cannot be read: {error}; {remedy}", path.display())
 }
 
-/// Removes a file if it exists.
+/// Removes a file if it exists. A crash does not bring it back.
 pub fn remove_if_there(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+        Ok(()) => File::open(folder_of(path))?.sync_all(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
     }
 }
 

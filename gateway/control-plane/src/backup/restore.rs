@@ -200,11 +200,13 @@ impl<'a> UnfinishedFolder<'a> {
                 .map_err(|error| BackupError::file(&path)(error.error))?;
             kept.0.push(path);
         }
-        File::open(self.folder)
-            .and_then(|folder| folder.sync_all())
-            .map_err(BackupError::file(self.folder))?;
+        let sync = || File::open(self.folder).and_then(|folder| folder.sync_all());
+        sync().map_err(BackupError::file(self.folder))?;
         kept.0.clear();
-        Ok(())
+        // No gateway would start if it came back after a crash.
+        fs::remove_dir_all(&self.staging)
+            .and_then(|()| sync())
+            .map_err(BackupError::file(&self.staging))
     }
 }
 

@@ -1,10 +1,11 @@
 //! Log thread: collects batches for a short time and writes them in one transaction per day.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use gw_base::process::background;
@@ -72,11 +73,12 @@ impl Writer {
         };
         let mut expiry = Expiry::default();
         expiry.resume(&folder)?;
+        let files = not_synced(&folder)?;
         Ok(Self {
             folder,
             now,
             counters,
-            files: BTreeMap::new(),
+            files,
             tools,
             expiry,
             today,
@@ -260,6 +262,25 @@ impl Writer {
             });
         }
     }
+}
+
+/// Opens the newest files with a write-ahead log. A process that was killed has not synced it, and there may be no more
+/// records of these days, with which it would be. A damaged file is found by its next reader or writer.
+fn not_synced(folder: &Path) -> io::Result<BTreeMap<Day, DayFile>> {
+    let mut days = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        let Some(name) = name.to_str().and_then(|name| name.strip_suffix("-wal")) else {
+            continue;
+        };
+        // Not the file of a damaged one that is kept.
+        days.extend(Day::of_file_name(name).filter(|day| day.file_name() == name));
+    }
+    days.sort_unstable();
+    let newest = days.into_iter().rev().take(OPEN_DAYS);
+    Ok(newest
+        .filter_map(|day| Some((day, DayFile::open(folder, day).ok()?)))
+        .collect())
 }
 
 /// Returns all records, sorted by second and service.

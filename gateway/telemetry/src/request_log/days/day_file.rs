@@ -99,7 +99,7 @@ pub(crate) struct DayFile {
     services: HashMap<Arc<str>, i64>,
     /// Keys known to be in the table `present`; not all of them.
     present: HashSet<i64>,
-    /// Records were written since the last checkpoint.
+    /// There may be records since the last checkpoint, of this process or of one that was killed.
     pub(crate) dirty: bool,
 }
 
@@ -177,7 +177,7 @@ impl DayFile {
             day,
             services: HashMap::new(),
             present: HashSet::new(),
-            dirty: false,
+            dirty: true,
         })
     }
 
