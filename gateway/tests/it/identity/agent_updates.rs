@@ -1,5 +1,6 @@
 //! Updates of the agent's program: offered by the gateway, signed with a release key, run without a failed request.
 
+mod power_cuts;
 mod roll_back;
 
 use std::fs::{self, File};

@@ -1,5 +1,12 @@
 //! Durability of changes: acknowledged changes survive a crash, and changes on a full disk are refused.
 
+mod agents;
+mod backups;
+mod lossy_disk;
+mod power_cuts;
+mod regions;
+mod relays;
+
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -63,19 +70,21 @@ impl Api {
         Some(request.call().ok()?.status().as_u16())
     }
 
+    fn get(&self, path: &str) -> Value {
+        let request = self.agent.get(format!("{}{path}", self.url));
+        let mut response = request
+            .header("Authorization", self.bearer())
+            .call()
+            .unwrap();
+        response.body_mut().read_json().unwrap()
+    }
+
     /// Every item of a collection.
     fn list(&self, path: &str) -> Vec<Value> {
         let mut items = Vec::new();
         let mut cursor = String::new();
         loop {
-            let request = self
-                .agent
-                .get(format!("{}{path}?limit=1000{cursor}", self.url));
-            let mut response = request
-                .header("Authorization", self.bearer())
-                .call()
-                .unwrap();
-            let page: Value = response.body_mut().read_json().unwrap();
+            let page = self.get(&format!("{path}?limit=1000{cursor}"));
             items.extend(page["items"].as_array().unwrap().iter().cloned());
             match page["next_cursor"].as_str() {
                 Some(next) => cursor = format!("&cursor={next}"),
@@ -93,12 +102,14 @@ impl Api {
 #[derive(Default)]
 struct Acknowledged {
     services: BTreeSet<String>,
-    keys: BTreeSet<String>,
     deleted: BTreeSet<String>,
+    keys: BTreeSet<String>,
+    revoked: BTreeSet<String>,
+    credentials: BTreeSet<String>,
 }
 
-/// Writes until the gateway has ended: creates a service and a key for it, and deletes every other service, which also
-/// removes it from the key's list in the same change.
+/// Writes until the gateway has ended: creates a service, a credential and a key for it. Deletes every other service, which
+/// also removes it from the key's list in the same change, and every third key.
 fn write(api: &Api, next: &AtomicUsize, acknowledged: &Mutex<Acknowledged>, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let number = next.fetch_add(1, Ordering::Relaxed);
@@ -109,16 +120,27 @@ fn write(api: &Api, next: &AtomicUsize, acknowledged: &Mutex<Acknowledged>, stop
         };
         assert_eq!(status, 201, "{created}");
         acknowledged.lock().unwrap().services.insert(id.clone());
-        let key = json!({ "name": id, "allowed_services": [id] });
-        let Some((status, created)) = api.post("/accounts/acme/service-keys", &key) else {
+        let caller = json!({ "name": id, "allowed_services": [id] });
+        let Some((status, created)) = api.post("/accounts/acme/credentials", &caller) else {
             return;
         };
         assert_eq!(status, 201, "{created}");
-        acknowledged
-            .lock()
-            .unwrap()
-            .keys
-            .insert(created["key_id"].as_str().unwrap().to_owned());
+        let client_id = created["client_id"].as_str().unwrap().to_owned();
+        acknowledged.lock().unwrap().credentials.insert(client_id);
+        let Some((status, created)) = api.post("/accounts/acme/service-keys", &caller) else {
+            return;
+        };
+        assert_eq!(status, 201, "{created}");
+        let key_id = created["key_id"].as_str().unwrap().to_owned();
+        if number.is_multiple_of(3) {
+            let Some(status) = api.delete(&format!("/accounts/acme/service-keys/{key_id}")) else {
+                return;
+            };
+            assert_eq!(status, 204);
+            acknowledged.lock().unwrap().revoked.insert(key_id);
+        } else {
+            acknowledged.lock().unwrap().keys.insert(key_id);
+        }
         if number.is_multiple_of(2) {
             // Until it is acknowledged, the change may or may not have taken effect.
             acknowledged.lock().unwrap().services.remove(&id);
@@ -133,9 +155,15 @@ fn write(api: &Api, next: &AtomicUsize, acknowledged: &Mutex<Acknowledged>, stop
 
 #[test]
 fn acknowledged_changes_survive_kills_and_no_change_is_partial() {
-    let kills = std::env::var("GW_TEST_KILLS").map_or(KILLS, |kills| kills.parse().unwrap());
+    let kills = kills();
     let keys: usize = thread::scope(|scope| {
-        let kill = |first: usize| scope.spawn(move || kill_at((first..kills).step_by(GATEWAYS)));
+        let kill = |first: usize| {
+            scope.spawn(move || {
+                let directory = tempfile::tempdir().unwrap();
+                let data_dir = directory.path().join("data");
+                kill_at((first..kills).step_by(GATEWAYS), &data_dir, |_| {})
+            })
+        };
         let gateways: Vec<_> = (0..GATEWAYS).map(kill).collect();
         let keys = gateways.into_iter().map(|keys| keys.join().unwrap());
         keys.sum()
@@ -146,22 +174,32 @@ fn acknowledged_changes_survive_kills_and_no_change_is_partial() {
     );
 }
 
-/// Kills a gateway at these moments, and checks after each start that it has what it acknowledged. Returns the number of
-/// acknowledged keys.
-fn kill_at(moments: impl Iterator<Item = usize>) -> usize {
+fn kills() -> usize {
+    std::env::var("GW_TEST_KILLS").map_or(KILLS, |kills| kills.parse().unwrap())
+}
+
+/// Kills a gateway at these moments, and checks after each start that it has what it acknowledged. `after` is called with the
+/// moment of each kill once the process has ended. Returns the number of acknowledged keys.
+fn kill_at(
+    moments: impl Iterator<Item = usize>,
+    data_dir: &Path,
+    mut after: impl FnMut(usize),
+) -> usize {
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("gateway.toml");
-    let data_dir = directory.path().join("data");
-    fs::write(&config, config_text(&data_dir, 0)).unwrap();
+    fs::write(&config, config_text(data_dir, 0)).unwrap();
     let next = AtomicUsize::new(0);
     let acknowledged = Mutex::new(Acknowledged::default());
+    let mut token = None;
     for (round, moment) in moments.enumerate() {
         let Served {
             process,
             admin_address,
             ..
         } = serve(&mut serve_command(&config));
-        let api = Api::new(admin_address, &data_dir);
+        let api = Api::new(admin_address, data_dir);
+        let token = token.get_or_insert_with(|| api.token.clone());
+        assert_eq!(*token, api.token, "the admin token is lost");
         let (status, _) = api.post("/accounts", &json!({ "id": "acme" })).unwrap();
         assert_eq!(status, if round == 0 { 201 } else { 200 });
         check(&api, &acknowledged.lock().unwrap());
@@ -184,6 +222,8 @@ fn kill_at(moments: impl Iterator<Item = usize>) -> usize {
             process.signal("KILL");
             stop.store(true, Ordering::Relaxed);
         });
+        drop(process);
+        after(moment);
     }
     let Served {
         admin_address,
@@ -191,7 +231,7 @@ fn kill_at(moments: impl Iterator<Item = usize>) -> usize {
         ..
     } = serve(&mut serve_command(&config));
     check(
-        &Api::new(admin_address, &data_dir),
+        &Api::new(admin_address, data_dir),
         &acknowledged.lock().unwrap(),
     );
     acknowledged.lock().unwrap().keys.len()
@@ -207,6 +247,7 @@ fn check(api: &Api, acknowledged: &Acknowledged) {
     };
     let services = api.list("/accounts/acme/services");
     let keys = api.list("/accounts/acme/service-keys");
+    let credentials = api.list("/accounts/acme/credentials");
     let services = ids(&services, "id");
     let key_ids = ids(&keys, "key_id");
     assert!(
@@ -215,8 +256,16 @@ fn check(api: &Api, acknowledged: &Acknowledged) {
     );
     assert!(key_ids.is_superset(&acknowledged.keys), "a key is lost");
     assert!(
+        ids(&credentials, "client_id").is_superset(&acknowledged.credentials),
+        "a credential is lost"
+    );
+    assert!(
         services.is_disjoint(&acknowledged.deleted),
         "a deleted service is back"
+    );
+    assert!(
+        key_ids.is_disjoint(&acknowledged.revoked),
+        "a revoked key is back"
     );
     // A deleted service is not on the list of its key.
     for key in &keys {
@@ -224,35 +273,32 @@ fn check(api: &Api, acknowledged: &Acknowledged) {
         let allowed = key["allowed_services"].as_array().unwrap();
         assert_eq!(allowed.len() == 1, services.contains(name), "{key}");
     }
-    // The audit log has exactly the changes that took effect.
-    let mut logged = (BTreeSet::new(), BTreeSet::new());
+    check_audit_log(api, &services, &key_ids);
+}
+
+/// The audit log has exactly the changes that took effect, and its chain is whole.
+fn check_audit_log(api: &Api, services: &BTreeSet<String>, keys: &BTreeSet<String>) {
+    let mut created = (BTreeSet::new(), BTreeSet::new());
+    let mut deleted = (BTreeSet::new(), BTreeSet::new());
     for entry in api.list("/audit-log") {
-        let target = entry["target"].as_str().unwrap();
+        let target = entry["target"].as_str().unwrap().to_owned();
         let service = || {
-            target
-                .split('.')
-                .next()
-                .unwrap()
-                .trim_start_matches("acme--")
-                .to_owned()
+            let label = target.split('.').next().unwrap();
+            label.trim_start_matches("acme--").to_owned()
         };
-        match entry["action"].as_str().unwrap() {
-            "service.create" => {
-                assert!(logged.0.insert(service()) || logged.1.contains(&service()));
-            }
-            "service.delete" => drop(logged.1.insert(service())),
-            "service_key.create" => assert!(key_ids.contains(target)),
-            _ => {}
-        }
+        let is_new = match entry["action"].as_str().unwrap() {
+            "service.create" => created.0.insert(service()),
+            "service.delete" => deleted.0.insert(service()),
+            "service_key.create" => created.1.insert(target),
+            "service_key.delete" => deleted.1.insert(target),
+            _ => true,
+        };
+        assert!(is_new, "{entry}");
     }
-    assert_eq!(
-        logged
-            .0
-            .difference(&logged.1)
-            .cloned()
-            .collect::<BTreeSet<_>>(),
-        services
-    );
+    assert_eq!(&(&created.0 - &deleted.0), services);
+    assert_eq!(&(&created.1 - &deleted.1), keys);
+    let verified = api.get("/audit-log/verification");
+    assert_eq!(verified["valid"], true, "{verified}");
 }
 
 #[test]

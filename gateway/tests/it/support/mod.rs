@@ -3,6 +3,7 @@
 pub(crate) mod admin_api;
 pub(crate) mod agents;
 pub(crate) mod apex;
+pub(crate) mod lossy_disk;
 pub(crate) mod peers;
 pub(crate) mod processes;
 #[path = "../../../../shared/tests/programs/mod.rs"]
