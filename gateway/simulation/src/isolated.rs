@@ -176,11 +176,8 @@ fn in_child(call: impl FnOnce() -> i32) -> io::Result<i32> {
     // SAFETY: this process has one thread: those of simulations have ended. So the child finds no lock held.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
-        0 => {
-            let code = call();
-            // SAFETY: ends the process. All that was written is flushed.
-            unsafe { libc::_exit(code) }
-        }
+        // Coverage is written as the process ends.
+        0 => std::process::exit(call()),
         child => {
             let mut status = 0;
             // SAFETY: the pointer is valid for the call.
