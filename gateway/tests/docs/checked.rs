@@ -153,6 +153,8 @@ fn mistake_of_program(words: &[&str]) -> Option<String> {
         "kubectl" => kubectl(arguments),
         // Any command.
         "…" => None,
+        // It exists, as a file of the repository.
+        _ if program.starts_with(".ci/") => None,
         _ if OTHERS.contains(program) => None,
         _ => Some(format!("no test knows the program {program}")),
     }
@@ -318,6 +320,7 @@ fn unknown_variable(word: &str) -> Option<String> {
 /// A path in the repository, or in the folders of an installation, that does not exist.
 fn missing_file(word: &str) -> Option<String> {
     let in_repository = [
+        ".ci/",
         "packaging/",
         "gateway/",
         "agent/",

@@ -4,7 +4,7 @@ const REGION: &str =
     "several machines; gateway/tests/it/region/commands.rs runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-pub(crate) const NOT_RUN: [(&str, &str, &str); 51] = [
+pub(crate) const NOT_RUN: [(&str, &str, &str); 52] = [
     ("README.md", "./test", "it would run itself"),
     (
         "docs/agent.md",
@@ -185,6 +185,11 @@ pub(crate) const NOT_RUN: [(&str, &str, &str); 51] = [
         "docs/simulation.md",
         "cargo simulate",
         "minutes; .ci/simulation runs seeds",
+    ),
+    (
+        "docs/simulation.md",
+        ".ci/simulation coverage",
+        "minutes, and tools of LLVM",
     ),
     (
         "docs/upgrade.md",
