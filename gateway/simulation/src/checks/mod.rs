@@ -1,5 +1,6 @@
 //! What must hold in every simulation. Each function is one invariant, and gives what it found if it does not hold.
 
+mod limits;
 mod memory;
 mod requests;
 mod resources;
@@ -11,6 +12,7 @@ type Checked = Result<(), Violation>;
 /// What holds at any time.
 pub(crate) fn always(world: &World) -> Checked {
     resources::slots_bound_requests(world)?;
+    limits::agents_keep_to_their_slots(world)?;
     memory::charges_stay_within_limits(world)?;
     requests::upload_arrives_unchanged(world)?;
     requests::response_is_that_of_the_request(world)?;
@@ -20,6 +22,7 @@ pub(crate) fn always(world: &World) -> Checked {
 /// What holds some time after the last request.
 pub(crate) fn quiet(world: &World) -> Checked {
     resources::nothing_is_held(world)?;
+    limits::addresses_have_slots_of_tunnels_only(world)?;
     memory::nothing_is_charged(world)
 }
 
