@@ -1,0 +1,112 @@
+//! A copy of the sources with all mutants in it, each off until [`VARIABLE`] names it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{Failure, list};
+
+/// Environment variable that turns a mutant on.
+pub(crate) const VARIABLE: &str = "GW_MUTANT";
+
+/// What the simulation is built from, from the root of the repository.
+const SOURCES: [&str; 12] = [
+    "Cargo.toml",
+    "rust-toolchain.toml",
+    "agent",
+    "shared",
+    "docs/errors.md",
+    "gateway/base",
+    "gateway/interface",
+    "gateway/region",
+    "gateway/store",
+    "gateway/telemetry",
+    "gateway/data-plane",
+    "gateway/simulation",
+];
+
+/// The file of the copy in which the switch is, and the switch.
+const SWITCH: (&str, &str) = (
+    "shared/src/lib.rs",
+    "
+extern crate self as gw_shared;
+
+/// Whether this mutant is on.
+pub fn mutant(name: &str) -> bool {
+    static ON: std::sync::LazyLock<Option<String>> =
+        std::sync::LazyLock::new(|| std::env::var(\"GW_MUTANT\").ok());
+    ON.as_deref() == Some(name)
+}
+",
+);
+
+/// The program of the copy that runs seeds: examples/first_failure.rs.
+const PROGRAM: &str = "first_failure";
+
+/// Copies and builds. Returns the program. Its dependencies are those of the simulation itself, in the same folder.
+pub(crate) fn build(root: &Path) -> Result<PathBuf, Failure> {
+    let target = root.join("gateway/simulation/target");
+    let copy = target.join("mutants");
+    let edited = list::edited(root)?;
+    for source in SOURCES {
+        copy_tree(root, &copy, Path::new(source), &|file| {
+            let text = file.to_str().and_then(|file| edited.get(file));
+            match text {
+                Some(text) => Ok(text.clone().into_bytes()),
+                None => fs::read(root.join(file)),
+            }
+        })?;
+    }
+    let (file, switch) = SWITCH;
+    let text = match edited.get(file) {
+        Some(text) => text.clone(),
+        None => fs::read_to_string(root.join(file))?,
+    };
+    write_if_changed(&copy.join(file), (text + switch).as_bytes())?;
+    let built = Command::new(env!("CARGO"))
+        .args(["build", "--locked", "--example", PROGRAM, "--target-dir"])
+        .arg(&target)
+        .arg("--manifest-path")
+        .arg(copy.join("gateway/simulation/Cargo.toml"))
+        .status()?;
+    if !built.success() {
+        return Err("the copy with the mutants cannot be built".into());
+    }
+    Ok(target.join("debug/examples").join(PROGRAM))
+}
+
+/// Copies a file or a folder, without folders of build results. Files that are not in `root` any more stay.
+fn copy_tree(
+    root: &Path,
+    copy: &Path,
+    source: &Path,
+    content: &dyn Fn(&Path) -> io::Result<Vec<u8>>,
+) -> io::Result<()> {
+    if source == Path::new(SWITCH.0) {
+        // Written with the switch in it, so that its time does not change each time.
+        return Ok(());
+    }
+    if !root.join(source).is_dir() {
+        return write_if_changed(&copy.join(source), &content(source)?);
+    }
+    fs::create_dir_all(copy.join(source))?;
+    for entry in fs::read_dir(root.join(source))? {
+        let name = entry?.file_name();
+        if name != "target" {
+            copy_tree(root, copy, &source.join(name), content)?;
+        }
+    }
+    Ok(())
+}
+
+/// Leaves the time of a file that has this content, by which cargo knows that it need not be compiled.
+fn write_if_changed(path: &Path, content: &[u8]) -> io::Result<()> {
+    if fs::read(path).is_ok_and(|known| known == content) {
+        return Ok(());
+    }
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    fs::write(path, content)
+}

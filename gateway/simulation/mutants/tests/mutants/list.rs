@@ -1,0 +1,246 @@
+//! Faults that the simulation must find, as edits of the product's files.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+/// A fault put into the product.
+pub(crate) struct Mutant {
+    pub(crate) name: &'static str,
+    pub(crate) edits: &'static [Edit],
+    /// The invariant that it breaks.
+    pub(crate) invariant: &'static str,
+}
+
+/// A change of one place.
+pub(crate) struct Edit {
+    /// Path from the root of the repository.
+    pub(crate) file: &'static str,
+    /// Text that occurs once.
+    pub(crate) from: &'static str,
+    /// The text in its place. `MUTANT` is whether the mutant is on.
+    pub(crate) to: &'static str,
+}
+
+/// The texts of all edited files, with all edits. Fails if an edit has no place.
+pub(crate) fn edited(root: &Path) -> Result<BTreeMap<&'static str, String>, String> {
+    let mut texts = BTreeMap::new();
+    for Mutant { name, edits, .. } in MUTANTS {
+        for Edit { file, from, to } in *edits {
+            let read = || fs::read_to_string(root.join(file));
+            let text = match texts.remove(file) {
+                Some(text) => text,
+                None => {
+                    read().map_err(|error| format!("mutant {name}: cannot read {file}: {error}"))?
+                }
+            };
+            let found = text.matches(from).count();
+            if found != 1 {
+                return Err(format!(
+                    "mutant {name}: {file} has {found} times, and not once, the text\n{from}\n\
+                     Change the mutant in gateway/simulation/mutants/tests/mutants/list.rs with the code."
+                ));
+            }
+            let to = to.replace("MUTANT", &format!("gw_shared::mutant({name:?})"));
+            texts.insert(*file, text.replace(from, &to));
+        }
+    }
+    Ok(texts)
+}
+
+pub(crate) const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "slot_of_a_cancelled_request_is_kept",
+        edits: &[Edit {
+            file: "agent/src/forward/mod.rs",
+            from: "        sender.report_upload(Some(upload.taken.get()));\n    }\n}",
+            to: "        sender.report_upload(Some(upload.taken.get()));\n    \
+                 } else if MUTANT {\n        std::mem::forget(slot);\n    }\n}",
+        }],
+        invariant: "all is given back",
+    },
+    Mutant {
+        name: "place_in_line_of_a_cancelled_request_is_kept",
+        edits: &[Edit {
+            file: "gateway/data-plane/src/tunnel/waiting.rs",
+            from: "line.retain(|place| !Rc::ptr_eq(place, &self.place));",
+            to: "line.retain(|place| MUTANT || !Rc::ptr_eq(place, &self.place));",
+        }],
+        invariant: "all is given back",
+    },
+    Mutant {
+        name: "received_frame_wakes_no_sender",
+        edits: &[Edit {
+            file: "gateway/data-plane/src/pipe.rs",
+            from: ".fetch_sub(frame.bytes(), Ordering::SeqCst);\n                self.shared.wake(false);",
+            to: ".fetch_sub(frame.bytes(), Ordering::SeqCst);\n                \
+                 if !MUTANT {\n                    self.shared.wake(false);\n                }",
+        }],
+        invariant: "without faults all requests succeed",
+    },
+    Mutant {
+        name: "mailbox_is_left_after_one_batch",
+        edits: &[
+            Edit {
+                file: "gateway/base/src/mailbox.rs",
+                from: "for _ in 0..limits::MAILBOX_BATCH {",
+                to: "for _ in 0..if MUTANT { 2 } else { limits::MAILBOX_BATCH } {",
+            },
+            Edit {
+                file: "gateway/base/src/mailbox.rs",
+                from: "runtime::yield_now().await;\n            }\n        }",
+                to: "runtime::yield_now().await;
+                if MUTANT {
+                    break 'mail;
+                }
+            }
+        }",
+            },
+        ],
+        invariant: "without faults all requests succeed",
+    },
+    Mutant {
+        name: "credit_is_granted_twice",
+        edits: &[Edit {
+            file: "shared/src/tunnel/endpoint/credit.rs",
+            from: "            stream.settle();\n        }\n        grant\n    }",
+            to: "            stream.settle();\n        }\n        \
+                 if MUTANT { 2 * grant } else { grant }\n    }",
+        }],
+        invariant: "without faults all requests succeed",
+    },
+    Mutant {
+        name: "post_is_sent_again_after_bytes_left",
+        edits: &[Edit {
+            file: "gateway/data-plane/src/tunnel/attempt_budget.rs",
+            from: "Transmission::MaybeSent => self.is_repeatable && ",
+            to: "Transmission::MaybeSent => (self.is_repeatable || MUTANT) && ",
+        }],
+        invariant: "a POST is not doubled",
+    },
+    Mutant {
+        name: "worker_ignores_directories",
+        edits: &[Edit {
+            file: "gateway/data-plane/src/worker/mod.rs",
+            from: "WorkerMessage::Directory(directory) => self.use_directory(directory),",
+            // The agents of the simulation come before.
+            to: "WorkerMessage::Directory(directory) => {
+                thread_local! {
+                    static SEEN: std::cell::Cell<(Option<Instant>, u32)> =
+                        const { std::cell::Cell::new((None, 0)) };
+                }
+                let (first, number) = SEEN.get();
+                let first = first.unwrap_or_else(Instant::now);
+                SEEN.set((Some(first), number + 1));
+                let is_later = first.elapsed() > Duration::from_millis(400);
+                if !(MUTANT && is_later && number % 2 == 1) {
+                    self.use_directory(directory);
+                }
+            }",
+        }],
+        invariant: "a disabled key is refused within a second",
+    },
+    Mutant {
+        name: "connection_with_an_unfinished_response_is_used_again",
+        edits: &[Edit {
+            file: "agent/src/forward/mod.rs",
+            from: "Err(ExchangeError::Reset) => {\n                lease.abort();",
+            to: "Err(ExchangeError::Reset) => {\n                \
+                 if MUTANT { lease.give_back(); } else { lease.abort(); }",
+        }],
+        invariant: "a response belongs to its request",
+    },
+    Mutant {
+        name: "cancelled_request_is_not_recorded",
+        edits: &[Edit {
+            file: "gateway/data-plane/src/request_scope/mod.rs",
+            from: "let cut_here = std::thread::panicking()",
+            to: "if MUTANT {\n            return;\n        }\n        \
+                 let cut_here = std::thread::panicking()",
+        }],
+        invariant: "each request is recorded once",
+    },
+    Mutant {
+        name: "request_is_recorded_twice",
+        edits: &[Edit {
+            file: "gateway/data-plane/src/request_scope/mod.rs",
+            from: "if !self.reported.replace(true) {",
+            to: "if !self.reported.replace(true) || MUTANT {",
+        }],
+        invariant: "each request is recorded once",
+    },
+    Mutant {
+        name: "cut_response_gets_its_last_chunk",
+        edits: &[Edit {
+            file: "gateway/data-plane/src/downstream/h1.rs",
+            from: "                response.flush().await?;\n                stream.socket().acknowledged().await;",
+            to: "                if MUTANT {
+                    ResponseSink::end(&mut response, None).await?;
+                }
+                response.flush().await?;\n                stream.socket().acknowledged().await;",
+        }],
+        invariant: "a complete response is whole",
+    },
+    Mutant {
+        name: "cut_response_gets_the_end_of_its_stream",
+        edits: &[Edit {
+            file: "gateway/data-plane/src/downstream/h2.rs",
+            from: "        Outcome::Cut => {\n            // Flushes queued DATA first",
+            to: "        Outcome::Cut => {
+            if MUTANT {
+                let _ = crate::http_message::ResponseSink::end(&mut response, None).await;
+            }
+            // Flushes queued DATA first",
+        }],
+        invariant: "a complete response is whole",
+    },
+    Mutant {
+        name: "memory_of_a_reset_stream_is_kept",
+        edits: &[Edit {
+            file: "shared/src/tunnel/endpoint/stream.rs",
+            from: "        self.share.charge(self.charged as usize, 0);\n    }\n}",
+            to: "        if !(MUTANT && self.sent_reset) {
+            self.share.charge(self.charged as usize, 0);
+        }\n    }\n}",
+        }],
+        invariant: "all memory is given back",
+    },
+    Mutant {
+        name: "cut_upload_ends",
+        edits: &[Edit {
+            file: "gateway/data-plane/src/downstream/h1.rs",
+            from: "                Ok(0) | Err(_) => return Poll::Ready(Err(BodyError::Gone)),",
+            to: "                Ok(0) | Err(_) if MUTANT => return Poll::Ready(Ok(Part::End)),
+                Ok(0) | Err(_) => return Poll::Ready(Err(BodyError::Gone)),",
+        }],
+        invariant: "an upload arrives unchanged",
+    },
+    Mutant {
+        name: "closed_connection_keeps_the_slot_of_its_address",
+        edits: &[Edit {
+            file: "gateway/interface/src/rate_limit/arrivals.rs",
+            from: "        let mut open = self.arrivals.open.borrow_mut();",
+            to: "        if MUTANT {
+            return;
+        }
+        let mut open = self.arrivals.open.borrow_mut();",
+        }],
+        invariant: "addresses have slots for open connections only",
+    },
+    Mutant {
+        name: "one_request_more_than_slots_is_sent",
+        edits: &[
+            Edit {
+                file: "gateway/data-plane/src/tunnel/candidate.rs",
+                from: "            .min(most)\n",
+                to: "            .min(most)\n            + usize::from(MUTANT)\n",
+            },
+            Edit {
+                file: "agent/src/forward/slots.rs",
+                from: "if self.in_use() >= self.total {",
+                to: "if self.in_use() >= self.total + u32::from(MUTANT) {",
+            },
+        ],
+        invariant: "an agent serves no more requests than it has slots",
+    },
+];

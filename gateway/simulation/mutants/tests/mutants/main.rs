@@ -1,0 +1,116 @@
+//! Proof that the simulation finds faults: each of the [mutants](list::MUTANTS) breaks its invariant within [`SEEDS`] seeds.
+//!
+//! All faults are put into one copy of the sources, each behind a switch that an environment variable of the running program
+//! sets. So the copy is built once, and the product itself has no switch.
+
+mod copy;
+mod list;
+
+use std::error::Error;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use list::{MUTANTS, Mutant};
+
+/// Seeds in which each mutant must be found.
+const SEEDS: u64 = 10_000;
+/// Environment variable with the names of mutants to find, separated by commas. All if it is not set.
+const ONLY: &str = "GW_MUTANTS";
+
+type Failure = Box<dyn Error>;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
+}
+
+#[test]
+fn each_edit_has_its_place() {
+    if let Err(problem) = list::edited(&root()) {
+        panic!("{problem}");
+    }
+}
+
+/// The first seed that fails.
+struct Found {
+    seed: u64,
+    invariant: String,
+    what: String,
+}
+
+/// Runs seeds until one fails. `None` if none does.
+fn first_failure(
+    program: &Path,
+    mutant: Option<&str>,
+    seeds: u64,
+) -> Result<Option<Found>, Failure> {
+    let mut command = Command::new(program);
+    command.arg(seeds.to_string()).env_remove(copy::VARIABLE);
+    if let Some(mutant) = mutant {
+        command.env(copy::VARIABLE, mutant);
+    }
+    let output = command.output()?;
+    if !output.status.success() {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("{}: {} {errors}", program.display(), output.status).into());
+    }
+    let text = String::from_utf8(output.stdout)?;
+    let mut fields = text.trim_end().splitn(3, '\t');
+    let (Some(seed), Some(invariant), Some(what)) = (fields.next(), fields.next(), fields.next())
+    else {
+        return Ok(None);
+    };
+    Ok(Some(Found {
+        seed: seed.parse()?,
+        invariant: invariant.to_owned(),
+        what: what.to_owned(),
+    }))
+}
+
+/// Builds a program and runs many simulations: minutes to hours.
+#[test]
+#[ignore = "takes long: .github/workflows/weekly.yml runs it"]
+fn each_mutant_is_found() -> Result<(), Failure> {
+    let only = std::env::var(ONLY).ok();
+    let is_wanted = |mutant: &&Mutant| {
+        only.as_ref()
+            .is_none_or(|only| only.split(',').any(|name| name == mutant.name))
+    };
+    let program = copy::build(&root())?;
+    let mut missed = Vec::new();
+    let mut most = 0;
+    for Mutant {
+        name, invariant, ..
+    } in MUTANTS.iter().filter(is_wanted)
+    {
+        let began = Instant::now();
+        let found = first_failure(&program, Some(name), SEEDS)?;
+        let seconds = began.elapsed().as_secs();
+        let text = match &found {
+            Some(found) => format!("seed {}: {}", found.seed, found.invariant),
+            None => format!("not found in {SEEDS} seeds"),
+        };
+        writeln!(io::stdout(), "{name}: {text} ({seconds} s)")?;
+        match found {
+            Some(found) if found.invariant == *invariant => most = most.max(found.seed),
+            Some(found) => missed.push(format!(
+                "{name}: seed {} breaks \"{}\" and not \"{invariant}\": {}",
+                found.seed, found.invariant, found.what
+            )),
+            None => missed.push(format!("{name}: {text}")),
+        }
+    }
+    // What the seeds have found are the mutants.
+    if let Some(found) = first_failure(&program, None, most + 1)? {
+        missed.push(format!(
+            "without a mutant, seed {} breaks \"{}\": {}",
+            found.seed, found.invariant, found.what
+        ));
+    }
+    if missed.is_empty() {
+        Ok(())
+    } else {
+        Err(missed.join("\n").into())
+    }
+}
