@@ -121,7 +121,7 @@ pub(crate) fn parse_notice(payload: &Bytes) -> Option<Notice> {
 }
 
 /// The content of a notice; `None` if the interim response is not one. Backends cannot send these fields.
-fn read_notice(headers: &Fields, now: Instant) -> Option<Notice> {
+pub(crate) fn read_notice(headers: &Fields, now: Instant) -> Option<Notice> {
     let text = |name| headers.get(name)?.to_str().ok();
     let agent = text(AGENT).and_then(|agent| AgentId::new(agent).ok());
     let since = text(OPENED)
@@ -329,8 +329,8 @@ mod tests {
             let refusal = Refusal {
                 timing: AgentTiming::default(),
                 unsent: false,
-                code: bytes::Bytes::copy_from_slice(code.as_bytes()),
-                message: bytes::Bytes::from_static(b"text"),
+                code: Bytes::copy_from_slice(code.as_bytes()),
+                message: Bytes::from_static(b"text"),
             };
             assert_eq!(
                 read_refusal(&refusal),
