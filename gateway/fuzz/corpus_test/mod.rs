@@ -10,8 +10,11 @@ use std::path::{Path, PathBuf};
 const FILES_MAX: usize = 30;
 const BYTES_MAX: usize = 40 * 1024;
 
+/// A target, which gets the bytes of an input.
+pub(crate) type Target = fn(&[u8]);
+
 /// Runs the targets in `module`. Panics if one fails, or if wrappers, corpora and targets are not the same.
-pub(crate) fn run(module: &str, targets: &[(&str, fn(&[u8]))]) {
+pub(crate) fn run(module: &str, targets: &[(&str, Target)]) {
     let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz");
     let calls = |name: &str| {
         let wrapper = fs::read_to_string(fuzz.join("fuzz_targets").join(name).with_extension("rs"));

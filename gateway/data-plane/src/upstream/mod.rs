@@ -508,7 +508,7 @@ mod tests {
         assert!(!request.is_opened());
         assert_eq!(
             *request.response.progress().failed_attempts,
-            [attempt.clone()]
+            *std::slice::from_ref(&attempt)
         );
         let Final::Answer(progress, Err(error)) = request.response.head() else {
             panic!("not an error");
