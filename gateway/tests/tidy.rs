@@ -94,6 +94,7 @@ const CRATES: [(&str, &[&str]); 10] = [
         "gateway/control-plane/src",
         &[
             "lib",
+            "fuzz_support",
             "admin",
             "admin_client",
             "members",

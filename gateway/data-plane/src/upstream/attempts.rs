@@ -98,24 +98,15 @@ impl Attempts {
             by,
         };
         let is_withheld = memory.is_some() && matches!(body, Body::Withheld);
-        let opened = search.open(&mut outbound, is_withheld, None);
         let Opened {
             session,
             began,
             sender,
             receiver,
             in_flight,
-        } = match opened {
+        } = match search.open(&mut outbound, is_withheld, None) {
             Ok(opened) => opened,
-            Err(not_opened) if search.failed.is_empty() => return Err(not_opened.into_error()),
-            Err(not_opened) => {
-                let error = not_opened.into_error();
-                let failed = search.failed;
-                return Ok(UpstreamRequest::not_opened(AttemptsFailed {
-                    error,
-                    failed,
-                }));
-            }
+            Err(not_opened) => return search.end(not_opened),
         };
         let traits = RequestTraits::of(&outbound);
         let mut response = StreamResponse::new(receiver, Carrier::Tunnel(in_flight), traits);
@@ -367,6 +358,18 @@ pub(crate) struct AttemptsFailed {
 }
 
 impl TunnelSearch {
+    /// Ends a search without a tunnel: with a response that names the failed attempts, or with an error if there are none.
+    fn end(self, not_opened: NotOpened) -> Result<UpstreamRequest, Error> {
+        let error = not_opened.into_error();
+        if self.failed.is_empty() {
+            return Err(error);
+        }
+        Ok(UpstreamRequest::not_opened(AttemptsFailed {
+            error,
+            failed: self.failed,
+        }))
+    }
+
     /// Opens a stream on a tunnel of an agent that was not tried, after an attempt that failed with `last`. Fails with the error
     /// of the last attempt.
     fn open(

@@ -30,7 +30,7 @@ fn a_program_that_runs_is_on_the_disk() {
     ] {
         let agent = it.start(&config);
         let worker = wait_for_stored(&agent, &signed);
-        // Of the file that the test has written.
+        // The test has written this file itself.
         File::open(prepared.path("agent/agent.json"))
             .and_then(|file| file.sync_all())
             .unwrap();

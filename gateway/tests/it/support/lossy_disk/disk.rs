@@ -23,7 +23,7 @@ pub(crate) enum Loss {
     All,
     /// All names, and of files their length: the journal of a file system may have the metadata, and not the data.
     Data,
-    /// Of each folder the changes up to some moment, and of files any sectors of any writes.
+    /// The changes of each folder up to some moment, and any sectors of any writes to files.
     AnyPart(fastrand::Rng),
 }
 
