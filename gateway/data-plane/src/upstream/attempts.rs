@@ -82,10 +82,8 @@ impl Attempts {
         caller: CallerSession,
         mut outbound: OutboundRequest,
     ) -> Result<UpstreamRequest, Error> {
-        tunnels
-            .registry
-            .borrow()
-            .deposit(&service.label, Instant::now());
+        let now = Instant::now();
+        tunnels.registry.borrow().deposit(&service.label, now);
         let body = Body::of(&outbound);
         let spare = |bytes| tunnels.relay_memory.spare(&service.account, bytes);
         let memory = spare(size_of_head(&outbound) + size_of::<Self>()).zip(spare(body.kept()));
