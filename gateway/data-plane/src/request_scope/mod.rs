@@ -68,6 +68,8 @@ pub(crate) struct RequestScope {
     /// Bytes of the request body that the backend took, as the agent reports it.
     bytes_taken: Cell<Option<u64>>,
     bytes_out: Cell<u64>,
+    /// Responses have no body (RFC 9110 §9.3.2).
+    is_head: bool,
     capturing: Capturing,
     reported: Cell<bool>,
 }
@@ -143,19 +145,20 @@ pub(crate) enum Stage<'a> {
     Refused(&'a Error),
     /// The apex refuses the request with an OAuth error code (RFC 6749 §5.2).
     RefusedWithCode(&'static str),
-    /// The gateway answers itself, with a body of `bytes` bytes.
+    /// The gateway answers itself, with a body of `bytes` bytes, which the response to HEAD leaves out.
     GatewayResponse { status: StatusCode, bytes: usize },
 }
 
 impl RequestScope {
     pub(crate) fn begin(observers: &Rc<Observers>, request: &RequestHead, client: IpAddr) -> Self {
-        let scope = Self::new(
+        let mut scope = Self::new(
             observers,
             &request.headers,
             protocol_of(request.version),
             client,
             None,
         );
+        scope.is_head = request.method == Method::HEAD;
         if scope.is_traced() || observers.records_all {
             scope.summarize(request);
         }
@@ -168,13 +171,14 @@ impl RequestScope {
         head: InvalidHeadParts,
         client: IpAddr,
     ) -> Self {
-        let scope = Self::new(
+        let mut scope = Self::new(
             observers,
             &head.headers,
             protocol_of(head.version),
             client,
             None,
         );
+        scope.is_head = head.method == Some(Method::HEAD);
         let unknown = || Method::from_bytes(b"-").unwrap_or_default();
         let trace = scope.span.as_ref().map(|span| span.context);
         let _ = scope.summary.set(RequestSummary {
@@ -239,6 +243,7 @@ impl RequestScope {
             bytes_in: Cell::default(),
             bytes_taken: Cell::default(),
             bytes_out: Cell::default(),
+            is_head: false,
             capturing: Capturing::default(),
             reported: Cell::default(),
         }
@@ -295,7 +300,9 @@ impl RequestScope {
             Stage::RefusedWithCode(code) => self.code.set(Some(code)),
             Stage::GatewayResponse { status, bytes } => {
                 self.status.set(Some(status));
-                self.bytes_out.set(self.bytes_out.get() + bytes as u64);
+                if !self.is_head {
+                    self.bytes_out.set(self.bytes_out.get() + bytes as u64);
+                }
             }
         }
     }
