@@ -245,10 +245,37 @@ impl Registry {
             return;
         };
         let reserve = self.replaced.remove(reserve);
-        tracing::info!(agent = %reserve.agent, service = %label, generation = reserve.generation, "tunnel ready again");
-        reserve.send_ready();
+        tell_ready_again(&reserve);
         self.replaced
             .push(std::mem::replace(&mut tunnels.sessions[at], reserve));
+    }
+
+    /// Puts replaced tunnels in the place of newer ones that have ended, now that their agents have shown that they are still
+    /// there: an agent that stood still while the newer tunnel was open was no reserve at its end. Returns their services.
+    pub(crate) fn use_late_reserves(&mut self, now: Instant) -> Vec<Arc<str>> {
+        let mut services = Vec::new();
+        while let Some(at) = self.replaced.iter().rposition(|session| {
+            let mut others = self.of_service(&session.service.label);
+            session.is_reserve() && !session.is_cut() && !others.any(|other| other.is_same(session))
+        }) {
+            let reserve = self.replaced.remove(at);
+            let label = &reserve.service.label;
+            let tunnels = self.by_service.entry(Arc::clone(label));
+            let tunnels = tunnels.or_insert_with(|| ServiceTunnels::new(now));
+            if tunnels.sessions.len() >= limits::TUNNELS_PER_SERVICE {
+                reserve.cut(CutReason::TunnelLimit);
+                continue;
+            }
+            tell_ready_again(&reserve);
+            services.push(Arc::clone(label));
+            tunnels.sessions.push(reserve);
+            tunnels.tell_of_others();
+            self.has_several |= tunnels.sessions.len() > 1;
+        }
+        for service in &services {
+            self.tunnel_grace.arrived(service);
+        }
+        services
     }
 
     /// Time until which a tunnel of the service is expected again, if its last one has ended a moment ago.
@@ -493,4 +520,11 @@ impl ServiceTunnels {
             .iter()
             .for_each(|session| session.tell_of_others(exist));
     }
+}
+
+/// Tells the agent of a reserve that its tunnel takes requests again.
+fn tell_ready_again(reserve: &Session) {
+    let (agent, service) = (&reserve.agent, &reserve.service.label);
+    tracing::info!(%agent, %service, generation = reserve.generation, "tunnel ready again");
+    reserve.send_ready();
 }

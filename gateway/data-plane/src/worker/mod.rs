@@ -242,6 +242,10 @@ async fn watch_tunnels(worker: Rc<Worker>) {
         runtime::sleep(pause).await;
         let now = Instant::now();
         let was_late = now.saturating_duration_since(checked) > pause + limits::PING_CHECK_LATE;
+        let reserves = worker.tunnels.registry.borrow_mut().use_late_reserves(now);
+        for label in reserves {
+            worker.tunnels.waiting.look_again(&label);
+        }
         let has_several = worker.tunnels.registry.borrow_mut().watch(was_late, now);
         for label in worker.tunnels.registry.borrow().several() {
             worker.tunnels.waiting.look_again(label);
