@@ -29,7 +29,24 @@ pub struct Service {
     pub burst: u32,
     pub per_minute: u32,
     pub retries: bool,
-    pub has_affinity: bool,
+    #[serde(default)]
+    pub affinity: Affinity,
+    /// Number of its account.
+    #[serde(default)]
+    pub account: usize,
+}
+
+/// What a session is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Affinity {
+    #[default]
+    None,
+    /// The callers with a cookie of the gateway.
+    Cookie,
+    /// The callers with a value of a field.
+    Header,
+    /// The callers of an address.
+    Client,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -37,6 +54,12 @@ pub struct Agent {
     /// Requests at once.
     pub slots: u32,
     pub is_standby: bool,
+    /// Its backends speak HTTP/2 without TLS.
+    #[serde(default)]
+    pub has_http2_backends: bool,
+    /// Number of its account, whose services it serves.
+    #[serde(default)]
+    pub account: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -47,6 +70,9 @@ pub struct Caller {
     pub begins: Duration,
     /// Requests at once; more than one with HTTP/2 only.
     pub at_once: usize,
+    /// Safe requests that are sent before the response to the first of them has arrived; over HTTP/1.1 only.
+    #[serde(default)]
+    pub pipelined: usize,
     /// Pause between two requests.
     pub pause: Duration,
     pub requests: Vec<Request>,
@@ -76,8 +102,17 @@ pub enum Method {
 pub struct Upload {
     pub length: usize,
     pub is_chunked: bool,
+    /// Waits for 100 (Continue); over HTTP/1.1 only.
+    #[serde(default)]
+    pub expects_continue: bool,
+    /// Trailers follow a chunked upload.
+    #[serde(default)]
+    pub has_trailers: bool,
     /// Pause after every 16 KiB.
     pub pause: Duration,
+    /// Pause of the upload after its first half.
+    #[serde(default)]
+    pub stall: Duration,
 }
 
 /// How the caller behaves.
@@ -171,6 +206,10 @@ pub enum FaultKind {
     ChangeRate { service: usize, burst: u32 },
     /// Another process takes over the gateway's, which drains.
     TakeOver,
+    /// A worker of the gateway panics, and starts again.
+    PanicWorker { worker: usize },
+    /// The gateway's process is killed, and started again after a time.
+    KillGateway { back_after: Duration },
     /// The wall clock of all machines is set forward or back.
     JumpClock { by: Duration, forward: bool },
 }
@@ -180,8 +219,17 @@ impl Scenario {
     pub fn new(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let rng = &mut rng;
-        let services: Vec<Service> = (0..rng.usize(1..=2)).map(|_| service(rng)).collect();
-        let agents: Vec<Agent> = (0..rng.usize(1..=3)).map(|_| agent(rng)).collect();
+        let accounts = if rng.u8(..4) == 0 { 2 } else { 1 };
+        let services = (0..rng.usize(1..=2)).map(|_| service(rng, accounts));
+        let services: Vec<Service> = services.collect();
+        let agents = rng.usize(1..=3).max(services.len());
+        let agents: Vec<Agent> = (0..agents)
+            .map(|number| {
+                // Each service has an agent.
+                let service = services.get(number).unwrap_or(&services[0]);
+                agent(rng, service.account)
+            })
+            .collect();
         let is_benign = rng.u8(..4) == 0;
         let mut ids = 0..;
         let callers: Vec<Caller> = (0..rng.usize(1..=8))
@@ -211,6 +259,11 @@ impl Scenario {
         }
     }
 
+    /// Whether an agent serves a service.
+    pub fn serves(&self, agent: usize, service: usize) -> bool {
+        self.agents[agent].account == self.services[service].account
+    }
+
     /// Number of requests.
     pub fn requests(&self) -> usize {
         self.callers
@@ -220,19 +273,27 @@ impl Scenario {
     }
 }
 
-fn service(rng: &mut Rng) -> Service {
+fn service(rng: &mut Rng, accounts: usize) -> Service {
     Service {
         burst: [1000, 1000, 10][rng.usize(..3)],
         per_minute: 600,
         retries: rng.u8(..4) != 0,
-        has_affinity: rng.u8(..4) == 0,
+        affinity: match rng.u8(..8) {
+            0 => Affinity::Cookie,
+            1 => Affinity::Header,
+            2 => Affinity::Client,
+            _ => Affinity::None,
+        },
+        account: rng.usize(..accounts),
     }
 }
 
-fn agent(rng: &mut Rng) -> Agent {
+fn agent(rng: &mut Rng, account: usize) -> Agent {
     Agent {
         slots: [128, 128, 2, 1][rng.usize(..4)],
         is_standby: rng.u8(..8) == 0,
+        has_http2_backends: rng.u8(..4) == 0,
+        account,
     }
 }
 
@@ -253,7 +314,12 @@ fn caller(
         service: rng.usize(..services),
         is_http2,
         begins: Duration::from_millis(rng.u64(0..3000)),
-        at_once: if is_http2 { rng.usize(1..=8) } else { 1 },
+        at_once: match is_http2 {
+            true if rng.u8(..8) == 0 => 40,
+            true => rng.usize(1..=8),
+            false => 1,
+        },
+        pipelined: if !is_http2 && rng.u8(..4) == 0 { 4 } else { 1 },
         pause: Duration::from_millis([0, 0, 5, 200][rng.usize(..4)]),
         requests,
     }
@@ -267,10 +333,19 @@ fn request(rng: &mut Rng, id: u32, is_http2: bool, is_benign: bool) -> Request {
         13 if !is_http2 => Method::Upgrade,
         _ => Method::Put,
     };
-    let upload = matches!(method, Method::Post | Method::Put | Method::Upgrade).then(|| Upload {
+    let has_upload = matches!(method, Method::Post | Method::Put | Method::Upgrade);
+    let is_chunked = rng.bool();
+    let upload = has_upload.then(|| Upload {
         length: size(rng),
-        is_chunked: rng.bool(),
+        is_chunked,
+        expects_continue: !is_http2 && method != Method::Upgrade && rng.u8(..8) == 0,
+        has_trailers: is_chunked && rng.bool(),
         pause: Duration::from_millis([0, 0, 0, 20][rng.usize(..4)]),
+        stall: Duration::from_millis(if rng.u8(..8) == 0 {
+            rng.u64(1..8000)
+        } else {
+            0
+        }),
     });
     let conduct = match rng.u8(..if is_benign { 1 } else { 48 }) {
         0..42 => Conduct::Patient,
@@ -339,8 +414,13 @@ fn fault(
     let service = rng.usize(..services.len());
     let short = Duration::from_millis(rng.u64(1..2000));
     let long = Duration::from_millis(rng.u64(1..40_000));
-    let lasts = if rng.bool() { short } else { long };
-    match rng.u8(..14) {
+    // Some paths are mended only after all have given up.
+    let lasts = match rng.u8(..8) {
+        0..4 => short,
+        4..7 => long,
+        _ => Duration::from_secs(200),
+    };
+    match rng.u8(..16) {
         0 => FaultKind::KillAgent {
             agent,
             back_after: short,
@@ -372,6 +452,10 @@ fn fault(
             burst: rng.u32(1..100),
         },
         12 => FaultKind::TakeOver,
+        13 => FaultKind::PanicWorker {
+            worker: rng.usize(..workers),
+        },
+        14 => FaultKind::KillGateway { back_after: short },
         _ => FaultKind::JumpClock {
             by: long,
             forward: rng.bool(),
@@ -398,13 +482,14 @@ impl fmt::Display for Scenario {
                 is_http2,
                 begins,
                 at_once,
+                pipelined,
                 pause,
                 requests,
             } = caller;
             let protocol = if *is_http2 { "HTTP/2" } else { "HTTP/1.1" };
             writeln!(
                 f,
-                "caller {number}: {protocol} to service {service} from {begins:?}, {at_once} at once, pause {pause:?}"
+                "caller {number}: {protocol} to service {service} from {begins:?}, {at_once} at once, {pipelined} pipelined, pause {pause:?}"
             )?;
             for request in requests {
                 writeln!(f, "  {request:?}")?;

@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use crate::scenario::{
-    Agent, Caller, Conduct, Fault, FaultKind, Framing, Method, Request, Response, ResponseFault,
-    Scenario, Service, Upload,
+    Affinity, Agent, Caller, Conduct, Fault, FaultKind, Framing, Method, Request, Response,
+    ResponseFault, Scenario, Service, Upload,
 };
 
 /// What came of shrinking.
@@ -211,7 +211,9 @@ fn remove_worker(scenario: &mut Scenario) {
     scenario.workers -= 1;
     let workers = scenario.workers;
     scenario.faults.retain(|fault| match fault.kind {
-        FaultKind::FreezeWorker { worker, .. } => worker < workers,
+        FaultKind::FreezeWorker { worker, .. } | FaultKind::PanicWorker { worker } => {
+            worker < workers
+        }
         _ => true,
     });
 }
@@ -232,11 +234,15 @@ const WHOLE: [fn(&mut Scenario); 2] = [
 
 const SERVICE: [fn(&mut Service); 3] = [
     |service| service.burst = 1000,
-    |service| service.has_affinity = false,
+    |service| service.affinity = Affinity::None,
     |service| service.retries = true,
 ];
 
-const AGENT: [fn(&mut Agent); 2] = [|agent| agent.slots = 128, |agent| agent.is_standby = false];
+const AGENT: [fn(&mut Agent); 3] = [
+    |agent| agent.slots = 128,
+    |agent| agent.is_standby = false,
+    |agent| agent.has_http2_backends = false,
+];
 
 const FAULT: [fn(&mut Fault); 3] = [
     |fault| fault.at = rounded(fault.at),
@@ -244,25 +250,34 @@ const FAULT: [fn(&mut Fault); 3] = [
     |fault| set_time(fault, halved),
 ];
 
-const CALLER: [fn(&mut Caller); 5] = [
+const CALLER: [fn(&mut Caller); 6] = [
     |caller| {
         // HTTP/1.1 has one request at a time.
         caller.is_http2 = false;
         caller.at_once = 1;
     },
     |caller| caller.at_once = caller.at_once.min(1),
+    |caller| caller.pipelined = 1,
     |caller| caller.begins = Duration::ZERO,
     |caller| caller.begins = rounded(caller.begins),
     |caller| caller.pause = Duration::ZERO,
 ];
 
-const REQUEST: [fn(&mut Request); 18] = [
+const REQUEST: [fn(&mut Request); 21] = [
     |request| request.conduct = Conduct::Patient,
     |request| set_method(request, Method::Get),
     |request| set_upload(request, |upload| upload.length = 0),
     |request| set_upload(request, |upload| upload.length = shorter(upload.length)),
-    |request| set_upload(request, |upload| upload.is_chunked = false),
+    |request| {
+        set_upload(request, |upload| {
+            upload.is_chunked = false;
+            upload.has_trailers = false;
+        });
+    },
     |request| set_upload(request, |upload| upload.pause = Duration::ZERO),
+    |request| set_upload(request, |upload| upload.stall = Duration::ZERO),
+    |request| set_upload(request, |upload| upload.has_trailers = false),
+    |request| set_upload(request, |upload| upload.expects_continue = false),
     |request| request.response.fault = ResponseFault::None,
     |request| set_stall(&mut request.response, rounded),
     |request| set_stall(&mut request.response, halved),
@@ -312,6 +327,7 @@ fn set_time(fault: &mut Fault, change: fn(Duration) -> Duration) {
         | FaultKind::KillBackend {
             back_after: time, ..
         }
+        | FaultKind::KillGateway { back_after: time }
         | FaultKind::FreezeAgent { lasts: time, .. }
         | FaultKind::CopyAgent { lasts: time, .. }
         | FaultKind::CutAgent { lasts: time, .. }
@@ -321,7 +337,7 @@ fn set_time(fault: &mut Fault, change: fn(Duration) -> Duration) {
         | FaultKind::DisableKey { lasts: time, .. }
         | FaultKind::RevokeAgent { lasts: time, .. }
         | FaultKind::JumpClock { by: time, .. } => *time = change(*time),
-        FaultKind::ChangeRate { .. } | FaultKind::TakeOver => {}
+        FaultKind::ChangeRate { .. } | FaultKind::PanicWorker { .. } | FaultKind::TakeOver => {}
     }
 }
 

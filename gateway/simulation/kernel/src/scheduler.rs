@@ -181,6 +181,18 @@ impl Host {
         trace::line(|line| line.push_str(&format!("{} is killed", self.name())));
         SCHEDULER.with_borrow_mut(|scheduler| scheduler.hosts[self.0].is_dead = true);
         sockets::close_all_of(self);
+        self.drop_tasks();
+    }
+
+    /// Ends the host as a panic does a thread: its tasks are gone, and with them what they own. Sockets that it has accepted
+    /// and passed to another thread stay open.
+    pub fn unwind(self) {
+        trace::line(|line| line.push_str(&format!("{} unwinds", self.name())));
+        SCHEDULER.with_borrow_mut(|scheduler| scheduler.hosts[self.0].is_dead = true);
+        self.drop_tasks();
+    }
+
+    fn drop_tasks(self) {
         for _ in 0..KILL_ROUNDS {
             let killed: Vec<Slot> = SCHEDULER.with_borrow_mut(|scheduler| {
                 let of_host = |(key, slot): (usize, &Slot)| {

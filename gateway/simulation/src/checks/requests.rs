@@ -1,11 +1,10 @@
 //! Requests, their responses and their records.
 
-use std::collections::BTreeMap;
-
-use super::{Checked, violated};
+use super::errors::has_http2_backends;
+use super::{Checked, each};
 use crate::scenario::{Conduct, Framing, Method, Request, ResponseFault};
 use crate::world::World;
-use crate::world::ledger::Entry;
+use crate::world::ledger::{Attempt, Entry};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -13,22 +12,6 @@ const SECOND: u64 = 1_000_000_000;
 const AGENTS_MAX: usize = 3;
 /// Connections to its backend that an agent tries for one request: a kept one may be closed.
 const CONNECTIONS_MAX: usize = 2;
-
-fn each(
-    world: &World,
-    invariant: &'static str,
-    check: impl Fn(&Request, &Entry) -> Option<String>,
-) -> Checked {
-    for (request, entry) in world.ledger.entries() {
-        if let Some(found) = check(&request, &entry) {
-            return violated(
-                invariant,
-                format!("request {}: {found}; {request:?} {entry:?}", request.id),
-            );
-        }
-    }
-    Ok(())
-}
 
 /// A caller learns how its request ended.
 pub(super) fn every_request_ends(world: &World) -> Checked {
@@ -136,7 +119,7 @@ pub(super) fn complete_responses_are_whole(world: &World) -> Checked {
 
 /// A service key that was disabled a second ago opens nothing.
 pub(super) fn disabled_keys_are_refused(world: &World) -> Checked {
-    let disabled = world.disabled.borrow().clone();
+    let disabled = world.disabled.borrow();
     each(
         world,
         "a disabled key is refused within a second",
@@ -151,39 +134,6 @@ pub(super) fn disabled_keys_are_refused(world: &World) -> Checked {
             was_disabled.then(|| "it reached a backend".to_owned())
         },
     )
-}
-
-/// The log has one record of each request that got a response or reached a backend, and it says what the caller saw.
-pub(super) fn each_request_is_recorded_once(world: &World) -> Checked {
-    let records = world.records.borrow();
-    let mut by_target: BTreeMap<&str, Vec<_>> = BTreeMap::new();
-    for (_, record) in records.iter() {
-        by_target.entry(&record.target).or_default().push(record);
-    }
-    each(world, "each request is recorded once", |request, entry| {
-        let target = format!("/r/{}", request.id);
-        let found = by_target
-            .get(target.as_str())
-            .map_or(&[][..], Vec::as_slice);
-        let seen = &entry.seen;
-        let must_exist = seen.status.is_some() || !entry.attempts.is_empty();
-        match found {
-            [] if must_exist => Some("no record".to_owned()),
-            [] => None,
-            [record] => match (seen.status, record.status) {
-                (Some(seen), recorded) if Some(seen) != recorded => Some(format!(
-                    "the caller saw {seen}, the record has {recorded:?}"
-                )),
-                _ => None,
-            },
-            more => Some(format!("{} records", more.len())),
-        }
-    })
-}
-
-/// Counters and records tell of the same number of requests.
-pub(super) fn counters_agree_with_records(_: &World) -> Checked {
-    Ok(())
 }
 
 /// Without faults, with room for all, each request gets the response of its backend.
@@ -201,8 +151,10 @@ pub(super) fn benign_requests_succeed(world: &World) -> Checked {
             .services
             .iter()
             .all(|service| service.burst as usize >= scenario.requests());
+    let can_be_switched = !has_http2_backends(world);
     let is_benign = |request: &Request| {
         request.conduct == Conduct::Patient
+            && (can_be_switched || request.method != Method::Upgrade)
             && request.response.fault == ResponseFault::None
             && !request.response.is_early
     };
@@ -214,4 +166,34 @@ pub(super) fn benign_requests_succeed(world: &World) -> Checked {
         (entry.seen.answer_to.is_none() || !entry.seen.is_complete)
             .then(|| "no complete response of the backend".to_owned())
     })
+}
+
+/// Interim responses and trailers pass in both directions (docs/http.md; RFC 9110, sections 6.5 and 15.2).
+pub(super) fn interim_responses_and_trailers_pass(world: &World) -> Checked {
+    each(
+        world,
+        "interim responses and trailers pass",
+        |request, Entry { seen, attempts }| {
+            let response = &request.response;
+            let upload_has_trailers = request.upload.is_some_and(|upload| upload.has_trailers)
+                && request.method != Method::Upgrade;
+            let lost_trailer = |attempt: &&Attempt| {
+                attempt.upload_is_complete
+                    && attempt.trailer != upload_has_trailers.then_some(request.id)
+            };
+            if let Some(attempt) = attempts.iter().find(lost_trailer) {
+                return Some(format!("the upload has trailers of {:?}", attempt.trailer));
+            }
+            if seen.answer_to.is_none() || !seen.is_complete || request.method == Method::Upgrade {
+                return None;
+            }
+            if seen.interim != u32::from(response.interim) {
+                return Some(format!("{} interim responses", seen.interim));
+            }
+            let has_body = request.method != Method::Head && response.status != 204;
+            let expected = (response.has_trailers && has_body).then_some(request.id);
+            (seen.trailer != expected)
+                .then(|| format!("the response has trailers of {:?}", seen.trailer))
+        },
+    )
 }

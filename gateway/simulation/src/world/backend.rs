@@ -7,17 +7,18 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use gw_shared::net::{Listener, Socket};
 use gw_shared::runtime;
-use gw_simulated_kernel::{clock, trace};
+use gw_simulated_kernel::clock;
 
-use super::ledger::{Attempt, Ledger};
-use super::{body, message};
+use super::body;
+use super::ledger::Ledger;
+use super::message::{self, Part, TRAILER};
 use crate::scenario::{Framing, Method, Request, ResponseFault};
 
 /// Field in which backends name the request that they answer.
 pub(crate) const ANSWER_TO: &str = "x-sim-answer-to";
 
 /// Largest piece of a response that is sent at once.
-const PIECE: usize = 16 * 1024;
+pub(crate) const PIECE: usize = 16 * 1024;
 
 /// Serves until the host is killed.
 pub(crate) async fn serve(listener: Listener, agent: usize, ledger: Rc<Ledger>) {
@@ -77,42 +78,38 @@ impl Connection {
         };
         let request = message::Head::request(&head)?;
         let id = request.id()?;
-        let Some(plan) = self.ledger.plan(id).cloned() else {
+        let Some(plan) = self.ledger.plan(id) else {
             return Err(io::Error::other(format!("request {id} was never planned")));
         };
-        trace::line(|line| line.push_str(&format!("request {id} arrives")));
-        let attempt = self.ledger.arrived(
-            id,
-            Attempt {
-                agent: self.agent,
-                at: clock::now().unwrap_or(0),
-                upload: body::Received::default(),
-                upload_is_complete: false,
-                is_answered: false,
-            },
-        );
+        let attempt = self.ledger.arrives(id, self.agent);
         let decoder = request.body()?;
         if plan.method == Method::Upgrade && request.wants_upgrade() {
             return self.switch(&plan, attempt).await;
         }
         if plan.response.is_early {
             self.answer(&plan).await?;
-            self.ledger
-                .attempt(id, attempt, |attempt| attempt.is_answered = true);
+            self.answered(id, attempt);
             // As many servers do: reads a while, so that the answer is not lost to a reset, then closes.
             self.socket.shutdown_write();
             let rest = self.upload(id, attempt, decoder);
             drop(runtime::timeout(Duration::from_secs(2), rest).await);
             return Ok(Next::Close);
         }
+        if request.field("expect").is_some() {
+            self.send(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
+        }
         self.upload(id, attempt, decoder).await?;
         if plan.response.delay > Duration::ZERO {
             runtime::sleep(plan.response.delay).await;
         }
         let next = self.answer(&plan).await?;
-        self.ledger
-            .attempt(id, attempt, |attempt| attempt.is_answered = true);
+        self.answered(id, attempt);
         Ok(next)
+    }
+
+    fn answered(&self, id: u32, attempt: usize) {
+        self.ledger
+            .attempt(id, attempt, |attempt| attempt.answered = clock::now());
     }
 
     /// Reads the request body.
@@ -124,8 +121,11 @@ impl Connection {
     ) -> io::Result<()> {
         loop {
             let ledger = &self.ledger;
-            let is_complete = decoder.decode(&mut self.buffer, |data| {
-                ledger.attempt(id, attempt, |attempt| attempt.upload.add(id, true, data));
+            let is_complete = decoder.decode(&mut self.buffer, |part| {
+                ledger.attempt(id, attempt, |attempt| match part {
+                    Part::Data(data) => attempt.upload.add(id, true, data),
+                    Part::Trailer(line) => attempt.trailer = message::trailer(line),
+                });
             })?;
             if is_complete {
                 break;
@@ -223,7 +223,7 @@ impl Connection {
             }
             _ if is_chunked => {
                 let trailers = if response.has_trailers {
-                    format!("x-sim-trailer: {}\r\n", plan.id)
+                    format!("{TRAILER}: {}\r\n", plan.id)
                 } else {
                     String::new()
                 };
@@ -257,7 +257,7 @@ impl Connection {
             if received == 0 {
                 self.ledger.attempt(plan.id, attempt, |attempt| {
                     attempt.upload_is_complete = true;
-                    attempt.is_answered = true;
+                    attempt.answered = clock::now();
                 });
                 return Ok(Next::Close);
             }

@@ -1,5 +1,6 @@
 //! Callers: clients of HTTP/1.1 and HTTP/2 over TLS that send what their plan says and note what they see.
 
+use std::cell::RefCell;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -12,8 +13,9 @@ use rustls::ClientConfig;
 use rustls::client::UnbufferedClientConnection;
 use rustls_pki_types::ServerName;
 
+use super::backend::ANSWER_TO;
 use super::ledger::{Ledger, Seen};
-use super::{http1_caller, http2_caller};
+use super::{SESSION, http1_caller, http2_caller};
 use crate::scenario;
 
 /// Where a caller sends its requests, and how.
@@ -25,6 +27,8 @@ pub(crate) struct Caller {
     pub(crate) service_key: String,
     pub(crate) tls: Arc<ClientConfig>,
     pub(crate) ledger: Rc<Ledger>,
+    /// The cookie of the gateway, as `NAME=VALUE`.
+    pub(crate) cookie: RefCell<Option<String>>,
 }
 
 /// Sends all requests of the plan, and returns once each has ended.
@@ -80,6 +84,58 @@ impl Caller {
                 ));
             });
             trace::mix(u64::from(request.id) << 32 | u64::from(seen.status.unwrap_or(0)));
+        });
+    }
+
+    /// Fields by which requests belong to a session.
+    pub(crate) fn session(&self) -> Vec<(&'static str, String)> {
+        let cookie = self.cookie.borrow().clone();
+        let cookie = cookie.map(|cookie| ("cookie", cookie));
+        let session = (SESSION, format!("session {}", self.number));
+        cookie.into_iter().chain([session]).collect()
+    }
+
+    /// The head of the final response has arrived.
+    pub(crate) fn answered<'a>(
+        &self,
+        request: &scenario::Request,
+        status: u16,
+        field: impl Fn(&str) -> Option<&'a str>,
+    ) {
+        let cookie = field("set-cookie").and_then(|value| value.split(';').next());
+        if let Some(cookie) = cookie {
+            self.cookie.replace(Some(cookie.to_owned()));
+        }
+        let now = clock::now();
+        self.seen(request, |seen| {
+            seen.answered = now;
+            seen.status = Some(status);
+            seen.request_id = field("x-gw-request-id").map(ToOwned::to_owned);
+            seen.own_error = field("x-gw-status").map(ToOwned::to_owned);
+            seen.answer_to = field(ANSWER_TO).and_then(|id| id.parse().ok());
+        });
+    }
+
+    /// A part of the body of the response has arrived. Keeps that of an error in `error`.
+    pub(crate) fn received(&self, request: &scenario::Request, data: &[u8], error: &mut Vec<u8>) {
+        self.seen(request, |seen| {
+            seen.body.add(request.id, false, data);
+            if seen.own_error.is_some() {
+                error.extend_from_slice(data);
+            }
+        });
+    }
+
+    /// The response has ended as its framing says.
+    pub(crate) fn complete(&self, request: &scenario::Request, error: &[u8]) {
+        let text = String::from_utf8_lossy(error);
+        let code = text.split_once("\"code\":\"").and_then(|(_, rest)| {
+            let (code, _) = rest.split_once('"')?;
+            Some(code.to_owned())
+        });
+        self.seen(request, |seen| {
+            seen.code = code;
+            seen.is_complete = true;
         });
     }
 

@@ -9,7 +9,7 @@ use gw_shared::runtime;
 use gw_simulated_kernel::{clock, network, trace};
 
 use super::processes::GatewayProcess;
-use super::{World, gateway_machine, machine};
+use super::{Happened, World, gateway_machine, machine};
 use crate::product::{SetupError, takeover};
 use crate::scenario::FaultKind;
 
@@ -19,10 +19,20 @@ const DRAIN: Duration = Duration::from_secs(30);
 /// Lets a fault happen, and returns once it is over.
 pub(crate) async fn happen(world: &Rc<World>, fault: FaultKind) {
     trace::line(|line| line.push_str(&format!("{fault:?}")));
+    let number = {
+        let mut happened = world.happened.borrow_mut();
+        happened.push(Happened {
+            fault,
+            began: clock::now().unwrap_or(0),
+            ended: None,
+        });
+        happened.len() - 1
+    };
     if let Err(error) = try_happen(world, fault).await {
         // A fault that cannot happen would make the simulation check less than it says.
         panic!("{fault:?}: {error}");
     }
+    world.happened.borrow_mut()[number].ended = clock::now();
     trace::line(|line| line.push_str(&format!("{fault:?} is over")));
 }
 
@@ -81,12 +91,9 @@ async fn try_happen(world: &Rc<World>, fault: FaultKind) -> Result<(), SetupErro
             network::cut(caller, gateway, false);
         }
         FaultKind::FreezeWorker { worker, lasts } => {
-            let host = world
-                .gateways
-                .borrow()
-                .last()
-                .map(|gateway| gateway.workers[worker]);
-            if let Some(host) = host {
+            let gateway = world.gateways.borrow().last().map(Rc::clone);
+            if let Some(gateway) = gateway {
+                let host = gateway.workers()[worker];
                 host.freeze(true);
                 runtime::sleep(lasts).await;
                 host.freeze(false);
@@ -94,6 +101,9 @@ async fn try_happen(world: &Rc<World>, fault: FaultKind) -> Result<(), SetupErro
         }
         FaultKind::DisableKey { service, lasts } => disable_key(world, service, lasts).await?,
         FaultKind::RevokeAgent { agent, lasts } => {
+            if is_revoked_twice(world, agent) {
+                return Ok(());
+            }
             let id = world.agent_plan(agent).id()?;
             let set = |status| {
                 let mut region = world.region.borrow_mut();
@@ -117,9 +127,35 @@ async fn try_happen(world: &Rc<World>, fault: FaultKind) -> Result<(), SetupErro
             publish(world)?;
         }
         FaultKind::TakeOver => take_over(world).await?,
+        FaultKind::PanicWorker { worker } => {
+            let gateway = world.gateways.borrow().last().map(Rc::clone);
+            if let Some(gateway) = gateway.filter(|gateway| !gateway.is_dead()) {
+                gateway.panic_worker(world, worker)?;
+            }
+        }
+        FaultKind::KillGateway { back_after } => {
+            let gateway = world.gateways.borrow().last().map(Rc::clone);
+            if let Some(gateway) = gateway.filter(|gateway| !gateway.is_dead()) {
+                gateway.kill();
+                runtime::sleep(back_after).await;
+                let next = GatewayProcess::start(world, None)?;
+                world.gateways.borrow_mut().push(Rc::new(next));
+            }
+        }
         FaultKind::JumpClock { by, forward } => clock::jump_wall_clock(by, forward),
     }
     Ok(())
+}
+
+/// Whether another fault has revoked the agent, which then ends the revocation.
+fn is_revoked_twice(world: &World, agent: usize) -> bool {
+    let happened = world.happened.borrow();
+    let revocations = happened.iter().filter(|one| {
+        let is_of_agent =
+            |fault| matches!(fault, FaultKind::RevokeAgent { agent: of, .. } if of == agent);
+        one.ended.is_none() && is_of_agent(one.fault)
+    });
+    revocations.count() > 1
 }
 
 fn restart_agent(world: &Rc<World>, agent: usize) -> Result<(), SetupError> {
@@ -138,7 +174,8 @@ async fn drain_agent(world: &Rc<World>, agent: usize) {
 
 fn publish(world: &World) -> Result<(), SetupError> {
     let region = world.region.borrow();
-    for gateway in world.gateways.borrow().iter() {
+    let gateways = world.gateways.borrow();
+    for gateway in gateways.iter().filter(|gateway| !gateway.is_dead()) {
         gateway.gateway.publisher().publish(&region)?;
     }
     Ok(())
@@ -165,14 +202,14 @@ async fn disable_key(world: &World, service: usize, lasts: Duration) -> Result<(
 }
 
 async fn take_over(world: &Rc<World>) -> Result<(), SetupError> {
+    let predecessor = world.gateways.borrow().last().map(Rc::clone);
+    let Some(predecessor) = predecessor.filter(|gateway| !gateway.is_dead()) else {
+        return Ok(());
+    };
     // A gateway refuses a second successor until its predecessor has ended.
     if world.is_taken_over.replace(true) {
         return Ok(());
     }
-    let predecessor = world.gateways.borrow().last().map(Rc::clone);
-    let Some(predecessor) = predecessor else {
-        return Ok(());
-    };
     let publisher = predecessor.gateway.publisher();
     let tunnels = takeover::live_tunnels(publisher).await?;
     let successor = Rc::new(GatewayProcess::start(world, Some(tunnels))?);

@@ -1,4 +1,4 @@
-//! A caller that speaks HTTP/1.1: one request at a time on a connection.
+//! A caller that speaks HTTP/1.1: one request at a time on a connection, or several that are pipelined.
 
 use std::io::{self, IoSlice};
 use std::time::Duration;
@@ -9,10 +9,9 @@ use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use gw_simulated_kernel::clock;
 
-use super::backend::ANSWER_TO;
 use super::body;
 use super::caller::Caller;
-use super::message::{self, Body, Head};
+use super::message::{self, Body, Head, Part, TRAILER};
 use crate::scenario::{Conduct, Method, Request};
 
 /// Bytes of a body that are sent between two pauses.
@@ -21,12 +20,26 @@ const PIECE: usize = 16 * 1024;
 const SIP: usize = 1024;
 /// Most pieces that a caller sends after a switch of protocols.
 const ECHOES_MAX: usize = 200;
+/// Wait for 100 (Continue): interval between looks, and their number.
+const EXPECT_TICK: Duration = Duration::from_millis(5);
+const EXPECT_TICKS: usize = 200;
 /// Time after which a caller gives up a request.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) async fn run(caller: &Caller) {
     let mut connection = None;
-    for request in &caller.plan.requests {
+    let mut rest = &caller.plan.requests[..];
+    while let Some((request, later)) = rest.split_first() {
+        let pipelined = match can_be_pipelined(request) {
+            true => {
+                let most = caller.plan.pipelined.max(1) - 1;
+                let others = later.iter().take(most);
+                others.take_while(|one| can_be_pipelined(one)).count()
+            }
+            false => 0,
+        };
+        let (group, later) = rest.split_at(1 + pipelined);
+        rest = later;
         if connection.is_none() {
             let connected = runtime::timeout(PATIENCE, caller.connect()).await;
             connection = connected.ok().and_then(Result::ok);
@@ -34,15 +47,7 @@ pub(crate) async fn run(caller: &Caller) {
         let Some(stream) = connection.take() else {
             continue;
         };
-        caller.begins(request);
-        let exchange = Exchange {
-            caller,
-            request,
-            stream: &stream,
-        };
-        let exchanged = runtime::timeout(PATIENCE, exchange.run()).await;
-        caller.ended(request);
-        if matches!(exchanged, Ok(Ok(true))) {
+        if exchange(caller, group, &stream).await {
             connection = Some(stream);
         } else if caller.seen(request, |seen| seen.is_complete) {
             stream.close_now();
@@ -56,6 +61,58 @@ pub(crate) async fn run(caller: &Caller) {
     }
 }
 
+/// Whether a request can be sent before the response to the one before has arrived (RFC 9112, section 9.3.2).
+fn can_be_pipelined(request: &Request) -> bool {
+    let is_safe = matches!(request.method, Method::Get | Method::Head);
+    is_safe && request.conduct == Conduct::Patient
+}
+
+/// Sends requests at once. Returns whether the connection can be used again.
+async fn exchange(caller: &Caller, group: &[Request], stream: &TlsStream) -> bool {
+    let exchanges: Vec<Exchange<'_>> = group
+        .iter()
+        .map(|request| Exchange {
+            caller,
+            request,
+            stream,
+        })
+        .collect();
+    group.iter().for_each(|request| caller.begins(request));
+    let mut buffer = BytesMut::new();
+    let exchanged = match &exchanges[..] {
+        [exchange] => runtime::timeout(PATIENCE, exchange.run(&mut buffer)).await,
+        _ => runtime::timeout(PATIENCE, pipeline(&exchanges, &mut buffer)).await,
+    };
+    for request in group {
+        let has_given_up = exchanged.is_err();
+        caller.seen(request, |seen| seen.has_given_up = has_given_up);
+        // The others ended with their responses.
+        if caller.seen(request, |seen| seen.ended.is_none()) {
+            caller.ended(request);
+        }
+    }
+    matches!(exchanged, Ok(Ok(true))) && buffer.is_empty()
+}
+
+async fn pipeline(exchanges: &[Exchange<'_>], buffer: &mut BytesMut) -> io::Result<bool> {
+    let [first, ..] = exchanges else {
+        return Ok(true);
+    };
+    let heads: String = exchanges.iter().map(Exchange::head).collect();
+    first.send(heads.as_bytes()).await?;
+    for exchange in exchanges {
+        exchange.head_is_sent();
+    }
+    for exchange in exchanges {
+        let can_go_on = exchange.download(buffer).await?;
+        exchange.caller.ended(exchange.request);
+        if !can_go_on {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 struct Exchange<'a> {
     caller: &'a Caller,
     request: &'a Request,
@@ -64,7 +121,7 @@ struct Exchange<'a> {
 
 impl Exchange<'_> {
     /// Sends the request and receives the response. Returns whether the connection can be used again.
-    async fn run(&self) -> io::Result<bool> {
+    async fn run(&self, buffer: &mut BytesMut) -> io::Result<bool> {
         if self.request.conduct == Conduct::HalfHead {
             let head = self.head();
             self.send(&head.as_bytes()[..head.len() / 2]).await?;
@@ -73,7 +130,7 @@ impl Exchange<'_> {
             return Ok(false);
         }
         let upload = std::pin::pin!(self.upload());
-        let download = std::pin::pin!(self.download());
+        let download = std::pin::pin!(self.download(buffer));
         match select(upload, download).await {
             Either::Left((Ok(true), download)) => download.await,
             Either::Left((Ok(false), _)) => Ok(false),
@@ -107,6 +164,9 @@ impl Exchange<'_> {
         let mut head = format!(
             "{name} /r/{id} HTTP/1.1\r\nhost: {hostname}\r\nx-gw-service-key: {service_key}\r\n"
         );
+        for (name, value) in self.caller.session() {
+            head += &format!("{name}: {value}\r\n");
+        }
         match upload {
             _ if *method == Method::Upgrade => {
                 head += "connection: upgrade\r\nupgrade: echo\r\n";
@@ -115,7 +175,29 @@ impl Exchange<'_> {
             Some(upload) => head += &format!("content-length: {}\r\n", upload.length),
             None => {}
         }
+        if upload.is_some_and(|upload| upload.expects_continue) {
+            head += "expect: 100-continue\r\n";
+        }
         head + "\r\n"
+    }
+
+    fn head_is_sent(&self) {
+        let now = clock::now();
+        self.caller.seen(self.request, |seen| seen.head_sent = now);
+    }
+
+    /// Waits for 100 (Continue), for a while. Returns whether the body is to be sent (RFC 9110, section 10.1.1).
+    async fn expect(&self) -> bool {
+        for _ in 0..EXPECT_TICKS {
+            let (has_continued, is_answered) = self.caller.seen(self.request, |seen| {
+                (seen.has_continued, seen.status.is_some())
+            });
+            if has_continued || is_answered {
+                return has_continued;
+            }
+            runtime::sleep(EXPECT_TICK).await;
+        }
+        true
     }
 
     /// Returns false if the caller leaves.
@@ -128,11 +210,14 @@ impl Exchange<'_> {
             ..
         } = self.request;
         self.send(self.head().as_bytes()).await?;
-        let now = clock::now();
-        self.caller.seen(self.request, |seen| seen.head_sent = now);
+        self.head_is_sent();
         let Some(upload) = upload.filter(|_| *method != Method::Upgrade) else {
             return Ok(self.stays());
         };
+        if upload.expects_continue && !self.expect().await {
+            // The response has come.
+            return Ok(true);
+        }
         let leaves_at = (*conduct == Conduct::LeavesEarly).then_some(upload.length / 2);
         let mut sent = 0;
         while sent < leaves_at.unwrap_or(upload.length) {
@@ -146,16 +231,26 @@ impl Exchange<'_> {
             } else {
                 self.send(&data).await?;
             }
+            let half = upload.length / 2;
+            let has_passed_half = sent < half && sent + length >= half;
             sent += length;
-            if upload.pause > Duration::ZERO {
-                runtime::sleep(upload.pause).await;
+            let pause = match has_passed_half {
+                true => upload.pause + upload.stall,
+                false => upload.pause,
+            };
+            if pause > Duration::ZERO {
+                runtime::sleep(pause).await;
             }
         }
         if !self.stays() {
             return Ok(false);
         }
         if upload.is_chunked {
-            self.send(b"0\r\n\r\n").await?;
+            let trailers = match upload.has_trailers {
+                true => format!("{TRAILER}: {id}\r\n"),
+                false => String::new(),
+            };
+            self.send(format!("0\r\n{trailers}\r\n").as_bytes()).await?;
         }
         Ok(true)
     }
@@ -179,27 +274,27 @@ impl Exchange<'_> {
         std::future::poll_fn(|cx| self.stream.poll_read_buf(cx, buffer)).await
     }
 
-    async fn download(&self) -> io::Result<bool> {
-        let mut buffer = BytesMut::new();
+    /// Returns whether a further request can follow.
+    async fn download(&self, buffer: &mut BytesMut) -> io::Result<bool> {
         let head = loop {
             let head = loop {
-                if let Some(head) = message::take_head(&mut buffer) {
+                if let Some(head) = message::take_head(buffer) {
                     break Head::response(&head)?;
                 }
-                if self.receive(&mut buffer).await? == 0 {
+                if self.receive(buffer).await? == 0 {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
             };
             if !(100..200).contains(&head.status) || head.status == 101 {
                 break head;
             }
-            self.caller.seen(self.request, |seen| seen.interim += 1);
+            self.caller.seen(self.request, |seen| match head.status {
+                100 => seen.has_continued = true,
+                _ => seen.interim += 1,
+            });
         };
-        self.caller.seen(self.request, |seen| {
-            seen.status = Some(head.status);
-            seen.own_error = head.field("x-gw-status").map(ToOwned::to_owned);
-            seen.answer_to = head.field(ANSWER_TO).and_then(|id| id.parse().ok());
-        });
+        self.caller
+            .answered(self.request, head.status, |name| head.field(name));
         if head.status == 101 {
             self.echo(buffer).await?;
             return Ok(false);
@@ -214,21 +309,21 @@ impl Exchange<'_> {
             }
             true => head.body()?,
         };
-        self.body(&mut framing, &mut buffer).await?;
-        Ok(framing != Body::Close && !head.closes() && buffer.is_empty())
+        self.body(&mut framing, buffer).await?;
+        Ok(framing != Body::Close && !head.closes())
     }
 
     async fn body(&self, framing: &mut Body, buffer: &mut BytesMut) -> io::Result<()> {
         let Request {
-            id,
-            response,
-            conduct,
-            ..
+            response, conduct, ..
         } = self.request;
+        let mut error = Vec::new();
         loop {
-            let is_complete = framing.decode(buffer, |data| {
-                self.caller
-                    .seen(self.request, |seen| seen.body.add(*id, false, data));
+            let is_complete = framing.decode(buffer, |part| match part {
+                Part::Data(data) => self.caller.received(self.request, data, &mut error),
+                Part::Trailer(line) => self.caller.seen(self.request, |seen| {
+                    seen.trailer = message::trailer(line);
+                }),
             })?;
             if is_complete {
                 break;
@@ -245,13 +340,12 @@ impl Exchange<'_> {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
-        self.caller
-            .seen(self.request, |seen| seen.is_complete = true);
+        self.caller.complete(self.request, &error);
         Ok(())
     }
 
     /// Sends pieces after a switch of protocols and waits for the answer to each.
-    async fn echo(&self, mut buffer: BytesMut) -> io::Result<()> {
+    async fn echo(&self, buffer: &mut BytesMut) -> io::Result<()> {
         let id = self.request.id;
         let total = self.request.upload.map_or(0, |upload| upload.length);
         // Not so many that their round trips outlast the patience of the caller.
@@ -263,11 +357,11 @@ impl Exchange<'_> {
             self.send(&body::bytes(id, true, sent, length)).await?;
             sent += length;
             while received < sent {
-                if buffer.is_empty() && self.receive(&mut buffer).await? == 0 {
+                if buffer.is_empty() && self.receive(buffer).await? == 0 {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
                 self.caller
-                    .seen(self.request, |seen| seen.body.add(id, false, &buffer));
+                    .seen(self.request, |seen| seen.body.add(id, false, buffer));
                 received += buffer.len();
                 buffer.advance(buffer.len());
             }

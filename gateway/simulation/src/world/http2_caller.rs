@@ -2,8 +2,10 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,12 +13,12 @@ use futures_util::future::{Either, select};
 use gw_shared::runtime;
 use gw_simulated_kernel::clock;
 use h2::client::SendRequest;
-use http::{Method as HttpMethod, Request as HttpRequest};
+use http::{HeaderMap, HeaderName, HeaderValue, Method as HttpMethod, Request as HttpRequest};
 use tokio::sync::Semaphore;
 
-use super::backend::ANSWER_TO;
 use super::body;
 use super::caller::Caller;
+use super::message::TRAILER;
 use crate::scenario::{Conduct, Method, Request};
 
 /// Bytes of a body that are sent between two pauses.
@@ -47,8 +49,9 @@ pub(crate) async fn run(caller: &Rc<Caller>) {
                 request: &request,
                 current: &current,
             };
-            drop(runtime::timeout(PATIENCE, exchange.run()).await);
+            let exchanged = runtime::timeout(PATIENCE, exchange.run()).await;
             if caller.seen(&request, |seen| seen.began.is_some()) {
+                caller.seen(&request, |seen| seen.has_given_up = exchanged.is_err());
                 caller.ended(&request);
             }
             running.set(running.get() - 1);
@@ -92,6 +95,9 @@ impl Exchange<'_> {
         if let Some(upload) = upload.filter(|upload| !upload.is_chunked) {
             head = head.header("content-length", upload.length);
         }
+        for (name, value) in self.caller.session() {
+            head = head.header(name, value);
+        }
         let head = head.body(()).map_err(io::Error::other)?;
         self.caller.begins(self.request);
         let ends = upload.is_none();
@@ -118,9 +124,11 @@ impl Exchange<'_> {
         };
         let uploads = std::pin::pin!(async {
             self.upload(&mut stream, upload.length).await?;
-            stream
-                .send_data(Bytes::new(), true)
-                .map_err(io::Error::other)
+            let end = match upload.has_trailers {
+                true => stream.send_trailers(trailers(*id)),
+                false => stream.send_data(Bytes::new(), true),
+            };
+            end.map_err(io::Error::other)
         });
         match select(uploads, download).await {
             Either::Left((_, download)) => download.await,
@@ -149,10 +157,10 @@ impl Exchange<'_> {
     }
 
     async fn upload(&self, stream: &mut h2::SendStream<Bytes>, length: usize) -> io::Result<()> {
-        let pause = self
-            .request
-            .upload
-            .map_or(Duration::ZERO, |upload| upload.pause);
+        let upload = self.request.upload;
+        let (pause, stall) = upload
+            .map(|upload| (upload.pause, upload.stall))
+            .unwrap_or_default();
         let mut sent = 0;
         while sent < length {
             let piece = PIECE.min(length - sent);
@@ -160,7 +168,13 @@ impl Exchange<'_> {
             gw_shared::http2::stream::send(stream, data.into(), false)
                 .await
                 .map_err(|_| io::ErrorKind::ConnectionReset)?;
+            let has_passed_half = sent < length / 2 && sent + piece >= length / 2;
             sent += piece;
+            let pause = if has_passed_half {
+                pause + stall
+            } else {
+                pause
+            };
             if pause > Duration::ZERO {
                 runtime::sleep(pause).await;
             }
@@ -168,25 +182,26 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    async fn download(&self, response: h2::client::ResponseFuture) -> io::Result<()> {
-        let response = response.await.map_err(io::Error::other)?;
+    async fn download(&self, mut response: h2::client::ResponseFuture) -> io::Result<()> {
+        let response = std::future::poll_fn(|cx| {
+            while let Poll::Ready(Some(Ok(_))) = response.poll_informational(cx) {
+                self.caller.seen(self.request, |seen| seen.interim += 1);
+            }
+            Pin::new(&mut response).poll(cx)
+        })
+        .await
+        .map_err(io::Error::other)?;
         let (head, mut stream) = response.into_parts();
         let field = |name: &str| head.headers.get(name)?.to_str().ok();
-        self.caller.seen(self.request, |seen| {
-            seen.status = Some(head.status.as_u16());
-            seen.own_error = field("x-gw-status").map(ToOwned::to_owned);
-            seen.answer_to = field(ANSWER_TO).and_then(|id| id.parse().ok());
-        });
+        self.caller
+            .answered(self.request, head.status.as_u16(), field);
         let Request {
-            id,
-            response,
-            conduct,
-            ..
+            response, conduct, ..
         } = self.request;
+        let mut error = Vec::new();
         while let Some(data) = stream.data().await {
             let data = data.map_err(io::Error::other)?;
-            self.caller
-                .seen(self.request, |seen| seen.body.add(*id, false, &data));
+            self.caller.received(self.request, &data, &mut error);
             let received = self.caller.seen(self.request, |seen| seen.body.length);
             if *conduct == Conduct::LeavesInResponse && received >= response.length / 2 {
                 self.caller.seen(self.request, |seen| seen.has_left = true);
@@ -200,9 +215,19 @@ impl Exchange<'_> {
                 .release_capacity(data.len())
                 .map_err(io::Error::other)?;
         }
-        stream.trailers().await.map_err(io::Error::other)?;
+        let trailers = stream.trailers().await.map_err(io::Error::other)?;
+        let trailer = trailers.and_then(|trailers| {
+            let id = trailers.get(TRAILER)?.to_str().ok()?;
+            id.parse().ok()
+        });
         self.caller
-            .seen(self.request, |seen| seen.is_complete = true);
+            .seen(self.request, |seen| seen.trailer = trailer);
+        self.caller.complete(self.request, &error);
         Ok(())
     }
+}
+
+/// Trailers of the message of request `id`.
+pub(crate) fn trailers(id: u32) -> HeaderMap {
+    HeaderMap::from_iter([(HeaderName::from_static(TRAILER), HeaderValue::from(id))])
 }

@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use gw_simulated_kernel::clock::Nanos;
+use gw_simulated_kernel::clock::{self, Nanos};
+use gw_simulated_kernel::trace;
 
 use super::body::Received;
 use crate::scenario::Request;
@@ -19,18 +20,30 @@ pub struct Seen {
     pub head_sent: Option<Nanos>,
     /// Interim responses.
     pub interim: u32,
+    /// 100 (Continue) has arrived.
+    pub has_continued: bool,
+    /// When the head of the final response arrived.
+    pub answered: Option<Nanos>,
     pub status: Option<u16>,
+    /// `X-Gw-Request-Id`
+    pub request_id: Option<String>,
     /// `X-Gw-Status`: the response is the gateway's own.
     pub own_error: Option<String>,
+    /// `code` of the gateway's error, once its body has arrived.
+    pub code: Option<String>,
     /// The request that the response is for, as the backend names it.
     pub answer_to: Option<u32>,
     pub body: Received,
+    /// The request that the trailers of the response are for.
+    pub trailer: Option<u32>,
     /// The response has ended as its framing says.
     pub is_complete: bool,
     /// When the caller had the response, or learned that there will be none.
     pub ended: Option<Nanos>,
     /// The caller left.
     pub has_left: bool,
+    /// The caller lost its patience.
+    pub has_given_up: bool,
 }
 
 /// A request that has arrived at a backend.
@@ -41,8 +54,10 @@ pub struct Attempt {
     pub upload: Received,
     /// The upload has ended as its framing says.
     pub upload_is_complete: bool,
-    /// The response was written completely.
-    pub is_answered: bool,
+    /// The request that the trailers of the upload are for.
+    pub trailer: Option<u32>,
+    /// When the response was written completely.
+    pub answered: Option<Nanos>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -54,20 +69,25 @@ pub struct Entry {
 /// All requests by their ids.
 #[derive(Default)]
 pub struct Ledger {
-    plans: BTreeMap<u32, Request>,
+    plans: RefCell<BTreeMap<u32, Request>>,
     entries: RefCell<BTreeMap<u32, Entry>>,
 }
 
 impl Ledger {
     pub(crate) fn new(requests: impl Iterator<Item = Request>) -> Self {
         Self {
-            plans: requests.map(|request| (request.id, request)).collect(),
+            plans: RefCell::new(requests.map(|request| (request.id, request)).collect()),
             entries: RefCell::default(),
         }
     }
 
-    pub fn plan(&self, id: u32) -> Option<&Request> {
-        self.plans.get(&id)
+    pub(crate) fn plan(&self, id: u32) -> Option<Request> {
+        self.plans.borrow().get(&id).cloned()
+    }
+
+    /// Adds a request.
+    pub(crate) fn add(&self, request: Request) {
+        self.plans.borrow_mut().insert(request.id, request);
     }
 
     /// Changes what the caller of request `id` has seen.
@@ -76,7 +96,16 @@ impl Ledger {
     }
 
     /// Adds an arrival at a backend. Returns its number.
-    pub(crate) fn arrived(&self, id: u32, attempt: Attempt) -> usize {
+    pub(crate) fn arrives(&self, id: u32, agent: usize) -> usize {
+        trace::line(|line| line.push_str(&format!("request {id} arrives")));
+        let attempt = Attempt {
+            agent,
+            at: clock::now().unwrap_or(0),
+            upload: Received::default(),
+            upload_is_complete: false,
+            trailer: None,
+            answered: None,
+        };
         let mut entries = self.entries.borrow_mut();
         let attempts = &mut entries.entry(id).or_default().attempts;
         attempts.push(attempt);
@@ -91,14 +120,22 @@ impl Ledger {
         }
     }
 
-    /// All requests that have begun, with their plans.
-    pub fn entries(&self) -> Vec<(Request, Entry)> {
-        let entries = self.entries.borrow();
-        let with_plan =
-            |(id, entry): (&u32, &Entry)| Some((self.plans.get(id)?.clone(), entry.clone()));
-        let begun = entries
+    /// The first value that `look` finds in the requests that have begun.
+    pub fn find<R>(&self, mut look: impl FnMut(&Request, &Entry) -> Option<R>) -> Option<R> {
+        let (plans, entries) = (self.plans.borrow(), self.entries.borrow());
+        let mut begun = entries
             .iter()
             .filter(|(_, entry)| entry.seen.began.is_some());
-        begun.filter_map(with_plan).collect()
+        begun.find_map(|(id, entry)| look(plans.get(id)?, entry))
+    }
+
+    /// Number of requests that have begun and of which `holds`.
+    pub fn count(&self, holds: impl Fn(&Entry) -> bool) -> usize {
+        let mut count = 0;
+        self.find(|_, entry| {
+            count += usize::from(holds(entry));
+            None::<()>
+        });
+        count
     }
 }

@@ -5,6 +5,9 @@ use std::io;
 
 use bytes::{Buf, BytesMut};
 
+/// Field of trailers that names the request.
+pub(crate) const TRAILER: &str = "x-sim-trailer";
+
 fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
@@ -60,11 +63,7 @@ impl Head {
 
     /// Id of the request, which its path names.
     pub(crate) fn id(&self) -> io::Result<u32> {
-        let id = self
-            .target
-            .strip_prefix("/r/")
-            .and_then(|id| id.parse().ok());
-        id.ok_or_else(|| invalid("the path names no request"))
+        id(&self.target)
     }
 
     pub(crate) fn wants_upgrade(&self) -> bool {
@@ -89,6 +88,12 @@ impl Head {
             None => Ok(Body::Length(0)),
         }
     }
+}
+
+/// Id of the request with this path.
+pub(crate) fn id(path: &str) -> io::Result<u32> {
+    let id = path.strip_prefix("/r/").and_then(|id| id.parse().ok());
+    id.ok_or_else(|| invalid("the path names no request"))
 }
 
 fn owned(fields: &[httparse::Header<'_>]) -> Vec<(String, String)> {
@@ -116,24 +121,31 @@ pub(crate) enum Body {
     Trailers,
 }
 
+/// A part of a body.
+pub(crate) enum Part<'a> {
+    Data(&'a [u8]),
+    /// A line of the trailers.
+    Trailer(&'a str),
+}
+
 impl Body {
     /// Passes what is there to `sink`. Returns whether the body is complete.
     pub(crate) fn decode(
         &mut self,
         buffer: &mut BytesMut,
-        mut sink: impl FnMut(&[u8]),
+        mut sink: impl FnMut(Part<'_>),
     ) -> io::Result<bool> {
         loop {
             match self {
                 Self::Length(left) => {
                     let length = buffer.len().min(*left);
-                    sink(&buffer[..length]);
+                    sink(Part::Data(&buffer[..length]));
                     buffer.advance(length);
                     *left -= length;
                     return Ok(*left == 0);
                 }
                 Self::Close => {
-                    sink(buffer);
+                    sink(Part::Data(buffer));
                     buffer.clear();
                     return Ok(false);
                 }
@@ -158,7 +170,7 @@ impl Body {
                     if length == 0 {
                         return Ok(false);
                     }
-                    sink(&buffer[..length]);
+                    sink(Part::Data(&buffer[..length]));
                     buffer.advance(length);
                     *left -= length;
                 }
@@ -168,7 +180,7 @@ impl Body {
                         *self = Self::Length(0);
                         return Ok(true);
                     }
-                    Some(_) => {}
+                    Some(line) => sink(Part::Trailer(line)),
                 },
             }
         }
@@ -180,4 +192,11 @@ fn take_line(buffer: &mut BytesMut) -> Option<String> {
     let line = String::from_utf8_lossy(&buffer[..end]).into_owned();
     buffer.advance(end + 2);
     Some(line)
+}
+
+/// The request that a line of trailers names.
+pub(crate) fn trailer(line: &str) -> Option<u32> {
+    let (name, value) = line.split_once(':')?;
+    let is_ours = name.eq_ignore_ascii_case(TRAILER);
+    is_ours.then(|| value.trim().parse().ok())?
 }

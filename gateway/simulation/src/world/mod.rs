@@ -5,12 +5,15 @@ pub mod body;
 mod caller;
 mod faults;
 mod http1_caller;
+mod http2_backend;
 mod http2_caller;
 pub mod ledger;
 mod message;
-mod processes;
+pub(crate) mod processes;
+mod recovery;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -18,14 +21,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gw_base::service::affinity::Affinity;
+use gw_base::service::affinity::{Affinity, CookieName};
 use gw_base::service::rate::Rate;
 use gw_base::service::service_settings::ServiceSettings;
+use gw_shared::id::AgentId;
 use gw_shared::net::Listener;
 use gw_shared::runtime;
 use gw_simulated_kernel::clock::Nanos;
 use gw_simulated_kernel::network::{self, Path as NetworkPath};
 use gw_simulated_kernel::{Host, clock};
+use gw_telemetry::counters::WorkerReport;
 use gw_telemetry::request_log::RequestRecord;
 
 use self::caller::Caller;
@@ -33,18 +38,22 @@ use self::ledger::Ledger;
 use self::processes::{AgentProcess, GatewayProcess};
 use crate::checks;
 use crate::product::{AgentPlan, PlannedService, Region, ServicePlan, SetupError};
-use crate::scenario::Scenario;
+use crate::scenario::{self, FaultKind, Scenario};
 
 /// Where callers and agents reach the gateway.
 const GATEWAY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), 443);
 /// Port of the backend of the first service; the others follow.
 const BACKEND_PORT: u16 = 8000;
+/// Field whose value is a session.
+pub(crate) const SESSION: &str = "x-sim-session";
 /// Time for agents to open their tunnels before the first caller begins.
 const START: Duration = Duration::from_millis(500);
 /// Interval between checks of what must always hold.
 const CHECK_EVERY: Duration = Duration::from_millis(250);
 /// Time after which all requests must have ended.
 const ALL_ENDED: Duration = Duration::from_secs(400);
+/// Time within which workers send the records of ended requests.
+const RECORDED_WITHIN: Duration = Duration::from_millis(1500);
 /// Time for what is left of ended requests to go.
 const QUIET: Duration = Duration::from_secs(100);
 
@@ -60,15 +69,37 @@ pub(crate) struct World {
     pub(crate) backends: RefCell<Vec<Host>>,
     pub(crate) callers: Vec<Host>,
     /// Records of the request log.
-    pub(crate) records: RefCell<Vec<(Arc<str>, RequestRecord)>>,
+    pub(crate) records: RefCell<Vec<Rc<Recorded>>>,
+    /// Counters of the processes that run at the end.
+    pub(crate) reports: RefCell<BTreeMap<usize, Vec<WorkerReport>>>,
+    /// Faults that have begun.
+    pub(crate) happened: RefCell<Vec<Happened>>,
     /// When each service key was disabled and enabled, for each service.
     pub(crate) disabled: RefCell<Vec<(usize, Nanos, Option<Nanos>)>>,
+    /// Tasks and tunnels of the gateway's process before the first caller.
+    pub(crate) at_start: Cell<(usize, usize)>,
     folder: std::path::PathBuf,
     callers_left: Cell<usize>,
     faults_left: Cell<usize>,
     /// A predecessor of the gateway's process drains.
     is_taken_over: Cell<bool>,
     violation: RefCell<Option<Violation>>,
+}
+
+/// A record of the request log.
+pub(crate) struct Recorded {
+    /// Number of the gateway's process.
+    pub(crate) process: usize,
+    /// Label of the service.
+    pub(crate) label: Arc<str>,
+    pub(crate) record: RequestRecord,
+}
+
+/// A fault that has begun.
+pub(crate) struct Happened {
+    pub(crate) fault: FaultKind,
+    pub(crate) began: Nanos,
+    pub(crate) ended: Option<Nanos>,
 }
 
 /// Something that must always hold does not.
@@ -94,17 +125,13 @@ pub struct Report {
 pub async fn run(scenario: Scenario, folder: &Path) -> Result<Report, SetupError> {
     let world = World::new(scenario, folder)?;
     world.start().await?;
-    world.pass().await;
+    world.pass().await?;
     let violation = world.violation.take();
-    let entries = world.ledger.entries();
     let is_relayed =
         |entry: &ledger::Entry| entry.seen.is_complete && entry.seen.answer_to.is_some();
     Ok(Report {
-        requests: entries.len(),
-        relayed: entries
-            .iter()
-            .filter(|(_, entry)| is_relayed(entry))
-            .count(),
+        requests: world.ledger.count(|_| true),
+        relayed: world.ledger.count(is_relayed),
         violation,
     })
 }
@@ -138,6 +165,9 @@ impl World {
             backends: RefCell::default(),
             callers,
             records: RefCell::default(),
+            reports: RefCell::default(),
+            happened: RefCell::default(),
+            at_start: Cell::default(),
             disabled: RefCell::default(),
             folder: folder.to_owned(),
             violation: RefCell::default(),
@@ -156,6 +186,9 @@ impl World {
             self.agents.borrow_mut().push(Rc::new(agent));
         }
         runtime::sleep(START).await;
+        if let Some(gateway) = self.gateways.borrow().last() {
+            self.at_start.set(checks::tasks_and_tunnels(gateway));
+        }
         for number in 0..self.scenario.callers.len() {
             self.start_caller(number)?;
         }
@@ -178,24 +211,18 @@ impl World {
             let address = SocketAddr::new(machine, backend_port(service));
             let listener = host.enter(|| std::net::TcpListener::bind(address))?;
             let listener = host.enter(|| Listener::new(listener))?;
-            host.spawn(backend::serve(listener, agent, Rc::clone(&self.ledger)));
+            let ledger = Rc::clone(&self.ledger);
+            if self.scenario.agents[agent].has_http2_backends {
+                host.spawn(http2_backend::serve(listener, agent, ledger));
+            } else {
+                host.spawn(backend::serve(listener, agent, ledger));
+            }
         }
         Ok(host)
     }
 
     fn start_caller(self: &Rc<Self>, number: usize) -> Result<(), SetupError> {
-        let plan = self.scenario.callers[number].clone();
-        let service = &self.services[plan.service];
-        let protocol: &[u8] = if plan.is_http2 { b"h2" } else { b"http/1.1" };
-        let caller = Caller {
-            number,
-            gateway: GATEWAY,
-            hostname: service.hostname.clone(),
-            service_key: service.key.clone(),
-            tls: self.region.borrow().certificates().caller(protocol)?,
-            ledger: Rc::clone(&self.ledger),
-            plan,
-        };
+        let caller = self.caller(number, self.scenario.callers[number].clone())?;
         let world = Rc::clone(self);
         self.callers[number].spawn(async move {
             caller::run(caller).await;
@@ -204,8 +231,23 @@ impl World {
         Ok(())
     }
 
+    fn caller(&self, number: usize, plan: scenario::Caller) -> Result<Caller, SetupError> {
+        let service = &self.services[plan.service];
+        let protocol: &[u8] = if plan.is_http2 { b"h2" } else { b"http/1.1" };
+        Ok(Caller {
+            number,
+            gateway: GATEWAY,
+            hostname: service.hostname.clone(),
+            service_key: service.key.clone(),
+            tls: self.region.borrow().certificates().caller(protocol)?,
+            ledger: Rc::clone(&self.ledger),
+            cookie: RefCell::default(),
+            plan,
+        })
+    }
+
     /// Lets time pass until all is over, and checks.
-    async fn pass(self: &Rc<Self>) {
+    async fn pass(self: &Rc<Self>) -> Result<(), SetupError> {
         let began = clock::now().unwrap_or(0);
         let elapsed = || Duration::from_nanos(clock::now().unwrap_or(0) - began);
         while self.callers_left.get() > 0 || self.faults_left.get() > 0 {
@@ -213,7 +255,7 @@ impl World {
             self.take_records();
             self.check(checks::always(self));
             if self.has_failed() {
-                return;
+                return Ok(());
             }
             if elapsed() > ALL_ENDED {
                 let found = format!(
@@ -225,30 +267,61 @@ impl World {
                     invariant: "requests end",
                     found,
                 }));
-                return;
+                return Ok(());
             }
         }
-        let ended = elapsed();
+        self.becomes_quiet().await;
+        if !self.has_failed() {
+            recovery::services_recover(self).await?;
+            self.becomes_quiet().await;
+        }
+        runtime::sleep(RECORDED_WITHIN).await;
+        self.take_records();
+        self.take_reports().await;
+        self.check(checks::at_the_end(self));
+        Ok(())
+    }
+
+    /// Waits until what is left of ended requests has gone.
+    async fn becomes_quiet(&self) {
+        let began = clock::now().unwrap_or(0);
         loop {
             runtime::sleep(CHECK_EVERY * 2).await;
             self.take_records();
             let quiet = checks::quiet(self);
             if quiet.is_ok() {
-                break;
-            }
-            if elapsed() > ended + QUIET {
-                self.check(quiet);
                 return;
             }
+            if Duration::from_nanos(clock::now().unwrap_or(0) - began) > QUIET {
+                return self.check(quiet);
+            }
         }
-        self.take_records();
-        self.check(checks::at_the_end(self));
+    }
+
+    /// Asks the workers of processes that run for their counters.
+    async fn take_reports(&self) {
+        let gateways = self.gateways.borrow().clone();
+        for (process, gateway) in gateways.into_iter().enumerate() {
+            if gateway.runs() {
+                // A worker that does not answer shows as missing counts.
+                if let Ok(reports) = gateway.gateway.publisher().reports(true).await {
+                    self.reports.borrow_mut().insert(process, reports);
+                }
+            }
+        }
     }
 
     pub(crate) fn take_records(&self) {
-        for gateway in self.gateways.borrow().iter() {
-            let ended = gateway.gateway.ended_requests();
-            self.records.borrow_mut().extend(ended);
+        for (process, gateway) in self.gateways.borrow().iter().enumerate() {
+            let ended = gateway.gateway.ended_requests().into_iter();
+            let recorded = ended.map(|(label, record)| {
+                Rc::new(Recorded {
+                    process,
+                    label,
+                    record,
+                })
+            });
+            self.records.borrow_mut().extend(recorded);
         }
     }
 
@@ -266,35 +339,45 @@ impl World {
         &self.folder
     }
 
-    /// The plan of an agent, which may serve all services.
+    /// The plan of an agent.
     pub(crate) fn agent_plan(&self, number: usize) -> AgentPlan {
         let backend = machine(3, number);
+        let plan = &self.scenario.agents[number];
+        let scheme = if plan.has_http2_backends {
+            "h2c"
+        } else {
+            "http"
+        };
         let services = self.services.iter().enumerate();
+        let services = services.filter(|(index, _)| self.scenario.serves(number, *index));
         AgentPlan {
             number: u32::try_from(number).unwrap_or(0),
             services: services
                 .map(|(index, service)| {
-                    let url = format!("http://{backend}:{}", backend_port(index));
+                    let url = format!("{scheme}://{backend}:{}", backend_port(index));
                     (service.path.clone(), vec![url])
                 })
                 .collect(),
-            slots: self.scenario.agents[number].slots,
-            standby: self.scenario.agents[number].is_standby,
+            slots: plan.slots,
+            standby: plan.is_standby,
         }
     }
 }
 
-fn service_plan(number: usize, service: &crate::scenario::Service) -> ServicePlan {
+fn service_plan(number: usize, service: &scenario::Service) -> ServicePlan {
     ServicePlan {
-        account: "acme".to_owned(),
+        account: ["acme", "umbrella"][service.account].to_owned(),
         id: format!("api{number}"),
         settings: ServiceSettings {
             rate: Rate::new(service.burst, service.per_minute).unwrap_or(ServiceSettings::RATE),
             retries: service.retries,
-            affinity: if service.has_affinity {
-                Affinity::Client
-            } else {
-                Affinity::None
+            affinity: match service.affinity {
+                scenario::Affinity::None => Affinity::None,
+                scenario::Affinity::Client => Affinity::Client,
+                scenario::Affinity::Header => {
+                    Affinity::Header(http::HeaderName::from_static(SESSION))
+                }
+                scenario::Affinity::Cookie => Affinity::Cookie(CookieName::default()),
             },
             ..ServiceSettings::default()
         },
@@ -303,6 +386,11 @@ fn service_plan(number: usize, service: &crate::scenario::Service) -> ServicePla
 
 fn backend_port(service: usize) -> u16 {
     BACKEND_PORT + u16::try_from(service).unwrap_or(0)
+}
+
+/// Id of the agent with this number.
+pub(crate) fn agent_id(number: usize) -> Option<AgentId> {
+    AgentId::new(&format!("ag_{number:020}")).ok()
 }
 
 /// Address of a machine of a kind: 1 callers, 2 agents, 3 backends, 4 copies of agents.

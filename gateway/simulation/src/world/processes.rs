@@ -1,16 +1,20 @@
 //! Processes of the product: a gateway with a host for each worker, and agents.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gw_agent::support::simulation::RunningAgent;
+use gw_base::mailbox::Inbox;
 use gw_data_plane::support::simulation::{RunningWorker, serve};
+use gw_data_plane::worker::{Setup, WorkerMessage};
 use gw_interface::rate_limit::Level;
 use gw_shared::runtime;
-use gw_simulated_kernel::Host;
+use gw_simulated_kernel::{Host, sockets};
 use tokio::sync::watch;
 
 use super::{World, gateway_address, gateway_machine, listen, machine};
@@ -19,15 +23,19 @@ use crate::product::{AgentPlan, Gateway, GatewayPlan, SetupError, control};
 /// A process of a gateway.
 pub(crate) struct GatewayProcess {
     pub(crate) gateway: Gateway,
-    pub(crate) workers: Vec<Host>,
-    running: Rc<RefCell<Vec<RunningWorker>>>,
+    number: usize,
+    control: Host,
+    workers: RefCell<Vec<Host>>,
+    /// Hosts of workers that panicked. Connections that they had passed on are still theirs in the kernel.
+    unwound: RefCell<Vec<Host>>,
+    running: Rc<RefCell<BTreeMap<usize, RunningWorker>>>,
 }
 
 impl GatewayProcess {
     /// Starts a process. `predecessor` is the one that it takes over from.
     pub(crate) fn start(
         world: &Rc<World>,
-        predecessor: Option<std::collections::BTreeMap<String, usize>>,
+        predecessor: Option<BTreeMap<String, usize>>,
     ) -> Result<Self, SetupError> {
         let number = world.gateways.borrow().len();
         let folder = world.folder().join("gateway");
@@ -45,34 +53,94 @@ impl GatewayProcess {
         let control = control::serve(Rc::clone(&world.region), jobs, gateway.publisher().clone());
         let control_host = Host::new(&format!("control {number}"), gateway_machine());
         control_host.spawn(control);
-        let running: Rc<RefCell<Vec<RunningWorker>>> = Rc::default();
-        let mut workers = Vec::new();
-        for worker in 0..world.scenario.workers {
-            let host = Host::new(&format!("worker {number}.{worker}"), gateway_machine());
-            let listener = host.enter(listen)?;
-            let (setup, inbox) = gateway.setup(&region, worker, vec![listener]);
-            let running = Rc::clone(&running);
-            host.spawn(async move {
-                let (up, _) = crossbeam_channel::bounded(1);
-                match serve(setup, inbox, up) {
-                    Ok((handle, served)) => {
-                        running.borrow_mut().push(handle);
-                        served.await;
-                    }
-                    Err(error) => tracing::error!(%error, "a worker cannot start"),
-                }
-            });
-            workers.push(host);
-        }
-        Ok(Self {
+        let process = Self {
             gateway,
-            workers,
-            running,
-        })
+            number,
+            control: control_host,
+            workers: RefCell::default(),
+            unwound: RefCell::default(),
+            running: Rc::default(),
+        };
+        for worker in 0..world.scenario.workers {
+            let host = process.new_host(worker);
+            let listener = host.enter(listen)?;
+            let (setup, inbox) = process.gateway.setup(&region, worker, vec![listener]);
+            process.serve(host, setup, inbox);
+            process.workers.borrow_mut().push(host);
+        }
+        Ok(process)
     }
 
-    /// The workers that run.
-    pub(crate) fn running(&self) -> Vec<RunningWorker> {
+    fn new_host(&self, worker: usize) -> Host {
+        Host::new(
+            &format!("worker {}.{worker}", self.number),
+            gateway_machine(),
+        )
+    }
+
+    fn serve(&self, host: Host, setup: Setup, inbox: Inbox<WorkerMessage>) {
+        let running = Rc::clone(&self.running);
+        let worker = setup.id.0;
+        host.spawn(async move {
+            let (up, _) = crossbeam_channel::bounded(1);
+            match serve(setup, inbox, up) {
+                Ok((handle, served)) => {
+                    running.borrow_mut().insert(worker, handle);
+                    served.await;
+                }
+                Err(error) => tracing::error!(%error, "a worker cannot start"),
+            }
+        });
+    }
+
+    /// Ends a worker as a panic does, and starts it again: its buckets are full.
+    pub(crate) fn panic_worker(&self, world: &World, worker: usize) -> Result<(), SetupError> {
+        let panicked = self.workers.borrow()[worker];
+        panicked.unwind();
+        self.unwound.borrow_mut().push(panicked);
+        self.running.borrow_mut().remove(&worker);
+        let host = self.new_host(worker);
+        let listener = host.enter(listen)?;
+        let region = world.region.borrow();
+        let (setup, inbox) = self.gateway.setup(&region, worker, vec![listener]);
+        let levels = Some(Arc::default());
+        self.serve(host, Setup { levels, ..setup }, inbox);
+        self.workers.borrow_mut()[worker] = host;
+        Ok(())
+    }
+
+    /// Kills the process.
+    pub(crate) fn kill(&self) {
+        self.control.kill();
+        self.running.borrow_mut().clear();
+        let (workers, unwound) = (self.workers.borrow(), self.unwound.borrow());
+        workers.iter().chain(&*unwound).for_each(|host| host.kill());
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.control.is_dead()
+    }
+
+    /// The hosts of workers.
+    pub(crate) fn workers(&self) -> Vec<Host> {
+        self.workers.borrow().clone()
+    }
+
+    /// Connections of the process that are open.
+    pub(crate) fn open_connections(&self) -> usize {
+        let (workers, unwound) = (self.workers.borrow(), self.unwound.borrow());
+        let hosts = workers.iter().chain(&*unwound);
+        hosts.map(|host| sockets::open_connections(*host)).sum()
+    }
+
+    /// Whether a worker runs.
+    pub(crate) fn runs(&self) -> bool {
+        let running = self.running.borrow();
+        running.values().any(|worker| worker.probe().is_some())
+    }
+
+    /// The workers that have started, by their numbers.
+    pub(crate) fn running(&self) -> BTreeMap<usize, RunningWorker> {
         self.running.borrow().clone()
     }
 }

@@ -4,6 +4,7 @@
 //! the receiver's window allows. Close, shutdown and reset do what tcp(7) and RFC 9293 say, as far as the product can see it.
 
 mod connect;
+mod effort;
 mod ending;
 mod options;
 mod readiness;
@@ -22,6 +23,7 @@ use crate::clock::{self, Nanos};
 use crate::scheduler::Host;
 
 pub use self::connect::{accept, connect, duplicate};
+pub use self::effort::{Effort, most_at_once};
 pub(crate) use self::ending::close_all_of;
 pub use self::ending::{close, shutdown};
 pub(crate) use self::options::{Setting, set_option};
@@ -379,4 +381,5 @@ pub fn open_connections(host: Host) -> usize {
 
 pub(crate) fn clear() {
     drop(SOCKETS.take());
+    effort::clear();
 }

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 
 use libc::c_int;
 
+use super::effort::moved;
 use super::ending::forget_if_done;
 use super::watch::watch_acknowledgement;
 use super::{Kind, Result, SocketId, with};
@@ -44,6 +45,7 @@ pub fn receive(fd: c_int, buffer: &mut [MaybeUninit<u8>], peek: bool) -> Result<
     })?;
     if read > 0 && !peek {
         trace::mix(id << 32 | read as u64);
+        moved(read);
         open_window(id);
     }
     Ok(read)
@@ -91,6 +93,7 @@ pub fn send(fd: c_int, pieces: &[&[u8]]) -> Result<usize> {
         Ok((id, sent))
     })?;
     trace::mix(id << 32 | 1 << 31 | sent as u64);
+    moved(sent);
     push(id);
     Ok(sent)
 }
