@@ -64,12 +64,11 @@ impl Bucket {
         if rate == self.rate {
             return;
         }
-        let missing = self.until_full(now).as_nanos();
-        let requests_missing = missing
-            .div_ceil(self.rate.interval().as_nanos())
-            .min(u128::from(rate.burst()));
-        self.full_at =
-            now + rate.interval() * u32::try_from(requests_missing).unwrap_or(rate.burst());
+        // The same share of a request is missing after the change, in whole nanoseconds.
+        let missing = (self.until_full(now).as_nanos() * rate.interval().as_nanos())
+            .div_ceil(self.rate.interval().as_nanos());
+        let missing = u64::try_from(missing).map_or(Duration::MAX, Duration::from_nanos);
+        self.full_at = now + missing.min(rate.time_to_fill());
         self.rate = rate;
     }
 }
@@ -180,6 +179,18 @@ mod tests {
         assert_eq!(admitted, 10);
         bucket.set_rate(rate(5, 600), start);
         assert_eq!(bucket.take(start), Err(Duration::from_millis(100)));
+    }
+
+    #[test]
+    fn a_change_of_rate_keeps_what_is_refilled_of_a_request() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(rate(10, 60), start);
+        (0..10).for_each(|_| bucket.take(start).unwrap());
+        let half = start + Duration::from_millis(500);
+        bucket.set_rate(rate(10, 600), half);
+        assert_eq!(bucket.take(half), Err(Duration::from_millis(50)));
+        bucket.set_rate(rate(10, 60), half);
+        assert_eq!(bucket.take(half), Err(Duration::from_millis(500)));
     }
 
     proptest! {
