@@ -76,6 +76,7 @@ fn has_cause(world: &World, request: &Request, entry: &Entry, code: &str) -> boo
         "GW_BACKEND_INVALID_RESPONSE" => {
             // Backends of the world take no extended CONNECT.
             request.response.fault == ResponseFault::Garbage
+                || others_send_too_much(world)
                 || (request.method == Method::Upgrade && has_http2_backends(world))
         }
         _ => false,
@@ -135,6 +136,12 @@ fn others_close_connections(world: &World, service: usize) -> bool {
                 ResponseFault::None | ResponseFault::Stalls(_)
             )
     })
+}
+
+/// What follows a response on its connection may arrive when the next request has been sent, and then is a response to it.
+fn others_send_too_much(world: &World) -> bool {
+    let mut requests = world.scenario.callers.iter().flat_map(|one| &one.requests);
+    requests.any(|request| request.response.fault == ResponseFault::TooLong)
 }
 
 /// Whether each agent has a slot for every request that can be under way. Requests whose callers left may still hold one.

@@ -84,7 +84,7 @@ pub(super) fn revoked_agents_get_nothing(world: &World) -> Checked {
     })
 }
 
-/// The requests of one client address go to one agent while it is in order and has room.
+/// The requests of a session to one service go to one agent while it is in order and has room.
 pub(super) fn sessions_stay(world: &World) -> Checked {
     let scenario = &world.scenario;
     // An agent is overloaded above a quarter of its slots.
@@ -95,7 +95,7 @@ pub(super) fn sessions_stay(world: &World) -> Checked {
     if !scenario.faults.is_empty() || !has_room || !requests().all(is_benign) {
         return Ok(());
     }
-    let mut agents: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+    let mut agents: BTreeMap<(usize, usize), BTreeSet<usize>> = BTreeMap::new();
     let can_be_switched = !has_http2_backends(world);
     world.ledger.find(|request, entry| {
         let seen = &entry.seen;
@@ -113,7 +113,7 @@ pub(super) fn sessions_stay(world: &World) -> Checked {
             Affinity::Header | Affinity::Client => true,
         };
         if has_session {
-            let of_caller = agents.entry(seen.caller).or_default();
+            let of_caller = agents.entry((seen.caller, seen.service)).or_default();
             of_caller.extend(entry.attempts.iter().map(|attempt| attempt.agent));
         }
         None::<()>
@@ -121,9 +121,9 @@ pub(super) fn sessions_stay(world: &World) -> Checked {
     let scattered = agents.iter().find(|(_, agents)| agents.len() > 1);
     match scattered {
         None => Ok(()),
-        Some((caller, agents)) => violated(
+        Some(((caller, service), agents)) => violated(
             "sessions stay with their agent",
-            format!("agents {agents:?} got requests of caller {caller}"),
+            format!("agents {agents:?} got requests of caller {caller} to service {service}"),
         ),
     }
 }
