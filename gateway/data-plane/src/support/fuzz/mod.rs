@@ -9,6 +9,7 @@
 )]
 
 mod addresses;
+mod agent_program;
 mod caller_h2;
 mod credentials;
 mod csr;
@@ -27,11 +28,12 @@ use gw_base::service::hostname::Region;
 use gw_shared::id::AccountId;
 
 pub use self::addresses::{client_address, hostname, proxy_header};
+pub use self::agent_program::{agent_program, agent_programs};
 pub use self::caller_h2::caller_h2;
 pub use self::credentials::{access_token, access_tokens, service_key};
 pub use self::csr::csr;
 pub use self::http::{body, header_rules, request_head, response_head};
-pub use self::node_link::node_link;
+pub use self::node_link::{announcement, announcements, node_link};
 pub use self::telemetry::{log_block, trace_context};
 pub use self::token_endpoint::{scope, token_body};
 pub use self::tunnel::{control_message, handshake};
@@ -41,6 +43,8 @@ pub use self::tunnel_frames::tunnel_frames;
 #[expect(clippy::type_complexity, reason = "a table of two columns")]
 pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("access_token", access_token),
+    ("agent_program", agent_program),
+    ("announcement", announcement),
     ("body", body),
     ("caller_h2", caller_h2),
     ("client_address", client_address),

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::{TARGETS, access_tokens};
+use super::{TARGETS, access_tokens, announcements};
 
 #[path = "../../../../fuzz/corpus_test/mod.rs"]
 mod corpus_test;
@@ -18,6 +18,23 @@ fn every_target_has_a_wrapper_and_a_corpus_and_passes_it() {
 fn the_corpus_has_the_tokens_that_the_target_signs() {
     for (name, value) in access_tokens() {
         assert_in_corpus("access_token", name, value.as_bytes());
+    }
+}
+
+/// The statements name the architecture of this machine.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn the_corpus_has_the_statements_that_the_target_signs() {
+    for (name, statement) in super::agent_programs() {
+        let json = serde_json::to_vec(&statement).unwrap();
+        assert_in_corpus("agent_program", name, &json);
+    }
+}
+
+#[test]
+fn the_corpus_has_the_announcements_that_the_target_signs() {
+    for (name, header, _) in announcements() {
+        assert_in_corpus("announcement", name, &header);
     }
 }
 
