@@ -87,6 +87,9 @@ pub(crate) fn is_of_authority(reason: &CertificateError) -> bool {
     reason.to_string().contains("CaUsedAsEndEntity")
 }
 
+/// The authority of a gateway without a certificate of its own, and where to find it: users do not read `data_dir`.
+pub(crate) const DEVELOPMENT_CA: &str = "dev-ca.crt in data_dir of a gateway without tls_certificate, which is printed with each enrollment token";
+
 /// What such a certificate is, and what to do.
 pub(crate) const OF_AUTHORITY: &str = "is that of an authority (CA:TRUE), not of a server: make it again, with \
                                        `-addext basicConstraints=critical,CA:FALSE` for `openssl req -x509`";

@@ -66,6 +66,15 @@ pub fn quoted(text: &str) -> String {
     }
 }
 
+/// `sudo` before a printed command, if this one was called with it.
+pub fn sudo() -> &'static str {
+    if std::env::var_os("SUDO_USER").is_some() {
+        "sudo "
+    } else {
+        ""
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -34,8 +34,9 @@ pub enum GatewayError {
     Proxy(#[from] ProxyError),
     #[error(
         "the gateway's certificate at {at} is not trusted: {reason}; if a private authority issued it, name that authority's \
-         certificate with --ca-file when the agent enrolls: dev-ca.crt in data_dir of a gateway without tls_certificate (it is \
-         kept as gateway-ca.crt in the state folder)"
+         certificate with --ca-file when the agent enrolls (for gw-agent-enroll.service: GW_ENROLL_OPTIONS): {} (it is \
+         kept as gateway-ca.crt in the state folder)",
+        tls::DEVELOPMENT_CA
     )]
     Untrusted {
         at: String,

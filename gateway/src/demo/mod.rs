@@ -18,6 +18,7 @@ use gw_base::service::service_settings::ServiceSettings;
 use gw_control_plane::admin_client::console_url;
 use gw_control_plane::control::ControlError;
 use gw_interface::config::{Config, HandOver};
+use gw_shared::command::{quoted, sudo};
 use gw_shared::files;
 use gw_shared::identity::secret::Secret;
 use gw_shared::telemetry::trace::CollectorSettings;
@@ -258,6 +259,12 @@ impl About {
         }
     }
 
+    /// `curl` that trusts the gateway. Only the user of the demo can read the file.
+    fn curl(&self) -> String {
+        let ca = quoted(&self.ca_file.display().to_string());
+        format!("{}curl --cacert {ca}", sudo())
+    }
+
     /// Writes commands that send requests and administer the gateway.
     fn write_commands(&self, out: &mut impl Write) -> io::Result<()> {
         let Self {
@@ -270,8 +277,8 @@ impl About {
             admin_token,
             ..
         } = self;
-        let ca = self.ca_file.display();
-        let call = format!("  curl --cacert {ca} -H 'X-Gw-Service-Key: {service_key}'");
+        let curl = self.curl();
+        let call = format!("  {curl} -H 'X-Gw-Service-Key: {service_key}'");
         match &self.backend {
             None => {
                 writeln!(out, "{call} '{tenant_url}/hello?name=you'")?;
@@ -283,14 +290,14 @@ impl About {
                 writeln!(out, "{call} {tenant_url}/")?;
             }
         }
-        writeln!(out, "  curl --cacert {ca} {tenant_url}/without-a-key")?;
+        writeln!(out, "  {curl} {tenant_url}/without-a-key")?;
         writeln!(
             out,
             "\nAn access token, for X-Gw-Authorization: Bearer ... instead of the key:\n"
         )?;
         writeln!(
             out,
-            "  curl --cacert {ca} {base_url}/oauth/token -u {client_id}:{client_secret} \\\n    -d 'scope=account:{ACCOUNT} service:{SERVICE}'"
+            "  {curl} {base_url}/oauth/token -u {client_id}:{client_secret} \\\n    -d 'scope=account:{ACCOUNT} service:{SERVICE}'"
         )?;
         writeln!(out, "\nAdministration:\n")?;
         writeln!(

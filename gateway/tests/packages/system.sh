@@ -4,7 +4,7 @@ set -eux -o pipefail
 
 apex=https://eu1.gw.localhost
 export GW_ADMIN_TOKEN_FILE=/var/lib/gw-gateway/admin.token
-export SSL_CERT_FILE=/etc/gw/dev-ca.crt
+authority=/etc/gw/gw-ca.crt
 
 # wait_for COMMAND...: until it succeeds, 20 seconds at most.
 wait_for() {
@@ -16,7 +16,7 @@ wait_for() {
 }
 
 call() {
-    curl --silent --show-error --fail --cacert $SSL_CERT_FILE -H "X-Gw-Service-Key: $key" \
+    curl --silent --show-error --fail --cacert $authority -H "X-Gw-Service-Key: $key" \
         https://acme--api.eu1.gw.localhost/healthz
 }
 
@@ -59,16 +59,34 @@ journalctl --no-pager --unit gw-gateway | grep "reactor driver=${driver:?}"
 # The agent enrolls with a token that its own user cannot read, and relays to the gateway's admin listener.
 gw-gateway service create acme api
 key=$(gw-gateway key create acme --service api --json | sed 's/.*"service_key":"\([^"]*\)".*/\1/')
-install -m 644 /var/lib/gw-gateway/dev-ca.crt $SSL_CERT_FILE
-printf 'GW_GATEWAY=%s\nSSL_CERT_FILE=%s\n' $apex $SSL_CERT_FILE >>/etc/default/gw-agent
+install -m 600 /var/lib/gw-gateway/dev-ca.crt $authority
+printf 'GW_GATEWAY=%s\nGW_ENROLL_OPTIONS="--ca-file %s"\n' $apex $authority >>/etc/default/gw-agent
 printf '[backends."acme--api.eu1.gw.localhost"]\nurls = ["http://127.0.0.1:9080"]\nhost = "rewrite"\n' >/etc/gw/agent.toml
 (umask 077 && gw-gateway enrollment-token create acme --service api --json |
     sed 's/.*"token":"\([^"]*\)".*/\1/' >/etc/gw/enrollment-token)
+systemctl start gw-agent-enroll && exit 1
+journalctl --no-pager --unit gw-agent-enroll | grep -e "--ca-file: $authority: cannot be read: Permission denied"
+chmod 644 $authority
 systemctl start gw-agent-enroll
 systemctl start gw-agent
 wait_for gw-agent doctor --config /etc/gw/agent.toml
 wait_for call
 test "$(stat --format %U "/proc/$(systemctl show --property MainPID --value gw-agent)")" = gw-agent
+
+# What `service create` prints is for a user that cannot enter the folder of the gateway.
+gw-gateway service create acme web --with-key --with-agent --backend-port 9080 --config /etc/gw/gateway.toml >/root/created
+useradd --create-home caller
+runuser -l caller -c 'test ! -r /var/lib/gw-gateway/dev-ca.crt'
+sed -n '/^cat > gw-ca.crt/,/^END$/p' /root/created | runuser -l caller -c sh
+runuser -l caller -c "$(grep '^gw-agent http 9080 ' /root/created)" &
+agent=$!
+sed -n '/^curl /,/^$/p' /root/created >/root/call
+called() {
+    runuser -l caller -c "$(cat /root/call) --fail"
+}
+wait_for called
+kill $agent
+wait $agent || true
 
 # Reading the certificate again, and replacing the process, work within the unit's restrictions.
 systemctl reload gw-gateway

@@ -31,6 +31,7 @@ use crate::clock::GatewayClock;
 use crate::identity::certificate::{self, UnfitIdentity};
 use crate::identity::state::{Enrollment, PendingEnrollment, StateDir, StateError};
 use crate::proxy::ProxySettings;
+use crate::tls;
 
 /// Longest pause between two polls of the status, whatever the gateway requests.
 const POLL_MAX: Duration = Duration::from_secs(300);
@@ -69,7 +70,8 @@ pub enum EnrollError {
     /// The gateway's certificate is of another authority than those given.
     #[error(
         "the gateway's certificate at {at} is not trusted: no authority in --ca-file issued it ({reason}); give the file of the one that \
-         did: dev-ca.crt in data_dir of a gateway without tls_certificate, or that of your own authority"
+         did: {}, or that of your own authority",
+        tls::DEVELOPMENT_CA
     )]
     OtherAuthority {
         at: String,

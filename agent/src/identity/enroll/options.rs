@@ -14,7 +14,7 @@ use rustls_pki_types::ServerName;
 use super::EnrollError;
 use crate::identity::state::{PendingEnrollment, StateDir, StateLock};
 use crate::proxy::ProxySettings;
-use crate::tls;
+use crate::tls::{self, DEVELOPMENT_CA};
 
 /// Options of an enrollment. To resume one, the state folder is enough.
 #[derive(Debug, Clone, Default)]
@@ -258,8 +258,7 @@ fn read_authorities(file: &Path) -> Result<String, String> {
     let pem = fs::read_to_string(file).map_err(|error| cannot_read(file, &error))?;
     tls::parse_certificates(pem.as_bytes()).map_err(|error| {
         format!(
-            "{}: {error}; name the certificate of the authority: dev-ca.crt in data_dir of a gateway without tls_certificate, \
-             or that of your own authority",
+            "{}: {error}; name the certificate of the authority: {DEVELOPMENT_CA}, or that of your own authority",
             file.display()
         )
     })?;

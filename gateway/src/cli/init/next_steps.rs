@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use gw_base::tls::CertificateSource;
 use gw_interface::config::Config;
-use gw_shared::command::quoted;
+use gw_shared::command::{quoted, sudo};
 
 use super::answers::Answers;
 
@@ -35,7 +35,8 @@ pub(super) fn next_steps(answers: &Answers, config: &Config, stage: SetupStage) 
     let start = match stage {
         SetupStage::Stopped => {
             format!(
-                "Start the gateway:\n\n  {program} serve --config {file}\n\nThen, in another terminal:\n"
+                "{}Start the gateway:\n\n  {program} serve --config {file}\n\nThen, in another terminal:\n",
+                service_of_root()
             )
         }
         SetupStage::StoppedService => {
@@ -69,13 +70,18 @@ pub(super) fn next_steps(answers: &Answers, config: &Config, stage: SetupStage) 
         format!(":{}", listen.port())
     };
     let gateway = format!("https://{}{port}", config.region.apex());
-    let authority = development_authority(config).map_or_else(String::new, |file| {
-        format!(" --ca-file {}", quoted(&file.display().to_string()))
-    });
+    // Users cannot read the file in `data_dir`.
+    let (authority, option) = match development_authority(config) {
+        Some(_) => (
+            ", the lines that write the certificate of the development CA to gw-ca.crt",
+            " --ca-file gw-ca.crt",
+        ),
+        None => ("", ""),
+    };
     format!(
         "{}\n{start}\n  {program} service create {account} api --with-key --with-agent {connection}\n\n\
-         It prints a service key, and the command with a token for a program on port 3000:\n\n  \
-         gw-agent http 3000 --gateway {gateway}{authority} --token …",
+         It prints a service key{authority}, and the command with a token for a program on port 3000:\n\n  \
+         gw-agent http 3000 --gateway {gateway}{option} --token …",
         names_and_certificate(answers, config)
     )
 }
@@ -86,12 +92,12 @@ pub(super) fn development_authority(config: &Config) -> Option<PathBuf> {
         .then(|| config.data_dir.join("dev-ca.crt"))
 }
 
-/// `sudo` before a command, if `init` was called with it.
-fn sudo() -> &'static str {
-    if std::env::var_os("SUDO_USER").is_some() {
-        "sudo "
-    } else {
+/// Note for a user that has forgotten `sudo`.
+fn service_of_root() -> &'static str {
+    if rustix::process::geteuid().is_root() {
         ""
+    } else {
+        "Where systemd runs, `init` of root (sudo) makes a service of it. Without:\n\n"
     }
 }
 
@@ -103,24 +109,19 @@ fn names_and_certificate(answers: &Answers, config: &Config) -> String {
             "\nDNS records, both with the public address of the gateway:\n\n  {apex}.    A  ADDRESS\n  *.{apex}.  A  ADDRESS\n"
         );
     }
-    let Some(authority) = development_authority(config) else {
+    if development_authority(config).is_none() {
         return text;
-    };
-    let authority = authority.display();
-    text += &if answers.is_local() {
-        format!(
-            "\nCertificate: of a development CA. Callers trust it with curl --cacert {authority}\n"
-        )
-    } else {
-        format!(
-            "\nCertificate: of a development CA, {authority}, which callers and agents have to be given.\n\
-             For one of a public CA:\n\n  \
+    }
+    text += "\nCertificate: of a development CA, which callers and agents have to be given.\n";
+    if !answers.is_local() {
+        text += &format!(
+            "For one of a public CA:\n\n  \
              {}certbot certonly --manual --preferred-challenges dns -d {apex} -d '*.{apex}'\n\n\
              Then set tls_certificate and tls_key in {} to files that the user of the gateway can read, and restart it.\n",
             sudo(),
             answers.config.display()
-        )
-    };
+        );
+    }
     text
 }
 
@@ -196,7 +197,8 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("curl --cacert /var/lib/gw-gateway/dev-ca.crt")
+            text.contains("to gw-ca.crt, ")
+                && text.ends_with(" --ca-file gw-ca.crt --token …")
                 && !text.contains("certbot"),
             "{text}"
         );

@@ -84,14 +84,14 @@ impl AboutNodes {
             "Node {number} has the agent's tunnel. Kill it: requests go on at the other nodes.\n\n  kill -KILL {}",
             lost.pid
         )?;
-        let ca = about.ca_file.display();
+        let curl = about.curl();
         let key = &about.service_key;
         let url = &about.tenant_url;
         let host = url.rsplit_once(':').map_or("", |(host, _)| host);
         for node in nodes.iter().filter(|node| node.pid != lost.pid) {
             writeln!(
                 out,
-                "  curl --cacert {ca} -H 'X-Gw-Service-Key: {key}' {host}:{}/",
+                "  {curl} -H 'X-Gw-Service-Key: {key}' {host}:{}/",
                 node.port
             )?;
         }

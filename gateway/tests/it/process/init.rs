@@ -130,6 +130,15 @@ fn three_commands_relay_a_request() {
         first.ends_with("is answered: 502 Bad Gateway GW_SERVICE_NOT_FOUND"),
         "{first}"
     );
+    // The second command has printed the lines that write the file for the last one, for a user that cannot read data_dir.
+    let (_, authority) = created.split_once("cat > gw-ca.crt").unwrap();
+    let (pem, _) = authority.split_once("\nEND\n").unwrap();
+    let write = format!("cat > gw-ca.crt{pem}\nEND\n");
+    assert_eq!(
+        end(&shell(folder.path(), &write).output().unwrap()),
+        (Some(0), String::new())
+    );
+    assert!(last.contains(" --ca-file gw-ca.crt "), "{last}");
     let last = last
         .replace("http 3000", &format!("http {port}"))
         .replace('…', &token);
@@ -149,7 +158,7 @@ fn three_commands_relay_a_request() {
         .unwrap();
     let address = format!("127.0.0.1:{address}").parse().unwrap();
     let mut caller = connect_to(
-        &about(address, &key, folder.path().join("data/dev-ca.crt")),
+        &about(address, &key, folder.path().join("gw-ca.crt")),
         HOST,
         &[b"http/1.1"],
         None,

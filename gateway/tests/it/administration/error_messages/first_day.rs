@@ -112,6 +112,7 @@ fn an_agent_that_gets_the_url_of_a_service_or_another_authority() {
             ),
             "UnknownIssuer",
             "dev-ca.crt in data_dir",
+            "which is printed with each enrollment token",
         ],
     );
 }
