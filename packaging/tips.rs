@@ -28,7 +28,11 @@ fn add(
 ) {
     // Gives each command the options of those above it.
     program.build();
-    let reached = words.iter().fold(&program, |command, word| {
+    let is_wrong = |word: &&String| {
+        error.kind() == ErrorKind::InvalidSubcommand && named(error).as_ref() == Some(*word)
+    };
+    let before = words.iter().take_while(|word| !is_wrong(word));
+    let reached = before.fold(&program, |command, word| {
         command.find_subcommand(word).unwrap_or(command)
     });
     let tip = match (error.kind(), named(error)) {
@@ -42,6 +46,11 @@ fn add(
                 let is_similar = error.get(ContextKind::SuggestedSubcommand).is_some();
                 (!is_similar).then(|| commands(reached))
             })
+        }
+        (ErrorKind::UnknownArgument, Some(option))
+            if option.starts_with('-') && meant(&option).is_some() =>
+        {
+            meant(&option)
         }
         (ErrorKind::UnknownArgument, _) => {
             // Names cannot begin with a hyphen, so `-- --option` does not help.
@@ -139,7 +148,7 @@ mod tests {
             .subcommand(Command::new("serve").arg(option("config").required(true)));
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         let meant = |word: &str| match word {
-            "version" => Some("`program --version` prints it".to_owned()),
+            "version" | "-v" => Some("`program --version` prints it".to_owned()),
             "--config <config>" => Some("`init` writes one".to_owned()),
             _ => None,
         };
@@ -155,6 +164,8 @@ mod tests {
     fn mistakes_of_the_command_line_come_with_what_was_meant() {
         for (line, tips) in [
             ("version", &["tip: `program --version` prints it"][..]),
+            ("version service", &["tip: `program --version` prints it"]),
+            ("-v", &["tip: `program --version` prints it"]),
             ("servce", &["'serve'"]),
             ("list", &["tip: the commands are service, serve"]),
             ("service add", &["tip: the commands are create, delete"]),

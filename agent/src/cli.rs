@@ -71,7 +71,11 @@ pub(crate) fn meant(word: &str) -> Option<String> {
         }
         "register" | "join" | "login" => "`gw-agent enroll` enrolls this machine",
         "status" | "check" => "`gw-agent doctor` checks this agent",
-        "version" => "`gw-agent --version` prints it",
+        "version" | "-v" => "`gw-agent --version` prints it",
+        "stop" | "restart" | "reload" => {
+            "`systemctl restart gw-agent` restarts the service of systemd; Ctrl-C or SIGTERM stops an agent"
+        }
+        "log" | "logs" => "`journalctl -u gw-agent` shows the log of the service of systemd",
         _ => return None,
     };
     Some(tip.to_owned())

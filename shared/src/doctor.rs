@@ -49,12 +49,7 @@ impl Examination {
         found: impl Into<String>,
         advice: impl Into<String>,
     ) {
-        self.note(
-            check,
-            Verdict::Warning,
-            found,
-            Some(located(&advice.into())),
-        );
+        self.note(check, Verdict::Warning, found, Some(advice.into()));
     }
 
     pub fn failed(
@@ -63,7 +58,7 @@ impl Examination {
         found: impl Into<String>,
         advice: impl Into<String>,
     ) {
-        self.note(check, Verdict::Failed, found, Some(located(&advice.into())));
+        self.note(check, Verdict::Failed, found, Some(advice.into()));
     }
 
     fn note(
@@ -76,8 +71,8 @@ impl Examination {
         self.checks.push(Finding {
             check: check.into(),
             verdict,
-            found: found.into(),
-            advice,
+            found: located(&found.into()),
+            advice: advice.as_deref().map(located),
         });
     }
 

@@ -67,6 +67,11 @@ pub fn create_private_dir(path: &Path) -> io::Result<()> {
 
 /// What to tell the user of a file that cannot be read: path, cause and remedy.
 pub fn cannot_read(path: &Path, error: &io::Error) -> String {
+    format!("{}: {}", path.display(), unreadable(path, error))
+}
+
+/// [`cannot_read`] without the path.
+pub fn unreadable(path: &Path, error: &io::Error) -> String {
     let remedy = match error.kind() {
         io::ErrorKind::NotFound if path.is_relative() => {
             "check the path, which is relative to the folder of this process".to_owned()
@@ -80,7 +85,7 @@ pub fn cannot_read(path: &Path, error: &io::Error) -> String {
         io::ErrorKind::InvalidData => "it must be text in UTF-8".to_owned(),
         _ => "name another file, or correct the cause".to_owned(),
     };
-    format!("{}: cannot be read: {error}; {remedy}", path.display())
+    format!("cannot be read: {error}; {remedy}")
 }
 
 /// Removes a file if it exists. A crash does not bring it back.

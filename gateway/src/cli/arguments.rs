@@ -89,11 +89,17 @@ pub(crate) fn meant(word: &str) -> Option<String> {
         "check" | "validate" => {
             "`gw-gateway serve --config FILE --check` checks a configuration, `gw-gateway doctor` also the machine"
         }
-        "version" => "`gw-gateway --version` prints it",
+        "version" | "-v" => "`gw-gateway --version` prints it",
+        "stop" | "restart" | "reload" => {
+            "`systemctl restart gw-gateway` restarts the service of systemd; Ctrl-C or SIGTERM stops a gateway"
+        }
+        "log" | "logs" => {
+            "`journalctl -u gw-gateway` shows the log of the service of systemd, `gw-gateway request search` the requests"
+        }
         "setup" | "install" | "configure" => {
             "`gw-gateway init` writes a configuration and starts the gateway"
         }
-        "list" | "create" | "add" | "show" | "delete" | "remove" => {
+        "list" | "create" | "add" | "show" | "change" | "delete" | "remove" => {
             "the kind of record comes first, such as `gw-gateway service list ACCOUNT`"
         }
         _ if word.starts_with("--config ") => {

@@ -4,6 +4,7 @@ use std::io::{self, StdoutLock, Write};
 use std::path::Path;
 
 use gw_base::service::rate::Rate;
+use gw_gateway::StartError;
 use gw_gateway::demo::nodes::{self, NodesDemo, NodesError, NodesOptions};
 use gw_gateway::demo::{Demo, DemoError, Options};
 use gw_interface::config::workers_or_cores;
@@ -45,6 +46,9 @@ pub(crate) fn run(arguments: DemoArguments) -> Result<(), Failure> {
     };
     let demo = Demo::start(&options).map_err(|error| match error {
         DemoError::Agent(_) => Failure::Usage(error.to_string()),
+        DemoError::Gateway(StartError::Listen(_)) => Failure::Run(format!(
+            "{error}: --port for listen, --admin-port for admin_listen; 0 is a free one"
+        )),
         _ => Failure::Run(error.to_string()),
     })?;
     print(arguments.json, &demo.about, |out| {

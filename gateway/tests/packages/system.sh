@@ -38,7 +38,9 @@ doctor() {
     runuser -u gw-gateway -- gw-gateway doctor --config /etc/gw/gateway.toml
 }
 doctor | grep "^ok *listen .*443 is free, and the unit of the gateway may bind it"
-gw-gateway init --account acme </dev/null | grep "is answered: 502 Bad Gateway GW_SERVICE_NOT_FOUND$"
+gw-gateway init --account acme </dev/null >/root/init
+grep "^/etc/gw/gateway.toml: written, in place of the example of the package.$" /root/init
+grep "is answered: 502 Bad Gateway GW_SERVICE_NOT_FOUND$" /root/init
 gw-gateway healthy
 doctor | grep "^ok *listen .*443: a gateway has it and answers"
 test "$(systemctl is-enabled gw-gateway)" = enabled

@@ -174,8 +174,14 @@ pub fn folder(out: &mut Examination, check: &str, path: &Path) {
     )
     .is_err()
     {
-        let advice =
-            "give it to the user that runs this program (chown), or run the program as its owner";
+        let owner = metadata.uid();
+        let advice = if owner == rustix::process::geteuid().as_raw() {
+            format!("chmod 700 {name}, and check that its file system can be written")
+        } else {
+            format!(
+                "it belongs to user {owner}: run this command as that user, such as with `sudo -u '#{owner}'`, or name another folder"
+            )
+        };
         return out.failed(check, format!("{name}: cannot be written"), advice);
     }
     let mode = metadata.mode() & 0o777;

@@ -18,7 +18,7 @@ use super::api::Api;
 use super::output::Output;
 
 const NO_TOKEN: &str = "no admin token: set GW_ADMIN_TOKEN, or name the file that holds it with --admin-token-file, \
-                        or the gateway's own configuration with --config";
+                        or the gateway's own configuration with --config, such as --config /etc/gw/gateway.toml";
 
 /// What names an admin listener. Options take precedence over environment variables.
 #[derive(Args, Default)]

@@ -218,7 +218,9 @@ impl ObjectKind {
 }
 
 fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
-    serde_json::from_value(value).map_err(|error| error.to_string())
+    // Names of types mean nothing to the author of a document.
+    let plain = |error: String| error.replace("expected u32", "expected a whole number");
+    serde_json::from_value(value).map_err(|error| plain(error.to_string()))
 }
 
 fn text_of<T: fmt::Display, E: fmt::Display>(id: Result<T, E>) -> Result<String, String> {
@@ -329,7 +331,12 @@ mod tests {
         }
         for (kind, key, given, message) in [
             (ObjectKind::Service, "burst", json!(0), "at least 1"),
-            (ObjectKind::Service, "burst", json!("9"), "expected u32"),
+            (
+                ObjectKind::Service,
+                "burst",
+                json!("9"),
+                "expected a whole number",
+            ),
             (ObjectKind::Service, "modes", json!(["password"]), "jwt"),
             (
                 ObjectKind::Account,

@@ -111,8 +111,9 @@ impl Reader<'_> {
                 .into_iter()
                 .find(|kind| kind.table() == name);
             let Some(kind) = kind else {
-                let tables = ObjectKind::ALL.iter().map(|kind| kind.table());
-                let hint = did_you_mean(name, tables.chain([MANAGED_BY]));
+                let tables = ObjectKind::ALL.map(ObjectKind::table);
+                let hint = did_you_mean(name, tables.into_iter().chain([MANAGED_BY]));
+                let hint = or_all(hint, "the kinds are", tables);
                 self.report(
                     key.span().start,
                     format!("{name}: no such key or kind of object{hint}"),
@@ -205,6 +206,7 @@ impl Reader<'_> {
         let name = key.get_ref().as_ref();
         if !id.kind.settings().contains(&name) {
             let hint = did_you_mean(name, id.kind.keys());
+            let hint = or_all(hint, "its keys are", id.kind.keys());
             self.report(key.span().start, format!("{id}: no key {name}{hint}"));
             return None;
         }
@@ -290,6 +292,16 @@ fn json(value: &DeValue<'_>) -> Result<Value, String> {
             .collect::<Result<_, _>>()?,
         DeValue::Table(_) => return Err("no setting is a table".to_owned()),
     })
+}
+
+/// The hint, or all `names` if no known name is similar.
+fn or_all(hint: String, what: &str, names: impl IntoIterator<Item = &'static str>) -> String {
+    if hint.is_empty() {
+        let names: Vec<_> = names.into_iter().collect();
+        format!("; {what} {}", names.join(", "))
+    } else {
+        hint
+    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use gw_shared::files::unreadable;
 use gw_shared::text::escaped;
 
 use super::object::ObjectId;
@@ -106,7 +107,7 @@ fn shown(path: &Path) -> Arc<str> {
 /// Adds the documents at `path`: the file itself, or the `.toml` files of the folder and of folders in it, in the order of
 /// their names. Hidden files are left out.
 fn find(path: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), String> {
-    let cannot = |error: io::Error| error.to_string();
+    let cannot = |error: io::Error| unreadable(path, &error);
     if path.as_os_str() == "-" || !fs::metadata(path).map_err(cannot)?.is_dir() {
         files.push(path.to_owned());
         return Ok(());
@@ -139,7 +140,10 @@ fn find(path: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), Strin
         }
     }
     if depth == 0 && files.len() == before {
-        return Err("the folder has no .toml file".to_owned());
+        return Err(
+            "the folder has no .toml file; `gw-gateway export` writes what a gateway has"
+                .to_owned(),
+        );
     }
     Ok(())
 }
@@ -154,7 +158,7 @@ fn text_of(path: &Path) -> Result<String, String> {
     } else {
         File::open(path).and_then(|file| file.take(DOCUMENT_MAX + 1).read_to_end(&mut bytes))
     };
-    let length = read.map_err(|error| error.to_string())?;
+    let length = read.map_err(|error| unreadable(path, &error))?;
     if length as u64 > DOCUMENT_MAX {
         let mebibytes = DOCUMENT_MAX >> 20;
         return Err(format!(
@@ -217,13 +221,13 @@ mod tests {
             mistakes,
             [
                 "c.toml:2: account: id: \"A\" is not an account id: 3 to 15 characters of a-z and 0-9",
-                "d.toml:1: colour: no such key or kind of object",
+                "d.toml:1: colour: no such key or kind of object; the kinds are account, service, credential, key, agent",
                 "b.toml:2: account acme is there twice, first at a.toml:1; put its keys together, or remove one",
             ]
         );
         let (_, mistakes) = read_folder(&[("notes.md", "")]);
         assert!(
-            mistakes[0].ends_with("the folder has no .toml file"),
+            mistakes[0].contains("the folder has no .toml file; "),
             "{mistakes:?}"
         );
     }

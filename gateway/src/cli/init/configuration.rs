@@ -21,6 +21,8 @@ const EXAMPLE_PATH: &str = "gw-gateway serve --config gateway.toml";
 pub(super) enum Written {
     Created,
     Replaced,
+    /// It was the example of the Debian package.
+    ExampleReplaced,
     /// It has the same settings.
     Unchanged,
 }
@@ -36,6 +38,7 @@ impl fmt::Display for Written {
         f.write_str(match self {
             Self::Created => "created",
             Self::Replaced => "replaced",
+            Self::ExampleReplaced => "written, in place of the example of the package",
             Self::Unchanged => "exists with these settings, unchanged",
         })
     }
@@ -55,7 +58,8 @@ pub(super) fn write(answers: &Answers, force: bool) -> Result<(Config, Written),
     let (config, written) = match fs::read_to_string(path) {
         Ok(existing) => match Config::parse(&existing, |_| None) {
             Ok(existing) if has_answers(&existing, &config) => (existing, Written::Unchanged),
-            _ if force || existing == EXAMPLE => (config, Written::Replaced),
+            _ if existing == EXAMPLE => (config, Written::ExampleReplaced),
+            _ if force => (config, Written::Replaced),
             _ => {
                 return Err(Failure::Usage(format!(
                     "init: {} exists with other settings; --force replaces it, --config names another file",

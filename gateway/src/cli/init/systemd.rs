@@ -109,7 +109,7 @@ impl Systemd {
         ];
         succeed("runuser", &as_user).map(drop).map_err(|failure| {
             Failure::Usage(format!(
-                "{}\nThe gateway runs as the user {USER}, which must be able to read all files of its configuration",
+                "{}\n  The gateway runs as the user {USER}, which must be able to read all files of its configuration",
                 failure.message()
             ))
         })

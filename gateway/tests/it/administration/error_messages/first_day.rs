@@ -177,7 +177,7 @@ fn an_admin_token_that_is_wrong_unreadable_or_lost() {
         &[
             "no admin token: set GW_ADMIN_TOKEN",
             "--admin-token-file",
-            "--config",
+            "--config /etc/gw/gateway.toml",
         ],
     );
     let token = day.data("admin.token");
