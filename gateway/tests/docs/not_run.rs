@@ -4,7 +4,7 @@ const REGION: &str =
     "several machines; gateway/tests/it/region/commands.rs runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-pub(crate) const NOT_RUN: [(&str, &str, &str); 52] = [
+pub(crate) const NOT_RUN: [(&str, &str, &str); 53] = [
     ("README.md", "./test", "it would run itself"),
     (
         "docs/agent.md",
@@ -190,6 +190,11 @@ pub(crate) const NOT_RUN: [(&str, &str, &str); 52] = [
         "docs/simulation.md",
         ".ci/simulation coverage",
         "minutes, and tools of LLVM",
+    ),
+    (
+        "docs/simulation.md",
+        "cargo test -p gw-simulation-mutants",
+        "builds a program and runs many seeds; .github/workflows/weekly.yml runs it",
     ),
     (
         "docs/upgrade.md",

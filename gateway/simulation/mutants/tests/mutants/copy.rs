@@ -41,39 +41,53 @@ pub fn mutant(name: &str) -> bool {
 ",
 );
 
-/// The program of the copy that runs seeds: examples/first_failure.rs.
-const PROGRAM: &str = "first_failure";
+/// The program of the copy.
+const PROGRAM: &str = "gw-simulation-mutants";
 
-/// Copies and builds. Returns the program. Its dependencies are those of the simulation itself, in the same folder.
+/// The manifest of the copy, and what it gets: another name of the program, beside which the real one stays.
+const MANIFEST: (&str, &str) = (
+    "gateway/simulation/Cargo.toml",
+    "
+[[bin]]
+name = \"gw-simulation-mutants\"
+path = \"src/main.rs\"
+",
+);
+
+/// Copies and builds. Returns the program. Its dependencies are those of `cargo simulate`, in the same folder.
 pub(crate) fn build(root: &Path) -> Result<PathBuf, Failure> {
-    let target = root.join("gateway/simulation/target");
+    let target = match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(folder) => std::path::absolute(folder)?,
+        None => root.join("target"),
+    };
     let copy = target.join("mutants");
     let edited = list::edited(root)?;
-    for source in SOURCES {
-        copy_tree(root, &copy, Path::new(source), &|file| {
-            let text = file.to_str().and_then(|file| edited.get(file));
-            match text {
-                Some(text) => Ok(text.clone().into_bytes()),
-                None => fs::read(root.join(file)),
+    let content = |file: &Path| {
+        let name = file.to_str().unwrap_or_default();
+        let mut content = match edited.get(name) {
+            Some(text) => text.clone().into_bytes(),
+            None => fs::read(root.join(file))?,
+        };
+        for (additional, text) in [SWITCH, MANIFEST] {
+            if name == additional {
+                content.extend_from_slice(text.as_bytes());
             }
-        })?;
-    }
-    let (file, switch) = SWITCH;
-    let text = match edited.get(file) {
-        Some(text) => text.clone(),
-        None => fs::read_to_string(root.join(file))?,
+        }
+        Ok(content)
     };
-    write_if_changed(&copy.join(file), (text + switch).as_bytes())?;
+    for source in SOURCES {
+        copy_tree(root, &copy, Path::new(source), &content)?;
+    }
     let built = Command::new(env!("CARGO"))
-        .args(["build", "--locked", "--example", PROGRAM, "--target-dir"])
+        .args(["build", "--locked", "--bin", PROGRAM, "--target-dir"])
         .arg(&target)
         .arg("--manifest-path")
-        .arg(copy.join("gateway/simulation/Cargo.toml"))
+        .arg(copy.join(MANIFEST.0))
         .status()?;
     if !built.success() {
         return Err("the copy with the mutants cannot be built".into());
     }
-    Ok(target.join("debug/examples").join(PROGRAM))
+    Ok(target.join("debug").join(PROGRAM))
 }
 
 /// Copies a file or a folder, without folders of build results. Files that are not in `root` any more stay.
@@ -83,10 +97,6 @@ fn copy_tree(
     source: &Path,
     content: &dyn Fn(&Path) -> io::Result<Vec<u8>>,
 ) -> io::Result<()> {
-    if source == Path::new(SWITCH.0) {
-        // Written with the switch in it, so that its time does not change each time.
-        return Ok(());
-    }
     if !root.join(source).is_dir() {
         return write_if_changed(&copy.join(source), &content(source)?);
     }

@@ -7,9 +7,9 @@ mod copy;
 mod list;
 
 use std::error::Error;
-use std::io::{self, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use list::{MUTANTS, Mutant};
@@ -46,26 +46,35 @@ fn first_failure(
     seeds: u64,
 ) -> Result<Option<Found>, Failure> {
     let mut command = Command::new(program);
-    command.arg(seeds.to_string()).env_remove(copy::VARIABLE);
+    command.args(["--shrink", "0", "--seeds", &seeds.to_string()]);
+    command.env_remove(copy::VARIABLE).stdout(Stdio::piped());
     if let Some(mutant) = mutant {
         command.env(copy::VARIABLE, mutant);
     }
-    let output = command.output()?;
-    if !output.status.success() {
-        let errors = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("{}: {} {errors}", program.display(), output.status).into());
+    let mut running = command.spawn()?;
+    let stdout = running.stdout.take().ok_or("the program has no output")?;
+    for line in BufReader::new(stdout).lines() {
+        let line = line?;
+        let Some(line) = line.strip_prefix("seed ") else {
+            continue;
+        };
+        // The lines of later seeds, which are told in order, are of no use.
+        running.kill()?;
+        running.wait()?;
+        let mut fields = line.splitn(3, ": ");
+        let mut next = || fields.next().ok_or(line);
+        return Ok(Some(Found {
+            seed: next()?.parse()?,
+            invariant: next()?.to_owned(),
+            what: next()?.to_owned(),
+        }));
     }
-    let text = String::from_utf8(output.stdout)?;
-    let mut fields = text.trim_end().splitn(3, '\t');
-    let (Some(seed), Some(invariant), Some(what)) = (fields.next(), fields.next(), fields.next())
-    else {
-        return Ok(None);
-    };
-    Ok(Some(Found {
-        seed: seed.parse()?,
-        invariant: invariant.to_owned(),
-        what: what.to_owned(),
-    }))
+    let status = running.wait()?;
+    if status.success() {
+        Ok(None)
+    } else {
+        Err(format!("{}: {status}", program.display()).into())
+    }
 }
 
 /// Builds a program and runs many simulations: minutes to hours.
