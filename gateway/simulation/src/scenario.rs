@@ -21,6 +21,9 @@ pub struct Scenario {
     pub delay: Duration,
     /// Largest segment of the network, in bytes.
     pub segment: usize,
+    /// Connections of callers stay with the worker that accepts them, and their requests cross to that of the tunnel.
+    #[serde(default)]
+    pub crosses_workers: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -256,6 +259,7 @@ impl Scenario {
             faults,
             delay: Duration::from_micros([20, 500, 20_000][rng.usize(..3)]),
             segment: [64 * 1024, 1460, 64 * 1024, 300][rng.usize(..4)],
+            crosses_workers: rng.u8(..4) == 0,
         }
     }
 
@@ -467,8 +471,16 @@ impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "seed {}: {} workers, delay {:?}, segments of {} bytes",
-            self.seed, self.workers, self.delay, self.segment
+            "seed {}: {} workers, delay {:?}, segments of {} bytes{}",
+            self.seed,
+            self.workers,
+            self.delay,
+            self.segment,
+            if self.crosses_workers {
+                ", requests cross workers"
+            } else {
+                ""
+            }
         )?;
         for (number, service) in self.services.iter().enumerate() {
             writeln!(f, "service {number}: {service:?}")?;

@@ -227,9 +227,10 @@ fn renumber(index: &mut usize, removed: usize) -> bool {
     is_kept
 }
 
-const WHOLE: [fn(&mut Scenario); 2] = [
+const WHOLE: [fn(&mut Scenario); 3] = [
     |scenario| scenario.delay = Duration::from_micros(20),
     |scenario| scenario.segment = 64 * 1024,
+    |scenario| scenario.crosses_workers = false,
 ];
 
 const SERVICE: [fn(&mut Service); 3] = [

@@ -12,6 +12,7 @@ use gw_agent::support::simulation::RunningAgent;
 use gw_base::mailbox::Inbox;
 use gw_data_plane::support::simulation::{RunningWorker, serve};
 use gw_data_plane::worker::{Setup, WorkerMessage};
+use gw_interface::config::HandOver;
 use gw_interface::rate_limit::Level;
 use gw_shared::runtime;
 use gw_simulated_kernel::{Host, sockets};
@@ -43,6 +44,9 @@ impl GatewayProcess {
         let region = world.region.borrow();
         let mut plan = GatewayPlan::new(&region, world.scenario.workers, &folder);
         plan.config.connections_per_address = plan.config.connections_per_address.max(64);
+        if world.scenario.crosses_workers {
+            plan.config.hand_over = HandOver::Never;
+        }
         // Room for all requests of a scenario.
         plan.config.relay_memory *= 16;
         plan.socket_memory *= 16;
