@@ -97,7 +97,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         }",
             },
         ],
-        invariant: "without faults all requests succeed",
+        invariant: "only tunnels are open",
     },
     Mutant {
         name: "credit_is_granted_twice",
@@ -107,7 +107,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             to: "            stream.settle();\n        }\n        \
                  if MUTANT { 2 * grant } else { grant }\n    }",
         }],
-        invariant: "without faults all requests succeed",
+        invariant: "an error has a cause",
     },
     Mutant {
         name: "post_is_sent_again_after_bytes_left",
@@ -126,8 +126,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             // The agents of the simulation come before.
             to: "WorkerMessage::Directory(directory) => {
                 thread_local! {
-                    static SEEN: std::cell::Cell<(Option<Instant>, u32)> =
-                        const { std::cell::Cell::new((None, 0)) };
+                    static SEEN: Cell<(Option<Instant>, u32)> =
+                        const { Cell::new((None, 0)) };
                 }
                 let (first, number) = SEEN.get();
                 let first = first.unwrap_or_else(Instant::now);
@@ -138,27 +138,28 @@ pub(crate) const MUTANTS: &[Mutant] = &[
                 }
             }",
         }],
-        invariant: "a disabled key is refused within a second",
+        invariant: "services recover once faults are over",
     },
     Mutant {
-        name: "connection_with_an_unfinished_response_is_used_again",
+        name: "connection_of_a_reset_request_is_used_again",
         edits: &[Edit {
             file: "agent/src/forward/mod.rs",
             from: "Err(ExchangeError::Reset) => {\n                lease.abort();",
             to: "Err(ExchangeError::Reset) => {\n                \
                  if MUTANT { lease.give_back(); } else { lease.abort(); }",
         }],
-        invariant: "a response belongs to its request",
+        invariant: "an upload arrives unchanged",
     },
     Mutant {
         name: "cancelled_request_is_not_recorded",
         edits: &[Edit {
             file: "gateway/data-plane/src/request_scope/mod.rs",
-            from: "let cut_here = std::thread::panicking()",
-            to: "if MUTANT {\n            return;\n        }\n        \
-                 let cut_here = std::thread::panicking()",
+            from: "            self.observe(outcome);",
+            to: "            if !(MUTANT && outcome == Outcome::CallerGone) {
+                self.observe(outcome);
+            }",
         }],
-        invariant: "each request is recorded once",
+        invariant: "counters agree with records",
     },
     Mutant {
         name: "request_is_recorded_twice",
@@ -213,7 +214,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             to: "                Ok(0) | Err(_) if MUTANT => return Poll::Ready(Ok(Part::End)),
                 Ok(0) | Err(_) => return Poll::Ready(Err(BodyError::Gone)),",
         }],
-        invariant: "an upload arrives unchanged",
+        invariant: "an error has a cause",
     },
     Mutant {
         name: "closed_connection_keeps_the_slot_of_its_address",
@@ -226,6 +227,20 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         let mut open = self.arrivals.open.borrow_mut();",
         }],
         invariant: "addresses have slots for open connections only",
+    },
+    Mutant {
+        name: "buckets_are_full_after_a_takeover",
+        edits: &[Edit {
+            file: "gateway/interface/src/rate_limit/service_buckets.rs",
+            from: "        let levels = self.levels(now);\n        self.location",
+            to: "        let levels = if MUTANT {
+            Vec::new()
+        } else {
+            self.levels(now)
+        };
+        self.location",
+        }],
+        invariant: "the bucket admits its burst and rate",
     },
     Mutant {
         name: "one_request_more_than_slots_is_sent",

@@ -86,6 +86,9 @@ fn each_mutant_is_found() -> Result<(), Failure> {
         only.as_ref()
             .is_none_or(|only| only.split(',').any(|name| name == mutant.name))
     };
+    if !MUTANTS.iter().any(|mutant| is_wanted(&mutant)) {
+        return Err(format!("{ONLY} names no mutant").into());
+    }
     let program = copy::build(&root())?;
     let mut missed = Vec::new();
     let mut most = 0;
