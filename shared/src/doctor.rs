@@ -49,7 +49,7 @@ impl Examination {
         found: impl Into<String>,
         advice: impl Into<String>,
     ) {
-        self.note(check, Verdict::Warning, found, Some(advice.into()));
+        self.note(check, Verdict::Warning, found, Some(&advice.into()));
     }
 
     pub fn failed(
@@ -58,7 +58,7 @@ impl Examination {
         found: impl Into<String>,
         advice: impl Into<String>,
     ) {
-        self.note(check, Verdict::Failed, found, Some(advice.into()));
+        self.note(check, Verdict::Failed, found, Some(&advice.into()));
     }
 
     fn note(
@@ -66,13 +66,13 @@ impl Examination {
         check: impl Into<String>,
         verdict: Verdict,
         found: impl Into<String>,
-        advice: Option<String>,
+        advice: Option<&str>,
     ) {
         self.checks.push(Finding {
             check: check.into(),
             verdict,
             found: located(&found.into()),
-            advice: advice.as_deref().map(located),
+            advice: advice.map(located),
         });
     }
 
