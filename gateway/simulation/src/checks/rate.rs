@@ -75,7 +75,11 @@ fn charges(world: &World, service: usize) -> Vec<Charge> {
                 id: request.id,
                 began: seen.began?,
                 arrived: entry.attempts.first().map(|attempt| attempt.at),
-                ended: seen.ended.unwrap_or(Nanos::MAX),
+                // A caller that leaves does not know when its request is charged.
+                ended: seen
+                    .ended
+                    .filter(|_| seen.status.is_some())
+                    .unwrap_or(Nanos::MAX),
                 is_limited: code == Some(LIMITED),
             });
         }
