@@ -83,8 +83,9 @@ sed -n '/^cat > gw-ca.crt/,/^END$/p' /root/created | runuser -l caller -c sh
 runuser -l caller -c "$(grep '^gw-agent http 9080 ' /root/created)" &
 agent=$!
 sed -n '/^curl /,/^$/p' /root/created >/root/call
+# The backend is the admin listener, which refuses the name of a service.
 called() {
-    runuser -l caller -c "$(cat /root/call) --fail"
+    runuser -l caller -c "$(cat /root/call)" | grep "is the name of a service, and this is the admin listener"
 }
 wait_for called
 kill $agent
