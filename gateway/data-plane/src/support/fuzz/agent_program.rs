@@ -35,16 +35,16 @@ pub fn agent_program(data: &[u8]) {
             "accepted, and never signed: {statement:?}"
         );
     }
-    signed_by_the_target(statement.signed(&key_pair(KEYS[1])), &keys);
+    signed_by_the_target(&statement.signed(&key_pair(KEYS[1])), &keys);
 }
 
-fn signed_by_the_target(statement: SignedProgram, keys: &ReleaseKeys) {
+fn signed_by_the_target(statement: &SignedProgram, keys: &ReleaseKeys) {
     let SignedProgram {
         version,
         minimum,
         replaces,
         ..
-    } = statement;
+    } = *statement;
     let is_permitted = statement.target == TARGET
         && statement.size <= SIZE_MAX
         && !statement.sha256.contains('\0')
