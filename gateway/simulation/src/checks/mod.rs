@@ -51,6 +51,8 @@ pub(crate) fn at_the_end(world: &World) -> Checked {
     requests::interim_responses_and_trailers_pass(world)?;
     requests::benign_requests_succeed(world)?;
     records::each_request_is_recorded_once(world)?;
+    records::ids_are_unique(world)?;
+    records::ids_have_the_time_of_the_request(world)?;
     records::records_agree(world)?;
     records::counters_agree_with_records(world)?;
     errors::errors_are_of_the_table(world)?;

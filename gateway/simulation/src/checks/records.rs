@@ -1,7 +1,9 @@
 //! Records of the request log and counters.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{SystemTime, UNIX_EPOCH};
 
+use gw_simulated_kernel::clock::{self, Nanos};
 use gw_telemetry::counters::WorkerReport;
 use gw_telemetry::request_log::{Ended, RequestRecord};
 
@@ -47,6 +49,56 @@ pub(super) fn each_request_is_recorded_once(world: &World) -> Checked {
             more => Some(format!("{more} records")),
         }
     })
+}
+
+/// No two records have one id, whichever process and worker made them, and wherever the clock jumps: the log finds a request
+/// by it.
+pub(super) fn ids_are_unique(world: &World) -> Checked {
+    let mut ids = BTreeSet::new();
+    for recorded in world.records.borrow().iter() {
+        let record = &recorded.record;
+        if !ids.insert(record.id) {
+            return violated(
+                "each record has an id of its own",
+                format!("{} is also the id of {record:?}", record.id),
+            );
+        }
+    }
+    Ok(())
+}
+
+const NANOS_IN_MS: Nanos = 1_000_000;
+
+/// The time in the id is that at which the head arrived: it decides in which file the record is, and whether a search finds it
+/// (docs/request-log-format.md). So the ids of a caller that waits for each response rise with the milliseconds, whichever worker
+/// gets its requests. Records come in the order in which requests end, which is not that of the ids.
+pub(super) fn ids_have_the_time_of_the_request(world: &World) -> Checked {
+    let mut faults = world.scenario.faults.iter();
+    // Ids follow jumps of the clock, but for short ones back.
+    if faults.any(|fault| matches!(fault.kind, FaultKind::JumpClock { .. })) {
+        return Ok(());
+    }
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH);
+    let wall = wall.map_or(0, |wall| wall.as_nanos() as Nanos);
+    // The wall clock at the begin of the simulation.
+    let at_start = wall.saturating_sub(clock::now().unwrap_or(0));
+    let ms = |at: Nanos| (at_start + at) / NANOS_IN_MS;
+    let records = Records::of(world);
+    each(
+        world,
+        "an id has the time of its request",
+        |request, Entry { seen, attempts }| {
+            let id = records.sole(request.id)?.id;
+            let first = ms(seen.began?);
+            let arrived = attempts.first().map(|attempt| attempt.at);
+            // The earliest that shows that the gateway had the head.
+            let latest = arrived.into_iter().chain(seen.answered).min();
+            let last = latest.map_or(u64::MAX, ms);
+            let found = id.unix_ms();
+            (found < first || found > last)
+                .then(|| format!("{id} is of {found} ms, not from {first} to {last} ms"))
+        },
+    )
 }
 
 /// A record says what caller and backend saw (docs/request-log.md).
