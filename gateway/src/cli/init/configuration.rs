@@ -241,7 +241,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let answers = answers(folder.path());
         put(&answers.config, EXAMPLE).unwrap();
-        assert_eq!(write(&answers, false).unwrap().1, Written::Replaced);
+        assert_eq!(write(&answers, false).unwrap().1, Written::ExampleReplaced);
 
         // A setting of the administrator stays.
         let edited = format!(
