@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use gw_base::clock::Timestamp;
 use gw_base::service::service_settings::ServiceSettings;
 use gw_shared::id::{AccountId, ServiceId};
+use gw_shared::version::later_members::LaterMembers;
 use gw_store::{
     AccountRecord, AuditEntry, Position, ServiceRecord, SqliteStore, Step, Store, StoreSource,
     StoredRecord,
@@ -25,7 +26,7 @@ use crate::support::{eventually, turn};
 const REVOKED_WITHIN: Duration = Duration::from_secs(1);
 const SERVICE: &str = "/accounts/demo/services/echo";
 /// Number of services whose records exceed 64 MiB, the longest message to a predecessor; `GW_TEST_SERVICES` overrides it.
-const MANY_SERVICES: usize = 250_000;
+const MANY_SERVICES: usize = 25_000;
 
 fn set_rate(prepared: &Prepared, admin_address: SocketAddr, burst: u32) {
     let rate = json!({ "burst": burst, "refill_per_minute": 1 });
@@ -260,9 +261,12 @@ fn revocations_reach_replaced_processes() {
     drop(second);
 }
 
-/// Adds an account with many services.
+/// Adds an account with many services, whose records are large.
 fn add_services(prepared: &Prepared, count: usize) {
     let account = AccountId::new("many").unwrap();
+    // Few large records take less time than many small ones.
+    let members = json!({ "member of a later version": "x".repeat(2700) });
+    let later: LaterMembers = serde_json::from_value(members).unwrap();
     let service = |number: usize| {
         StoredRecord::Service(ServiceRecord {
             account: account.clone(),
@@ -270,7 +274,7 @@ fn add_services(prepared: &Prepared, count: usize) {
             settings: ServiceSettings::default(),
             created_at: Timestamp(1),
             managed_by: None,
-            later: Default::default(),
+            later: later.clone(),
         })
     };
     assert!(serde_json::to_string(&service(0)).unwrap().len() * count > 64 * 1024 * 1024);
