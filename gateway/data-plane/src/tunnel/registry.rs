@@ -267,13 +267,11 @@ impl Registry {
                 continue;
             }
             tell_ready_again(&reserve);
+            self.tunnel_grace.arrived(label);
             services.push(Arc::clone(label));
             tunnels.sessions.push(reserve);
             tunnels.tell_of_others();
             self.has_several |= tunnels.sessions.len() > 1;
-        }
-        for service in &services {
-            self.tunnel_grace.arrived(service);
         }
         services
     }
