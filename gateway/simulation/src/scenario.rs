@@ -60,7 +60,7 @@ pub struct Agent {
     /// Its backends speak HTTP/2 without TLS.
     #[serde(default)]
     pub has_http2_backends: bool,
-    /// Number of its account, whose services it serves.
+    /// Number of its account. It serves the services of this account.
     #[serde(default)]
     pub account: usize,
 }
@@ -266,6 +266,14 @@ impl Scenario {
     /// Whether an agent serves a service.
     pub fn serves(&self, agent: usize, service: usize) -> bool {
         self.agents[agent].account == self.services[service].account
+    }
+
+    /// Requests to a service.
+    pub fn requests_to(&self, service: usize) -> impl Iterator<Item = &Request> {
+        let callers = self.callers.iter();
+        callers
+            .filter(move |caller| caller.service == service)
+            .flat_map(|caller| &caller.requests)
     }
 
     /// Number of requests.

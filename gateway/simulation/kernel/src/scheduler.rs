@@ -184,8 +184,8 @@ impl Host {
         self.drop_tasks();
     }
 
-    /// Ends the host as a panic does a thread: its tasks are gone, and with them what they own. Sockets that it has accepted
-    /// and passed to another thread stay open.
+    /// Ends the host like a thread that panics: drops its tasks and all that they own. Sockets that it has accepted and passed
+    /// to another thread stay open.
     pub fn unwind(self) {
         trace::line(|line| line.push_str(&format!("{} unwinds", self.name())));
         SCHEDULER.with_borrow_mut(|scheduler| scheduler.hosts[self.0].is_dead = true);

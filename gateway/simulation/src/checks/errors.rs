@@ -99,7 +99,7 @@ fn ends_workers(fault: FaultKind) -> bool {
 }
 
 fn ends_tunnels(fault: FaultKind) -> bool {
-    matches!(
+    let is_of_agent = matches!(
         fault,
         FaultKind::KillAgent { .. }
             | FaultKind::FreezeAgent { .. }
@@ -107,11 +107,8 @@ fn ends_tunnels(fault: FaultKind) -> bool {
             | FaultKind::DrainAgent { .. }
             | FaultKind::CutAgent { .. }
             | FaultKind::RevokeAgent { .. }
-            | FaultKind::FreezeWorker { .. }
-            | FaultKind::PanicWorker { .. }
-            | FaultKind::KillGateway { .. }
-            | FaultKind::TakeOver
-    )
+    );
+    is_of_agent || ends_workers(fault)
 }
 
 fn ends_backends(fault: FaultKind) -> bool {
@@ -123,10 +120,7 @@ fn ends_backends(fault: FaultKind) -> bool {
 
 /// Connections that the backend closes may be those of this request: a kept one closes as the request is sent.
 fn others_close_connections(world: &World, service: usize) -> bool {
-    let callers = world.scenario.callers.iter();
-    let mut requests = callers
-        .filter(|caller| caller.service == service)
-        .flat_map(|caller| &caller.requests);
+    let mut requests = world.scenario.requests_to(service);
     requests.any(|request| {
         let response = &request.response;
         response.is_early
@@ -138,29 +132,25 @@ fn others_close_connections(world: &World, service: usize) -> bool {
     })
 }
 
-/// What follows a response on its connection may arrive when the next request has been sent, and then is a response to it.
+/// Bytes behind a response can arrive after the next request was sent on the connection, and are then read as its response.
 fn others_send_too_much(world: &World) -> bool {
     let mut requests = world.scenario.callers.iter().flat_map(|one| &one.requests);
     requests.any(|request| request.response.fault == ResponseFault::TooLong)
 }
 
-/// Whether each agent has a slot for every request that can be under way. Requests whose callers left may still hold one.
+/// Whether each agent has a slot for every request that can be in flight. A request whose caller left can still hold one.
 pub(super) fn has_slots(world: &World, service: usize) -> bool {
     let scenario = &world.scenario;
-    let callers = || {
-        scenario
-            .callers
-            .iter()
-            .filter(move |caller| caller.service == service)
-    };
-    let at_once: usize = callers().map(|caller| caller.at_once).sum();
+    let callers = scenario.callers.iter();
+    let callers = callers.filter(|caller| caller.service == service);
+    let at_once: usize = callers.map(|caller| caller.at_once).sum();
     let account = scenario.services[service].account;
     let agents = scenario
         .agents
         .iter()
         .filter(|agent| agent.account == account);
     let slots = agents.map(|agent| agent.slots as usize);
-    let mut requests = callers().flat_map(|caller| &caller.requests);
+    let mut requests = scenario.requests_to(service);
     requests.all(|request| request.conduct == Conduct::Patient && !request.response.is_early)
         && slots.min().unwrap_or(0) >= at_once
 }

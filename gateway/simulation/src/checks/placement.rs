@@ -99,7 +99,7 @@ pub(super) fn sessions_stay(world: &World) -> Checked {
     let can_be_switched = !has_http2_backends(world);
     world.ledger.find(|request, entry| {
         let seen = &entry.seen;
-        // An agent whose backend takes no extended CONNECT passes a switch of protocols to another.
+        // An upgrade moves to another agent if the backend does not support extended CONNECT (RFC 8441).
         if request.method == Method::Upgrade && !can_be_switched {
             return None;
         }
@@ -174,10 +174,7 @@ pub(super) fn a_healthy_agent_suffices(world: &World) -> Checked {
 }
 
 fn all_are_benign(world: &World, service: usize) -> bool {
-    let callers = world.scenario.callers.iter();
-    let mut requests = callers
-        .filter(|caller| caller.service == service)
-        .flat_map(|caller| &caller.requests);
+    let mut requests = world.scenario.requests_to(service);
     requests.all(is_benign)
 }
 

@@ -28,8 +28,8 @@ impl Charge {
     }
 }
 
-/// In any period, no more requests are admitted than the burst and what is refilled; a request is refused only if so many were
-/// admitted. A request that is tried again is charged once.
+/// A period admits at most the burst and the tokens that are refilled in it. A request is refused only if as many were admitted.
+/// A retried request is charged once.
 pub(super) fn bucket_is_exact(world: &World) -> Checked {
     for number in 0..world.services.len() {
         let charges = charges(world, number);

@@ -153,7 +153,7 @@ fn response_disagrees(request: &Request, seen: &Seen, record: &RequestRecord) ->
     }
     // The rest of an upload may still be on its way.
     let has_upload = request.upload.is_some();
-    // The caller may have all of the announced length of a response whose stream goes on.
+    // The caller can have as many bytes as announced before the stream of the response ends.
     let goes_on = matches!(
         request.response.fault,
         ResponseFault::TooLong | ResponseFault::Stalls(_)
@@ -184,8 +184,8 @@ const NOT_SENT: [&str; 4] = [
 /// Agents that one request is sent to (docs/limits.md).
 const AGENTS_MAX: usize = 3;
 
-/// The response is of an agent whose backend got the request, and only safe requests without a body are sent again once they
-/// may have reached a backend (docs/redundancy.md).
+/// The recorded agent is one whose backend got the request. A request that can have reached a backend is retried only if it is
+/// safe and has no body (docs/redundancy.md).
 fn attempts_disagree(request: &Request, entry: &Entry, record: &RequestRecord) -> Option<String> {
     let is_relayed = entry.seen.answer_to.is_some();
     let agents = || entry.attempts.iter().map(|attempt| attempt.agent);
@@ -196,7 +196,7 @@ fn attempts_disagree(request: &Request, entry: &Entry, record: &RequestRecord) -
     if failed > AGENTS_MAX || (is_relayed && failed >= AGENTS_MAX) {
         return Some(format!("{failed} attempts failed"));
     }
-    // An agent whose backend takes no switch of protocols has sent nothing.
+    // An agent sends no upgrade to a backend that does not support extended CONNECT.
     if request.method == Method::Upgrade {
         return None;
     }

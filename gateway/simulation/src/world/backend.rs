@@ -9,9 +9,9 @@ use gw_shared::net::{Listener, Socket};
 use gw_shared::runtime;
 use gw_simulated_kernel::clock;
 
-use super::body;
 use super::ledger::Ledger;
 use super::message::{self, Part, TRAILER};
+use super::{body, http2_backend};
 use crate::scenario::{Framing, Method, Request, ResponseFault};
 
 /// Field in which backends name the request that they answer.
@@ -20,22 +20,26 @@ pub(crate) const ANSWER_TO: &str = "x-sim-answer-to";
 /// Largest piece of a response that is sent at once.
 pub(crate) const PIECE: usize = 16 * 1024;
 
-/// Serves until the host is killed.
-pub(crate) async fn serve(listener: Listener, agent: usize, ledger: Rc<Ledger>) {
+/// Serves HTTP/2 or HTTP/1.1 until the host is killed.
+pub(crate) async fn serve(listener: Listener, agent: usize, is_http2: bool, ledger: Rc<Ledger>) {
     while let Ok((fd, _)) = listener.accept().await {
         let Ok(socket) = Socket::from_fd(fd) else {
             continue;
         };
         let ledger = Rc::clone(&ledger);
         runtime::spawn(async move {
-            let connection = Connection {
-                socket,
-                agent,
-                ledger,
-                buffer: BytesMut::new(),
-            };
             // The agent may have closed the connection.
-            drop(connection.serve().await);
+            if is_http2 {
+                drop(http2_backend::connection(socket, agent, ledger).await);
+            } else {
+                let connection = Connection {
+                    socket,
+                    agent,
+                    ledger,
+                    buffer: BytesMut::new(),
+                };
+                drop(connection.serve().await);
+            }
         });
     }
 }

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use gw_shared::http2::stream::send;
-use gw_shared::net::{Listener, Socket};
+use gw_shared::net::Socket;
 use gw_shared::runtime;
 use gw_simulated_kernel::clock;
 use h2::server::SendResponse;
@@ -22,21 +22,12 @@ use super::ledger::Ledger;
 use super::message::TRAILER;
 use crate::scenario::{Framing, Method, Request, ResponseFault};
 
-/// Serves until the host is killed.
-pub(crate) async fn serve(listener: Listener, agent: usize, ledger: Rc<Ledger>) {
-    while let Ok((fd, _)) = listener.accept().await {
-        let Ok(socket) = Socket::from_fd(fd) else {
-            continue;
-        };
-        let ledger = Rc::clone(&ledger);
-        runtime::spawn(async move {
-            // The agent may have closed the connection.
-            drop(connection(socket, agent, ledger).await);
-        });
-    }
-}
-
-async fn connection(socket: Socket, agent: usize, ledger: Rc<Ledger>) -> Result<(), h2::Error> {
+/// Serves a connection until it ends.
+pub(super) async fn connection(
+    socket: Socket,
+    agent: usize,
+    ledger: Rc<Ledger>,
+) -> Result<(), h2::Error> {
     let mut connection = h2::server::handshake(Stream(socket)).await?;
     while let Some(accepted) = connection.accept().await {
         let (request, response) = accepted?;

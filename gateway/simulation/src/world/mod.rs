@@ -44,7 +44,7 @@ use crate::scenario::{self, FaultKind, Scenario};
 const GATEWAY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), 443);
 /// Port of the backend of the first service; the others follow.
 const BACKEND_PORT: u16 = 8000;
-/// Field whose value is a session.
+/// Field of requests by whose value sessions are told apart.
 pub(crate) const SESSION: &str = "x-sim-session";
 /// Time for agents to open their tunnels before the first caller begins.
 const START: Duration = Duration::from_millis(500);
@@ -212,11 +212,8 @@ impl World {
             let listener = host.enter(|| std::net::TcpListener::bind(address))?;
             let listener = host.enter(|| Listener::new(listener))?;
             let ledger = Rc::clone(&self.ledger);
-            if self.scenario.agents[agent].has_http2_backends {
-                host.spawn(http2_backend::serve(listener, agent, ledger));
-            } else {
-                host.spawn(backend::serve(listener, agent, ledger));
-            }
+            let is_http2 = self.scenario.agents[agent].has_http2_backends;
+            host.spawn(backend::serve(listener, agent, is_http2, ledger));
         }
         Ok(host)
     }
@@ -282,7 +279,7 @@ impl World {
         Ok(())
     }
 
-    /// Waits until what is left of ended requests has gone.
+    /// Waits until nothing is held for requests that have ended.
     async fn becomes_quiet(&self) {
         let began = clock::now().unwrap_or(0);
         loop {

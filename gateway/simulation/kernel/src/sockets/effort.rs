@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::scheduler::{self, Host};
 
-/// What was done in one poll.
+/// Bytes and system calls of one poll.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Effort {
     /// Bytes that were sent or received.

@@ -44,7 +44,7 @@ pub fn mutant(name: &str) -> bool {
 /// The program of the copy.
 const PROGRAM: &str = "gw-simulation-mutants";
 
-/// The manifest of the copy, and what it gets: another name of the program, beside which the real one stays.
+/// A manifest of the copy, and the lines that are added to it. They name the program differently from the real one.
 const MANIFEST: (&str, &str) = (
     "gateway/simulation/Cargo.toml",
     "
