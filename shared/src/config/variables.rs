@@ -45,8 +45,8 @@ pub const VARIABLES: &[&str] = &[
     "GW_DRIVER",
     "GW_ENROLLMENT_REQUESTS_PER_MINUTE",
     "GW_ENROLLMENT_TOKEN",
+    // Read by gw-agent-enroll.service, like GW_GATEWAY.
     "GW_ENROLL_OPTIONS",
-    // Read by gw-agent-enroll.service, as GW_ENROLL_OPTIONS.
     "GW_GATEWAY",
     "GW_HAND_OVER",
     "GW_HEALTH_CHECK",

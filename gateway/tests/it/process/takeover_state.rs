@@ -261,7 +261,7 @@ fn revocations_reach_replaced_processes() {
     drop(second);
 }
 
-/// Adds an account with many services, whose records are large.
+/// Adds an account with `count` services. Their records are large.
 fn add_services(prepared: &Prepared, count: usize) {
     let account = AccountId::new("many").unwrap();
     // Few large records take less time than many small ones.
