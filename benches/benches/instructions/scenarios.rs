@@ -5,9 +5,9 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use gw_agent::support::bench::CannedBackend;
+use gw_data_plane::support::bench::http2_caller::Http2Caller;
 use gw_data_plane::support::bench::relay::{BenchWorker, HOST, Http1Caller, SERVICE_KEY};
 use gw_shared::runtime::{self, Driver};
-use http::{Request, Version};
 use tokio::sync::oneshot;
 
 use crate::world;
@@ -15,6 +15,7 @@ use crate::world;
 /// Requests of one kind, relayed one after another by each of a number of callers.
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
+    /// Requests at once: connections of HTTP/1.1, or streams of one connection of HTTP/2.
     callers: u32,
     /// Relayed before the measurement: connections, buffers and tables have their size then.
     warm_up: u32,
@@ -32,7 +33,7 @@ enum RequestKind {
 const SMALL: usize = 98;
 
 /// All scenarios, in the order of the report.
-pub(crate) const ALL: [Scenario; 6] = [
+pub(crate) const ALL: [Scenario; 7] = [
     Scenario {
         name: "get",
         callers: 1,
@@ -69,6 +70,14 @@ pub(crate) const ALL: [Scenario; 6] = [
         response_body: SMALL,
     },
     Scenario {
+        name: "get-http2-64-at-once",
+        callers: 64,
+        warm_up: 512,
+        requests: 2048,
+        request: RequestKind::Http2,
+        response_body: SMALL,
+    },
+    Scenario {
         name: "post-1-kib",
         callers: 1,
         warm_up: 512,
@@ -97,9 +106,24 @@ pub(crate) fn relay(scenario: &'static Scenario, begin: fn()) {
     };
     let relayed = driver.block_on(async {
         let gateway = world::start(&scenario.backend()).await;
-        scenario.relay_all(&gateway, scenario.warm_up).await;
-        begin();
-        scenario.relay_all(&gateway, scenario.requests).await;
+        match scenario.request {
+            RequestKind::Http1 { fields, body } => {
+                let request = http1_request(fields, body);
+                scenario
+                    .relay_http1(&gateway, &request, scenario.warm_up)
+                    .await;
+                begin();
+                scenario
+                    .relay_http1(&gateway, &request, scenario.requests)
+                    .await;
+            }
+            RequestKind::Http2 => {
+                let mut caller = Http2Caller::new(&gateway).unwrap();
+                scenario.relay_http2(&mut caller, scenario.warm_up).await;
+                begin();
+                scenario.relay_http2(&mut caller, scenario.requests).await;
+            }
+        }
         assert_eq!(gateway.open_streams(), 0);
     });
     relayed.unwrap();
@@ -125,16 +149,23 @@ impl Scenario {
         }
     }
 
-    async fn relay_all(&'static self, gateway: &Rc<BenchWorker>, requests: u32) {
+    async fn relay_http1(&'static self, gateway: &Rc<BenchWorker>, request: &Bytes, requests: u32) {
         let left = Rc::new(Cell::new(self.callers));
         let (done, wait) = oneshot::channel();
         let done = Rc::new(Cell::new(Some(done)));
         for _ in 0..self.callers {
-            let gateway = Rc::clone(gateway);
+            let mut caller = Http1Caller::new(gateway);
+            let request = request.clone();
             let left = Rc::clone(&left);
             let done = Rc::clone(&done);
             runtime::spawn(async move {
-                self.call(&gateway, requests / self.callers).await;
+                for _ in 0..requests / self.callers {
+                    let response = caller.relay(&request).await.unwrap();
+                    assert!(
+                        response.starts_with(b"HTTP/1.1 200 OK\r\n")
+                            && response.len() > self.response_body
+                    );
+                }
                 left.set(left.get() - 1);
                 if left.get() == 0 {
                     done.take().unwrap().send(()).unwrap();
@@ -146,28 +177,10 @@ impl Scenario {
         wait.await.unwrap();
     }
 
-    async fn call(&self, gateway: &Rc<BenchWorker>, requests: u32) {
-        match self.request {
-            RequestKind::Http1 { fields, body } => {
-                let request = http1_request(fields, body);
-                let mut caller = Http1Caller::new(gateway);
-                for _ in 0..requests {
-                    let response = caller.relay(&request).await.unwrap();
-                    assert!(
-                        response.starts_with(b"HTTP/1.1 200 OK\r\n")
-                            && response.len() > self.response_body
-                    );
-                }
-            }
-            RequestKind::Http2 => {
-                let request = http2_request();
-                for _ in 0..requests {
-                    assert_eq!(
-                        gateway.relay_http2(request.clone()).await,
-                        Some(self.response_body)
-                    );
-                }
-            }
+    async fn relay_http2(&self, caller: &mut Http2Caller, requests: u32) {
+        for _ in 0..requests / self.callers {
+            let bytes = caller.relay(self.callers).await;
+            assert_eq!(bytes, Some(self.response_body * self.callers as usize));
         }
     }
 }
@@ -242,13 +255,3 @@ const BROWSER: [(&str, &str); 25] = [
     ("Via", "1.1 edge"),
     ("Pragma", "no-cache"),
 ];
-
-fn http2_request() -> Request<()> {
-    Request::get(format!("https://{HOST}/hello?name=you"))
-        .version(Version::HTTP_2)
-        .header("user-agent", "curl/8.14.1")
-        .header("accept", "*/*")
-        .header("x-gw-service-key", SERVICE_KEY)
-        .body(())
-        .unwrap()
-}

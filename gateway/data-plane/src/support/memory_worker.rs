@@ -1,7 +1,7 @@
 //! A worker of the gateway with one tunnel in memory, for benchmarks and fuzz targets.
 
 use std::io;
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -36,6 +36,10 @@ use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
 use rustls::server::{NoClientAuth, ResolvesServerCertUsingSni};
 
+use crate::connections::Connections;
+use crate::downstream::h2;
+use crate::downstream::upload_window::UploadWindow;
+use crate::http2::frame_meter::CallerStream;
 use crate::memory::sockets::SocketBudget;
 use crate::tunnel::session::{Party, Session, drive};
 use crate::worker::{Setup, Worker, WorkerHandles, WorkerMessage};
@@ -45,6 +49,9 @@ pub(crate) const HOST: &str = "acme--api.bench.localhost";
 /// Service key of the callers, as a field value.
 pub(crate) const SERVICE_KEY: &str =
     "gw_sk_0123456789abcdef.0123456789abcdefghijABCDEFGHIJ0123456789abc";
+
+/// Address of the callers.
+pub(crate) const CALLER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
 /// A worker with one tunnel.
 pub(crate) struct MemoryWorker {
@@ -101,6 +108,24 @@ impl MemoryWorker {
             session,
             _inbox: inbox,
         })
+    }
+
+    /// Starts to serve a caller's connection of HTTP/2. Fails if there is no place for it.
+    pub(crate) fn serve_http2(&self, stream: impl CallerStream) -> io::Result<()> {
+        // Is asked about the connection, and carries no bytes.
+        let socket = idle_socket()?;
+        let deadline = Instant::now() + limits::HANDSHAKE;
+        let guard = Connections::register(&self.worker.connections, &socket, deadline)
+            .ok_or(io::ErrorKind::QuotaExceeded)?;
+        runtime::spawn(h2::serve_on(
+            Rc::clone(&self.worker.router),
+            stream,
+            socket.closer(),
+            UploadWindow::new(socket.gauge()),
+            CALLER,
+            guard,
+        ));
+        Ok(())
     }
 }
 

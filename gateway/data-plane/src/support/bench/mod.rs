@@ -1,6 +1,7 @@
 //! Entry points of benches/ into private modules: idle workers, their mailboxes, pipes between them, and relaying in
 //! memory. Not a public interface.
 
+pub mod http2_caller;
 pub mod relay;
 
 use std::io;

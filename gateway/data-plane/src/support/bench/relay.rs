@@ -1,12 +1,13 @@
 //! Relaying in memory: a worker of the gateway with one service and one tunnel. Callers and transport are in memory.
 //!
 //! Everything between the bytes of a request and the bytes of its response runs as in the product: head, route, directory,
-//! service key, bucket, tunnel, response, counters, and the record for the request log. Not included: TLS, sockets, the
-//! table of connections with its deadlines, and the HTTP/2 codec. What passes between this module and those parts, such
-//! as the choice of the response's framing, repeats `downstream`.
+//! service key, bucket, tunnel, response, counters, and the record for the request log. Not included: TLS and sockets.
+//!
+//! Requests of HTTP/2 take the whole path, from the first frame. For those of HTTP/1.1, the table of connections with its
+//! deadlines is not included either, and this module repeats what `downstream` does there, such as the choice of the
+//! response's framing.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
 use std::rc::Rc;
 
 use crate::limits;
@@ -15,9 +16,10 @@ use gw_shared::http::body::{self, BodyDecoder};
 use gw_shared::http::head::{self, Framing, HeadScanner};
 use gw_shared::http::{ConnectionField, Fields, Part};
 use gw_shared::tunnel::transport::Transport;
-use http::{Method, Request};
+use http::Method;
 
 use crate::http_message::{BodyError, CallerGone, Outcome, RelayedHead, RequestBody, ResponseSink};
+use crate::http2::frame_meter::CallerStream;
 use crate::peer::Peer;
 use crate::support::memory_worker::{self, MemoryWorker};
 
@@ -32,6 +34,7 @@ const SERVICES: usize = 1000;
 /// A worker with one tunnel.
 pub struct BenchWorker {
     gateway: MemoryWorker,
+    /// The callers of HTTP/1.1.
     peer: Peer,
 }
 
@@ -39,7 +42,7 @@ impl BenchWorker {
     /// Starts the gateway's end of a tunnel on the reactor of the calling thread. Waits until the agent takes requests.
     pub async fn start(transport: impl Transport + 'static) -> io::Result<Rc<Self>> {
         let gateway = MemoryWorker::start(SERVICES, transport).await?;
-        let peer = Peer::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), None);
+        let peer = Peer::new(memory_worker::CALLER, None);
         Ok(Rc::new(Self { gateway, peer }))
     }
 
@@ -48,27 +51,9 @@ impl BenchWorker {
         self.gateway.session.open_streams()
     }
 
-    /// Relays a request of HTTP/2, given as the codec gives it. Returns the bytes of the response's body; `None` if it is
-    /// not complete.
-    pub async fn relay_http2(&self, request: Request<()>) -> Option<usize> {
-        let (parts, ()) = request.into_parts();
-        let head = head::request_of_http2(parts, false, limits::REQUEST_HEAD).ok()?;
-        let mut buffer = BytesMut::new();
-        let mut sink = Http2Sink {
-            bytes: 0,
-            begun: false,
-        };
-        let mut body = WholeBody {
-            decoder: BodyDecoder::new(Framing::None),
-            buffer: &mut buffer,
-        };
-        let outcome = self
-            .gateway
-            .worker
-            .router
-            .serve(head, &self.peer, &mut body, &mut sink)
-            .await;
-        (outcome == Outcome::Complete).then_some(sink.bytes)
+    /// Starts to serve a caller's connection of HTTP/2.
+    pub(super) fn serve_http2(&self, stream: impl CallerStream) -> io::Result<()> {
+        self.gateway.serve_http2(stream)
     }
 }
 
@@ -241,42 +226,6 @@ impl ResponseSink for Http1Sink<'_> {
 
     async fn flush(&mut self) -> Result<(), CallerGone> {
         self.sent.append(&mut self.out);
-        Ok(())
-    }
-
-    fn has_begun(&self) -> bool {
-        self.begun
-    }
-
-    fn begin_own_response(&mut self, _: bool) {}
-}
-
-/// Counts the bytes of a response that the HTTP/2 codec would write.
-struct Http2Sink {
-    bytes: usize,
-    begun: bool,
-}
-
-impl ResponseSink for Http2Sink {
-    async fn interim(&mut self, _: RelayedHead) -> Result<(), CallerGone> {
-        Ok(())
-    }
-
-    async fn head(&mut self, _: RelayedHead) -> Result<(), CallerGone> {
-        self.begun = true;
-        Ok(())
-    }
-
-    async fn data(&mut self, data: Bytes, _: bool) -> Result<(), CallerGone> {
-        self.bytes += data.len();
-        Ok(())
-    }
-
-    async fn end(&mut self, _: Option<Fields>) -> Result<(), CallerGone> {
-        Ok(())
-    }
-
-    async fn flush(&mut self) -> Result<(), CallerGone> {
         Ok(())
     }
 

@@ -4,36 +4,18 @@
 use std::collections::HashMap;
 
 use super::agent::mark;
+use crate::support::http2_frames::{
+    ACK, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS,
+    WINDOW_UPDATE,
+};
 
-pub(super) const DATA: u8 = 0;
-pub(super) const HEADERS: u8 = 1;
-pub(super) const RST_STREAM: u8 = 3;
-pub(super) const SETTINGS: u8 = 4;
 const PING: u8 = 6;
-const GOAWAY: u8 = 7;
-pub(super) const WINDOW_UPDATE: u8 = 8;
 const CONTINUATION: u8 = 9;
-
-pub(super) const END_STREAM: u8 = 1;
-pub(super) const ACK: u8 = 1;
-pub(super) const END_HEADERS: u8 = 4;
 
 /// Least value of SETTINGS_MAX_FRAME_SIZE, and the one at the beginning (RFC 9113 §6.5.2).
 const FRAME_MAX: u32 = 16_384;
 /// Window of a connection, and of a stream without SETTINGS_INITIAL_WINDOW_SIZE.
 const WINDOW: u64 = 65_535;
-
-/// Connection preface of a client (RFC 9113 §3.4).
-pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
-/// The bytes of a frame.
-pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();
-    frame.extend([kind, flags]);
-    frame.extend(stream.to_be_bytes());
-    frame.extend_from_slice(payload);
-    frame
-}
 
 /// Appends a field to a header block, as a literal without indexing (RFC 7541 §6.2.2): no other field can refer to it.
 pub(super) fn write_field(block: &mut Vec<u8>, name: &[u8], value: &[u8]) {

@@ -8,21 +8,14 @@ mod frames;
 mod reactor;
 mod steps;
 
-use std::net::{IpAddr, Ipv4Addr};
 use std::rc::Rc;
-use std::time::Instant;
 
-use crate::limits;
-use gw_shared::net::Socket;
 use gw_shared::runtime;
 
 use self::agent::Agent;
 use self::caller::Caller;
 use self::steps::Step;
-use super::super::memory_worker::{MemoryWorker, idle_socket};
-use crate::connections::Connections;
-use crate::downstream::h2;
-use crate::downstream::upload_window::UploadWindow;
+use super::super::memory_worker::MemoryWorker;
 
 /// Most steps of an input.
 const STEPS_MAX: usize = 200;
@@ -42,8 +35,8 @@ async fn connection(data: &[u8]) {
     let started = MemoryWorker::start(1, agent.gateway_end()).await;
     let gateway = started.expect("a worker with a tunnel");
     let caller = Caller::new();
-    let socket = idle_socket().expect("a socket");
-    serve(&gateway, &caller, &socket);
+    let served = gateway.serve_http2(caller.clone());
+    served.expect("a free place");
     let lines = data.split(|byte| *byte == b'\n');
     for step in lines.filter_map(Step::parse).take(STEPS_MAX) {
         step.take(&caller, &agent, &gateway.worker.connections);
@@ -63,20 +56,6 @@ async fn connection(data: &[u8]) {
     until(is_quiet, "the tunnel ends").await;
     assert_eq!(gateway.worker.tunnels.relay_memory.charged(), 0);
     assert_eq!(runtime::contained_panics(), panics, "a task panicked");
-}
-
-/// Starts to serve the connection. `socket` is asked about the connection, and carries no bytes.
-fn serve(gateway: &MemoryWorker, caller: &Caller, socket: &Socket) {
-    let deadline = Instant::now() + limits::HANDSHAKE;
-    let guard = Connections::register(&gateway.worker.connections, socket, deadline);
-    runtime::spawn(h2::serve_on(
-        Rc::clone(&gateway.worker.router),
-        caller.clone(),
-        socket.closer(),
-        UploadWindow::new(socket.gauge()),
-        IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
-        guard.expect("a free place"),
-    ));
 }
 
 /// Lets the tasks run that can. Cheaper than a turn of the reactor.

@@ -8,11 +8,12 @@ use gw_shared::http::Fields;
 use super::super::super::memory_worker::{HOST, SERVICE_KEY};
 use super::agent::{self, Agent, DATA_MAX};
 use super::caller::Caller;
-use super::frames::{
-    ACK, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM, SETTINGS, WINDOW_UPDATE,
-    frame, write_field,
-};
+use super::frames::write_field;
 use crate::connections::Connections;
+use crate::support::http2_frames::{
+    ACK, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM, SETTINGS, WINDOW_UPDATE,
+    frame,
+};
 
 /// Longest payload of a step.
 const PAYLOAD_MAX: usize = 64 * 1024;
