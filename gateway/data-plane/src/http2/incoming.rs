@@ -45,6 +45,9 @@ impl Incoming {
 
     /// Waits for `next_hop`; takes data that arrives meanwhile out of h2 without releasing its window.
     pub(crate) async fn gather_while<T>(&mut self, next_hop: impl Future<Output = T>) -> T {
+        if self.stream.is_end_stream() {
+            return next_hop.await;
+        }
         let gather = std::pin::pin!(std::future::poll_fn(|cx| self.poll_gather(cx)));
         // Polled second, so that a next hop that is ready costs nothing.
         match select(std::pin::pin!(next_hop), gather).await {
