@@ -6,7 +6,7 @@ mod response;
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use crate::limits;
@@ -140,7 +140,8 @@ async fn linger(peer_end: Closer) {
     let _ = runtime::timeout(limits::LINGER, peer_end.linger(limits::LINGER)).await;
 }
 
-/// Serves all requests that have arrived. Ready at the end of the connection, with its error.
+/// Serves all requests that have arrived, and frees the buffers of a connection without requests. Ready at the end of the
+/// connection, with its error.
 fn poll_accept_all<S: CallerStream>(
     http2: &mut h2::server::Connection<Metered<S>, Bytes>,
     router: &Rc<Router>,
@@ -148,14 +149,20 @@ fn poll_accept_all<S: CallerStream>(
     cx: &mut Context<'_>,
 ) -> Poll<Option<h2::Error>> {
     loop {
-        match ready!(http2.poll_accept(cx)) {
-            Some(Ok((request, respond))) => {
+        match http2.poll_accept(cx) {
+            Poll::Ready(Some(Ok((request, respond)))) => {
                 let router = Rc::clone(router);
                 let open = connection.begin();
                 runtime::spawn(serve_request(router, request, respond, open));
             }
-            Some(Err(error)) => return Poll::Ready(Some(error)),
-            None => return Poll::Ready(None),
+            Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(error)),
+            Poll::Ready(None) => return Poll::Ready(None),
+            Poll::Pending => {
+                if connection.open.get() == 0 {
+                    http2.release_buffers();
+                }
+                return Poll::Pending;
+            }
         }
     }
 }
@@ -259,6 +266,10 @@ impl Drop for Open {
         self.0.open.set(open);
         if open == 0 && self.0.abuse().is_none() {
             self.0.guard.idle_until(Instant::now() + limits::IDLE);
+            // The task of the connection frees the buffers. In most cases it also has to send the end of the response.
+            if let Some(driver) = &*self.0.driver.borrow() {
+                driver.wake_by_ref();
+            }
         }
     }
 }

@@ -67,6 +67,20 @@ pub(crate) fn get(target: &str, key: Option<&str>) -> Vec<u8> {
     block
 }
 
+/// The header block of a GET request whose path and `x-number` field are unique, and which the decoder adds to its table
+/// (RFC 7541 §6.2.1). `padding` bytes of another field are not added.
+pub(crate) fn get_with_padding(number: u32, padding: usize) -> Vec<u8> {
+    const WITH_INDEXING: u8 = 0x40;
+    let mut block = get(&format!("/{number}"), None);
+    let path = block.len() - format!("/{number}").len() - 2;
+    block[path] |= WITH_INDEXING;
+    let name = block.len();
+    field(&mut block, Err("x-number"), &number.to_string());
+    block[name] |= WITH_INDEXING;
+    field(&mut block, Err("x-padding"), &"p".repeat(padding));
+    block
+}
+
 /// A header block with these fields, pseudo-header fields included, in this order.
 pub(crate) fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut block = Vec::new();
