@@ -19,8 +19,9 @@ const CONNECTION: usize = 18 * 1024;
 /// Memory of the process that does not depend on the number of connections.
 const PROCESS: usize = 4 * 1024 * 1024;
 
-/// A connection whose requests have been answered. Each has put a small field and its path into the table of the gateway's decoder
-/// (RFC 7541 §2.3.2), and was longer than half of the gateway's buffer, so that the next one came in another buffer.
+/// Opens a connection, sends its requests one after another, and receives the responses. Each request adds a small field and
+/// its path to the table of the gateway's decoder (RFC 7541 §2.3.2), and fills more than half of the gateway's read buffer, so
+/// that the next request needs another buffer.
 fn connection(about: &About) -> Tls {
     let mut stream = Tls::new(session(about, HOST, &[b"h2"], None), socket(about));
     stream.write_all(PREFACE).unwrap();

@@ -67,8 +67,8 @@ pub(crate) fn get(target: &str, key: Option<&str>) -> Vec<u8> {
     block
 }
 
-/// The header block of a GET request whose path and `x-number` field are unique, and which the decoder adds to its table
-/// (RFC 7541 §6.2.1). `padding` bytes of another field are not added.
+/// The header block of a GET request with its own path and `x-number` field. The decoder adds both to its table
+/// (RFC 7541 §6.2.1), and does not add another field with `padding` bytes.
 pub(crate) fn get_with_padding(number: u32, padding: usize) -> Vec<u8> {
     const WITH_INDEXING: u8 = 0x40;
     let mut block = get(&format!("/{number}"), None);

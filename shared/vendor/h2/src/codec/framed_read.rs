@@ -432,7 +432,8 @@ where
         let _e = span.enter();
         let buffer = self.inner.read_buffer_mut();
         if buffer.capacity() == 0 {
-            buffer.reserve(READ_BUFFER_CAPACITY);
+            // Not `reserve`: a buffer grows to the capacity that it was created with.
+            *buffer = BytesMut::with_capacity(READ_BUFFER_CAPACITY);
         }
         loop {
             tracing::trace!("poll");

@@ -343,7 +343,7 @@ impl Decoder {
         if huff {
             let ret = {
                 if self.buffer.capacity() == 0 {
-                    self.buffer.reserve(HUFFMAN_BUFFER_CAPACITY);
+                    self.buffer = BytesMut::with_capacity(HUFFMAN_BUFFER_CAPACITY);
                 }
                 let raw = &buf.chunk()[..len];
                 huffman::decode(raw, &mut self.buffer).map(|buf| StringMarker {
