@@ -12,6 +12,7 @@ mod latency;
 mod load;
 mod machine;
 mod metrics;
+mod null_relay;
 mod report;
 mod scenarios;
 mod sink;
@@ -73,6 +74,9 @@ enum Scenario {
     Agents(scenarios::agents::Options),
     /// CPU time of the request log's thread, and speed of searches.
     Log(scenarios::request_log::Options),
+    /// The relay of bytes that `compare` starts.
+    #[command(hide = true)]
+    NullRelay(null_relay::Options),
 }
 
 fn main() -> ExitCode {
@@ -87,8 +91,8 @@ fn main() -> ExitCode {
 }
 
 fn run(scenario: Scenario, gateway: &Path) -> Result<(), Failure> {
-    // The log is loaded in this process.
-    let needs_gateway = !matches!(scenario, Scenario::Log(_));
+    // These run in this process.
+    let needs_gateway = !matches!(scenario, Scenario::Log(_) | Scenario::NullRelay(_));
     ensure(!needs_gateway || gateway.is_file(), || {
         format!(
             "{} does not exist: build it with cargo build --release -p gw-gateway, or give --gateway PATH",
@@ -110,5 +114,6 @@ fn run(scenario: Scenario, gateway: &Path) -> Result<(), Failure> {
         Scenario::Restarts(options) => scenarios::restarts::run(gateway, &options),
         Scenario::Agents(options) => scenarios::agents::run(gateway, &options),
         Scenario::Log(options) => scenarios::request_log::run(&options),
+        Scenario::NullRelay(options) => null_relay::run(options),
     }
 }

@@ -12,12 +12,14 @@ use crate::failure::Failure;
 use crate::latency::Latency;
 use crate::report::millis;
 
-const KINDS: [Kind; 5] = [
+const KINDS: [Kind; 7] = [
     Kind::Gw,
     Kind::Haproxy,
     Kind::Nginx,
     Kind::Rathole,
     Kind::RatholeNoise,
+    Kind::Null,
+    Kind::NullTls,
 ];
 const DOWNLOADS: u32 = 8;
 /// Time for the downloads to reach their speed.

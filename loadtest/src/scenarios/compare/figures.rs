@@ -181,6 +181,12 @@ impl Case {
     pub(super) fn ratio(&self, row: &Row) -> Option<f64> {
         Some(self.rows.first()?.median(self.headline)? / row.median(self.headline)?)
     }
+
+    /// Headline of `row` divided by that of the setup with this name, if it took part.
+    pub(super) fn multiple(&self, row: &Row, of: &str) -> Option<f64> {
+        let of = self.rows.iter().find(|row| row.setup == of)?;
+        Some(row.median(self.headline)? / of.median(self.headline)?)
+    }
 }
 
 #[cfg(test)]
@@ -224,6 +230,8 @@ mod tests {
             (cases[0].ratio(haproxy), cases[0].ratio(gw)),
             (Some(0.5), Some(1.0))
         );
+        let multiples = ["haproxy", "absent"].map(|of| cases[0].multiple(gw, of));
+        assert_eq!(multiples, [Some(0.5), None]);
         assert_eq!(cases[1].rows[0].failures(), 2);
     }
 

@@ -10,12 +10,14 @@ use crate::client::Target;
 use crate::failure::{Failure, ensure};
 use crate::latency::joined;
 
-const KINDS: [Kind; 5] = [
+const KINDS: [Kind; 7] = [
     Kind::Gw,
     Kind::Haproxy,
     Kind::Nginx,
     Kind::Rathole,
     Kind::RatholeNoise,
+    Kind::Null,
+    Kind::NullTls,
 ];
 /// Callers, each with one connection after the other.
 const CALLERS: usize = 8;

@@ -11,12 +11,14 @@ use crate::client::{Connection, Stream, Target};
 use crate::failure::{Failure, ensure};
 use crate::http2;
 
-const HTTP1: [Kind; 5] = [
+const HTTP1: [Kind; 7] = [
     Kind::Gw,
     Kind::Haproxy,
     Kind::Nginx,
     Kind::Rathole,
     Kind::RatholeNoise,
+    Kind::Null,
+    Kind::NullTls,
 ];
 const HTTP2: [Kind; 3] = [Kind::Gw, Kind::Haproxy, Kind::Nginx];
 /// Callers. The front of HAProxy accepts at most 4,000.

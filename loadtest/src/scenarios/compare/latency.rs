@@ -2,27 +2,29 @@
 
 use std::io::Write;
 
-use super::Bench;
-use super::figures::{Case, Column, Sample, Work};
+use super::figures::{Case, Column, Row, Sample, Work};
 use super::load::{Generator, Load};
 use super::open_loop::{self, Schedule};
 use super::peers::ANSWER;
 use super::setups::{Kind, Setup};
+use super::{Bench, take_turns};
 use crate::failure::Failure;
 use crate::report::{median, millis, per_mille};
 use crate::sink;
 
-const KINDS: [Kind; 6] = [
+const KINDS: [Kind; 8] = [
     Kind::Gw,
     Kind::Haproxy,
     Kind::Nginx,
     Kind::Rathole,
     Kind::RatholeNoise,
+    Kind::Null,
+    Kind::NullTls,
     Kind::Direct,
 ];
-/// Callers whose closed loop gives HAProxy's peak, and connections of the open loop.
+/// Callers whose closed loop gives the peak of a setup, and connections of the open loop.
 const CALLERS: u32 = 64;
-/// Part of the peak that the open loop sends.
+/// Part of its peak that the open loop sends to a setup.
 const PART_OF_PEAK: f64 = 0.7;
 
 pub(super) fn at_a_constant_rate(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
@@ -31,35 +33,41 @@ pub(super) fn at_a_constant_rate(bench: &Bench<'_>) -> Result<Vec<Case>, Failure
     setups
         .iter()
         .try_for_each(|setup| generator.warm_up(setup))?;
-    let (rate, name) = match bench.options.rate {
-        Some(rate) => (rate, format!("{rate}/s")),
-        None => {
-            let peak = peak(bench, &generator, &setups)?;
-            let rate = (PART_OF_PEAK * peak) as u64;
-            (rate, format!("{rate}/s, 70 % of HAProxy's peak"))
-        }
+    let (rates, name) = match bench.options.rate {
+        Some(rate) => (vec![rate; setups.len()], format!("{rate}/s")),
+        None => (
+            rates(bench, &generator, &setups)?,
+            "70 % of its peak".to_owned(),
+        ),
     };
-    let schedule = Schedule::new(rate.max(1), bench.options.seconds);
+    let subjects: Vec<(&Setup, Schedule)> = setups
+        .iter()
+        .zip(rates)
+        .map(|(setup, rate)| (setup, Schedule::new(rate.max(1), bench.options.seconds)))
+        .collect();
+    let rounds = take_turns(bench.options.rounds, &subjects, |(setup, schedule)| {
+        measure(setup, *schedule)
+    })?;
+    let rows = setups.iter().zip(rounds).map(|(setup, rounds)| Row {
+        setup: setup.name,
+        rounds,
+    });
     let case = Case::new("latency", name, Work::Request, Column::P99);
-    Ok(vec![bench.compare(&setups, case, |setup| {
-        measure(setup, schedule)
-    })?])
+    Ok(vec![case.with_rows(rows.collect())])
 }
 
-/// Requests per second of HAProxy with as many callers as connections of the open loop.
-fn peak(bench: &Bench<'_>, generator: &Generator, setups: &[Setup]) -> Result<f64, Failure> {
-    let haproxy = setups
-        .iter()
-        .find(|setup| setup.name == Kind::Haproxy.name());
-    let haproxy = haproxy
-        .ok_or_else(|| Failure::new("the rate follows HAProxy's: give --rate, or leave it in"))?;
-    let load = Load {
-        target: &haproxy.target,
-        callers: CALLERS,
-        seconds: bench.options.seconds,
-    };
-    let runs = (0..bench.options.rounds).map(|_| Ok(generator.run(&load)?.per_second));
-    Ok(median(runs.collect::<Result<Vec<f64>, Failure>>()?))
+/// Requests per second for each setup: a part of those that it serves to as many callers as connections of the open loop.
+fn rates(bench: &Bench<'_>, generator: &Generator, setups: &[Setup]) -> Result<Vec<u64>, Failure> {
+    let peaks = take_turns(bench.options.rounds, setups, |setup| {
+        let load = Load {
+            target: &setup.target,
+            callers: CALLERS,
+            seconds: bench.options.seconds,
+        };
+        Ok(generator.run(&load)?.per_second)
+    })?;
+    let rate = |peaks| (PART_OF_PEAK * median(peaks)) as u64;
+    Ok(peaks.into_iter().map(rate).collect())
 }
 
 fn measure(setup: &Setup, schedule: Schedule) -> Result<Sample, Failure> {

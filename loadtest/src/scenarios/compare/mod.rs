@@ -53,7 +53,7 @@ pub(crate) struct Options {
     /// Size of each body of `bulk`, in megabytes.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     megabytes: u64,
-    /// Requests per second of `latency`; 70 % of HAProxy's peak by default.
+    /// Requests per second of `latency`; by default 70 % of each setup's own peak.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     rate: Option<u64>,
     /// Idle tunnels of `tunnels`.

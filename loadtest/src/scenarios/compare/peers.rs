@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use super::programs::rathole::Rathole;
 use super::{LOAD_CORE, MEASURED_CORE};
 use crate::client::Target;
+use crate::demo::first_line;
 use crate::failure::{Failure, ensure};
 use crate::machine::process;
 use crate::machine::process::Process;
@@ -47,6 +48,7 @@ pub(crate) struct Site {
     haproxy: Option<PathBuf>,
     rathole: Option<Rathole>,
     backend_port: u16,
+    h2c_port: u16,
     /// More options of the backend's `listen`.
     backend_buffers: &'static str,
 }
@@ -74,13 +76,14 @@ impl Site {
         // A sparse file.
         File::create(folder.path().join("large"))?.set_len(LARGE_BYTES)?;
         File::create(folder.path().join("megabyte"))?.set_len(1_000_000)?;
-        let [backend_port] = process::free_ports()?;
+        let [backend_port, h2c_port] = process::free_ports()?;
         Ok(Self {
             folder,
             nginx,
             haproxy: None,
             rathole: None,
             backend_port,
+            h2c_port,
             backend_buffers: "",
         })
     }
@@ -100,6 +103,20 @@ impl Site {
 
     pub(super) fn backend_port(&self) -> u16 {
         self.backend_port
+    }
+
+    /// Port where the backend speaks HTTP/2 without TLS.
+    pub(super) fn h2c_port(&self) -> u16 {
+        self.h2c_port
+    }
+
+    pub(super) fn h2c_url(&self) -> String {
+        format!("h2c://127.0.0.1:{}", self.h2c_port)
+    }
+
+    pub(super) fn unix_url(&self) -> String {
+        let name = format!("{}-{}.sock", BACKEND.name, self.backend_port);
+        format!("unix:{}", self.folder.path().join(name).display())
     }
 
     pub(crate) fn start_backend(&self) -> Result<Process, Failure> {
@@ -147,6 +164,40 @@ impl Site {
             )?,
         };
         Ok((processes, target))
+    }
+
+    /// Starts the relay that passes bytes on, in front of a backend.
+    pub(super) fn start_null_relay(
+        &self,
+        tls: bool,
+        backend: u16,
+    ) -> Result<(Vec<Process>, Target), Failure> {
+        let file = |name| self.folder.path().join(name);
+        let mut command = process::command(&std::env::current_exe()?, &[MEASURED_CORE])?;
+        command
+            .args(["null-relay", "--name", HOST, "--backend"])
+            .arg(SocketAddr::from((Ipv4Addr::LOCALHOST, backend)).to_string());
+        if tls {
+            command.arg("--certificate").arg(file("server.crt"));
+            command.arg("--key").arg(file("server.key"));
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut process = Process::spawn("null-relay", &mut command)?;
+        let line = first_line(&mut process)?;
+        let port = line
+            .trim()
+            .parse()
+            .map_err(|error| Failure::during("null-relay", error))?;
+        let target = if tls {
+            Target::new(
+                &format!("https://{HOST}:{port}"),
+                &file("server.crt"),
+                UNUSED_KEY,
+            )?
+        } else {
+            self.plain(port)?
+        };
+        Ok((vec![process], target))
     }
 
     /// A server on loopback without TLS, which gets the same requests as the peers.
@@ -224,6 +275,7 @@ impl Site {
             .replace("{front_port}", &ports.front.to_string())
             .replace("{middle_port}", &ports.middle.to_string())
             .replace("{backend_port}", &ports.backend.to_string())
+            .replace("{h2c_port}", &self.h2c_port.to_string())
             .replace("{backend_buffers}", self.backend_buffers)
             .replace("{transport}", transport)
             .replace("{private_key}", private_key)
@@ -343,6 +395,7 @@ mod tests {
             haproxy: None,
             rathole: Some(rathole),
             backend_port: 3,
+            h2c_port: 4,
             backend_buffers: "",
         };
         let ports = Ports {

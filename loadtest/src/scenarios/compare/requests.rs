@@ -7,13 +7,17 @@ use super::setups::{Kind, Setup, product_with_workers};
 use crate::demo::Demo;
 use crate::failure::Failure;
 
-const HTTP1: [Kind; 6] = [
+const HTTP1: [Kind; 10] = [
     Kind::Gw,
     Kind::GwJwt,
+    Kind::GwH2c,
+    Kind::GwUnix,
     Kind::Haproxy,
     Kind::Nginx,
     Kind::Rathole,
     Kind::RatholeNoise,
+    Kind::Null,
+    Kind::NullTls,
 ];
 /// Peers that speak HTTP/2 with callers.
 const HTTP2: [Kind; 4] = [Kind::Gw, Kind::GwJwt, Kind::Haproxy, Kind::Nginx];
@@ -38,13 +42,10 @@ pub(super) fn http2(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
         .iter()
         .copied()
         .filter(|callers| *callers > 1);
-    run(
-        bench,
-        "http2",
-        &Generator::http2()?,
-        &bench.start_all(&HTTP2)?,
-        callers,
-    )
+    let mut setups = bench.start_all(&HTTP2)?;
+    // Its bytes reach the backend as they are.
+    setups.extend(bench.start_all_before(&Kind::FLOORS, bench.site.h2c_port())?);
+    run(bench, "http2", &Generator::http2()?, &setups, callers)
 }
 
 /// One worker and two, both with two cores.

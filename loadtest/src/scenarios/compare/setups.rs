@@ -22,10 +22,18 @@ pub(super) enum Kind {
     Gw,
     /// The product, with an access token.
     GwJwt,
+    /// The product, before a backend that speaks HTTP/2.
+    GwH2c,
+    /// The product, before a backend on a Unix socket.
+    GwUnix,
     Haproxy,
     Nginx,
     Rathole,
     RatholeNoise,
+    /// Two hops that pass bytes on, with the product's reactor and sockets.
+    Null,
+    /// The same, with TLS on both hops.
+    NullTls,
     /// The backend alone: what load and backend contribute to a latency.
     Direct,
 }
@@ -35,13 +43,20 @@ impl Kind {
         match self {
             Self::Gw => "gw",
             Self::GwJwt => "gw, JWT",
+            Self::GwH2c => "gw, h2c backend",
+            Self::GwUnix => "gw, Unix backend",
             Self::Haproxy => "haproxy",
             Self::Nginx => "nginx",
             Self::Rathole => "rathole",
             Self::RatholeNoise => "rathole, Noise",
+            Self::Null => "null relay",
+            Self::NullTls => "null relay, TLS",
             Self::Direct => "no relay",
         }
     }
+
+    /// The relays whose figures are a floor for those of the others.
+    pub(super) const FLOORS: [Self; 2] = [Self::Null, Self::NullTls];
 
     pub(super) fn is_rathole(self) -> bool {
         matches!(self, Self::Rathole | Self::RatholeNoise)
@@ -65,11 +80,14 @@ impl Setup {
         port: u16,
     ) -> Result<Self, Failure> {
         let peer = |peer| site.start_peer(peer, port);
+        let before = |backend| {
+            let (process, target) = Demo::start(gateway, &product_before(backend))?.into_parts();
+            Ok::<_, Failure>((vec![process], target))
+        };
         let (processes, target) = match kind {
-            Kind::Gw => {
-                let (process, target) = Demo::start(gateway, &product(port))?.into_parts();
-                (vec![process], target)
-            }
+            Kind::Gw => before(http(port))?,
+            Kind::GwH2c => before(site.h2c_url())?,
+            Kind::GwUnix => before(site.unix_url())?,
             Kind::GwJwt => {
                 let demo = Demo::start(gateway, &product(port))?;
                 let target = demo.target_with_token()?;
@@ -79,6 +97,8 @@ impl Setup {
             Kind::Nginx => peer(Peer::Nginx)?,
             Kind::Rathole => peer(Peer::Rathole { noise: false })?,
             Kind::RatholeNoise => peer(Peer::Rathole { noise: true })?,
+            Kind::Null => site.start_null_relay(false, port)?,
+            Kind::NullTls => site.start_null_relay(true, port)?,
             Kind::Direct => (Vec::new(), site.plain(port)?),
         };
         let setup = Self {
@@ -141,10 +161,18 @@ impl Setup {
 
 /// The product on the measured core, with one worker.
 pub(super) fn product(backend_port: u16) -> DemoOptions {
+    product_before(http(backend_port))
+}
+
+fn http(port: u16) -> String {
+    format!("http://127.0.0.1:{port}")
+}
+
+fn product_before(backend: String) -> DemoOptions {
     DemoOptions {
         workers: 1,
         rate: Some(UNLIMITED),
-        backend: Some(format!("http://127.0.0.1:{backend_port}")),
+        backend: Some(backend),
         cores: vec![MEASURED_CORE],
         slots: Some(SLOTS),
     }

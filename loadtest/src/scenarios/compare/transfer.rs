@@ -11,12 +11,14 @@ use crate::client::Target;
 use crate::failure::{Failure, ensure};
 use crate::sink;
 
-const KINDS: [Kind; 5] = [
+const KINDS: [Kind; 7] = [
     Kind::Gw,
     Kind::Haproxy,
     Kind::Nginx,
     Kind::Rathole,
     Kind::RatholeNoise,
+    Kind::Null,
+    Kind::NullTls,
 ];
 const BUFFER: usize = 64 * 1024;
 

@@ -1,10 +1,25 @@
 //! The terminal's table.
 
 use crate::scenarios::compare::figures::{Case, Column, Row};
+use crate::scenarios::compare::setups::Kind;
 
-const HEADINGS: [&str; 14] = [
-    "section", "case", "setup", "user", "kernel", "CPU", "unit", "rate", "unit", "p50 ms",
-    "p99 ms", "p99.9 ms", "bytes", "gw ÷",
+const HEADINGS: [&str; 16] = [
+    "section",
+    "case",
+    "setup",
+    "user",
+    "kernel",
+    "CPU",
+    "unit",
+    "rate",
+    "unit",
+    "p50 ms",
+    "p99 ms",
+    "p99.9 ms",
+    "bytes",
+    "gw ÷",
+    "× null",
+    "× null, TLS",
 ];
 /// Columns with text, which are aligned to the left.
 const TEXTS: [usize; 5] = [0, 1, 2, 6, 8];
@@ -61,6 +76,8 @@ pub(crate) fn table(cases: &[Case]) -> String {
 
 fn cells(case: &Case, row: &Row) -> [String; HEADINGS.len()] {
     let value = |column| row.median(column).map(number).unwrap_or_default();
+    let [null, null_tls] = Kind::FLOORS.map(|floor| case.multiple(row, floor.name()));
+    let ratio = |ratio: Option<f64>| ratio.map(|ratio| format!("{ratio:.2}")).unwrap_or_default();
     let unit = |column, unit: &str| {
         if row.median(column).is_some() {
             unit.to_owned()
@@ -82,9 +99,9 @@ fn cells(case: &Case, row: &Row) -> [String; HEADINGS.len()] {
         value(Column::P99),
         value(Column::P999),
         value(Column::Bytes),
-        case.ratio(row)
-            .map(|ratio| format!("{ratio:.2}"))
-            .unwrap_or_default(),
+        ratio(case.ratio(row)),
+        ratio(null),
+        ratio(null_tls),
     ]
 }
 
@@ -127,8 +144,10 @@ mod tests {
             "",
             "",
             "0.50",
+            "",
+            "",
         ];
-        assert_eq!(cells(3)[1..15], haproxy);
+        assert_eq!(cells(3)[1..17], haproxy);
         let idle = [
             "idle",
             "a <caller>",
@@ -144,8 +163,10 @@ mod tests {
             "",
             "9000",
             "1.00",
+            "",
+            "",
         ];
-        assert_eq!(cells(4)[1..15], idle);
+        assert_eq!(cells(4)[1..17], idle);
     }
 
     #[test]
