@@ -44,7 +44,15 @@ pub(super) fn http2(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
         .filter(|callers| *callers > 1);
     let mut setups = bench.start_all(&HTTP2)?;
     // Its bytes reach the backend as they are.
-    setups.extend(bench.start_all_before(&Kind::FLOORS, bench.site.h2c_port())?);
+    for kind in bench.kinds(&Kind::FLOORS) {
+        let port = bench.site.h2c_port();
+        setups.push(Setup::start_unchecked(
+            kind,
+            bench.gateway,
+            &bench.site,
+            port,
+        )?);
+    }
     run(bench, "http2", &Generator::http2()?, &setups, callers)
 }
 

@@ -79,6 +79,18 @@ impl Setup {
         site: &Site,
         port: u16,
     ) -> Result<Self, Failure> {
+        let setup = Self::start_unchecked(kind, gateway, site, port)?;
+        setup.check()?;
+        Ok(setup)
+    }
+
+    /// Starts a setup in front of a backend that HTTP/1.1 does not reach.
+    pub(super) fn start_unchecked(
+        kind: Kind,
+        gateway: &Path,
+        site: &Site,
+        port: u16,
+    ) -> Result<Self, Failure> {
         let peer = |peer| site.start_peer(peer, port);
         let before = |backend| {
             let (process, target) = Demo::start(gateway, &product_before(backend))?.into_parts();
@@ -101,13 +113,11 @@ impl Setup {
             Kind::NullTls => site.start_null_relay(true, port)?,
             Kind::Direct => (Vec::new(), site.plain(port)?),
         };
-        let setup = Self {
+        Ok(Self {
             name: kind.name(),
             target,
             processes,
-        };
-        setup.check()?;
-        Ok(setup)
+        })
     }
 
     /// A running demo under another name, with requests for its first service.
