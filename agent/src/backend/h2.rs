@@ -189,15 +189,18 @@ impl Http2Connection {
     }
 }
 
+const CLOSED_EARLY: &str = "it closed the connection before the HTTP/2 settings arrived";
+
 fn start_error(error: &h2::Error) -> ConnectError {
     match error.get_io() {
         Some(io) if rustls_error(io).is_some() => ConnectError::Tls {
             message: explain_tls(io),
             no_common_protocol: false,
         },
-        Some(io) => ConnectError::Unreachable(format!(
-            "it closed the connection before the HTTP/2 settings arrived: {io}"
-        )),
+        Some(io) => ConnectError::Unreachable(format!("{CLOSED_EARLY}: {io}")),
+        None if error.reason() == Some(Reason::NO_ERROR) => {
+            ConnectError::Unreachable(CLOSED_EARLY.to_owned())
+        }
         None => ConnectError::NotHttp2(format!(
             "it does not speak HTTP/2: {error}; use http:// in its URL, or its port for HTTP/2"
         )),

@@ -2,7 +2,7 @@
 
 use super::errors::has_http2_backends;
 use super::{Checked, each};
-use crate::scenario::{Conduct, Framing, Method, Request, ResponseFault};
+use crate::scenario::{Conduct, FaultKind, Framing, Method, Request, ResponseFault};
 use crate::world::World;
 use crate::world::ledger::{Attempt, Entry};
 
@@ -109,11 +109,24 @@ pub(super) fn complete_responses_are_whole(world: &World) -> Checked {
             (seen.body.length > 0).then(|| "it has a body".to_owned())
         } else if is_cut && !is_undetectable && response.length > 0 {
             Some("the backend cut it".to_owned())
-        } else if seen.body.length != response.length && !is_cut {
+        } else if seen.body.length != response.length
+            && !is_cut
+            && !(response.framing == Framing::Close && was_killed(world, entry))
+        {
             Some(format!("{} of {} bytes", seen.body.length, response.length))
         } else {
             None
         }
+    })
+}
+
+/// Whether a backend that got the request was killed before the end of its response. The kernel ends its connections as the
+/// process would.
+fn was_killed(world: &World, entry: &Entry) -> bool {
+    let faults = &world.scenario.faults;
+    entry.attempts.iter().any(|attempt| {
+        let kills = |kind: &FaultKind| matches!(kind, FaultKind::KillBackend { agent, .. } if *agent == attempt.agent);
+        attempt.answered.is_none() && faults.iter().any(|fault| kills(&fault.kind))
     })
 }
 
