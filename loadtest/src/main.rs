@@ -114,6 +114,6 @@ fn run(scenario: Scenario, gateway: &Path) -> Result<(), Failure> {
         Scenario::Restarts(options) => scenarios::restarts::run(gateway, &options),
         Scenario::Agents(options) => scenarios::agents::run(gateway, &options),
         Scenario::Log(options) => scenarios::request_log::run(&options),
-        Scenario::NullRelay(options) => null_relay::run(options),
+        Scenario::NullRelay(options) => null_relay::run(&options),
     }
 }

@@ -39,7 +39,7 @@ pub(crate) struct Options {
 }
 
 /// Relays until the process is killed. Prints the port for callers on the first line.
-pub(crate) fn run(options: Options) -> Result<(), Failure> {
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let tls = match (&options.certificate, &options.key) {
         (Some(certificate), Some(key)) => Some(Tls::load(certificate, key, &options.name)?),
         _ => None,
@@ -50,13 +50,13 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
     let hops = TcpListener::bind(("127.0.0.1", 0))?;
     let (port, front) = (callers.local_addr()?.port(), hops.local_addr()?);
 
-    let of_back = (driver.clone(), tls.clone());
+    let of_back = (driver.clone(), options.backend, tls.clone());
     let back =
         thread::Builder::new()
             .name("null-back".into())
             .spawn(move || -> Result<(), Failure> {
-                let (driver, tls) = of_back;
-                Ok(driver.block_on(serve_backend(front, options.backend, tls))??)
+                let (driver, backend, tls) = of_back;
+                Ok(driver.block_on(serve_backend(front, backend, tls))??)
             })?;
     writeln!(io::stdout(), "{port}")?;
     driver.block_on(serve_callers(callers, hops, tls))??;
