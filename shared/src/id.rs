@@ -159,6 +159,13 @@ text_id!(
 );
 
 text_id!(
+    /// Id of a key of session tickets: 16 characters of base62.
+    TicketKeyId,
+    "an id of a ticket key: 16 characters of A-Z, a-z and 0-9",
+    |text| random_id_has_form(text, "", 16)
+);
+
+text_id!(
     /// Name of what manages a record by documents, such as a repository or a team.
     ManagerName,
     "a name of a manager: 1 to 60 characters of A-Z, a-z, 0-9 and `._/-`, the first a letter or digit",
@@ -216,6 +223,7 @@ random_id!(KeyId, "", 16);
 random_id!(ClientId, "gw_ci_", 20);
 random_id!(EnrollmentTokenId, "", 16);
 random_id!(EnrollmentId, "en_", 20);
+random_id!(TicketKeyId, "", 16);
 
 fn random_id_has_form(text: &str, prefix: &str, length: usize) -> bool {
     text.strip_prefix(prefix).is_some_and(|random| {

@@ -13,6 +13,8 @@ const MIB: usize = 1024 * KIB;
 
 /// Certificates that are issued for one agent.
 pub const CERTIFICATES: Rate = Rate::new(20, 2).unwrap();
+/// Age at which a key of session tickets is replaced. It opens tickets for as long again.
+pub const TICKET_KEY_AGE: Duration = Duration::from_secs(24 * 3600);
 /// Time at a stop for the membership and its running statement.
 pub const MEMBERSHIP_END: Duration = Duration::from_secs(1);
 /// Nodes without a sign of life that a node probes at once. Others wait.

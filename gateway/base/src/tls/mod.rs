@@ -35,12 +35,13 @@ pub mod agents;
 pub mod certificate;
 pub mod node;
 pub mod pki;
+pub mod tickets;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gw_shared::tunnel;
-use rustls::server::ProducesTickets;
+use rustls::server::NoServerSessionStorage;
 use rustls::{ServerConfig, crypto};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -48,6 +49,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use self::agents::{AgentVerifier, TrustedAuthorities};
 use self::certificate::{Mistakes, Pair, PairKeys};
 use self::pki::{Issued, PkiError};
+use self::tickets::TicketKeys;
 use crate::clock::{ProcessClock, Timestamp};
 use crate::service::hostname::Region;
 
@@ -124,19 +126,18 @@ pub enum TlsError {
     Pki(#[from] PkiError),
 }
 
-/// Builds [`ServerConfigs`], at start, on every reload and when other authorities are trusted. Session tickets survive that,
-/// because their keys are created once.
+/// Builds [`ServerConfigs`], at start, on every reload, and when other authorities are trusted or tickets have other keys.
 pub struct TlsMaterial {
     source: CertificateSource,
     region: Region,
     agent_mtls: bool,
-    tickets: Arc<dyn ProducesTickets>,
     parts: Mutex<Parts>,
 }
 
 /// What [`ServerConfigs`] are built from.
 struct Parts {
     authorities: TrustedAuthorities,
+    tickets: TicketKeys,
     /// The certificate loaded last.
     loaded: Option<Pair>,
     /// Its expiry.
@@ -144,27 +145,27 @@ struct Parts {
 }
 
 impl TlsMaterial {
-    /// Creates the keys of session tickets. Reads no certificate yet: see [`Self::load`]. With `agent_mtls`, agents
-    /// authenticate tunnels with a client certificate. Fails without random numbers.
+    /// Reads no certificate yet: see [`Self::load`]. With `agent_mtls`, agents authenticate tunnels with a client
+    /// certificate.
     pub fn new(
         source: CertificateSource,
         region: Region,
         authorities: TrustedAuthorities,
+        tickets: TicketKeys,
         agent_mtls: bool,
-    ) -> Result<Self, TlsError> {
-        let tickets = crypto::aws_lc_rs::Ticketer::new()?;
+    ) -> Self {
         let parts = Mutex::new(Parts {
             authorities,
+            tickets,
             loaded: None,
             not_after: None,
         });
-        Ok(Self {
+        Self {
             source,
             region,
             agent_mtls,
-            tickets,
             parts,
-        })
+        }
     }
 
     fn parts(&self) -> MutexGuard<'_, Parts> {
@@ -213,9 +214,29 @@ impl TlsMaterial {
     ) -> Result<(), TlsError> {
         let mut parts = self.parts();
         if let Some(pair) = &parts.loaded {
-            publish(&Arc::new(self.build(pair, authorities.clone())?));
+            let built = self.build(pair, authorities.clone(), parts.tickets.clone())?;
+            publish(&Arc::new(built));
         }
         parts.authorities = authorities;
+        Ok(())
+    }
+
+    /// Seals session tickets with these keys from now on. Publishes nothing before the first [`Self::load`], or if they are
+    /// in use.
+    pub fn seal_tickets(
+        &self,
+        tickets: TicketKeys,
+        publish: impl FnOnce(&Arc<ServerConfigs>),
+    ) -> Result<(), TlsError> {
+        let mut parts = self.parts();
+        if parts.tickets == tickets {
+            return Ok(());
+        }
+        if let Some(pair) = &parts.loaded {
+            let built = self.build(pair, parts.authorities.clone(), tickets.clone())?;
+            publish(&Arc::new(built));
+        }
+        parts.tickets = tickets;
         Ok(())
     }
 
@@ -225,7 +246,8 @@ impl TlsMaterial {
         publish: impl FnOnce(&Arc<ServerConfigs>),
     ) -> Result<Arc<ServerConfigs>, TlsError> {
         let mut parts = self.parts();
-        let built = Arc::new(self.build(&pair, parts.authorities.clone())?);
+        let (authorities, tickets) = (parts.authorities.clone(), parts.tickets.clone());
+        let built = Arc::new(self.build(&pair, authorities, tickets)?);
         publish(&built);
         // A chain expires with the first of its certificates.
         parts.not_after = pair.chain.iter().filter_map(pki::not_after).min();
@@ -237,6 +259,7 @@ impl TlsMaterial {
         &self,
         pair: &Pair,
         authorities: TrustedAuthorities,
+        tickets: TicketKeys,
     ) -> Result<ServerConfigs, TlsError> {
         let chain = pair.chain.clone();
         let key = pair.key.clone_key();
@@ -250,8 +273,10 @@ impl TlsMaterial {
             b"http/1.1".to_vec(),
             b"http/1.0".to_vec(),
         ];
-        public.ticketer = Arc::clone(&self.tickets);
+        public.ticketer = Arc::new(tickets);
         public.send_tls13_tickets = 2;
+        // Tickets are the only way to resume: what a server remembers of sessions is behind a lock, and at one node.
+        public.session_storage = Arc::new(NoServerSessionStorage {});
 
         let verifier = Arc::new(authorities.verifier(&provider)?);
         let tunnel = ServerConfig::builder_with_provider(provider)

@@ -209,6 +209,7 @@ impl Control {
     pub fn maintain(&self, now: Timestamp) -> Result<(), ControlError> {
         records::signing_key::rotate_by_age(self, now)?;
         records::signing_key::forget_old(self, now)?;
+        records::ticket_key::rotate_by_age(self, now)?;
         identity::enrollment::forget_old(self, now)
     }
 

@@ -64,8 +64,9 @@ impl Control {
             config.certificate.clone(),
             config.region.clone(),
             authorities.trusted.clone(),
+            snapshot.records.usable_ticket_keys(),
             config.agent_mtls,
-        )?;
+        );
         let journal = match &store_source {
             StoreSource::Sqlite(..) => None,
             StoreSource::Postgres(source) => {

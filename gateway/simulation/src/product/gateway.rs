@@ -13,6 +13,7 @@ use crossbeam_channel::Sender;
 use gw_base::mailbox::{Inbox, mailbox};
 use gw_base::service::affinity::AffinityKey;
 use gw_base::service::hostname;
+use gw_base::tls::tickets::TicketKeys;
 use gw_base::tls::{CertificateSource, ServerConfigs, TlsMaterial};
 use gw_data_plane::limits;
 use gw_data_plane::memory::sockets::SocketBudget;
@@ -277,7 +278,8 @@ fn certificates(region: &Region, config: &Config) -> Result<Arc<ServerConfigs>, 
         config.certificate.clone(),
         region.name().clone(),
         region.certificates().trusted(),
+        TicketKeys::default(),
         config.agent_mtls,
-    )?;
+    );
     Ok(material.load()?)
 }

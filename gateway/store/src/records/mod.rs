@@ -10,6 +10,7 @@ mod caller_secret;
 mod enrollment_token;
 mod service;
 mod signing_key;
+mod ticket_key;
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -26,6 +27,7 @@ pub use self::caller_secret::{CallerSecretRecord, SecretAccess};
 pub use self::enrollment_token::{Approval, EnrollmentTokenRecord};
 pub use self::service::{Captures, Service, ServicePath, ServiceRecord};
 pub use self::signing_key::{SigningKey, SigningKeyRecord};
+pub use self::ticket_key::TicketKeyRecord;
 use super::StoreError;
 
 /// A kind of record.
@@ -262,6 +264,7 @@ kinds! {
     "agent" agents Agent(AgentRecord);
     "signing_key" signing_keys SigningKey(SigningKeyRecord);
     "authority" authorities Authority(AuthorityRecord);
+    "ticket_key" ticket_keys TicketKey(TicketKeyRecord);
 }
 
 fn unknown_kind(kind: &str) -> StoreError {

@@ -100,10 +100,14 @@ fn a_deleted_key_does_not_stay_in_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("gw.sqlite");
     let mut store = SqliteStore::open(&path).unwrap();
-    let samples = StoredRecord::samples();
-    let StoredRecord::Authority(authority) = samples.last().unwrap().clone() else {
-        panic!("an authority")
+    let authority = |sample| match sample {
+        StoredRecord::Authority(authority) => Some(authority),
+        _ => None,
     };
+    let authority = StoredRecord::samples()
+        .into_iter()
+        .find_map(authority)
+        .unwrap();
     let secret = "a private key that is gone";
     let with_key = AuthorityRecord {
         private_key: Some(Secret::new(secret.repeat(10))),

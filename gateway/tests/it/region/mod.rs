@@ -9,6 +9,7 @@ mod console;
 mod logs;
 mod members;
 mod refusals;
+mod session_tickets;
 
 // On each driver:
 mod apex;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::limits;
 use gw_base::clock::Timestamp;
 use gw_base::service::hostname::Region;
+use gw_base::tls::ServerConfigs;
 use gw_interface::rate_limit::ClientLimits;
 use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId};
 use gw_store::{
@@ -262,6 +263,7 @@ impl Control {
         }
         let mut has_steps = false;
         let mut has_authorities = false;
+        let mut has_ticket_keys = false;
         for (position, steps) in changes {
             if position.revision > state.position.revision {
                 has_steps |= !steps.is_empty();
@@ -271,11 +273,15 @@ impl Control {
                 self.service_counts
                     .note(&steps, &state.records, &self.region);
                 has_authorities |= steps.iter().any(Step::is_of_authority);
+                has_ticket_keys |= steps.iter().any(Step::is_of_ticket_key);
                 state.apply(position, steps, &self.region, self.workers.count());
             }
         }
         if has_authorities {
             self.use_authorities(&state.records);
+        }
+        if has_ticket_keys {
+            self.use_ticket_keys(&state.records);
         }
         if has_steps {
             self.publish(&mut state);
@@ -298,8 +304,18 @@ impl Control {
         }
         self.service_counts.begin_again(&state.directory);
         self.use_authorities(&state.records);
+        self.use_ticket_keys(&state.records);
         self.publish(&mut state);
         self.applied.send_replace(state.position.revision);
+    }
+
+    /// Seals session tickets with the keys in `records` from now on.
+    fn use_ticket_keys(&self, records: &Records) {
+        let keys = records.usable_ticket_keys();
+        let publish = |configs: &Arc<ServerConfigs>| self.workers.publish_certificates(configs);
+        if let Err(error) = self.tls.seal_tickets(keys, publish) {
+            tracing::error!(%error, "the stored keys of session tickets cannot be used: the ones before stay in use");
+        }
     }
 
     /// Publishes the records to every worker. Requires the lock, so that snapshots arrive in the order of their

@@ -10,3 +10,4 @@ pub(crate) mod name;
 pub mod service;
 pub(crate) mod service_counts;
 pub mod signing_key;
+pub(crate) mod ticket_key;

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use gw_gateway::demo::{About, Demo};
 use rustls::client::UnbufferedClientConnection;
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion,
+};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 
@@ -74,13 +76,23 @@ fn client_config(
     alpn: &[&[u8]],
     identity: Option<(CertificateDer<'static>, PrivateKeyDer<'static>)>,
 ) -> ClientConfig {
+    client_config_of(rustls::DEFAULT_VERSIONS, ca_file, alpn, identity)
+}
+
+/// A configuration that trusts the authority in `ca_file` and speaks these versions of TLS. It keeps the tickets of its sessions.
+pub(crate) fn client_config_of(
+    versions: &[&'static SupportedProtocolVersion],
+    ca_file: &Path,
+    alpn: &[&[u8]],
+    identity: Option<(CertificateDer<'static>, PrivateKeyDer<'static>)>,
+) -> ClientConfig {
     let mut roots = RootCertStore::empty();
     roots
         .add(CertificateDer::from_pem_file(ca_file).unwrap())
         .unwrap();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
+        .with_protocol_versions(versions)
         .unwrap()
         .with_root_certificates(roots);
     let mut config = match identity {

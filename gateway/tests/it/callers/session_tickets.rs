@@ -1,0 +1,81 @@
+//! Callers resume their TLS sessions.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use http::Method;
+use rustls::version::{TLS12, TLS13};
+use rustls::{ClientConfig, ClientConnection, HandshakeKind, SupportedProtocolVersion};
+use rustls_pki_types::ServerName;
+
+use crate::support::peers::caller::{HOST, Tls, client_config_of, socket};
+use crate::support::peers::http1_peer::Peer;
+use crate::support::processes::prepared::Prepared;
+
+/// Sends a request, which is refused without an agent, and says how the connection of its caller began.
+pub(crate) fn handshake(
+    prepared: &Prepared,
+    config: &Arc<ClientConfig>,
+    address: SocketAddr,
+) -> HandshakeKind {
+    let name = ServerName::try_from(HOST).unwrap();
+    let session = ClientConnection::new(Arc::clone(config), name).unwrap();
+    let mut stream = Tls::new(session, socket(&prepared.about(address)));
+    write!(stream, "GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n").unwrap();
+    let mut peer = Peer::new(stream);
+    // The tickets arrive before the response.
+    assert_eq!(peer.response_head(&Method::GET).unwrap().status, 502);
+    peer.stream.conn.handshake_kind().unwrap()
+}
+
+/// A caller of the version of TLS.
+pub(crate) fn caller(
+    prepared: &Prepared,
+    version: &'static SupportedProtocolVersion,
+) -> Arc<ClientConfig> {
+    let ca_file = prepared.path("data/dev-ca.crt");
+    Arc::new(client_config_of(&[version], &ca_file, &[b"http/1.1"], None))
+}
+
+#[test]
+fn a_caller_resumes_after_a_restart_of_the_gateway() {
+    let prepared = Prepared::new();
+    let gateway = prepared.serve_with(&prepared.config());
+    let config = caller(&prepared, &TLS13);
+    assert_eq!(
+        handshake(&prepared, &config, gateway.address),
+        HandshakeKind::Full
+    );
+    assert_eq!(
+        handshake(&prepared, &config, gateway.address),
+        HandshakeKind::Resumed
+    );
+    drop(gateway);
+    let restarted = prepared.serve_with(&prepared.config());
+    assert_eq!(
+        handshake(&prepared, &config, restarted.address),
+        HandshakeKind::Resumed
+    );
+    // Another data folder has other keys.
+    let other = Prepared::new();
+    let gateway = other.serve_with(&other.config());
+    let config = caller(&other, &TLS13);
+    assert_eq!(
+        handshake(&other, &config, gateway.address),
+        HandshakeKind::Full
+    );
+}
+
+#[test]
+fn a_caller_of_tls_1_2_has_no_ticket() {
+    let prepared = Prepared::new();
+    let gateway = prepared.serve_with(&prepared.config());
+    let config = caller(&prepared, &TLS12);
+    for _ in 0..2 {
+        assert_eq!(
+            handshake(&prepared, &config, gateway.address),
+            HandshakeKind::Full
+        );
+    }
+}
