@@ -85,7 +85,7 @@ const LONG_FUNCTIONS: [(&str, &str, &str); 11] = [
 ];
 
 /// Modules of each crate, topmost first. A module imports only from modules behind it in the list.
-const CRATES: [(&str, &[&str]); 10] = [
+const CRATES: [(&str, &[&str]); 11] = [
     (
         "gateway/src",
         &["main", "cli", "lib", "demo", "process", "limits"],
@@ -174,6 +174,13 @@ const CRATES: [(&str, &[&str]); 10] = [
             "records",
             "limits",
             "failure",
+        ],
+    ),
+    (
+        "gateway/acme/src",
+        &[
+            "lib", "order", "hook", "dns", "tls_alpn", "http", "schedule", "state", "proof",
+            "settings", "error", "limits",
         ],
     ),
     (

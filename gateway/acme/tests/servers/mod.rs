@@ -1,0 +1,53 @@
+//! Servers that tests of ACME start: the authority Pebble, and the DNS server BIND.
+
+pub(crate) mod named;
+pub(crate) mod pebble;
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::Child;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Longest start of a server. Ends a failing test only.
+const START_WITHIN: Duration = Duration::from_secs(20);
+
+/// A process that ends with its owner.
+pub(crate) struct Server(Child);
+
+impl Server {
+    /// Ends the process.
+    pub(crate) fn stop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+
+    /// Waits until the server accepts connections.
+    fn accepting(mut child: Child, address: SocketAddr) -> Self {
+        let began = Instant::now();
+        while TcpStream::connect(address).is_err() {
+            if let Some(status) = child.try_wait().unwrap() {
+                panic!("the server of {address} ended: {status}");
+            }
+            assert!(began.elapsed() < START_WITHIN, "{address} does not answer");
+            thread::sleep(Duration::from_millis(10));
+        }
+        Self(child)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A loopback address whose port is free for TCP and UDP, by the choice of the kernel.
+pub(crate) fn free_address() -> SocketAddr {
+    loop {
+        let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = tcp.local_addr().unwrap();
+        if UdpSocket::bind(address).is_ok() {
+            return address;
+        }
+    }
+}
