@@ -95,6 +95,7 @@ const CRATES: [(&str, &[&str]); 11] = [
         &[
             "lib",
             "fuzz_support",
+            "certificates",
             "admin",
             "admin_client",
             "members",

@@ -109,6 +109,23 @@ impl ServiceId {
 }
 
 text_id!(
+    /// Id of the certificates that an authority issues for the same names: `region` for those of the region.
+    CertificateId,
+    "the id of a certificate: 1 to 253 characters of a-z, 0-9, hyphens and dots",
+    |text| {
+        (1..=253).contains(&text.len())
+            && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.')
+    }
+);
+
+impl CertificateId {
+    /// Id of the certificates of the region.
+    pub fn region() -> Self {
+        Self("region".into())
+    }
+}
+
+text_id!(
     /// Id of an agent, made by the gateway: `ag_` and 20 characters of base62.
     AgentId,
     "an agent id: `ag_` and 20 characters of A-Z, a-z and 0-9",

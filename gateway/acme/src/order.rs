@@ -56,6 +56,11 @@ impl Orders {
         }
     }
 
+    /// Names of the certificates.
+    pub fn names(&self) -> &[String] {
+        &self.settings.names
+    }
+
     /// Makes the next step of the order in `state`, or begins one. A failure may have changed the state, too: it must be
     /// stored in any case.
     pub async fn advance(&self, state: &mut State, now: Timestamp) -> Result<Progress, AcmeError> {

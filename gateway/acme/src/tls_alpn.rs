@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use gw_base::tls::ALPN_ACME;
 use rcgen::{CertificateParams, CustomExtension, DistinguishedName, KeyPair};
 use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
@@ -13,10 +14,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use crate::error::AcmeError;
 use crate::proof::Proof;
 
-/// ALPN identifier of the challenge (RFC 8737 §3).
-pub const ALPN: &[u8] = b"acme-tls/1";
-
-/// The TLS configuration of handshakes that offer [`ALPN`]: for each name of `proofs`, the certificate with its digest.
+/// The TLS configuration of handshakes that offer [`ALPN_ACME`]: for each name of `proofs`, the certificate with its digest.
 /// Other names are refused.
 pub fn server_config(proofs: &[Proof]) -> Result<Arc<ServerConfig>, AcmeError> {
     let mut certificates = HashMap::new();
@@ -35,7 +33,7 @@ pub fn server_config(proofs: &[Proof]) -> Result<Arc<ServerConfig>, AcmeError> {
         .map_err(|error| AcmeError::proof(format!("TLS of the challenge: {error}")))?
         .with_no_client_auth()
         .with_cert_resolver(Arc::new(Certificates(certificates)));
-    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.alpn_protocols = vec![ALPN_ACME.to_vec()];
     // The authority connects once.
     config.send_tls13_tickets = 0;
     Ok(Arc::new(config))

@@ -6,6 +6,7 @@
 pub mod admin;
 pub mod admin_client;
 pub mod backup;
+pub mod certificates;
 pub mod cluster;
 pub mod control;
 #[cfg(any(test, feature = "fuzz_support"))]

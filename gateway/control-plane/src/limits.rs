@@ -15,6 +15,12 @@ const MIB: usize = 1024 * KIB;
 pub const CERTIFICATES: Rate = Rate::new(20, 2).unwrap();
 /// Age at which a key of session tickets is replaced. It opens tickets for as long again.
 pub const TICKET_KEY_AGE: Duration = Duration::from_secs(24 * 3600);
+/// Lease of the process that orders the certificate of the region. Longer than any step of an order.
+pub const CERTIFICATE_LEASE: Duration = Duration::from_secs(5 * 60);
+/// Longest time between two looks at whether a certificate is due.
+pub const CERTIFICATE_LOOK_EVERY: Duration = Duration::from_secs(30);
+/// Time after which a step of an order that could not be stored is made again.
+pub const CERTIFICATE_STORE_RETRY: Duration = Duration::from_secs(2);
 /// Time at a stop for the membership and its running statement.
 pub const MEMBERSHIP_END: Duration = Duration::from_secs(1);
 /// Nodes without a sign of life that a node probes at once. Others wait.

@@ -1,5 +1,6 @@
 //! The configuration file: parsed and checked as a whole. All mistakes are reported together, each with its key.
 
+mod acme;
 mod nodes;
 mod proxies;
 
@@ -26,6 +27,7 @@ use gw_store::PostgresSettings;
 use gw_telemetry::request_log::AccessLogTarget;
 use gw_telemetry::request_log::archive::ArchiveSettings;
 
+pub use self::acme::{AcmeConfig, Challenge, TLS_KEY as TLS};
 use self::nodes::REGION_KEY_PREVIOUS;
 pub use self::nodes::{REGION_KEY, REGION_KEY_NEXT};
 pub use gw_base::client_address::{ProxyProtocol, TrustedProxies};
@@ -74,6 +76,8 @@ gw_shared::configuration! {
         pub certificate: CertificateSource =
             CertificateSource::Development { data_dir: data_dir.clone() },
             certificate_files(keys, PairKeys::CALLERS).map(CertificateSource::from);
+        /// Authority that issues the certificate; `None` if none does.
+        pub acme: Option<AcmeConfig> = None, Some(acme::take(keys));
         /// Certificate of the admin listener; `None` if it speaks plain HTTP.
         pub admin_certificate: Option<CertificateFiles> = None,
             certificate_files(keys, PairKeys::ADMIN).map(Some);
@@ -274,6 +278,7 @@ impl Config {
         );
         config.read(&mut keys);
         config.check_region_keys(&mut keys);
+        config.use_acme(&mut keys);
         keys.errors.extend(config.same_ports());
         if let CertificateSource::Files { certificate, key } = &config.certificate {
             let mistakes = check_certificate(PairKeys::CALLERS, certificate, key, region.as_ref());

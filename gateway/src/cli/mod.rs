@@ -7,6 +7,7 @@ pub(crate) mod demo;
 pub(crate) mod administration;
 mod agent_program;
 pub(crate) mod backup;
+mod certificate;
 mod client;
 mod documents;
 pub(crate) mod init;
@@ -31,6 +32,7 @@ use administration::request::RequestCommand;
 use administration::service::ServiceCommand;
 use administration::signing_key::SigningKeyCommand;
 use administration::tunnel::TunnelCommand;
+use certificate::CertificateCommand;
 use client::connection::AdminConnection;
 use client::output::CommandError;
 use documents::{ApplyArguments, DiffArguments, ExportArguments};
@@ -54,6 +56,8 @@ pub(crate) enum Administration {
     AgentCa(CommandFamily<AgentCaCommand>),
     /// Tunnels: connections of agents, one for each service.
     Tunnel(CommandFamily<TunnelCommand>),
+    /// Certificates that an ACME authority issues.
+    Certificate(CommandFamily<CertificateCommand>),
     /// Signing keys: keys that sign access tokens.
     SigningKey(CommandFamily<SigningKeyCommand>),
     /// Requests: the request log of the last 7 days.
@@ -130,6 +134,10 @@ impl Administration {
                 connection,
             }) => command.run(&mut connection.open()?),
             Self::Tunnel(CommandFamily {
+                command,
+                connection,
+            }) => command.run(&mut connection.open()?),
+            Self::Certificate(CommandFamily {
                 command,
                 connection,
             }) => command.run(&mut connection.open()?),

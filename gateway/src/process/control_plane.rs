@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::limits;
 use gw_base::tls::admin::AdminTls;
 use gw_control_plane::admin::{self, Admin};
+use gw_control_plane::certificates;
 use gw_control_plane::cluster::{self, ServerLimits};
 use gw_control_plane::control::changes::audit;
 use gw_control_plane::control::{Control, usage};
@@ -77,6 +78,9 @@ impl Gateway {
             self.addresses.callers.port(),
         );
         self.serve_nodes(&admin);
+        if let Some(acme) = &self.node.acme {
+            certificates::keep(&admin, acme, &self.tasks.control_plane);
+        }
         let stopping = self.tasks.control_plane.stopping().clone();
         let serving = serve_admin(listener, tls, admin, stopping);
         self.tasks

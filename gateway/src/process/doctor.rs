@@ -17,11 +17,12 @@ use gw_base::tls::certificate::{PairKeys, TENANT};
 use gw_base::tls::{CertificateFiles, CertificateSource};
 use gw_data_plane::ingress::PLAIN_HTTP;
 use gw_data_plane::memory::sockets::TcpMemory;
-use gw_interface::config::{Config, ProxyProtocol, StoreSettings, TrustedProxies};
+use gw_interface::config::{Challenge, Config, ProxyProtocol, StoreSettings, TrustedProxies};
 use gw_shared::doctor::{Examination, machine};
 use gw_shared::net::tls::SPEAK_TLS;
 use gw_store::{Sealing, StoreError};
 use gw_telemetry::request_log::AccessLogTarget;
+use rustix::fs::Access;
 
 use super::config_file::ConfigFile;
 use super::sockets::listen_advice::advice;
@@ -182,6 +183,7 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
         CertificateSource::Files { certificate, key } => {
             certificate::pair_of_files(out, "certificate", PairKeys::CALLERS, certificate, key, Some(&config.region));
         }
+        CertificateSource::Acme { .. } => acme(out, config),
         CertificateSource::Development { .. } => out.warning(
             "certificate",
             "issued by the development authority that the gateway creates at start",
@@ -198,6 +200,40 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
         ),
     ] {
         dns(out, check, &name, config.listen.port());
+    }
+}
+
+/// Checks what the order of a certificate needs.
+fn acme(out: &mut Examination, config: &Config) {
+    const CHECK: &str = "certificate";
+    let Some(acme) = &config.acme else {
+        return;
+    };
+    let (key, file, mode) = match &acme.challenge {
+        Challenge::Rfc2136(settings) => {
+            ("acme.rfc2136.key_file", &settings.key_file, Access::READ_OK)
+        }
+        Challenge::Hook(settings) => ("acme.hook.program", &settings.program, Access::EXEC_OK),
+        Challenge::TlsAlpn => return issued(out, config),
+    };
+    match rustix::fs::access(file, mode) {
+        Ok(()) => issued(out, config),
+        Err(error) => out.failed(
+            CHECK,
+            format!("{key}: {}: {error}", file.display()),
+            "check its path, and that the user of the gateway may use it",
+        ),
+    }
+}
+
+/// Says which authority issues the certificate. Its state is in the records of the running gateway.
+fn issued(out: &mut Examination, config: &Config) {
+    if let Some(acme) = &config.acme {
+        let found = format!(
+            "issued by the ACME authority at {}; `gw-gateway certificate list` shows its expiry",
+            acme.settings.directory
+        );
+        out.ok("certificate", found);
     }
 }
 

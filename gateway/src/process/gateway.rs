@@ -19,7 +19,7 @@ use gw_control_plane::members::Members;
 use gw_data_plane::memory::sockets::{self, SocketBudget, TcpMemory};
 pub(crate) use gw_data_plane::tunnel::waiting::grace::TunnelGrace;
 use gw_data_plane::worker::{RegionSetup, Setup, WorkerHandles, WorkerMessage};
-use gw_interface::config::Config;
+use gw_interface::config::{AcmeConfig, Config};
 use gw_interface::control_plane::{self, Executor};
 use gw_interface::node_connections::{self, NodeConnections, WaitingConnections};
 use gw_interface::rate_limit::Level;
@@ -85,6 +85,8 @@ pub(super) struct RegionNode {
     pub(super) signals: Arc<RegionSignals>,
     /// Connections of the control planes of other nodes, locked while they are served; `None` without a listener for them.
     pub(super) waiting: Option<Arc<Mutex<WaitingConnections>>>,
+    /// Authority that issues the certificate; `None` without one.
+    pub(super) acme: Option<AcmeConfig>,
     /// Membership in a region of several nodes.
     pub(super) members: Option<Members>,
     pub(super) settings: Option<MemberSettings>,
@@ -267,6 +269,7 @@ impl Gateway {
             node: RegionNode {
                 signals: Arc::new(RegionSignals::new(Instant::now())),
                 waiting: None,
+                acme: config.acme.clone(),
                 members: None,
                 settings: None,
             },
@@ -405,6 +408,12 @@ impl Gateway {
             .is_none()
             .then(|| console_url(admin_address));
         tracing::info!(%address, %admin_address, console, workers = config.workers, region = config.region.apex(), "gateway started");
+        if let (Some(acme), Some(_)) = (&config.acme, self.control.development_ca()) {
+            tracing::warn!(
+                directory = acme.settings.directory,
+                "no certificate of the ACME authority yet: the gateway answers with a certificate of its development authority until there is one"
+            );
+        }
     }
 
     /// Runtime of the tasks.

@@ -36,10 +36,11 @@ pub use postgres::{
 };
 pub use records::NotRestored;
 pub use records::{
-    AccountRecord, Agent, AgentRecord, Approval, AuthorityRecord, AuthorityRole,
-    CallerSecretRecord, Captures, Directory, EnrollmentRecord, EnrollmentTokenRecord, Indexing,
-    PublicKeyHash, RecordId, RecordKind, Records, SecretAccess, Service, ServicePath,
-    ServiceRecord, SigningKey, SigningKeyRecord, Step, StoredRecord, TicketKeyRecord,
+    AccountRecord, AcmeFailures, AcmeLease, AcmeRecord, Agent, AgentRecord, Approval,
+    AuthorityRecord, AuthorityRole, CallerSecretRecord, Captures, Directory, EnrollmentRecord,
+    EnrollmentTokenRecord, Indexing, PublicKeyHash, RecordId, RecordKind, Records, SecretAccess,
+    Service, ServicePath, ServiceRecord, SigningKey, SigningKeyRecord, Step, StoredRecord,
+    TicketKeyRecord,
 };
 pub use sealed::Sealer;
 pub use sealing::CREDENTIAL as SEAL_KEY_CREDENTIAL;

@@ -23,7 +23,7 @@ const PLACEHOLDERS: [(&str, &str); 5] = [
 ];
 
 /// Programs of others. Their own options are not checked.
-const OTHERS: [&str; 32] = [
+const OTHERS: [&str; 33] = [
     "age",
     "cat",
     "cd",
@@ -54,6 +54,7 @@ const OTHERS: [&str; 32] = [
     "socat",
     "ssh",
     "tee",
+    "tsig-keygen",
     "umask",
     "websocat",
 ];

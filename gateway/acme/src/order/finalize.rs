@@ -1,11 +1,9 @@
 //! The end of an order: the request of the certificate, and its download.
 
-use gw_base::tls::certificate::check_key;
+use gw_base::tls::certificate::Pair;
 use gw_shared::identity::secret::Secret;
 use instant_acme::Order;
 use rcgen::{CertificateParams, DistinguishedName, KeyPair};
-use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::{Orders, Progress};
 use crate::error::AcmeError;
@@ -78,16 +76,6 @@ fn signing_request(key: &Secret, names: &[String]) -> Result<Vec<u8>, rcgen::Err
 
 /// Checks that the chain is for the key.
 fn check(chain: &str, key: Option<&Secret>) -> Result<(), String> {
-    let chain: Vec<_> = CertificateDer::pem_slice_iter(chain.as_bytes())
-        .collect::<Result<_, _>>()
-        .map_err(|error| format!("not PEM: {error}"))?;
-    if chain.is_empty() {
-        return Err("no certificate in the answer".to_owned());
-    }
-    let Some(key) = key else {
-        return Err("its key is not stored".to_owned());
-    };
-    let key = PrivateKeyDer::from_pem_slice(key.reveal().as_bytes())
-        .map_err(|error| format!("its key is not PEM: {error}"))?;
-    check_key(&chain, &key)
+    let key = key.ok_or("its key is not stored")?;
+    Pair::from_pem(chain, key.reveal()).map(drop)
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -102,6 +102,21 @@ impl Pebble {
         String::from_utf8(output.stdout).unwrap()
     }
 
+    /// The last number before `what` in the log, such as that of the orders.
+    pub(crate) fn count(&self, what: &str) -> usize {
+        let log = fs::read_to_string(self.folder.path().join("pebble.log")).unwrap();
+        let number = |line: &str| {
+            line.split_once(what)?
+                .0
+                .trim()
+                .rsplit(' ')
+                .next()?
+                .parse()
+                .ok()
+        };
+        log.lines().rev().find_map(number).unwrap_or_default()
+    }
+
     /// Ends the process.
     pub(crate) fn stop(&mut self) {
         self.server.stop();
@@ -147,6 +162,10 @@ fn run(folder: &TempDir, options: &Options, address: SocketAddr, management: Soc
 
 fn make_certificates(folder: &TempDir) {
     let mut authority = CertificateParams::default();
+    // OpenSSL takes a certificate whose issuer has its own name for a self-signed one.
+    authority
+        .distinguished_name
+        .push(DnType::CommonName, "authority of the directory");
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let key = KeyPair::generate().unwrap();
     let root = authority.self_signed(&key).unwrap();

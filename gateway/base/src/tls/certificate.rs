@@ -141,6 +141,37 @@ pub fn read_pair(
 }
 
 impl Pair {
+    /// Reads a chain and its key from PEM, and checks that they belong together. The reason names neither.
+    pub fn from_pem(chain: &str, key: &str) -> Result<Self, String> {
+        let chain: Vec<_> = CertificateDer::pem_slice_iter(chain.as_bytes())
+            .collect::<Result<_, _>>()
+            .map_err(|error| format!("the chain is not PEM: {error}"))?;
+        if chain.is_empty() {
+            return Err("the chain has no certificate".to_owned());
+        }
+        let key = PrivateKeyDer::from_pem_slice(key.as_bytes())
+            .map_err(|error| format!("the key is not PEM: {error}"))?;
+        check_key(&chain, &key)?;
+        Ok(Self { chain, key })
+    }
+
+    pub(crate) fn copy(&self) -> Self {
+        Self {
+            chain: self.chain.clone(),
+            key: self.key.clone_key(),
+        }
+    }
+
+    /// The validity of the first certificate: its start, and its end.
+    pub fn first_validity(&self) -> Option<(Timestamp, Timestamp)> {
+        let (_, first) = X509Certificate::from_der(self.chain.first()?).ok()?;
+        let validity = first.validity();
+        Some((
+            Timestamp(validity.not_before.timestamp()),
+            Timestamp(validity.not_after.timestamp()),
+        ))
+    }
+
     /// Defects that some clients refuse although the certificate can be served. `certificate` is its file.
     pub fn warnings(&self, keys: PairKeys, certificate: &Path, now: Timestamp) -> Vec<String> {
         let kind =

@@ -37,7 +37,7 @@ pub mod node;
 pub mod pki;
 pub mod tickets;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gw_shared::tunnel;
@@ -56,6 +56,9 @@ use crate::service::hostname::Region;
 /// ALPN identifier of HTTP/2 over TLS (RFC 9113 §3.3).
 pub const ALPN_HTTP2: &[u8] = b"h2";
 
+/// ALPN identifier of a challenge of an ACME authority (RFC 8737 §3).
+pub const ALPN_ACME: &[u8] = b"acme-tls/1";
+
 /// The TLS configurations of the listeners.
 pub struct ServerConfigs {
     /// TLS 1.3 and 1.2, no client certificates.
@@ -67,6 +70,8 @@ pub struct ServerConfigs {
     pub agents: Arc<AgentVerifier>,
     /// The authorities of those certificates.
     pub authorities: TrustedAuthorities,
+    /// Answers challenges of an ACME authority; `None` if no challenge is open.
+    pub challenge: Option<Arc<ServerConfig>>,
 }
 
 /// The source of the server certificate.
@@ -82,6 +87,11 @@ pub enum CertificateSource {
     /// A certificate that the development authority issues at each start.
     Development {
         /// Folder with the files of that authority.
+        data_dir: PathBuf,
+    },
+    /// Certificates of an ACME authority; until there is one, a certificate of the development authority.
+    Acme {
+        /// Folder with the files of the development authority.
         data_dir: PathBuf,
     },
 }
@@ -134,14 +144,23 @@ pub struct TlsMaterial {
     parts: Mutex<Parts>,
 }
 
-/// What [`ServerConfigs`] are built from.
 struct Parts {
-    authorities: TrustedAuthorities,
-    tickets: TicketKeys,
+    beside: Beside,
     /// The certificate loaded last.
     loaded: Option<Pair>,
     /// Its expiry.
     not_after: Option<Timestamp>,
+    /// The certificate that the ACME authority issued last.
+    issued: Option<Pair>,
+}
+
+/// What [`ServerConfigs`] are built from, beside the certificate.
+#[derive(Clone)]
+struct Beside {
+    authorities: TrustedAuthorities,
+    tickets: TicketKeys,
+    /// Answers challenges of the ACME authority.
+    challenge: Option<Arc<ServerConfig>>,
 }
 
 impl TlsMaterial {
@@ -155,10 +174,14 @@ impl TlsMaterial {
         agent_mtls: bool,
     ) -> Self {
         let parts = Mutex::new(Parts {
-            authorities,
-            tickets,
+            beside: Beside {
+                authorities,
+                tickets,
+                challenge: None,
+            },
             loaded: None,
             not_after: None,
+            issued: None,
         });
         Self {
             source,
@@ -212,13 +235,7 @@ impl TlsMaterial {
         authorities: TrustedAuthorities,
         publish: impl FnOnce(&Arc<ServerConfigs>),
     ) -> Result<(), TlsError> {
-        let mut parts = self.parts();
-        if let Some(pair) = &parts.loaded {
-            let built = self.build(pair, authorities.clone(), parts.tickets.clone())?;
-            publish(&Arc::new(built));
-        }
-        parts.authorities = authorities;
-        Ok(())
+        self.change(|beside| beside.authorities = authorities, publish)
     }
 
     /// Seals session tickets with these keys from now on. Publishes nothing before the first [`Self::load`], or if they are
@@ -228,15 +245,50 @@ impl TlsMaterial {
         tickets: TicketKeys,
         publish: impl FnOnce(&Arc<ServerConfigs>),
     ) -> Result<(), TlsError> {
-        let mut parts = self.parts();
-        if parts.tickets == tickets {
+        if self.parts().beside.tickets == tickets {
             return Ok(());
         }
-        if let Some(pair) = &parts.loaded {
-            let built = self.build(pair, parts.authorities.clone(), tickets.clone())?;
-            publish(&Arc::new(built));
+        self.change(|beside| beside.tickets = tickets, publish)
+    }
+
+    /// Answers challenges of the ACME authority with this configuration from now on. Publishes nothing before the first
+    /// [`Self::load`].
+    pub fn answer_challenges(
+        &self,
+        challenge: Option<Arc<ServerConfig>>,
+        publish: impl FnOnce(&Arc<ServerConfigs>),
+    ) -> Result<(), TlsError> {
+        self.change(|beside| beside.challenge = challenge, publish)
+    }
+
+    /// Serves this certificate of the ACME authority from now on. Publishes nothing before the first [`Self::load`].
+    pub fn use_issued(
+        &self,
+        pair: Pair,
+        publish: impl FnOnce(&Arc<ServerConfigs>),
+    ) -> Result<(), TlsError> {
+        let mut parts = self.parts();
+        parts.issued = Some(pair.copy());
+        let is_loaded = parts.loaded.is_some();
+        drop(parts);
+        match is_loaded {
+            true => self.use_pair(pair, publish).map(drop),
+            false => Ok(()),
         }
-        parts.tickets = tickets;
+    }
+
+    fn change(
+        &self,
+        change: impl FnOnce(&mut Beside),
+        publish: impl FnOnce(&Arc<ServerConfigs>),
+    ) -> Result<(), TlsError> {
+        let mut parts = self.parts();
+        let mut beside = parts.beside.clone();
+        change(&mut beside);
+        if let Some(pair) = &parts.loaded {
+            publish(&Arc::new(self.build(pair, &beside)?));
+        }
+        parts.beside = beside;
         Ok(())
     }
 
@@ -246,8 +298,7 @@ impl TlsMaterial {
         publish: impl FnOnce(&Arc<ServerConfigs>),
     ) -> Result<Arc<ServerConfigs>, TlsError> {
         let mut parts = self.parts();
-        let (authorities, tickets) = (parts.authorities.clone(), parts.tickets.clone());
-        let built = Arc::new(self.build(&pair, authorities, tickets)?);
+        let built = Arc::new(self.build(&pair, &parts.beside)?);
         publish(&built);
         // A chain expires with the first of its certificates.
         parts.not_after = pair.chain.iter().filter_map(pki::not_after).min();
@@ -255,12 +306,12 @@ impl TlsMaterial {
         Ok(built)
     }
 
-    fn build(
-        &self,
-        pair: &Pair,
-        authorities: TrustedAuthorities,
-        tickets: TicketKeys,
-    ) -> Result<ServerConfigs, TlsError> {
+    fn build(&self, pair: &Pair, beside: &Beside) -> Result<ServerConfigs, TlsError> {
+        let Beside {
+            authorities,
+            tickets,
+            challenge,
+        } = beside.clone();
         let chain = pair.chain.clone();
         let key = pair.key.clone_key();
         let provider = Arc::new(crypto::aws_lc_rs::default_provider());
@@ -296,14 +347,18 @@ impl TlsMaterial {
             tunnel: Arc::new(tunnel),
             agents: verifier,
             authorities,
+            challenge,
         })
     }
 
-    /// The file of the development authority; `None` if the server certificate comes from a file.
+    /// The file of the development authority; `None` if the server certificate comes from a file or from an ACME authority.
     pub fn development_ca(&self) -> Option<PathBuf> {
         match &self.source {
+            CertificateSource::Acme { .. } if self.parts().issued.is_some() => None,
             CertificateSource::Files { .. } => None,
-            CertificateSource::Development { data_dir } => Some(data_dir.join("dev-ca.crt")),
+            CertificateSource::Development { data_dir } | CertificateSource::Acme { data_dir } => {
+                Some(data_dir.join("dev-ca.crt"))
+            }
         }
     }
 
@@ -315,23 +370,28 @@ impl TlsMaterial {
                 key,
                 Some(&self.region),
             )?),
-            CertificateSource::Development { data_dir } => {
-                let Issued {
-                    certificate_pem,
-                    key_pem,
-                } = pki::development_certificate(data_dir, &self.region)?;
-                let pem = |error| TlsError::Pem {
-                    path: "development certificate".into(),
-                    error,
-                };
-                let leaf =
-                    CertificateDer::from_pem_slice(certificate_pem.as_bytes()).map_err(pem)?;
-                let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).map_err(pem)?;
-                Ok(Pair {
-                    chain: vec![leaf],
-                    key,
-                })
+            CertificateSource::Development { data_dir } => self.development(data_dir),
+            CertificateSource::Acme { data_dir } => {
+                let issued = self.parts().issued.as_ref().map(Pair::copy);
+                issued.map_or_else(|| self.development(data_dir), Ok)
             }
         }
+    }
+
+    fn development(&self, data_dir: &Path) -> Result<Pair, TlsError> {
+        let Issued {
+            certificate_pem,
+            key_pem,
+        } = pki::development_certificate(data_dir, &self.region)?;
+        let pem = |error| TlsError::Pem {
+            path: "development certificate".into(),
+            error,
+        };
+        let leaf = CertificateDer::from_pem_slice(certificate_pem.as_bytes()).map_err(pem)?;
+        let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).map_err(pem)?;
+        Ok(Pair {
+            chain: vec![leaf],
+            key,
+        })
     }
 }

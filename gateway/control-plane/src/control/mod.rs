@@ -70,6 +70,8 @@ pub use records::caller_secret::{
     CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView,
     SecretKind, ServiceKeyView,
 };
+use records::certificate::IssuedCertificates;
+pub use records::certificate::{CertificateStatus, CertificateView};
 pub use records::enrollment_token::{
     EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView,
 };
@@ -101,6 +103,8 @@ pub struct Control {
     first_authority: Arc<Authority>,
     authorities: Mutex<Arc<Authorities>>,
     tls: TlsMaterial,
+    /// Certificates of an ACME authority; `None` without one.
+    issued: Option<IssuedCertificates>,
     /// TLS of the admin listener; `None` if it speaks plain HTTP.
     admin_tls: Option<Arc<AdminTls>>,
     /// Node that has a certificate for links to other nodes.
@@ -164,8 +168,9 @@ impl Control {
         &self.admin_hosts
     }
 
-    /// The CA certificate that callers and agents must trust; `None` if the server certificate comes from a file.
-    pub(crate) fn development_ca(&self) -> Option<PathBuf> {
+    /// The CA certificate that callers and agents must trust; `None` if the server certificate comes from a file
+    /// or from an ACME authority.
+    pub fn development_ca(&self) -> Option<PathBuf> {
         self.tls.development_ca()
     }
 

@@ -22,6 +22,7 @@ use tokio::sync::{Notify, watch};
 use super::changes::feed::{EngineHealth, read_copy};
 use super::identity::authority::{Authorities, COMMON_NAME};
 use super::identity::shared_files::{ADMIN_TOKEN, AGENT_CA, DEVELOPMENT_CA, SharedSecret};
+use super::records::certificate::IssuedCertificates;
 use super::records::service_counts::ServiceCounts;
 use super::{Control, ControlError, ControlState, Journal, Workers, data_folder, new_secret};
 use crate::cluster::{LocalNode, NodeClient};
@@ -88,6 +89,7 @@ impl Control {
             first_authority,
             authorities: Mutex::new(Arc::new(authorities)),
             tls,
+            issued: IssuedCertificates::of(config),
             admin_tls: config
                 .admin_certificate
                 .clone()
@@ -108,6 +110,7 @@ impl Control {
             applied,
             workers,
         };
+        control.use_certificates(&control.state().records);
         control.maintain_at_start()?;
         Ok(control)
     }
@@ -227,7 +230,7 @@ fn fetch_shared_files(store: &mut PostgresStore, config: &Config) -> Result<(), 
     fetch(store, folder, &ADMIN_TOKEN, || {
         Ok(admin_token(&Sealing::default(), &folder.join(ADMIN_TOKEN_FILE)).map(drop)?)
     })?;
-    if matches!(config.certificate, CertificateSource::Development { .. }) {
+    if !matches!(config.certificate, CertificateSource::Files { .. }) {
         fetch(store, folder, &DEVELOPMENT_CA, || {
             pki::development_authority(folder)
                 .map(drop)

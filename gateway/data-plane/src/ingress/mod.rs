@@ -21,7 +21,7 @@ use gw_base::client_address::{ProxyProtocol, TrustedProxies};
 use gw_base::error::Error;
 use gw_base::mailbox::Post;
 use gw_base::service::hostname::Region;
-use gw_base::tls::{ALPN_HTTP2, ServerConfigs};
+use gw_base::tls::{ALPN_ACME, ALPN_HTTP2, ServerConfigs};
 use gw_interface::config::HandOver;
 use gw_interface::node_connections::NodeConnections;
 use gw_interface::rate_limit::{AddressSlot, Arrivals, Bucket, Claimant};
@@ -231,10 +231,12 @@ impl Ingress {
         let ConnectionOrigin { peer, via } = origin;
         let tunnel = is_tunnel(&greeting.hello);
         let certificates = self.certificates.get();
-        let config = if tunnel {
-            &certificates.tunnel
-        } else {
-            &certificates.public
+        let challenge = certificates.challenge.as_ref();
+        let challenge = challenge.filter(|_| is_challenge(&greeting.hello));
+        let config = match challenge {
+            Some(challenge) => challenge,
+            None if tunnel => &certificates.tunnel,
+            None => &certificates.public,
         };
         let peer_end = greeting.socket.closer();
         let handshake = self
@@ -251,6 +253,10 @@ impl Ingress {
             Err(error) => return self.handshake_failed(peer, &error),
         };
         guard.has_shaken_hands();
+        // The handshake is the answer (RFC 8737 §3).
+        if challenge.is_some() {
+            return;
+        }
         // A new task: the connection does not keep the memory of this future.
         let router = || Rc::clone(&self.router);
         if tunnel {
@@ -278,6 +284,11 @@ impl Ingress {
         self.counters.handshake_failures.increment();
         tracing::debug!(%peer, %error, "handshake failed");
     }
+}
+
+/// Whether an ACME authority asks for the answer of a challenge: it offers nothing else.
+fn is_challenge(hello: &ClientHello) -> bool {
+    matches!(&hello.alpn[..], [protocol] if protocol == ALPN_ACME)
 }
 
 fn is_tunnel(hello: &ClientHello) -> bool {

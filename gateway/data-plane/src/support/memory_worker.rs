@@ -178,6 +178,7 @@ fn no_certificates() -> io::Result<ServerConfigs> {
         tunnel: config,
         agents,
         authorities: TrustedAuthorities::default(),
+        challenge: None,
     })
 }
 

@@ -22,6 +22,16 @@ pub(super) struct Answers {
     pub(super) admin_listen: SocketAddr,
     /// Certificate and key; the development CA without.
     pub(super) tls: Option<(PathBuf, PathBuf)>,
+    pub(super) acme: Option<AcmeAnswers>,
+}
+
+/// The ACME authority that issues the certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct AcmeAnswers {
+    /// Mail address for the authority.
+    pub(super) contact: String,
+    /// Its directory; that of Let's Encrypt without.
+    pub(super) directory: Option<String>,
 }
 
 const DOMAIN: &str = "gw.localhost";
@@ -83,7 +93,9 @@ impl Answers {
         };
         let tls = match (given.tls_certificate, given.tls_key, dialogue) {
             (Some(certificate), Some(key), _) => Some((certificate, key)),
-            (None, None, Some(dialogue)) if !is_local(&domain) => dialogue.certificate()?,
+            (None, None, Some(dialogue)) if !is_local(&domain) && given.acme_contact.is_none() => {
+                dialogue.certificate()?
+            }
             _ => None,
         };
         let tls = tls.map(|(certificate, key)| {
@@ -104,6 +116,10 @@ impl Answers {
             listen,
             admin_listen,
             tls: tls.transpose()?,
+            acme: given.acme_contact.map(|contact| AcmeAnswers {
+                contact,
+                directory: given.acme_directory,
+            }),
         })
     }
 

@@ -87,6 +87,13 @@ fn has_answers(config: &Config, answered: &Config) -> bool {
         && config.listen == answered.listen
         && config.admin_listen == answered.admin_listen
         && config.certificate == answered.certificate
+        && authority(config) == authority(answered)
+}
+
+/// Directory and contacts of the ACME authority.
+fn authority(config: &Config) -> Option<(&String, &Vec<String>)> {
+    let settings = &config.acme.as_ref()?.settings;
+    Some((&settings.directory, &settings.contacts))
 }
 
 /// Writes a file that all users may read, and its folder if that is missing.
@@ -112,6 +119,7 @@ fn text(answers: &Answers) -> String {
         listen,
         admin_listen,
         tls,
+        acme,
         ..
     } = answers;
     let about = "# Configuration of gw-gateway, written by `gw-gateway init`. Keys behind a `#` are shown with their defaults, or \
@@ -126,25 +134,34 @@ fn text(answers: &Answers) -> String {
         1,
     );
     let mut text = format!("{about}#\n{rest}");
-    set(&mut text, "region", region);
-    set(&mut text, "domain", domain);
-    set(&mut text, "data_dir", &data_dir.display().to_string());
-    set(&mut text, "listen", &listen.to_string());
-    set(&mut text, "admin_listen", &admin_listen.to_string());
+    set(&mut text, "region", region.as_str());
+    set(&mut text, "domain", domain.as_str());
+    set(&mut text, "data_dir", data_dir.display().to_string());
+    set(&mut text, "listen", listen.to_string());
+    set(&mut text, "admin_listen", admin_listen.to_string());
     if let Some((certificate, key)) = tls {
         set(
             &mut text,
             "tls_certificate",
-            &certificate.display().to_string(),
+            certificate.display().to_string(),
         );
-        set(&mut text, "tls_key", &key.display().to_string());
+        set(&mut text, "tls_key", key.display().to_string());
+    }
+    if let Some(acme) = acme {
+        set(&mut text, "tls", "acme");
+        set(&mut text, "contact", vec![acme.contact.clone()]);
+        set(&mut text, "terms_accepted", true);
+        set(&mut text, "challenge", "tls-alpn");
+        if let Some(directory) = &acme.directory {
+            set(&mut text, "directory", directory.as_str());
+        }
     }
     text
 }
 
 /// Sets a key of the example, in the line where the example has it.
-fn set(text: &mut String, key: &str, value: &str) {
-    let value = toml::Value::from(value);
+fn set(text: &mut String, key: &str, value: impl Into<toml::Value>) {
+    let value = value.into();
     let has_key = |line: &str| {
         line.trim_start_matches('#')
             .strip_prefix(key)
@@ -181,6 +198,7 @@ mod tests {
             listen: SocketAddr::from(([127, 0, 0, 1], 8443)),
             admin_listen: SocketAddr::from(([127, 0, 0, 1], 9999)),
             tls: None,
+            acme: None,
         }
     }
 

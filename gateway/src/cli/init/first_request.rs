@@ -22,6 +22,9 @@ const ANSWER_MAX: u64 = 64 << 10;
 
 /// Sends the request to the service of the next steps; returns the answer or the cause of its failure, and what to do.
 pub(super) fn send(answers: &Answers, config: &Config, listen: SocketAddr) -> String {
+    if config.acme.is_some() {
+        return "\nNo first request is sent: it would come before the certificate.".to_owned();
+    }
     let host = format!("{}--api.{}", answers.account, config.region.apex());
     let port = listen.port();
     let url = match port {

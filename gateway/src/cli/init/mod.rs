@@ -57,6 +57,14 @@ pub(crate) struct InitArguments {
     /// PEM file of its key.
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_key: Option<PathBuf>,
+    /// Let an ACME authority issue the certificate, with this mail address for its messages. Accepts the terms of service
+    /// of the authority. The certificate is for REGION.DOMAIN; one for all names below it also needs DNS: see
+    /// acme.challenge in the configuration.
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "tls_certificate")]
+    acme_contact: Option<String>,
+    /// Directory of the authority. Default: that of Let's Encrypt.
+    #[arg(long, value_name = "URL", requires = "acme_contact")]
+    acme_directory: Option<String>,
     /// Replace a configuration file, and a unit of systemd, that exist with other settings.
     #[arg(long)]
     force: bool,

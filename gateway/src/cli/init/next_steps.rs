@@ -109,6 +109,15 @@ fn names_and_certificate(answers: &Answers, config: &Config) -> String {
             "\nDNS records, both with the public address of the gateway:\n\n  {apex}.    A  ADDRESS\n  *.{apex}.  A  ADDRESS\n"
         );
     }
+    if let Some(acme) = &config.acme {
+        text += &format!(
+            "\nCertificate: for {apex}, ordered now at {}. Until it is there, the gateway answers with one of a development CA; \
+             `gw-gateway certificate list` shows its state.\nFor *.{apex} the authority needs a proof in DNS: set acme.challenge \
+             to \"dns-rfc2136\" or \"dns-hook\" in {}, and restart the gateway.\n",
+            acme.settings.directory,
+            answers.config.display()
+        );
+    }
     if development_authority(config).is_none() {
         return text;
     }
@@ -143,6 +152,7 @@ mod tests {
             listen: SocketAddr::from(([127, 0, 0, 1], 8443)),
             admin_listen: admin_listen.parse().unwrap(),
             tls: None,
+            acme: None,
         };
         let toml = format!(
             "region = \"eu1\"\ndomain = \"{domain}\"\ndata_dir = \"/var/lib/gw-gateway\"\nlisten = \"127.0.0.1:8443\"\n\

@@ -4,6 +4,7 @@
 //! A kind of record is a file of this folder and a line in the list of kinds below.
 
 mod account;
+mod acme;
 mod agent;
 mod authority;
 mod caller_secret;
@@ -21,6 +22,7 @@ use gw_shared::identity::secret::Secret;
 use serde::{Deserialize, Serialize};
 
 pub use self::account::AccountRecord;
+pub use self::acme::{AcmeFailures, AcmeLease, AcmeRecord};
 pub use self::agent::{Agent, AgentRecord, EnrollmentRecord, PublicKeyHash};
 pub use self::authority::{AuthorityRecord, AuthorityRole};
 pub use self::caller_secret::{CallerSecretRecord, SecretAccess};
@@ -263,6 +265,7 @@ kinds! {
     "enrollment_token" enrollment_tokens EnrollmentToken(EnrollmentTokenRecord);
     "agent" agents Agent(AgentRecord);
     "signing_key" signing_keys SigningKey(SigningKeyRecord);
+    "acme" acme Acme(AcmeRecord);
     "authority" authorities Authority(AuthorityRecord);
     "ticket_key" ticket_keys TicketKey(TicketKeyRecord);
 }

@@ -1,4 +1,4 @@
-//! Identity of agents: enrollment, certificates, their authority, versions and updates.
+//! Identity of agents and of the gateway: enrollment, certificates, their authority, versions and updates.
 
 // Once:
 mod agent_versions;
@@ -9,5 +9,6 @@ mod replaced_keys;
 mod replicas;
 
 // Once, slow:
+mod acme;
 mod agent_ca;
 mod agent_updates;

@@ -1,5 +1,8 @@
 //! Helpers of the tests: callers, backends, agents, processes, and a complete gateway and agent in this process.
 
+#[path = "../../../acme/tests/servers/mod.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
+pub(crate) mod acme_servers;
 pub(crate) mod admin_api;
 pub(crate) mod agents;
 pub(crate) mod apex;

@@ -72,10 +72,7 @@ impl Admin {
 
     /// The other nodes of the region, and the nodes that do not keep the change that made `position` within a second. This node has
     /// slot 0 if it has no `peer_listen`.
-    pub(in crate::admin) async fn nodes_behind(
-        &self,
-        position: &Position,
-    ) -> (OtherNodes, Vec<NodeSlot>) {
+    pub(crate) async fn nodes_behind(&self, position: &Position) -> (OtherNodes, Vec<NodeSlot>) {
         let placement = self.control.local_node().placement();
         let others = match self.region.clone() {
             Some(region) => self.nodes_of_table(region, placement.as_deref()).await,

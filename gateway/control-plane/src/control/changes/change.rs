@@ -264,6 +264,7 @@ impl Control {
         let mut has_steps = false;
         let mut has_authorities = false;
         let mut has_ticket_keys = false;
+        let mut has_certificates = false;
         for (position, steps) in changes {
             if position.revision > state.position.revision {
                 has_steps |= !steps.is_empty();
@@ -274,6 +275,7 @@ impl Control {
                     .note(&steps, &state.records, &self.region);
                 has_authorities |= steps.iter().any(Step::is_of_authority);
                 has_ticket_keys |= steps.iter().any(Step::is_of_ticket_key);
+                has_certificates |= steps.iter().any(Step::is_of_acme);
                 state.apply(position, steps, &self.region, self.workers.count());
             }
         }
@@ -282,6 +284,9 @@ impl Control {
         }
         if has_ticket_keys {
             self.use_ticket_keys(&state.records);
+        }
+        if has_certificates {
+            self.use_certificates(&state.records);
         }
         if has_steps {
             self.publish(&mut state);
@@ -305,6 +310,7 @@ impl Control {
         self.service_counts.begin_again(&state.directory);
         self.use_authorities(&state.records);
         self.use_ticket_keys(&state.records);
+        self.use_certificates(&state.records);
         self.publish(&mut state);
         self.applied.send_replace(state.position.revision);
     }

@@ -1,0 +1,264 @@
+//! Certificates that an ACME authority issues: their record, and its use by the listeners.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gw_acme::{Proof, State, tls_alpn};
+use gw_base::clock::Timestamp;
+use gw_base::page::{Page, PageQuery};
+use gw_base::tls::ServerConfigs;
+use gw_base::tls::certificate::{Mistakes, Pair};
+use gw_interface::config::{Challenge, Config};
+use gw_shared::id::CertificateId;
+use gw_shared::identity::secret::Secret;
+use gw_shared::version::later_members::LaterMembers;
+use gw_store::{AcmeRecord, Records, Step, StoredRecord};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tokio::sync::Notify;
+use utoipa::ToSchema;
+
+use crate::control::{Actor, Control, ControlError, Plan};
+
+/// Use of the certificates of an ACME authority by this process.
+pub(crate) struct IssuedCertificates {
+    names: Vec<String>,
+    directory: String,
+    /// Whether challenges are answered in handshakes.
+    answers_challenges: bool,
+    used: Mutex<Used>,
+    /// Notified when the record has changed.
+    changed: Notify,
+}
+
+/// The contents of the record that the listeners use.
+#[derive(Default)]
+struct Used {
+    chain: String,
+    proofs: Vec<Proof>,
+}
+
+/// A certificate that an ACME authority issues.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = Certificate)]
+pub struct CertificateView {
+    /// `region` for the certificate of the region.
+    #[schema(value_type = String)]
+    pub id: CertificateId,
+    /// Names that it is, or will be, valid for.
+    pub names: Vec<String>,
+    /// Directory of the authority.
+    pub directory: String,
+    /// State of the certificate.
+    pub status: CertificateStatus,
+    /// End of its validity, RFC 3339; absent until there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
+    pub not_after: Option<String>,
+    /// Failed attempts in a row to get the next one.
+    pub failures: u32,
+    /// Cause of the last failure and what to do; absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_failure: Option<String>,
+}
+
+/// State of a certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CertificateStatus {
+    /// There is none yet: the gateway answers with a certificate of its development authority.
+    Missing,
+    /// In use.
+    Valid,
+    /// In use, and the next one is ordered.
+    Renewing,
+    /// In use although it has expired.
+    Expired,
+}
+
+impl IssuedCertificates {
+    /// `None` without an authority.
+    pub(crate) fn of(config: &Config) -> Option<Self> {
+        let acme = config.acme.as_ref()?;
+        Some(Self {
+            names: acme.settings.names.clone(),
+            directory: acme.settings.directory.clone(),
+            answers_challenges: matches!(acme.challenge, Challenge::TlsAlpn),
+            used: Mutex::default(),
+            changed: Notify::new(),
+        })
+    }
+}
+
+impl Control {
+    /// Waits until the record of the certificates changes.
+    pub(crate) async fn certificates_changed(&self) {
+        match &self.issued {
+            Some(issued) => issued.changed.notified().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The record of the certificate of the region; a new one if there is none.
+    pub(crate) fn acme_record(&self) -> AcmeRecord {
+        self.look_at(|records| stored(records).cloned())
+            .unwrap_or_else(new_record)
+    }
+
+    /// Uses the certificate and the challenges in `records` from now on. Workers have them before a change counts as applied.
+    pub(crate) fn use_certificates(&self, records: &Records) {
+        let (Some(issued), Some(record)) = (&self.issued, stored(records)) else {
+            return;
+        };
+        if let Err(error) = self.try_use_certificates(issued, record) {
+            tracing::error!(%error, "the stored certificate of the region cannot be used: the one before stays in use");
+        }
+        issued.changed.notify_one();
+    }
+
+    fn try_use_certificates(
+        &self,
+        issued: &IssuedCertificates,
+        record: &AcmeRecord,
+    ) -> Result<(), ControlError> {
+        let state = parsed(record)?;
+        let publish = |configs: &Arc<ServerConfigs>| self.workers.publish_certificates(configs);
+        let mut used = issued.used.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(certificate) = &state.certificate
+            && certificate.chain != used.chain
+        {
+            let pair = Pair::from_pem(&certificate.chain, certificate.key.reveal())
+                .map_err(|reason| mistake(&reason))?;
+            let until = pair.first_validity().map(|(_, end)| end.to_string());
+            self.tls.use_issued(pair, publish)?;
+            used.chain.clone_from(&certificate.chain);
+            tracing::info!(names = %certificate.names.join(", "), until, "uses the certificate of the ACME authority");
+        }
+        let proofs = state.order.map(|order| order.proofs).unwrap_or_default();
+        if issued.answers_challenges && proofs != used.proofs {
+            let challenge = match proofs.is_empty() {
+                true => None,
+                false => Some(
+                    tls_alpn::server_config(&proofs).map_err(|error| mistake(&error.message))?,
+                ),
+            };
+            self.tls.answer_challenges(challenge, publish)?;
+            used.proofs = proofs;
+        }
+        Ok(())
+    }
+
+    /// Stores a step of an order. `update` changes the stored record.
+    pub(crate) fn store_acme(
+        &self,
+        action: &'static str,
+        update: impl Fn(&mut AcmeRecord) -> Result<(), ControlError>,
+    ) -> Result<(), ControlError> {
+        let names = self.issued.as_ref().map(|issued| issued.names.join(", "));
+        self.change(&Actor::Gateway, |records, _| {
+            let mut record = stored(records).cloned().unwrap_or_else(new_record);
+            update(&mut record)?;
+            Ok(Plan {
+                target: record.id.to_string(),
+                steps: vec![Step::Put(StoredRecord::Acme(record))],
+                action,
+                account: None,
+                detail: json!({ "names": names }),
+                output: (),
+            })
+        })
+    }
+}
+
+/// Lists the certificates that an ACME authority issues.
+pub fn list(control: &Control, page: &PageQuery) -> Result<Page<CertificateView>, ControlError> {
+    let now = Timestamp::now();
+    let views: Vec<CertificateView> = match &control.issued {
+        Some(issued) => vec![view(issued, &control.acme_record(), now)?],
+        None => Vec::new(),
+    };
+    Ok(Page::of(
+        views.iter(),
+        |view| view.id.as_str(),
+        page,
+        |view| view.clone(),
+    )?)
+}
+
+/// Orders a new certificate now, although the one in use is not due.
+pub fn renew(control: &Control, actor: &Actor) -> Result<CertificateView, ControlError> {
+    let Some(issued) = &control.issued else {
+        return Err(ControlError::Conflict(
+            "no certificate is issued by an ACME authority: set tls = \"acme\" in the configuration and restart".to_owned(),
+        ));
+    };
+    control.change(actor, |records, now| {
+        let mut record = stored(records).cloned().unwrap_or_else(new_record);
+        record.renewal_requested = Some(now);
+        // An administrator knows more than the waits after failures.
+        record.failures = None;
+        Ok(Plan {
+            target: record.id.to_string(),
+            output: view(issued, &record, now)?,
+            steps: vec![Step::Put(StoredRecord::Acme(record))],
+            action: "certificate.renew",
+            account: None,
+            detail: json!({ "names": issued.names }),
+        })
+    })
+}
+
+fn view(
+    issued: &IssuedCertificates,
+    record: &AcmeRecord,
+    now: Timestamp,
+) -> Result<CertificateView, ControlError> {
+    let state = parsed(record)?;
+    let end = state.certificate.as_ref().and_then(|certificate| {
+        let pair = Pair::from_pem(&certificate.chain, certificate.key.reveal()).ok()?;
+        Some(pair.first_validity()?.1)
+    });
+    let is_asked = record.renewal_requested.is_some();
+    let status = match end {
+        None => CertificateStatus::Missing,
+        Some(end) if end <= now => CertificateStatus::Expired,
+        Some(_) if state.order.is_some() || is_asked => CertificateStatus::Renewing,
+        Some(_) => CertificateStatus::Valid,
+    };
+    Ok(CertificateView {
+        id: record.id.clone(),
+        names: issued.names.clone(),
+        directory: issued.directory.clone(),
+        status,
+        not_after: end.map(|end| end.to_string()),
+        failures: record.failures.as_ref().map_or(0, |it| it.count),
+        last_failure: record.failures.as_ref().map(|it| it.reason.clone()),
+    })
+}
+
+/// The state of the orders in a record.
+pub(crate) fn parsed(record: &AcmeRecord) -> Result<State, ControlError> {
+    serde_json::from_str(record.state.reveal())
+        .map_err(|error| mistake(&format!("its state is not JSON of this version: {error}")))
+}
+
+fn mistake(reason: &str) -> ControlError {
+    let text = format!(
+        "record of the certificate of the region: {reason}; order a new one with `gw-gateway certificate renew`"
+    );
+    gw_base::tls::TlsError::from(Mistakes(vec![text])).into()
+}
+
+fn stored(records: &Records) -> Option<&AcmeRecord> {
+    records.acme.get(CertificateId::region().as_str())
+}
+
+fn new_record() -> AcmeRecord {
+    AcmeRecord {
+        id: CertificateId::region(),
+        state: Secret::new("{}".to_owned()),
+        failures: None,
+        renewal_requested: None,
+        lease: None,
+        later: LaterMembers::default(),
+    }
+}
