@@ -1,4 +1,4 @@
-//! BIND with two zones that a key may update: `example.test`, and `delegated.test`.
+//! BIND with zones that a key may update: `example.test`, `delegated.test` and `gw.localhost`.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -36,7 +36,8 @@ impl Named {
                 "zone \"{name}\" {{ type primary; file \"{name}\"; update-policy {{ grant {KEY_NAME} zonesub TXT; }}; }};\n"
             )
         };
-        let zones = zone("example.test", records) + &zone("delegated.test", "");
+        let zones =
+            zone("example.test", records) + &zone("delegated.test", "") + &zone("gw.localhost", "");
         let configuration = format!(
             "options {{\n directory \"{path}\"; pid-file none; session-keyfile none;\n listen-on port {} {{ 127.0.0.1; }}; \
              listen-on-v6 {{ none; }};\n recursion yes; allow-recursion {{ any; }}; forward only; forwarders {{ 127.0.0.1 port 9; }};\n \

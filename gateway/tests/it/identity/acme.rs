@@ -1,9 +1,10 @@
 //! Certificates of an ACME authority: the first one, renewal, an authority that is away, kills, and proofs in handshakes.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ use crate::support::acme_servers::named::{KEY_NAME, Named};
 use crate::support::acme_servers::pebble::{Options, Pebble};
 use crate::support::eventually;
 use crate::support::processes::process::{Running, Served, gw_gateway, serve, serve_command};
+use crate::support::processes::region::Region;
 use crate::support::programs::usable;
 
 const PROGRAMS: [&str; 3] = ["pebble", "named", "curl"];
@@ -135,15 +137,19 @@ struct Connection(BufReader<StreamOwned<ClientConnection, TcpStream>>);
 impl Connection {
     /// `None` if the certificate is not of the authority.
     fn open(prepared: &Prepared, address: SocketAddr) -> Option<Self> {
+        Self::open_to(&prepared.path("root.pem"), APEX, address)
+    }
+
+    fn open_to(root: &Path, name: &'static str, address: SocketAddr) -> Option<Self> {
         let mut roots = RootCertStore::empty();
-        let root = CertificateDer::from_pem_file(prepared.path("root.pem")).unwrap();
+        let root = CertificateDer::from_pem_file(root).unwrap();
         roots.add(root).unwrap();
         let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_root_certificates(roots)
             .with_no_client_auth();
-        let name = ServerName::try_from(APEX).unwrap();
+        let name = ServerName::try_from(name).unwrap();
         let mut session = ClientConnection::new(Arc::new(config), name).unwrap();
         let mut stream = TcpStream::connect(address).unwrap();
         while session.is_handshaking() {
@@ -366,4 +372,38 @@ fn the_apex_is_proved_in_handshakes_of_the_listener() {
     assert!(prepared.answers(served.address, APEX));
     assert!(!prepared.answers(served.address, TENANT), "no wildcard");
     assert_eq!(prepared.certificate(&served)["names"][0], APEX);
+}
+
+#[test]
+fn the_nodes_of_a_region_order_once_and_all_use_the_certificate() {
+    if !usable(&PROGRAMS) {
+        return;
+    }
+    let named = Named::start("");
+    let pebble = Pebble::start(Options::new(named.address));
+    let server = named.address;
+    let configuration = format!(
+        "tls = \"acme\"\nacme.directory = {:?}\nacme.ca_file = {:?}\nacme.terms_accepted = true\n\
+         acme.challenge = \"dns-rfc2136\"\nacme.dns_servers = [\"{server}\"]\nacme.rfc2136.server = \"{server}\"\n\
+         acme.rfc2136.key_name = \"{KEY_NAME}\"\nacme.rfc2136.key_file = {:?}\n",
+        pebble.directory(),
+        pebble.ca_file(),
+        named.key_file(),
+    );
+    let Some(region) = Region::start_with(3, false, &configuration) else {
+        return;
+    };
+    let root = region.data(0).with_file_name("root.pem");
+    fs::write(&root, pebble.issuing_root()).unwrap();
+    let certificates: BTreeSet<Vec<u8>> = (0..3)
+        .map(|node| {
+            let address = region.nodes[node].as_ref().unwrap().address;
+            eventually("the certificate of the authority on each node", || {
+                Some(Connection::open_to(&root, "eu1.gw.localhost", address)?.certificate())
+            })
+        })
+        .collect();
+    assert_eq!(certificates.len(), 1, "all nodes have the same");
+    assert_eq!(pebble.count("orders in the db"), 1);
+    assert_eq!(pebble.count("accounts in memory"), 1);
 }
