@@ -133,7 +133,7 @@ impl Given {
                 "\"dns-rfc2136\", \"dns-hook\" or \"tls-alpn\"",
                 parse_challenge,
             ),
-            dns_servers: keys.list("acme.dns_servers", ADDRESS, parse_dns_server),
+            dns_servers: keys.list("dns_servers", ADDRESS, parse_dns_server),
             server: keys.text("acme.rfc2136.server", ADDRESS, parse_dns_server),
             key_name: keys.text("acme.rfc2136.key_name", "the name of a key", parse_word),
             key_file: keys.path("acme.rfc2136.key_file", "a file"),
@@ -328,9 +328,13 @@ mod tests {
         let data_dir = "d".into();
         assert_eq!(config.certificate, CertificateSource::Acme { data_dir });
 
-        let updates = "challenge = 'dns-rfc2136'\ndns_servers = ['192.0.2.1:5353']\n[acme.rfc2136]\nserver = '2001:db8::1'\n\
+        let servers = "dns_servers = ['192.0.2.1:5353']\n";
+        let updates = "challenge = 'dns-rfc2136'\n[acme.rfc2136]\nserver = '2001:db8::1'\n\
                        key_name = 'acme'\nkey_file = 'k'\n";
-        let acme = parse(&format!("{ACME}{updates}")).unwrap().acme.unwrap();
+        let acme = parse(&format!("{servers}{ACME}{updates}"))
+            .unwrap()
+            .acme
+            .unwrap();
         assert_eq!(
             acme.settings.names,
             ["eu1.example.com", "*.eu1.example.com"]

@@ -55,7 +55,7 @@ impl Prepared {
         };
         let server = prepared.named.address;
         let updates = format!(
-            "challenge = \"dns-rfc2136\"\ndns_servers = [\"{server}\"]\n[acme.rfc2136]\nserver = \"{server}\"\nkey_name = \
+            "challenge = \"dns-rfc2136\"\n[acme.rfc2136]\nserver = \"{server}\"\nkey_name = \
              \"{KEY_NAME}\"\nkey_file = {:?}\n",
             prepared.named.key_file()
         );
@@ -65,7 +65,7 @@ impl Prepared {
         };
         let text = format!(
             "region = \"eu1\"\ndomain = \"example.test\"\ndata_dir = {:?}\nlisten = \"127.0.0.1:{port}\"\nadmin_listen = \
-             \"127.0.0.1:0\"\nworkers = 2\nlog_format = \"json\"\ntls = \"acme\"\n[acme]\ndirectory = {:?}\nca_file = {:?}\n\
+             \"127.0.0.1:0\"\nworkers = 2\nlog_format = \"json\"\ntls = \"acme\"\ndns_servers = [\"{server}\"]\n[acme]\ndirectory = {:?}\nca_file = {:?}\n\
              contact = [\"admin@example.test\"]\nterms_accepted = true\n{challenge}",
             prepared.path("data"),
             prepared.pebble.directory(),
@@ -384,7 +384,7 @@ fn the_nodes_of_a_region_order_once_and_all_use_the_certificate() {
     let server = named.address;
     let configuration = format!(
         "tls = \"acme\"\nacme.directory = {:?}\nacme.ca_file = {:?}\nacme.terms_accepted = true\n\
-         acme.challenge = \"dns-rfc2136\"\nacme.dns_servers = [\"{server}\"]\nacme.rfc2136.server = \"{server}\"\n\
+         acme.challenge = \"dns-rfc2136\"\ndns_servers = [\"{server}\"]\nacme.rfc2136.server = \"{server}\"\n\
          acme.rfc2136.key_name = \"{KEY_NAME}\"\nacme.rfc2136.key_file = {:?}\n",
         pebble.directory(),
         pebble.ca_file(),
