@@ -9,7 +9,7 @@ mod proxy_protocol;
 mod rate_limit;
 mod refusals;
 mod refused_uploads;
-pub(crate) mod session_tickets;
+mod session_tickets;
 mod worker_hand_over;
 
 // On each driver, slow:

@@ -264,13 +264,17 @@ fn the_service_goes_on_while_the_authority_is_away_and_renews_at_its_return() {
 /// Steps of an order that are stored: the key of the account, its registration, the order, its proofs, their publication,
 /// their visibility, the key of the certificate, the chain, the end.
 const STEPS: usize = 9;
+/// Kills of a whole run.
+const KILLS_MIN: usize = 50;
 
 #[test]
 fn a_kill_at_any_step_loses_no_order_and_no_account() {
     if !usable(&PROGRAMS) {
         return;
     }
-    let kills = std::env::var("GW_TEST_KILLS").map_or(STEPS, |kills| kills.parse().unwrap());
+    // A step takes seconds, so a tenth as many as of the kills without a wait.
+    let some = |kills: String| KILLS_MIN.max(kills.parse::<usize>().unwrap() / 10);
+    let kills = std::env::var("GW_TEST_KILLS").map_or(STEPS, some);
     let prepared = Prepared::new();
     prepared.root();
     let mut issued = 0;

@@ -3,7 +3,7 @@
 use rustls::HandshakeKind;
 use rustls::version::TLS13;
 
-use crate::callers::session_tickets::{caller, handshake};
+use crate::support::peers::resuming_caller::{caller, handshake};
 use crate::support::processes::nodes::Nodes;
 
 #[test]

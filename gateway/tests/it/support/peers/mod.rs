@@ -10,6 +10,7 @@ pub(crate) mod http2_caller;
 pub(crate) mod http2_frames;
 pub(crate) mod node_peer;
 pub(crate) mod proxy_protocol;
+pub(crate) mod resuming_caller;
 pub(crate) mod tinyproxy;
 
 use super::SOON;
