@@ -98,7 +98,7 @@ impl AuthorityClient {
             .retry_after
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = retry_after;
-        // What stands in front of the authority, or what is no authority, answers otherwise.
+        // A proxy before the authority, or a server that is no authority, answers without a problem document (RFC 7807).
         if (parts.status.is_server_error() || parts.status.is_client_error()) && !is_problem {
             return Err(no_answer(format!("it answered {}", parts.status)));
         }

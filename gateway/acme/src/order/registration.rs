@@ -7,8 +7,10 @@ use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair};
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use bytes::Bytes;
 use gw_shared::identity::secret::Secret;
-use http::{Method, Request, header};
+use http::request::Builder;
+use http::{Request, Response, header};
 use instant_acme::Problem;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -82,9 +84,7 @@ pub(crate) async fn register(
             let signature = key.sign(&SystemRandom::new(), text).ok()?;
             Some(signature.as_ref().to_vec())
         })?;
-        let request = Request::builder()
-            .method(Method::POST)
-            .uri(&directory.new_account)
+        let request = Request::post(&directory.new_account)
             .header(header::CONTENT_TYPE, JOSE)
             .body(body.to_string().into_bytes())
             .map_err(|error| failure(ACTION, url, &error.into()))?;
@@ -127,16 +127,25 @@ fn check_terms(settings: &Settings, directory: &Directory) -> Result<(), AcmeErr
     Ok(())
 }
 
-async fn directory(client: &AuthorityClient, url: &str) -> Result<Directory, AcmeError> {
-    let action = "the directory";
-    let request = Request::builder()
-        .uri(url)
+/// Sends a request without a body. `action` and `url`, which is that of the directory, are named by its failure.
+async fn ask(
+    client: &AuthorityClient,
+    request: Builder,
+    action: &str,
+    url: &str,
+) -> Result<Response<Bytes>, AcmeError> {
+    let request = request
         .body(Vec::new())
         .map_err(|error| failure(action, url, &error.into()))?;
-    let answer = client
+    client
         .send(request)
         .await
-        .map_err(|error| failure(action, url, &error))?;
+        .map_err(|error| failure(action, url, &error))
+}
+
+async fn directory(client: &AuthorityClient, url: &str) -> Result<Directory, AcmeError> {
+    let action = "the directory";
+    let answer = ask(client, Request::get(url), action, url).await?;
     serde_json::from_slice(answer.body()).map_err(|error| {
         AcmeError::unreachable(format!(
             "{action} at {url}: not an ACME directory: {error}; check acme.directory"
@@ -146,15 +155,7 @@ async fn directory(client: &AuthorityClient, url: &str) -> Result<Directory, Acm
 
 async fn nonce(client: &AuthorityClient, url: &str, new_nonce: &str) -> Result<String, AcmeError> {
     let action = "a nonce";
-    let request = Request::builder()
-        .method(Method::HEAD)
-        .uri(new_nonce)
-        .body(Vec::new())
-        .map_err(|error| failure(action, url, &error.into()))?;
-    let answer = client
-        .send(request)
-        .await
-        .map_err(|error| failure(action, url, &error))?;
+    let answer = ask(client, Request::head(new_nonce), action, url).await?;
     let nonce = answer.headers().get("Replay-Nonce");
     let nonce = nonce.and_then(|value| value.to_str().ok());
     nonce.map(str::to_owned).ok_or_else(|| {

@@ -63,8 +63,8 @@ impl ProducesTickets for TicketKeys {
         LIFETIME
     }
 
-    /// The nonce, the ciphertext and the tag. `None` for a session of TLS 1.2: its tickets would make the keys of recorded
-    /// connections depend on the ticket key (RFC 8446 appendix B.4 of 1.3 does not: it exchanges keys again).
+    /// The nonce, the ciphertext and the tag. `None` for a session of TLS 1.2, which resumes without a key exchange: a stolen
+    /// ticket key would open recorded connections. A resumption of TLS 1.3 exchanges keys (`psk_dhe_ke`, RFC 8446 §4.2.9).
     fn encrypt(&self, plain: &[u8]) -> Option<Vec<u8>> {
         if version(plain)? != ProtocolVersion::TLSv1_3 {
             return None;
