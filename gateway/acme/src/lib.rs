@@ -15,6 +15,7 @@ mod settings;
 mod state;
 pub mod tls_alpn;
 
+pub use dns::ownership;
 pub use dns::update::Rfc2136;
 pub use error::{AcmeError, FailureKind};
 pub use hook::Hook;

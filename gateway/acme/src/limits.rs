@@ -30,10 +30,16 @@ pub const DNS_ANSWER_WITHIN: Duration = Duration::from_secs(2);
 pub const DNS_ATTEMPTS: usize = 2;
 /// Longest time of one exchange with a DNS server over TCP.
 pub const DNS_TCP_WITHIN: Duration = Duration::from_secs(5);
+/// Longest time of all exchanges with DNS servers about one name.
+pub const DNS_WITHIN: Duration = Duration::from_secs(30);
 /// Longest chain of CNAME records that is followed.
 pub const CNAMES_MAX: usize = 8;
 /// Validity of a published TXT record, in seconds.
 pub const TXT_TTL_SECONDS: u32 = 60;
+/// TXT records that the message about a domain without a proof shows.
+pub const FOUND_TEXTS_MAX: usize = 3;
+/// Bytes of a TXT record that such a message shows.
+pub const FOUND_TEXT_BYTES_MAX: usize = 80;
 /// Largest file with a key of DNS updates, in bytes.
 pub const KEY_FILE_BYTES_MAX: u64 = 64 * 1024;
 

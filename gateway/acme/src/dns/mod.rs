@@ -1,60 +1,37 @@
-//! Proofs in DNS (DNS-01, RFC 8555 §8.4): where the record of a name is, and whether it is visible.
+//! Proofs in DNS (DNS-01, RFC 8555 §8.4): where the record of a name is, and whether it is visible. Proofs that a name
+//! belongs to an account: `ownership`.
 
 mod exchange;
 mod key;
+pub mod ownership;
+mod resolvers;
 pub(crate) mod update;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
+use std::time::Instant;
 
-use hickory_proto::op::{Message, Query, ResponseCode};
-use hickory_proto::rr::{Name, RData, RecordType};
+use hickory_proto::rr::{Name, RecordType};
 
-use self::exchange::exchange;
+use self::resolvers::{Resolvers, query, texts};
 use crate::error::AcmeError;
-use crate::limits::CNAMES_MAX;
+use crate::limits::{CNAMES_MAX, DNS_WITHIN};
 use crate::proof::Proof;
-
-const RESOLVERS: &str = "/etc/resolv.conf";
 
 /// The record of the proof for `name`: below `_acme-challenge`, or where CNAME records lead from there. Blocks.
 pub(crate) fn record_name(servers: &[SocketAddr], name: &str) -> Result<Name, AcmeError> {
-    let mut record = Name::from_ascii(format!("_acme-challenge.{name}.")).map_err(|error| {
+    let record = Name::from_ascii(format!("_acme-challenge.{name}.")).map_err(|error| {
         AcmeError::proof(format!(
             "DNS name of {name}: {error}; check region and domain"
         ))
     })?;
-    let system = system_resolvers();
-    let servers = if servers.is_empty() { &system } else { servers };
-    for _ in 0..CNAMES_MAX {
-        match alias(servers, &record)? {
-            Some(next) => record = next,
-            None => return Ok(record),
-        }
+    let mut resolvers = Resolvers::new(servers, Instant::now() + DNS_WITHIN);
+    let mut names = resolvers.aliases(&record, None)?;
+    if names.len() > CNAMES_MAX {
+        return Err(AcmeError::proof(format!(
+            "DNS record _acme-challenge.{name}: more than {CNAMES_MAX} CNAME records follow each other; shorten the chain"
+        )));
     }
-    Err(AcmeError::proof(format!(
-        "DNS record _acme-challenge.{name}: more than {CNAMES_MAX} CNAME records follow each other; shorten the chain"
-    )))
-}
-
-/// The name that `record` is an alias of. Asks one server after the other until one answers.
-fn alias(servers: &[SocketAddr], record: &Name) -> Result<Option<Name>, AcmeError> {
-    let mut reasons = Vec::new();
-    for server in servers {
-        match query(*server, record, RecordType::CNAME) {
-            Ok(answer) => {
-                let target = answer.answers.iter().find_map(|found| match &found.data {
-                    RData::CNAME(target) if found.name == *record => Some(target.0.clone()),
-                    _ => None,
-                });
-                return Ok(target);
-            }
-            Err(reason) => reasons.push(reason),
-        }
-    }
-    Err(AcmeError::proof(format!(
-        "CNAME record of {record}: {}; set dns_servers to servers that answer for it",
-        reasons.join("; ")
-    )))
+    Ok(names.pop().unwrap_or(record))
 }
 
 /// Whether all `servers` that answer for these records show them. Blocks.
@@ -66,8 +43,11 @@ pub(crate) fn are_visible(
         let mut answers = 0;
         let mut reasons = Vec::new();
         for server in servers {
-            match query(*server, name, RecordType::TXT) {
-                Ok(answer) if shows(&answer, value) => answers += 1,
+            let deadline = Instant::now() + DNS_WITHIN;
+            match query(*server, name, RecordType::TXT, deadline) {
+                Ok(answer) if texts(&answer, name).contains(&value.clone().into_bytes()) => {
+                    answers += 1;
+                }
                 Ok(_) => return Ok(false),
                 Err(reason) => reasons.push(reason),
             }
@@ -82,13 +62,6 @@ pub(crate) fn are_visible(
     Ok(true)
 }
 
-fn shows(answer: &Message, value: &str) -> bool {
-    answer.answers.iter().any(|record| match &record.data {
-        RData::TXT(text) => text.txt_data.concat() == value.as_bytes(),
-        _ => false,
-    })
-}
-
 /// The records of these proofs. Blocks.
 pub(crate) fn records(
     servers: &[SocketAddr],
@@ -96,36 +69,4 @@ pub(crate) fn records(
 ) -> Result<Vec<(Name, String)>, AcmeError> {
     let record = |proof: &Proof| Ok((record_name(servers, &proof.name)?, proof.value.clone()));
     proofs.iter().map(record).collect()
-}
-
-/// The answer of one server that says that a record exists or does not.
-fn query(server: SocketAddr, name: &Name, kind: RecordType) -> Result<Message, String> {
-    let mut message = Message::query();
-    message.add_query(Query::query(name.clone(), kind));
-    message.metadata.recursion_desired = true;
-    let bytes = message
-        .to_vec()
-        .map_err(|error| format!("question for {name}: {error}"))?;
-    let answer = exchange(server, &bytes).map_err(|error| format!("{server}: {error}"))?;
-    let answer = Message::from_vec(&answer).map_err(|error| format!("{server}: {error}"))?;
-    match answer.metadata.response_code {
-        ResponseCode::NoError | ResponseCode::NXDomain => Ok(answer),
-        code => Err(format!("{server}: {code}")),
-    }
-}
-
-/// The resolvers of the system.
-fn system_resolvers() -> Vec<SocketAddr> {
-    let text = std::fs::read_to_string(RESOLVERS).unwrap_or_default();
-    let found: Vec<SocketAddr> = text
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("nameserver"))
-        .filter_map(|address| address.trim().parse::<IpAddr>().ok())
-        .map(|address| SocketAddr::new(address, 53))
-        .collect();
-    // As resolvers do without an entry (resolv.conf(5)).
-    match found.is_empty() {
-        true => vec![SocketAddr::from(([127, 0, 0, 1], 53))],
-        false => found,
-    }
 }

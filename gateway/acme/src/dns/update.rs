@@ -1,17 +1,18 @@
 //! Proofs by DNS updates (RFC 2136), signed with TSIG (RFC 8945).
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use async_trait::async_trait;
 use hickory_proto::op::{Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::TXT;
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType, TSigner};
 
-use super::exchange::exchange;
-use super::{are_visible, key, query, records};
+use super::exchange::{Match, exchange};
+use super::resolvers::query;
+use super::{are_visible, key, records};
 use crate::error::AcmeError;
-use crate::limits::TXT_TTL_SECONDS;
+use crate::limits::{DNS_WITHIN, TXT_TTL_SECONDS};
 use crate::proof::{ChallengeKind, Proof, Publisher};
 use crate::settings::Rfc2136Settings;
 
@@ -132,11 +133,12 @@ fn update(
     let bytes = message
         .to_vec()
         .map_err(|error| failed(error.to_string()))?;
-    let answer = exchange(server, &bytes).map_err(|error| {
-        failed(format!(
-            "{error}; check acme.rfc2136.server, and that UDP and TCP reach it"
-        ))
-    })?;
+    let answer =
+        exchange(server, &bytes, Match::Id, Instant::now() + DNS_WITHIN).map_err(|error| {
+            failed(format!(
+                "{error}; check acme.rfc2136.server, and that UDP and TCP reach it"
+            ))
+        })?;
     let parsed = Message::from_vec(&answer).map_err(|error| failed(error.to_string()))?;
     // A refusal may be unsigned, when the server does not know the key.
     match parsed.metadata.response_code {
@@ -171,7 +173,7 @@ fn message(zone: Name, name: Name, value: &str, action: Action) -> Message {
 
 /// The zone of `name` at its primary server, from the SOA record that any answer has.
 fn zone_of(server: std::net::SocketAddr, name: &Name) -> Result<Name, String> {
-    let answer = query(server, name, RecordType::SOA)?;
+    let answer = query(server, name, RecordType::SOA, Instant::now() + DNS_WITHIN)?;
     let found = answer
         .answers
         .iter()

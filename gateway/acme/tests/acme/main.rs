@@ -9,6 +9,7 @@
 mod authority;
 mod hook;
 mod orders;
+mod ownership;
 mod renewal_info;
 mod tls_alpn;
 mod updates;
