@@ -271,7 +271,10 @@ kinds! {
 }
 
 fn unknown_kind(kind: &str) -> StoreError {
-    StoreError::Corrupt(format!("unknown kind of record {kind:?}"))
+    StoreError::Corrupt(format!(
+        "unknown kind of record {kind:?}: a later version of the program has written it; start that version again, or \
+         restore a backup from before"
+    ))
 }
 
 /// One step of a change. The steps of a change take effect together or not at all.
