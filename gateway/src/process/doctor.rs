@@ -4,6 +4,7 @@
 mod access_log;
 mod archive;
 mod certificate;
+mod issued;
 pub(super) mod store;
 mod unit;
 
@@ -214,26 +215,15 @@ fn acme(out: &mut Examination, config: &Config) {
             ("acme.rfc2136.key_file", &settings.key_file, Access::READ_OK)
         }
         Challenge::Hook(settings) => ("acme.hook.program", &settings.program, Access::EXEC_OK),
-        Challenge::TlsAlpn => return issued(out, config),
+        Challenge::TlsAlpn => return issued::examine(out, config, acme),
     };
     match rustix::fs::access(file, mode) {
-        Ok(()) => issued(out, config),
+        Ok(()) => issued::examine(out, config, acme),
         Err(error) => out.failed(
             CHECK,
             format!("{key}: {}: {error}", file.display()),
             "check its path, and that the user of the gateway may use it",
         ),
-    }
-}
-
-/// Says which authority issues the certificate. Its state is in the records of the running gateway.
-fn issued(out: &mut Examination, config: &Config) {
-    if let Some(acme) = &config.acme {
-        let found = format!(
-            "issued by the ACME authority at {}; `gw-gateway certificate list` shows its expiry",
-            acme.settings.directory
-        );
-        out.ok("certificate", found);
     }
 }
 

@@ -148,6 +148,13 @@ fn agents(out: &mut Exposition, inventory: &Inventory) {
             expiry.0,
         );
     }
+    let help = "Failed attempts in a row to get the certificate of the ACME authority; 0 after a success, and without one.";
+    out.single(
+        "gw_certificate_order_failures",
+        Kind::Gauge,
+        help,
+        inventory.certificate_failures,
+    );
 }
 
 fn spans(out: &mut Exposition, counts: &SpanCounts) {
@@ -238,6 +245,7 @@ mod tests {
             agents: BTreeMap::from([("approved", 2)]),
             first_agent_expiry: Some(Timestamp(1_800_000_000)),
             server_certificate_expiry: Some(Timestamp(1_900_000_000)),
+            certificate_failures: 3,
             store: StoreStatus {
                 revision: Revision(7),
                 away_for: Some(Duration::from_millis(1500)),
@@ -290,6 +298,7 @@ mod tests {
             "gw_agents{state=\"approved\"} 2",
             "gw_agent_certificate_first_expiry_timestamp_seconds 1800000000",
             "gw_server_certificate_expiry_timestamp_seconds 1900000000",
+            "gw_certificate_order_failures 3",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }

@@ -11,13 +11,16 @@ use gw_interface::config::{Challenge, Config};
 use gw_shared::id::CertificateId;
 use gw_shared::identity::secret::Secret;
 use gw_shared::version::later_members::LaterMembers;
-use gw_store::{AcmeRecord, Records, Step, StoredRecord};
+use gw_store::{AcmeFailures, AcmeRecord, Records, Step, StoredRecord};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::sync::Notify;
 use utoipa::ToSchema;
 
 use crate::control::{Actor, Control, ControlError, Plan};
+
+/// Part of its lifetime before whose end a certificate needs attention. It is renewed when a third is left.
+const ATTENTION_PART: u32 = 6;
 
 /// Use of the certificates of an ACME authority by this process.
 pub(crate) struct IssuedCertificates {
@@ -59,6 +62,9 @@ pub struct CertificateView {
     /// Cause of the last failure and what to do; absent without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_failure: Option<String>,
+    /// Why the certificate needs attention and what to do; absent if it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention: Option<String>,
 }
 
 /// State of a certificate.
@@ -102,6 +108,14 @@ impl Control {
     pub(crate) fn acme_record(&self) -> AcmeRecord {
         self.look_at(|records| stored(records).cloned())
             .unwrap_or_else(new_record)
+    }
+
+    /// Failed attempts in a row to get the certificate of the region; 0 without an authority.
+    pub(crate) fn certificate_failures(&self) -> u32 {
+        let record = self.issued.as_ref().map(|_| self.acme_record());
+        record
+            .and_then(|record| record.failures)
+            .map_or(0, |it| it.count)
     }
 
     /// Uses the certificate and the challenges in `records` from now on. Workers have them before a change counts as applied.
@@ -213,10 +227,11 @@ fn view(
     now: Timestamp,
 ) -> Result<CertificateView, ControlError> {
     let state = parsed(record)?;
-    let end = state.certificate.as_ref().and_then(|certificate| {
+    let validity = state.certificate.as_ref().and_then(|certificate| {
         let pair = Pair::from_pem(&certificate.chain, certificate.key.reveal()).ok()?;
-        Some(pair.first_validity()?.1)
+        pair.first_validity()
     });
+    let end = validity.map(|(_, end)| end);
     let is_asked = record.renewal_requested.is_some();
     let status = match end {
         None => CertificateStatus::Missing,
@@ -232,7 +247,44 @@ fn view(
         not_after: end.map(|end| end.to_string()),
         failures: record.failures.as_ref().map_or(0, |it| it.count),
         last_failure: record.failures.as_ref().map(|it| it.reason.clone()),
+        attention: attention(validity, record.failures.as_ref(), now),
     })
+}
+
+/// Why a certificate with this validity needs attention: there is none, its end is near, or its renewal fails.
+fn attention(
+    validity: Option<(Timestamp, Timestamp)>,
+    failures: Option<&AcmeFailures>,
+    now: Timestamp,
+) -> Option<String> {
+    let found = match validity {
+        None => Some("there is none yet, and callers see one of the development authority".into()),
+        Some((_, end)) if end <= now => Some(format!("expired on {end}")),
+        Some((start, end)) if end.since(now) < end.since(start) / ATTENTION_PART => {
+            Some(format!("expires on {end}, and should have been renewed"))
+        }
+        Some(_) => None,
+    };
+    let failed = failures.map(|failures| match failures.count {
+        1 => format!("the last order failed: {}", failures.reason),
+        count => format!(
+            "the last {count} orders failed, the last one: {}",
+            failures.reason
+        ),
+    });
+    match (found, failed) {
+        (found, Some(failed)) => Some(
+            found
+                .into_iter()
+                .chain([failed])
+                .collect::<Vec<_>>()
+                .join("; "),
+        ),
+        (Some(found), None) => Some(format!(
+            "{found}; see the steps of its order in the log, or order another one with `gw-gateway certificate renew`"
+        )),
+        (None, None) => None,
+    }
 }
 
 /// The state of the orders in a record.
@@ -260,5 +312,52 @@ fn new_record() -> AcmeRecord {
         renewal_requested: None,
         lease: None,
         later: LaterMembers::default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: i64 = 24 * 60 * 60;
+
+    fn failures(count: u32) -> AcmeFailures {
+        AcmeFailures {
+            count,
+            last: Timestamp(0),
+            kind: "unreachable".to_owned(),
+            retry_after_seconds: None,
+            reason: "new order at https://a/dir: away; check it".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_certificate_needs_attention_in_the_last_sixth_of_any_lifetime() {
+        for days in [6, 90] {
+            let validity = Some((Timestamp(0), Timestamp(days * DAY)));
+            let last_sixth = Timestamp(days * DAY * 5 / 6);
+            assert_eq!(attention(validity, None, last_sixth), None);
+            let soon = attention(validity, None, Timestamp(last_sixth.0 + 1)).unwrap();
+            assert!(soon.starts_with("expires on "), "{soon}");
+            let expired = attention(validity, None, Timestamp(days * DAY)).unwrap();
+            assert!(expired.starts_with("expired on "), "{expired}");
+            assert!(expired.contains("certificate renew"), "{expired}");
+        }
+        let missing = attention(None, None, Timestamp(0)).unwrap();
+        assert!(missing.starts_with("there is none yet"), "{missing}");
+    }
+
+    #[test]
+    fn a_failure_needs_attention_with_its_cause() {
+        let validity = Some((Timestamp(0), Timestamp(90 * DAY)));
+        let text = |validity, count| attention(validity, Some(&failures(count)), Timestamp(1));
+        assert_eq!(
+            text(validity, 1).unwrap(),
+            "the last order failed: new order at https://a/dir: away; check it"
+        );
+        let many = text(None, 7).unwrap();
+        assert!(many.starts_with("there is none yet"), "{many}");
+        assert!(many.contains("the last 7 orders failed"), "{many}");
+        assert!(many.ends_with("away; check it"), "{many}");
     }
 }

@@ -21,11 +21,18 @@ pub struct Inventory {
     pub first_agent_expiry: Option<Timestamp>,
     /// First expiry among the server certificate, that of the admin listener, and the authorities in their chains.
     pub server_certificate_expiry: Option<Timestamp>,
+    /// Failed attempts in a row to get the certificate of an ACME authority.
+    pub certificate_failures: u32,
     /// State of the store.
     pub store: StoreStatus,
 }
 
 impl Control {
+    /// First expiry among the server certificate in use and the authorities in its chain.
+    pub(crate) fn server_certificate_end(&self) -> Option<Timestamp> {
+        self.tls.not_after()
+    }
+
     /// Computes the inventory at `now`; `reports` lists the tunnels of the agents.
     pub fn inventory(&self, reports: &[WorkerReport], now: Timestamp) -> Inventory {
         let connected: BTreeSet<&str> = reports
@@ -34,6 +41,7 @@ impl Control {
             .map(|tunnel| tunnel.agent_id.as_str())
             .collect();
         let store = self.store_status();
+        let certificate_failures = self.certificate_failures();
         // Another node reports the services that it owns.
         let placement = self.local_node().placement();
         let is_ours = |label: &String| {
@@ -78,12 +86,13 @@ impl Control {
                 .filter_map(|agent| agent.certificate_not_after)
                 .min(),
             server_certificate_expiry: [
-                self.tls.not_after(),
+                self.server_certificate_end(),
                 self.admin_tls().and_then(|tls| tls.not_after()),
             ]
             .into_iter()
             .flatten()
             .min(),
+            certificate_failures,
             store,
         }
     }

@@ -25,6 +25,7 @@ fn every_page_requires_a_session_and_sends_security_headers() {
     let address = format!("https://demo--echo.eu1.gw.localhost:{port}");
     for (path, holds) in [
         ("/".to_owned(), address.as_str()),
+        ("/".to_owned(), "The server certificate expires in"),
         ("/accounts".to_owned(), "/accounts/demo"),
         ("/accounts/demo".to_owned(), address.as_str()),
         ("/accounts/demo/new-service".to_owned(), "Create service"),

@@ -6,6 +6,7 @@ use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
 use gw_base::clock::Timestamp;
+use gw_base::page::PageQuery;
 use gw_store::ServiceRecord;
 use gw_telemetry::request_log::SearchQuery;
 
@@ -16,6 +17,7 @@ use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Section, Visit, render};
 use crate::admin::nodes::{Live, LiveQuery};
 use crate::admin::{Admin, NoResult};
+use crate::control::records::certificate as certificates;
 use crate::control::{Control, WarningView, warnings};
 
 /// Most services on the page; the pages of the accounts list all.
@@ -45,6 +47,15 @@ struct Glance {
     in_flight: usize,
     connections: String,
     warnings: Vec<WarningView>,
+    certificate: Certificate,
+}
+
+/// The server certificate in use.
+struct Certificate {
+    /// Its end, and the time until then.
+    end: Option<(String, String)>,
+    /// Why those of an ACME authority need attention.
+    attention: Vec<String>,
 }
 
 struct Errors {
@@ -141,7 +152,24 @@ fn glance(control: &Control, live: &Live) -> Glance {
         in_flight: live.nodes().map(|node| node.in_flight).sum(),
         connections: format::count(live.nodes().map(|node| node.connections as u64).sum()),
         warnings,
+        certificate: certificate(control, Timestamp::now()),
     }
+}
+
+fn certificate(control: &Control, now: Timestamp) -> Certificate {
+    let end = control.server_certificate_end().map(|end| {
+        let end = end.to_string();
+        (format::time(&end), format::relative(&end, now))
+    });
+    let attention = match certificates::list(control, &PageQuery::default()) {
+        Ok(page) => page
+            .items
+            .into_iter()
+            .filter_map(|view| view.attention)
+            .collect(),
+        Err(error) => vec![error.to_string()],
+    };
+    Certificate { end, attention }
 }
 
 async fn errors(admin: &Admin, now: Timestamp) -> Result<Errors, NoResult> {
