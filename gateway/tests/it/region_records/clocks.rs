@@ -1,8 +1,6 @@
-//! A region whose clocks differ: nodes and the database server run with libfaketime, which reads their time from a file.
+//! A region whose clocks differ: nodes run on machines with clocks of their own.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 use base64::Engine;
@@ -13,6 +11,7 @@ use serde_json::{Value, json};
 use crate::support::apex::APEX;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, connect_to};
+use crate::support::processes::machine::Machine;
 use crate::support::processes::process;
 use crate::support::processes::process::{Served, gw_gateway, start_logged};
 use crate::support::processes::region::Region;
@@ -22,47 +21,7 @@ const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 const STEPS: [&str; 4] = ["+1h", "-1h", "+1d", "-1d"];
 const SERVICE_SCOPE: &str = "account:demo service:echo";
 
-/// The clock of a machine: a file with its difference from the right time.
-struct Machine {
-    file: PathBuf,
-    _folder: tempfile::TempDir,
-}
-
 impl Machine {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let machine = Self {
-            file: folder.path().join("time"),
-            _folder: folder,
-        };
-        machine.set("+0");
-        machine
-    }
-
-    /// Sets the clock of the machine. Its programs see it at once.
-    fn set(&self, difference: &str) {
-        // A reader must not find an empty file.
-        let new = self.file.with_extension("new");
-        fs::write(&new, format!("{difference}\n")).unwrap();
-        fs::rename(new, &self.file).unwrap();
-    }
-
-    /// Runs a command on the machine. Its monotonic clock is the right one.
-    fn run<'a>(&self, command: &'a mut Command) -> &'a mut Command {
-        command
-            .env("LD_PRELOAD", "/usr/$LIB/faketime/libfaketimeMT.so.1")
-            .env("FAKETIME_TIMESTAMP_FILE", &self.file)
-            .env("FAKETIME_NO_CACHE", "1")
-            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
-            .env("NO_FAKE_STAT", "1")
-    }
-
-    /// Starts a node of the region, which has ended, on this machine.
-    fn restart(&self, region: &mut Region, node: usize) {
-        let command = &mut process::serve_command(&region.config(node));
-        region.nodes[node] = Some(process::serve(self.run(command)));
-    }
-
     /// As [`Self::restart`], for a node that does not join. Returns the line of the log that says so.
     fn restart_refused(&self, region: &mut Region, node: usize) -> String {
         let command = &mut process::serve_command(&region.config(node));
