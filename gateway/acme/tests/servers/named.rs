@@ -36,8 +36,9 @@ impl Named {
                 "zone \"{name}\" {{ type primary; file \"{name}\"; update-policy {{ grant {KEY_NAME} zonesub TXT; }}; }};\n"
             )
         };
-        let zones =
-            zone("example.test", records) + &zone("delegated.test", "") + &zone("gw.localhost", "");
+        let zones = zone("example.test", records)
+            + &zone("delegated.test", "")
+            + &zone("gw.localhost", "eu1 A 127.0.0.1");
         let configuration = format!(
             "options {{\n directory \"{path}\"; pid-file none; session-keyfile none;\n listen-on port {} {{ 127.0.0.1; }}; \
              listen-on-v6 {{ none; }};\n recursion yes; allow-recursion {{ any; }}; forward only; forwarders {{ 127.0.0.1 port 9; }};\n \

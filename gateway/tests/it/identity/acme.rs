@@ -1,5 +1,10 @@
 //! Certificates of an ACME authority: the first one, renewal, an authority that is away, kills, and proofs in handshakes.
 
+mod authority_away;
+mod other_processes;
+mod passage;
+mod renewals;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

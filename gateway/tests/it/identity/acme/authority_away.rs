@@ -1,0 +1,117 @@
+//! An authority that is away for the whole last third of a certificate's lifetime.
+
+use std::process::Command;
+use std::time::Instant;
+
+use gw_base::clock::Timestamp;
+use serde_json::Value;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use super::{APEX, Connection, PATH, PROGRAMS, Prepared, RENEWED_WITHIN};
+use crate::support::acme_servers::pebble::Options;
+use crate::support::eventually;
+use crate::support::processes::process::{Served, gw_gateway};
+use crate::support::processes::successor::admin;
+use crate::support::programs::usable;
+
+/// Lifetime of certificates: the renewal is due 2 to 3 seconds before the end of the last third.
+const LIFETIME_SECONDS: u64 = 9;
+
+/// The value of a metric without labels.
+fn metric(served: &Served, name: &str) -> f64 {
+    let (_, text) = admin(served.admin_address, "/metrics");
+    let value = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok();
+    text.lines().find_map(value).unwrap()
+}
+
+/// Verdict and finding of `doctor` about the certificate.
+fn doctor(prepared: &Prepared, served: &Served) -> (String, String) {
+    let output = gw_gateway()
+        .args(["doctor", "--json", "--config"])
+        .arg(prepared.path("gateway.toml"))
+        .env("GW_LISTEN", served.address.to_string())
+        .env("GW_ADMIN_LISTEN", served.admin_address.to_string())
+        .output()
+        .unwrap();
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let checks = found["checks"].as_array().unwrap();
+    let check = checks.iter().find(|it| it["check"] == "certificate");
+    let check = check.unwrap_or_else(|| panic!("{found:#}"));
+    let word = |key: &str| check[key].as_str().unwrap().to_owned();
+    (word("verdict"), word("found"))
+}
+
+/// Whether a caller that does not look at the certificate is answered.
+fn serves(served: &Served) -> bool {
+    let port = served.address.port();
+    let status = Command::new("curl")
+        .args([
+            "--silent",
+            "--insecure",
+            "--output",
+            "/dev/null",
+            "--max-time",
+            "5",
+        ])
+        .args(["--resolve", &format!("{APEX}:{port}:127.0.0.1")])
+        .arg(format!("https://{APEX}:{port}{PATH}"))
+        .status()
+        .unwrap();
+    status.success()
+}
+
+fn end_of(certificate: &[u8]) -> Timestamp {
+    let (_, certificate) = X509Certificate::from_der(certificate).unwrap();
+    Timestamp(certificate.validity().not_after.timestamp())
+}
+
+#[test]
+fn the_alarms_grow_while_the_authority_is_away_for_the_whole_last_third() {
+    if !usable(&PROGRAMS) {
+        return;
+    }
+    let short = |options: Options| Options {
+        lifetime_seconds: LIFETIME_SECONDS,
+        ..options
+    };
+    let mut prepared = Prepared::with(0, short, "");
+    prepared.root();
+    let served = prepared.serve();
+    prepared.await_certificate(&served, &[]);
+    prepared.pebble.stop();
+    let mut connection = Connection::open(&prepared, served.address).unwrap();
+    let old = connection.certificate();
+    let expiry = "gw_server_certificate_expiry_timestamp_seconds";
+    assert_eq!(metric(&served, expiry) as i64, end_of(&old).0);
+    let failures = || metric(&served, "gw_certificate_order_failures");
+
+    eventually("a failed renewal", || (failures() >= 1.0).then_some(()));
+    let (verdict, found) = doctor(&prepared, &served);
+    assert_ne!(verdict, "ok", "{found}");
+    assert!(found.contains("the last order failed: "), "{found}");
+    assert!(found.contains(&prepared.pebble.directory()), "{found}");
+    eventually("the end of the certificate", || {
+        assert_eq!(connection.request(), 200);
+        (Timestamp::now() > end_of(&old)).then_some(())
+    });
+    eventually("another failed renewal", || {
+        (failures() >= 2.0).then_some(())
+    });
+    assert_eq!(prepared.certificate(&served)["status"], "expired");
+    let (verdict, found) = doctor(&prepared, &served);
+    assert_eq!(verdict, "failed", "{found}");
+    assert!(found.contains("expired on "), "{found}");
+    assert!(serves(&served), "the old certificate stays in use");
+    assert_eq!(connection.request(), 200);
+
+    prepared.pebble.start_again();
+    let began = Instant::now();
+    prepared.root();
+    let renewed = eventually("a renewed certificate", || {
+        Some(Connection::open(&prepared, served.address)?.certificate())
+    });
+    assert!(began.elapsed() < RENEWED_WITHIN, "{:?}", began.elapsed());
+    assert!(end_of(&renewed) > end_of(&old));
+    eventually("no failure any more", || (failures() == 0.0).then_some(()));
+    assert_eq!(connection.request(), 200);
+}

@@ -1,0 +1,192 @@
+//! Orders that another process goes on with, or whose proof another process shows.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gw_base::clock::Timestamp;
+use serde_json::json;
+
+use super::passage::Passage;
+use super::{Connection, Prepared};
+use crate::support::acme_servers::named::Named;
+use crate::support::acme_servers::pebble::{Options, Pebble};
+use crate::support::eventually;
+use crate::support::processes::machine::Machine;
+use crate::support::processes::region::Region;
+use crate::support::processes::successor::replace;
+use crate::support::programs::usable;
+
+const PROGRAMS: [&str; 3] = ["pebble", "named", "curl"];
+const APEX_OF_NODES: &str = "eu1.gw.localhost";
+
+/// Nodes that prove their apex in handshakes, at an authority whose connections go through a passage.
+struct Nodes {
+    region: Region,
+    passage: Passage,
+    pebble: Pebble,
+    root: PathBuf,
+    _named: Named,
+}
+
+impl Nodes {
+    /// A region without nodes; `None` without PostgreSQL.
+    fn none_yet() -> Option<Self> {
+        let named = Named::start("");
+        let passage = Passage::closed();
+        let mut options = Options::new(named.address);
+        options.tls_port = passage.port();
+        let pebble = Pebble::start(options);
+        let configuration = format!(
+            "tls = \"acme\"\nacme.directory = {:?}\nacme.ca_file = {:?}\nacme.terms_accepted = true\n\
+             acme.challenge = \"tls-alpn\"\ndns_servers = [\"{}\"]\n",
+            pebble.directory(),
+            pebble.ca_file(),
+            named.address,
+        );
+        let region = Region::start_with(0, false, &configuration)?;
+        let root = region.data(0).with_file_name("root.pem");
+        fs::write(&root, pebble.issuing_root()).unwrap();
+        Some(Self {
+            region,
+            passage,
+            pebble,
+            root,
+            _named: named,
+        })
+    }
+
+    /// The certificate of a node, if it is of the authority.
+    fn certificate(&self, node: usize) -> Option<Vec<u8>> {
+        let address = self.region.node(node).address;
+        Some(Connection::open_to(&self.root, APEX_OF_NODES, address)?.certificate())
+    }
+
+    /// Waits until a node stores the end of an order.
+    fn await_issue(&self, node: usize) {
+        let log = &self.region.node(node).log;
+        log.find(|line| (line["action"] == "certificate.issue").then_some(()));
+    }
+}
+
+#[test]
+fn a_node_shows_the_proof_of_an_order_of_another_node() {
+    if !usable(&PROGRAMS) {
+        return;
+    }
+    let Some(mut nodes) = Nodes::none_yet() else {
+        return;
+    };
+    nodes.region.add();
+    nodes.passage.lead_to(nodes.region.node(0).address);
+    nodes.region.add();
+    nodes.region.wait_for_members(2);
+    nodes.await_issue(0);
+    let [first, _] = [0, 1].map(|node| {
+        eventually("the first certificate on each node", || {
+            nodes.certificate(node)
+        })
+    });
+
+    // The first node has the lease and orders; the authority connects to the other one.
+    let before = nodes.passage.came();
+    nodes.passage.lead_to(nodes.region.node(1).address);
+    nodes.region.post(1, "/certificates/renew", &json!({}));
+    nodes.await_issue(0);
+    assert!(nodes.passage.came() > before);
+    let renewed = [0, 1].map(|node| {
+        eventually("the renewed certificate on each node", || {
+            nodes.certificate(node).filter(|found| *found != first)
+        })
+    });
+    assert_eq!(renewed[0], renewed[1]);
+    assert_eq!(nodes.pebble.count("accounts in memory"), 1);
+    assert_eq!(nodes.pebble.count("orders in the db"), 2);
+}
+
+/// Moves the clock of PostgreSQL beyond the end of a lease. A node follows it if the clock of its machine agrees.
+const AFTER_THE_LEASE: &str = "\
+    CREATE SCHEMA later;
+    CREATE FUNCTION later.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS
+        'SELECT pg_catalog.clock_timestamp() + interval ''6 minutes''';
+    GRANT USAGE ON SCHEMA later TO PUBLIC;
+    ALTER DATABASE postgres SET search_path = later, pg_catalog, public";
+/// New sessions have the setting.
+const END_OF_SESSIONS: &str = "\
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+        WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
+
+#[test]
+fn a_node_goes_on_with_the_order_of_a_lost_node_after_its_lease() {
+    if !usable(&PROGRAMS) || !usable(&["faketime"]) {
+        return;
+    }
+    let Some(mut nodes) = Nodes::none_yet() else {
+        return;
+    };
+    nodes.region.add();
+    nodes.passage.lead_to(nodes.region.node(0).address);
+    nodes.region.add();
+    nodes.region.kill(1);
+    let machine = Machine::new();
+    machine.restart(&mut nodes.region, 1);
+    nodes.region.wait_for_members(2);
+    nodes.await_issue(0);
+    let first = eventually("the first certificate", || nodes.certificate(1));
+
+    let before = nodes.passage.came();
+    nodes.passage.close();
+    nodes.region.post(1, "/certificates/renew", &json!({}));
+    nodes.passage.await_more_than(before);
+    nodes.region.kill(0);
+    // The proof is in the records, so that the other node shows it at once. It orders after the end of the lease.
+    nodes.passage.lead_to(nodes.region.node(1).address);
+    machine.set("+6m");
+    nodes.region.postgres.sql(AFTER_THE_LEASE);
+    nodes.region.postgres.sql(END_OF_SESSIONS);
+    eventually("the node follows the clock", || {
+        let account = "/accounts/demo/enrollment-tokens";
+        let token = nodes
+            .region
+            .post(1, account, &json!({ "services": ["echo"] }));
+        let created = token["created_at"].as_str().unwrap();
+        let later = Timestamp::now().after(Duration::from_secs(5 * 60));
+        (created > later.to_string().as_str()).then_some(())
+    });
+    // The node looks at the lease at the next change of the record.
+    nodes.region.post(1, "/certificates/renew", &json!({}));
+    nodes.await_issue(1);
+    eventually("the renewed certificate", || {
+        nodes.certificate(1).filter(|found| *found != first)
+    });
+    assert_eq!(nodes.pebble.count("accounts in memory"), 1);
+    assert_eq!(nodes.pebble.count("orders in the db"), 2, "the same order");
+}
+
+#[test]
+fn a_successor_goes_on_with_the_order_of_its_predecessor() {
+    if !usable(&PROGRAMS) {
+        return;
+    }
+    let passage = Passage::closed();
+    let port = passage.port();
+    let with_port = |mut options: Options| {
+        options.tls_port = port;
+        options
+    };
+    let prepared = Prepared::with(0, with_port, "challenge = \"tls-alpn\"\n");
+    prepared.root();
+    let served = prepared.serve();
+    passage.await_more_than(0);
+    // The authority waits for the answer of the listener.
+    let _successor = replace(served.process.id(), &served.log);
+    passage.lead_to(served.address);
+    let certificate = prepared.await_certificate(&served, &[]);
+    assert!(!certificate.is_empty());
+    eventually("the order is complete", || {
+        (prepared.certificate(&served)["status"] == "valid").then_some(())
+    });
+    assert_eq!(prepared.certificate(&served)["failures"], 0);
+    assert_eq!(prepared.pebble.count("orders in the db"), 1);
+    assert_eq!(prepared.pebble.count("accounts in memory"), 1);
+}
