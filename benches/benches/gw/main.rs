@@ -7,6 +7,7 @@
 )]
 
 mod admission;
+mod handshake;
 mod head;
 mod mailbox;
 mod tls;
@@ -29,6 +30,7 @@ fn all() {
     admission::benches(&mut criterion);
     mailbox::benches(&mut criterion);
     tls::benches(&mut criterion);
+    handshake::benches(&mut criterion);
     criterion.final_summary();
 }
 

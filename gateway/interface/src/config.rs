@@ -17,7 +17,7 @@ use gw_base::service::hostname::Region;
 use gw_base::service::rate::Rate;
 use gw_base::service::service_settings::ServiceSettings;
 use gw_base::tls::certificate::{self, PairKeys};
-use gw_base::tls::{CertificateFiles, CertificateSource};
+use gw_base::tls::{CertificateFiles, CertificateSource, OldestTls};
 use gw_region::Isolation;
 use gw_shared::config::{ConfigErrors, Keys};
 use gw_shared::process::core_dump;
@@ -76,6 +76,9 @@ gw_shared::configuration! {
         pub certificate: CertificateSource =
             CertificateSource::Development { data_dir: data_dir.clone() },
             certificate_files(keys, PairKeys::CALLERS).map(CertificateSource::from);
+        /// Oldest version of TLS of callers.
+        pub tls_min_version: OldestTls = OldestTls::default(),
+            keys.text("tls_min_version", "\"1.2\" or \"1.3\"", OldestTls::parse);
         /// Authority that issues the certificate; `None` if none does.
         pub acme: Option<AcmeConfig> = None, Some(acme::take(keys));
         /// Certificate of the admin listener; `None` if it speaks plain HTTP.

@@ -42,7 +42,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gw_shared::tunnel;
 use rustls::server::NoServerSessionStorage;
-use rustls::{ServerConfig, crypto};
+use rustls::{ServerConfig, SupportedProtocolVersion, crypto, version};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
@@ -59,9 +59,38 @@ pub const ALPN_HTTP2: &[u8] = b"h2";
 /// ALPN identifier of a challenge of an ACME authority (RFC 8737 §3).
 pub const ALPN_ACME: &[u8] = b"acme-tls/1";
 
+/// The oldest version of TLS that callers may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OldestTls {
+    /// TLS 1.2 and TLS 1.3.
+    #[default]
+    Tls12,
+    /// TLS 1.3 only.
+    Tls13,
+}
+
+impl OldestTls {
+    /// Parses the value of `tls_min_version`.
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "1.2" => Some(Self::Tls12),
+            "1.3" => Some(Self::Tls13),
+            _ => None,
+        }
+    }
+
+    fn versions(self) -> &'static [&'static SupportedProtocolVersion] {
+        static ALL: [&SupportedProtocolVersion; 2] = [&version::TLS13, &version::TLS12];
+        match self {
+            Self::Tls12 => &ALL,
+            Self::Tls13 => &ALL[..1],
+        }
+    }
+}
+
 /// The TLS configurations of the listeners.
 pub struct ServerConfigs {
-    /// TLS 1.3 and 1.2, no client certificates.
+    /// The versions of TLS of the configuration, no client certificates.
     pub public: Arc<ServerConfig>,
     /// TLS 1.3, with client certificates of the agents' authority. A missing certificate is refused after the
     /// handshake, with a readable error. Not requested where agents sign a challenge instead.
@@ -140,6 +169,7 @@ pub enum TlsError {
 pub struct TlsMaterial {
     source: CertificateSource,
     region: Region,
+    oldest: OldestTls,
     agent_mtls: bool,
     parts: Mutex<Parts>,
 }
@@ -164,11 +194,12 @@ struct Beside {
 }
 
 impl TlsMaterial {
-    /// Reads no certificate yet: see [`Self::load`]. With `agent_mtls`, agents authenticate tunnels with a client
-    /// certificate.
+    /// Reads no certificate yet: see [`Self::load`]. Callers use TLS of version `oldest` or later. With `agent_mtls`, agents
+    /// authenticate tunnels with a client certificate.
     pub fn new(
         source: CertificateSource,
         region: Region,
+        oldest: OldestTls,
         authorities: TrustedAuthorities,
         tickets: TicketKeys,
         agent_mtls: bool,
@@ -186,6 +217,7 @@ impl TlsMaterial {
         Self {
             source,
             region,
+            oldest,
             agent_mtls,
             parts,
         }
@@ -316,7 +348,7 @@ impl TlsMaterial {
         let key = pair.key.clone_key();
         let provider = Arc::new(crypto::aws_lc_rs::default_provider());
         let mut public = ServerConfig::builder_with_provider(Arc::clone(&provider))
-            .with_safe_default_protocol_versions()?
+            .with_protocol_versions(self.oldest.versions())?
             .with_no_client_auth()
             .with_single_cert(chain.clone(), key.clone_key())?;
         public.alpn_protocols = vec![
@@ -331,7 +363,7 @@ impl TlsMaterial {
 
         let verifier = Arc::new(authorities.verifier(&provider)?);
         let tunnel = ServerConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&rustls::version::TLS13])?;
+            .with_protocol_versions(OldestTls::Tls13.versions())?;
         let mut tunnel = if self.agent_mtls {
             tunnel.with_client_cert_verifier(Arc::<AgentVerifier>::clone(&verifier))
         } else {

@@ -64,6 +64,7 @@ impl Control {
         let tls = TlsMaterial::new(
             config.certificate.clone(),
             config.region.clone(),
+            config.tls_min_version,
             authorities.trusted.clone(),
             snapshot.records.usable_ticket_keys(),
             config.agent_mtls,

@@ -44,6 +44,7 @@ fn a_minimal_configuration_has_defaults() {
         (Duration::from_secs(30), LogFormat::Text)
     );
     assert!(!config.core_dumps);
+    assert_eq!(config.tls_min_version, OldestTls::Tls12);
     assert!(config.relay_memory > 0);
     assert_eq!((config.traces, config.access_log), (None, None));
 }
@@ -97,7 +98,7 @@ fn the_access_log_is_off_on_standard_output_or_a_file() {
 #[test]
 fn all_keys_are_parsed() {
     let given = "listen = \"[::1]:8443\"\nadmin_listen = \"127.0.0.1:1\"\nadmin_hosts = [\"a.example\"]\n\
-                 tls_certificate = \"c\"\ntls_key = \"k\"\n\
+                 tls_certificate = \"c\"\ntls_key = \"k\"\ntls_min_version = \"1.3\"\n\
                  admin_tls_certificate = \"ac\"\nadmin_tls_key = \"ak\"\n\
                  hand_over = \"never\"\nlog_format = \"json\"\ncore_dumps = true\nworkers = 5\nburst = 7\nrefill_per_minute = 8\n\
                  trusted_proxies = [\"10.0.0.0/8\", \"192.0.2.1\", \"2001:db8::/32\", \"fd00::1\"]\n\
@@ -121,6 +122,7 @@ fn all_keys_are_parsed() {
         panic!()
     };
     assert_eq!((certificate, key), (PathBuf::from("c"), PathBuf::from("k")));
+    assert_eq!(config.tls_min_version, OldestTls::Tls13);
     let admin = CertificateFiles {
         certificate: "ac".into(),
         key: "ak".into(),
@@ -167,7 +169,7 @@ fn all_keys_are_parsed() {
 #[test]
 fn all_mistakes_are_reported_with_their_keys() {
     let text = "region = \"EU\"\ndata_dir = 5\nworkers = -1\nburst = \"many\"\nlisten = \"443\"\n\
-                hand_over = \"often\"\nadmin_hosts = [\"a b\"]\ntls_key = \"k\"\nadmin_tls_key = \"k\"\ncolour = 1\nagent_mtls = \"yes\"\n\
+                hand_over = \"often\"\nadmin_hosts = [\"a b\"]\ntls_key = \"k\"\ntls_min_version = \"1.1\"\nadmin_tls_key = \"k\"\ncolour = 1\nagent_mtls = \"yes\"\n\
                 trusted_proxies = [\"10.0.0.0/8\", \"10.0.0.0/40\", 7, \"proxy.example.com\"]\n\
                 token_requests_per_minute = 0\nenrollment_requests_per_minute = 1000001\n\
                 auth_failures_per_minute = 4294967297\nconnections_per_address = 0\nagent_certificate_hours = 721\n\
@@ -187,6 +189,7 @@ fn all_mistakes_are_reported_with_their_keys() {
             "listen",
             "admin_hosts",
             "tls_certificate",
+            "tls_min_version",
             "admin_tls_certificate",
             "hand_over",
             "trusted_proxies",
@@ -214,7 +217,11 @@ fn all_mistakes_are_reported_with_their_keys() {
         "trusted_proxies: \"proxy.example.com\" is not an address or a block such as \"10.0.0.0/8\"",
         "workers: -1 is not a whole number from 0 to 1024",
     ];
-    assert_eq!(errors[8..12], expected);
+    assert_eq!(errors[9..13], expected);
+    assert_eq!(
+        errors[6],
+        "tls_min_version: \"1.1\" is not \"1.2\" or \"1.3\""
+    );
     assert!(errors.contains(&"agent_mtls: \"yes\" is not true or false".to_owned()));
 }
 

@@ -277,6 +277,7 @@ fn certificates(region: &Region, config: &Config) -> Result<Arc<ServerConfigs>, 
     let material = TlsMaterial::new(
         config.certificate.clone(),
         region.name().clone(),
+        config.tls_min_version,
         region.certificates().trusted(),
         TicketKeys::default(),
         config.agent_mtls,

@@ -5,6 +5,7 @@ mod agent_versions;
 mod certificates;
 mod enrollment;
 mod enrollment_tokens;
+mod key_exchange;
 mod replaced_keys;
 mod replicas;
 

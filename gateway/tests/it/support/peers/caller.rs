@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use gw_gateway::demo::{About, Demo};
 use rustls::client::UnbufferedClientConnection;
+use rustls::crypto::CryptoProvider;
 use rustls::{
     ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion,
 };
@@ -86,11 +87,23 @@ pub(crate) fn client_config_of(
     alpn: &[&[u8]],
     identity: Option<(CertificateDer<'static>, PrivateKeyDer<'static>)>,
 ) -> ClientConfig {
+    let provider = rustls::crypto::aws_lc_rs::default_provider();
+    client_config_with(provider, versions, ca_file, alpn, identity)
+}
+
+/// As [`client_config_of`], with the cipher suites and key exchanges of `provider`.
+pub(crate) fn client_config_with(
+    provider: CryptoProvider,
+    versions: &[&'static SupportedProtocolVersion],
+    ca_file: &Path,
+    alpn: &[&[u8]],
+    identity: Option<(CertificateDer<'static>, PrivateKeyDer<'static>)>,
+) -> ClientConfig {
     let mut roots = RootCertStore::empty();
     roots
         .add(CertificateDer::from_pem_file(ca_file).unwrap())
         .unwrap();
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let provider = Arc::new(provider);
     let builder = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(versions)
         .unwrap()
