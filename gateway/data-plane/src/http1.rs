@@ -1,17 +1,58 @@
-//! HTTP/1.1 on a TLS connection, as callers and the upgrade requests of agents use it (RFC 9112).
+//! HTTP/1.1 as callers and the upgrade requests of agents use it, on a TLS connection or in plain text (RFC 9112).
 
 use std::io::{self, IoSlice};
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 use crate::limits;
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::head::{self, Framing, HeadLimits, RequestHead};
 use gw_shared::http::{ConnectionField, InvalidHead};
-use gw_shared::net::TlsStream;
+use gw_shared::net::{Closer, Socket, TlsStream};
 use http::Response;
 
 use crate::connections::ConnectionGuard;
 use crate::http_message::dated;
+
+/// A connection that carries HTTP/1.1.
+pub(crate) trait Http1Connection {
+    /// Receives into `buffer`; returns 0 at the end.
+    fn poll_receive(&self, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<io::Result<usize>>;
+
+    /// Ends the sending direction.
+    async fn end(&self) -> io::Result<()>;
+
+    fn peer_end(&self) -> Closer;
+}
+
+impl Http1Connection for TlsStream {
+    fn poll_receive(&self, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<io::Result<usize>> {
+        self.poll_read_buf(cx, buffer)
+    }
+
+    async fn end(&self) -> io::Result<()> {
+        self.close().await
+    }
+
+    fn peer_end(&self) -> Closer {
+        self.closer()
+    }
+}
+
+impl Http1Connection for Socket {
+    fn poll_receive(&self, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<io::Result<usize>> {
+        self.poll_recv_buf(cx, buffer)
+    }
+
+    async fn end(&self) -> io::Result<()> {
+        self.shutdown_write();
+        Ok(())
+    }
+
+    fn peer_end(&self) -> Closer {
+        self.closer()
+    }
+}
 
 /// Reads one request head; `None` when the peer closed the connection or took too long.
 pub(crate) async fn read_head(
@@ -33,7 +74,7 @@ pub(crate) struct RefusedHead {
 
 /// As [`read_head`]; keeps a head that is refused.
 pub(crate) async fn read_head_or_refuse(
-    stream: &TlsStream,
+    stream: &impl Http1Connection,
     buffer: &mut BytesMut,
     guard: &ConnectionGuard,
     head_limits: HeadLimits,
@@ -49,7 +90,7 @@ pub(crate) async fn read_head_or_refuse(
         }
         // An error of the connection is an end, too.
         stream
-            .poll_read_buf(cx, buffer)
+            .poll_receive(cx, buffer)
             .map(|received| Ok(received.unwrap_or(0)))
     });
     match received.await {
@@ -80,10 +121,13 @@ pub(crate) async fn write_response(
     stream.flush().await
 }
 
-/// The bytes of a whole response after which the connection closes.
-pub(crate) fn closing_response(response: Response<Vec<u8>>) -> Vec<u8> {
+/// The bytes of a whole response after which the connection closes; without its body if it `answers_head`, a request for the
+/// head alone.
+pub(crate) fn closing_response(response: Response<Vec<u8>>, answers_head: bool) -> Vec<u8> {
     let (mut head, body) = encoded(dated(response), ConnectionField::Close);
-    head.extend_from_slice(&body);
+    if !answers_head {
+        head.extend_from_slice(&body);
+    }
     head
 }
 
@@ -103,13 +147,13 @@ fn encoded(response: Response<Vec<u8>>, connection: ConnectionField<'_>) -> (Vec
 
 /// Closes after a response to a request that was not read to its end. Reads and drops data for a while first: closing
 /// with unread data resets the connection, which can destroy the response (RFC 9112 §9.6).
-pub(crate) async fn linger(stream: &TlsStream, guard: &ConnectionGuard) {
+pub(crate) async fn linger(stream: &impl Http1Connection, guard: &ConnectionGuard) {
     guard.expect_by(Instant::now() + limits::LINGER);
     guard.closes();
-    if stream.close().await.is_ok() {
+    if stream.end().await.is_ok() {
         guard.discards();
         guard
-            .discard(stream.closer().linger(limits::DISCARD_PAUSE))
+            .discard(stream.peer_end().linger(limits::DISCARD_PAUSE))
             .await;
     }
 }

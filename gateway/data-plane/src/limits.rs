@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use gw_base::service::rate::Rate;
+use gw_shared::http::head::HeadLimits;
 use gw_shared::{net, tunnel};
 
 pub(crate) use gw_base::limits::{
@@ -81,6 +82,19 @@ pub const TINY_PIECE_WAIT: Duration = Duration::from_millis(1);
 
 /// Concurrent handshakes of one worker. A further one ends the oldest.
 pub const HANDSHAKES: usize = 4 * KIB;
+/// Connections in plain HTTP of one worker whose request has not arrived. A further one ends the oldest.
+pub const PLAIN_CONNECTIONS: usize = 256;
+/// Such connections of one client address. A further one ends the oldest of that address.
+pub const PLAIN_CONNECTIONS_PER_ADDRESS: usize = 64;
+/// Head of a request in plain HTTP.
+pub const PLAIN_HEAD: HeadLimits = HeadLimits {
+    head: 16 * KIB,
+    fields: REQUEST_HEAD.fields,
+    target: REQUEST_HEAD.target,
+};
+/// Memory of such a connection: a head with one more receive, and its answer, in which a byte of the target may take three.
+pub const PLAIN_CONNECTION_MAX: usize =
+    PLAIN_HEAD.head + 64 * KIB + 3 * PLAIN_HEAD.target + 8 * KIB;
 /// Requests of one connection that are refused before authentication. More end the connection.
 pub const REFUSALS: Rate = Rate::new(1000, 600).unwrap();
 /// Records of unauthenticated requests to the apex, per worker: 2 a second of the largest size are some 0.5 GB in 7
@@ -266,6 +280,8 @@ const CROSS_CORE_MAX: usize = 2 * PIPE_MEMORY;
 
 // Memory of a flood of handshakes.
 const _: () = assert!(HANDSHAKES * HANDSHAKE_MAX <= 192 * MIB);
+// Memory of a flood of connections in plain HTTP.
+const _: () = assert!(PLAIN_CONNECTIONS * PLAIN_CONNECTION_MAX <= 28 * MIB);
 // Memory of a stalled caller with a large response, for a request that crosses workers.
 const _: () = assert!(CALLER_CONNECTION_MAX + RELAY_MAX + CROSS_CORE_MAX <= MIB + MIB / 8);
 const _: () = assert!(CALLER_CONNECTION_MAX + LONG_RELAY_MAX + CROSS_CORE_MAX <= 9 * MIB);

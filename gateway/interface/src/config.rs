@@ -58,6 +58,9 @@ gw_shared::configuration! {
         /// Listener for callers and agents.
         pub listen: SocketAddr = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 443)),
             keys.text("listen", "ADDRESS:PORT such as \"0.0.0.0:443\"", |text| text.parse().ok());
+        /// Listener in plain HTTP that redirects to https; `None` without one.
+        pub listen_http: Option<SocketAddr> = None,
+            keys.text("listen_http", "ADDRESS:PORT such as \"0.0.0.0:80\"", |text| text.parse().ok()).map(Some);
         /// Listener for administrators: the API, the console and the metrics.
         pub admin_listen: SocketAddr = SocketAddr::from((Ipv4Addr::LOCALHOST, 9080)),
             keys.text("admin_listen", "ADDRESS:PORT such as \"127.0.0.1:9080\"", |text| text.parse().ok());
@@ -248,6 +251,7 @@ impl Config {
     /// Listeners that cannot have their address because another one has it.
     fn same_ports(&self) -> impl Iterator<Item = String> {
         let mut listeners = vec![("listen", self.listen), ("admin_listen", self.admin_listen)];
+        listeners.extend(self.listen_http.map(|address| ("listen_http", address)));
         listeners.extend(self.peer_listen.map(|address| ("peer_listen", address)));
         let pairs = (0..listeners.len())
             .flat_map(|first| (first + 1..listeners.len()).map(move |second| (first, second)));

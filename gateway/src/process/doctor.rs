@@ -20,6 +20,7 @@ use gw_data_plane::ingress::PLAIN_HTTP;
 use gw_data_plane::memory::sockets::TcpMemory;
 use gw_interface::config::{Challenge, Config, ProxyProtocol, StoreSettings, TrustedProxies};
 use gw_shared::doctor::{Examination, machine};
+use gw_shared::error_code::ErrorCode;
 use gw_shared::net::tls::SPEAK_TLS;
 use gw_store::{Sealing, StoreError};
 use gw_telemetry::request_log::AccessLogTarget;
@@ -150,36 +151,7 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
     if let Some(settings) = &config.archive {
         archive::examine(out, config, settings);
     }
-    let no_proxies = TrustedProxies::default();
-    // Without the admin listener, the listener for callers may belong to another configuration.
-    let runs = match &config.admin_certificate {
-        None => is_admin_listener(config.admin_listen),
-        Some(_) => is_listener(config.admin_listen, &no_proxies).unwrap_or(false),
-    };
-    let belongs = |address, proxies| runs && is_listener(address, proxies).unwrap_or(false);
-    let listens = belongs(config.listen, &config.trusted_proxies);
-    let ports = [
-        ("listen", config.listen, listens),
-        ("admin_listen", config.admin_listen, runs),
-    ]
-    .into_iter();
-    let peers = config
-        .peer_listen
-        .map(|address| ("peer_listen", address, belongs(address, &no_proxies)));
-    for (check, address, runs) in ports.chain(peers) {
-        let found = match TcpListener::bind(address) {
-            Ok(_) => Port::Free,
-            Err(_) if runs => Port::Serves,
-            Err(error)
-                if error.kind() == io::ErrorKind::PermissionDenied
-                    && unit::may_bind_low_ports() =>
-            {
-                Port::of_unit(address)
-            }
-            Err(error) => Port::Refused(error),
-        };
-        port(out, check, address, &found);
-    }
+    listeners(out, config);
     match &config.certificate {
         CertificateSource::Files { certificate, key } => {
             certificate::pair_of_files(out, "certificate", PairKeys::CALLERS, certificate, key, Some(&config.region));
@@ -201,6 +173,47 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
         ),
     ] {
         dns(out, check, &name, config.listen.port());
+    }
+}
+
+/// Checks the address of each listener.
+fn listeners(out: &mut Examination, config: &Config) {
+    let no_proxies = TrustedProxies::default();
+    // Without the admin listener, the listener for callers may belong to another configuration.
+    let runs = match &config.admin_certificate {
+        None => is_admin_listener(config.admin_listen),
+        Some(_) => is_listener(config.admin_listen, &no_proxies).unwrap_or(false),
+    };
+    let belongs = |address, proxies| runs && is_listener(address, proxies).unwrap_or(false);
+    let listens = belongs(config.listen, &config.trusted_proxies);
+    let ports = [
+        ("listen", config.listen, listens),
+        ("admin_listen", config.admin_listen, runs),
+    ]
+    .into_iter();
+    let peers = config
+        .peer_listen
+        .map(|address| ("peer_listen", address, belongs(address, &no_proxies)));
+    let plain = config.listen_http.map(|address| {
+        (
+            "listen_http",
+            address,
+            belongs(address, &config.trusted_proxies),
+        )
+    });
+    for (check, address, runs) in ports.chain(plain).chain(peers) {
+        let found = match TcpListener::bind(address) {
+            Ok(_) => Port::Free,
+            Err(_) if runs => Port::Serves,
+            Err(error)
+                if error.kind() == io::ErrorKind::PermissionDenied
+                    && unit::may_bind_low_ports() =>
+            {
+                Port::of_unit(address)
+            }
+            Err(error) => Port::Refused(error),
+        };
+        port(out, check, address, &found);
     }
 }
 
@@ -252,7 +265,7 @@ fn proxies(out: &mut Examination, config: &Config) {
     }
 }
 
-/// Whether a gateway answers a plain HTTP request at `address`. Sends the header that a gateway behind `proxies` requires
+/// Whether a gateway answers a plain HTTP request at `address`, on a listener with TLS or on that for redirects. Sends the header that a gateway behind `proxies` requires
 /// of this machine.
 fn is_listener(address: SocketAddr, proxies: &TrustedProxies) -> io::Result<bool> {
     let mut stream = TcpStream::connect_timeout(&address, TIME_LIMIT)?;
@@ -263,7 +276,10 @@ fn is_listener(address: SocketAddr, proxies: &TrustedProxies) -> io::Result<bool
     stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
     let mut answer = Vec::new();
     stream.take(ANSWER_MAX).read_to_end(&mut answer)?;
-    Ok(answer == SPEAK_TLS || memchr::memmem::find(&answer, PLAIN_HTTP.as_bytes()).is_some())
+    let contains = |text: &str| memchr::memmem::find(&answer, text.as_bytes()).is_some();
+    // The host of this request is none of the region.
+    let is_misdirected = || contains(ErrorCode::Misdirected.as_str());
+    Ok(answer == SPEAK_TLS || contains(PLAIN_HTTP) || is_misdirected())
 }
 
 /// Whether a gateway answers at `admin`.

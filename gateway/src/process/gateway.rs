@@ -41,7 +41,7 @@ use super::apex_nodes;
 use super::config_file::ConfigFile;
 use super::control_plane::archive_audit_heads;
 use super::membership::MemberSettings;
-use super::sockets::listeners::{Inherited, ListenError, Listeners};
+use super::sockets::listeners::{Addresses, Inherited, ListenError, Listeners, own_shares};
 use super::stop::last_stop;
 use super::stop::last_stop::LastStop;
 use super::takeover::{Predecessor, TakeoverError};
@@ -70,14 +70,6 @@ pub struct Gateway {
     pub(super) tasks: BesideWorkers,
     /// Declared last: the runtime ends after its tasks.
     pub(super) background: Background,
-}
-
-/// Where the process listens.
-pub(super) struct Addresses {
-    pub(super) callers: SocketAddr,
-    pub(super) admin: SocketAddr,
-    /// `None` without a listener for other nodes.
-    pub(super) nodes: Option<SocketAddr>,
 }
 
 /// This process as a node of a region.
@@ -256,11 +248,7 @@ impl Gateway {
             handles,
             request_log,
             series: Arc::new(Series::open(&config.data_dir.join("series.sqlite"))),
-            addresses: Addresses {
-                callers: listeners.address().map_err(ListenError::from)?,
-                admin: listeners.admin_address().map_err(ListenError::from)?,
-                nodes: listeners.peer_address().map_err(ListenError::from)?,
-            },
+            addresses: listeners.addresses().map_err(ListenError::from)?,
             listeners: Some(listeners),
             workers: None,
             workers_failed: Arc::default(),
@@ -314,16 +302,15 @@ impl Gateway {
         let apex_questions = region_keys
             .as_ref()
             .map(|_| apex_nodes::start(&self.tasks.helpers, node_client.clone()));
-        let peer_shares = listeners
-            .peer_shares(config.workers)
-            .map_err(ListenError::from)?;
+        let peer_shares = own_shares(&listeners.peers, config.workers)?;
+        let plain_shares = own_shares(&listeners.plain, config.workers)?;
         let (directory, certificates) = self.control.initial_state()?;
         let affinity_key = self.control.affinity_key();
         let shared_config = Arc::new(config.clone());
         let agent_releases = AgentReleases::load(&config.agent_releases, &config.data_dir);
         let agent_releases = Arc::new(agent_releases.map_err(StartError::AgentPrograms)?);
         let connection_limit = connections_per_worker(descriptors, config.workers);
-        let setup = |(number, (listeners_share, peer_listeners))| Setup {
+        let setup = |(number, ((listeners_share, peer_listeners), plain_listeners))| Setup {
             id: WorkerId(number),
             handles: Arc::clone(&self.handles),
             listeners: listeners_share,
@@ -337,6 +324,7 @@ impl Gateway {
                 },
             ),
             listeners_are_ours: listeners.are_ours,
+            plain_listeners,
             directory: Arc::clone(&directory),
             awaited_read: self.control.awaited_read().cloned(),
             certificates: Arc::clone(&certificates),
@@ -354,6 +342,7 @@ impl Gateway {
         Ok(shares
             .into_iter()
             .zip(peer_shares)
+            .zip(plain_shares)
             .enumerate()
             .map(setup)
             .collect())
@@ -407,7 +396,8 @@ impl Gateway {
             .admin_certificate
             .is_none()
             .then(|| console_url(admin_address));
-        tracing::info!(%address, %admin_address, console, workers = config.workers, region = config.region.apex(), "gateway started");
+        let http_address = self.addresses.plain.map(tracing::field::display);
+        tracing::info!(%address, %admin_address, http_address, console, workers = config.workers, region = config.region.apex(), "gateway started");
         if let (Some(acme), Some(_)) = (&config.acme, self.control.development_ca()) {
             tracing::warn!(
                 directory = acme.settings.directory,
@@ -432,6 +422,11 @@ impl Gateway {
 
     pub fn admin_address(&self) -> SocketAddr {
         self.addresses.admin
+    }
+
+    /// Address of the listener in plain HTTP; `None` without one.
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        self.addresses.plain
     }
 
     /// Address that other nodes of the region connect to; `None` without one.

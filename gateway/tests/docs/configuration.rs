@@ -336,6 +336,7 @@ fn the_example_of_the_gateway_has_every_key_and_its_default() {
         "ca",
         "endpoint",
         "isolation",
+        "listen_http",
         "max_staleness_seconds",
         "path_style",
         "peer_address",

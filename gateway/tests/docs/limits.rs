@@ -2,7 +2,9 @@
 
 use gw_base::limits::{HANDSHAKE_MAX, PROGRAM_DOWNLOADS};
 use gw_control_plane::limits::{ADMIN_CONNECTIONS, ADMIN_UNAUTHENTICATED_MAX, JOURNAL};
-use gw_data_plane::limits::{APEX_BODY, CAPTURE_MEMORY, HANDSHAKES, PROGRAM_CHUNK};
+use gw_data_plane::limits::{
+    APEX_BODY, CAPTURE_MEMORY, HANDSHAKES, PLAIN_CONNECTION_MAX, PLAIN_CONNECTIONS, PROGRAM_CHUNK,
+};
 use gw_interface::limits::{CONTROL_JOBS, VERIFIED_TOKENS};
 use gw_telemetry::limits::{ACCESS_LOG_QUEUE_BYTES, LOG_QUEUE_BYTES, SERIES_PENDING};
 
@@ -26,7 +28,10 @@ const MEMORY: [(&str, usize, usize); 4] = [
         "gw-data-plane",
         0,
         // Growing buffers of captured bodies hold up to twice their bytes.
-        HANDSHAKES * HANDSHAKE_MAX + 2 * CAPTURE_MEMORY + PROGRAM_DOWNLOADS * PROGRAM_CHUNK,
+        HANDSHAKES * HANDSHAKE_MAX
+            + PLAIN_CONNECTIONS * PLAIN_CONNECTION_MAX
+            + 2 * CAPTURE_MEMORY
+            + PROGRAM_DOWNLOADS * PROGRAM_CHUNK,
     ),
     (
         "gw-control-plane",

@@ -65,6 +65,7 @@ pub const VARIABLES: &[&str] = &[
     "GW_HEALTH_CHECK",
     "GW_ISOLATION",
     "GW_LISTEN",
+    "GW_LISTEN_HTTP",
     "GW_LOG",
     "GW_LOG_FORMAT",
     "GW_MAX_STALENESS_SECONDS",

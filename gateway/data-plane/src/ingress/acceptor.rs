@@ -14,6 +14,7 @@ use gw_shared::runtime;
 use tokio::sync::watch;
 
 use super::Ingress;
+use super::plain_http::PlainHttp;
 
 /// Pause after an accept that failed for lack of descriptors or memory: an immediate retry fails, too.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
@@ -24,39 +25,48 @@ pub(crate) struct Acceptor {
     listeners: RefCell<Vec<(Rc<Listener>, Entrance)>>,
     /// No other process listens on them.
     are_ours: bool,
+    /// `None` without a listener for plain HTTP.
+    pub(super) plain_http: Option<PlainHttp>,
     stopped: watch::Sender<bool>,
 }
 
 /// Which peers connect to a listening socket.
 #[derive(Debug, Clone, Copy)]
-enum Entrance {
+pub(super) enum Entrance {
     /// Callers and agents.
     Public,
+    /// Clients that have to go to [`Self::Public`], and ACME authorities.
+    PlainHttp,
     /// Other nodes of the region.
     Nodes,
 }
 
 impl Acceptor {
-    /// `of_nodes` are the sockets for other nodes of the region.
+    /// `plain` are the sockets for plain HTTP, `of_nodes` those for other nodes of the region.
     pub(crate) fn new(
         listeners: Vec<std::net::TcpListener>,
         are_ours: bool,
+        plain: Vec<std::net::TcpListener>,
         of_nodes: Vec<std::net::TcpListener>,
     ) -> io::Result<Self> {
-        let public = listeners
-            .into_iter()
-            .map(|listener| (listener, Entrance::Public));
-        let all = public.chain(
-            of_nodes
-                .into_iter()
-                .map(|listener| (listener, Entrance::Nodes)),
-        );
+        let plain_http = PlainHttp::of(&plain, &listeners);
+        let all = [
+            (listeners, Entrance::Public),
+            (plain, Entrance::PlainHttp),
+            (of_nodes, Entrance::Nodes),
+        ];
         let listeners: io::Result<_> = all
-            .map(|(listener, entrance)| Ok((Rc::new(Listener::new(listener)?), entrance)))
+            .into_iter()
+            .flat_map(|(listeners, entrance)| {
+                listeners
+                    .into_iter()
+                    .map(move |listener| Ok((Rc::new(Listener::new(listener)?), entrance)))
+            })
             .collect();
         Ok(Self {
             listeners: RefCell::new(listeners?),
             are_ours,
+            plain_http,
             stopped: watch::Sender::new(false),
         })
     }
@@ -128,6 +138,7 @@ impl Ingress {
         self.counters.accepted.increment();
         match entrance {
             Entrance::Public => runtime::spawn(Rc::clone(self).greet(fd, peer)),
+            Entrance::PlainHttp => runtime::spawn(Rc::clone(self).greet_plain(fd, peer)),
             Entrance::Nodes => runtime::spawn(Rc::clone(self).greet_node(fd, peer)),
         }
     }

@@ -3,6 +3,7 @@
 mod acceptor;
 mod hand_over;
 mod nodes;
+mod plain_http;
 pub(crate) mod proxy_protocol;
 mod splice;
 
@@ -34,6 +35,7 @@ use gw_store::Directory;
 use gw_telemetry::counters::Counters;
 
 pub(crate) use self::acceptor::Acceptor;
+use self::acceptor::Entrance;
 pub(crate) use self::hand_over::HandedOver;
 use self::proxy_protocol::{Announcement, InvalidHeader, Unannounced};
 use crate::connections::handshakes::{HandshakeGuard, Handshakes};
@@ -90,6 +92,16 @@ struct ConnectionOrigin {
     via: Option<NodeSlot>,
 }
 
+/// A new connection within the limits of its client.
+struct Arrival {
+    socket: Socket,
+    /// The client, which a proxy may have announced.
+    peer: SocketAddr,
+    /// Bytes behind the header of the PROXY protocol.
+    received: BytesMut,
+    guard: ConnectionGuard,
+}
+
 impl ConnectionOrigin {
     fn direct(peer: SocketAddr) -> Self {
         Self { peer, via: None }
@@ -99,34 +111,15 @@ impl ConnectionOrigin {
 impl Ingress {
     /// Reads the beginning of a new connection and finds the worker that serves it.
     async fn greet(self: Rc<Self>, fd: OwnedFd, peer: SocketAddr) {
-        let proxy = self.trusted_proxies.proxy_protocol(peer.ip());
-        // Limits apply before anything is spent on the connection. Trusted proxies have yet to name their client.
-        let mut slot = None;
-        if proxy.is_none() {
-            let Some(counted) = self.count_connection(peer) else {
-                return;
-            };
-            slot = Some(counted);
-        }
-        let Ok(socket) = Socket::from_fd(fd) else {
+        let Some(arrival) = self.arrive(fd, peer, Entrance::Public).await else {
             return;
         };
-        if let Err(error) = socket.keep_alive(limits::CALLER_KEEP_ALIVE) {
-            tracing::debug!(%error, "no TCP keep-alive");
-        }
-        let Some(mut guard) = self.register(&socket, &self.handshakes, Claimant::Unshared) else {
-            return;
-        };
-        let Some((peer, received)) = self.announced(&socket, peer, proxy).await else {
-            return;
-        };
-        if slot.is_none() && !self.trusted_proxies.contains(peer.ip()) {
-            let Some(counted) = self.count_connection(peer) else {
-                return;
-            };
-            slot = Some(counted);
-        }
-        guard.counts_for(slot);
+        let Arrival {
+            socket,
+            peer,
+            received,
+            guard,
+        } = arrival;
         let greeting = match Greeting::read(socket, received, || self.plain_http_answer()).await {
             Ok(greeting) => greeting,
             Err(error) => return self.handshake_failed(peer, &error),
@@ -144,6 +137,39 @@ impl Ingress {
         drop(guard);
         self.hand_over(owner, greeting, ConnectionOrigin::direct(peer))
             .await;
+    }
+
+    /// Counts and registers a new connection, and reads the header of the PROXY protocol. `None` if the connection was refused.
+    async fn arrive(&self, fd: OwnedFd, peer: SocketAddr, entrance: Entrance) -> Option<Arrival> {
+        let proxy = self.trusted_proxies.proxy_protocol(peer.ip());
+        // Limits apply before anything is spent on the connection. Trusted proxies have yet to name their client.
+        let mut slot = None;
+        if proxy.is_none() {
+            slot = Some(self.count_connection(peer)?);
+        }
+        let socket = Socket::from_fd(fd).ok()?;
+        if let Err(error) = socket.keep_alive(limits::CALLER_KEEP_ALIVE) {
+            tracing::debug!(%error, "no TCP keep-alive");
+        }
+        let (unfinished, claimant) = match (&self.acceptor.plain_http, entrance, &slot) {
+            (Some(plain), Entrance::PlainHttp, Some(slot)) => {
+                (&plain.unanswered, Claimant::Address(slot.address()))
+            }
+            (Some(plain), Entrance::PlainHttp, None) => (&plain.unanswered, Claimant::Unshared),
+            _ => (&self.handshakes, Claimant::Unshared),
+        };
+        let mut guard = self.register(&socket, unfinished, claimant)?;
+        let (peer, received) = self.announced(&socket, peer, proxy).await?;
+        if slot.is_none() && !self.trusted_proxies.contains(peer.ip()) {
+            slot = Some(self.count_connection(peer)?);
+        }
+        guard.counts_for(slot);
+        Some(Arrival {
+            socket,
+            peer,
+            received,
+            guard,
+        })
     }
 
     /// Reads the header with which `proxy` announces its client. Returns the client, with the bytes behind the header;
@@ -277,7 +303,7 @@ impl Ingress {
     /// Answer to a request in plain HTTP, which has no connection to be read from.
     fn plain_http_answer(&self) -> Vec<u8> {
         let error = Error::InvalidRequest(PLAIN_HTTP.to_owned());
-        http1::closing_response(error.response(self.router.observers.ids.next_id()))
+        http1::closing_response(error.response(self.router.observers.ids.next_id()), false)
     }
 
     fn handshake_failed(&self, peer: SocketAddr, error: &dyn std::error::Error) {

@@ -140,6 +140,7 @@ pub(crate) fn setup(
         handles: WorkerHandles::new(vec![mailbox.clone(); id.0 + 1]),
         listeners: vec![TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?],
         listeners_are_ours: true,
+        plain_listeners: Vec::new(),
         region: None,
         directory,
         awaited_read: None,

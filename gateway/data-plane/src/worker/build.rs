@@ -106,6 +106,7 @@ impl Worker {
         let acceptor = Acceptor::new(
             setup.listeners,
             setup.listeners_are_ours,
+            setup.plain_listeners,
             peer_listeners.unwrap_or_default(),
         )?;
         let ingress =

@@ -68,6 +68,8 @@ pub struct Setup {
     pub listeners: Vec<TcpListener>,
     /// No other process listens on them.
     pub listeners_are_ours: bool,
+    /// Listening sockets for plain HTTP; empty without `listen_http`.
+    pub plain_listeners: Vec<TcpListener>,
     /// `None` if this gateway is the only node of its region.
     pub region: Option<RegionSetup>,
     /// Directory at the start. A later publication replaces it.
@@ -135,6 +137,7 @@ impl Setup {
             handles: Arc::clone(&self.handles),
             listeners: clones(&self.listeners)?,
             listeners_are_ours: self.listeners_are_ours,
+            plain_listeners: clones(&self.plain_listeners)?,
             region: self.region.as_ref().map(of_region).transpose()?,
             directory,
             awaited_read: self.awaited_read.clone(),

@@ -12,7 +12,7 @@ fn parse(text: &str) -> Result<Config, ConfigErrors> {
 fn a_minimal_configuration_has_defaults() {
     let config = parse(MINIMAL).unwrap();
     assert_eq!(config.region.apex(), "eu1.example.com");
-    assert_eq!(config.listen.port(), 443);
+    assert_eq!((config.listen.port(), config.listen_http), (443, None));
     assert!(config.admin_listen.ip().is_loopback());
     assert_eq!(
         (
@@ -97,7 +97,7 @@ fn the_access_log_is_off_on_standard_output_or_a_file() {
 
 #[test]
 fn all_keys_are_parsed() {
-    let given = "listen = \"[::1]:8443\"\nadmin_listen = \"127.0.0.1:1\"\nadmin_hosts = [\"a.example\"]\n\
+    let given = "listen = \"[::1]:8443\"\nlisten_http = \"[::1]:8080\"\nadmin_listen = \"127.0.0.1:1\"\nadmin_hosts = [\"a.example\"]\n\
                  tls_certificate = \"c\"\ntls_key = \"k\"\ntls_min_version = \"1.3\"\n\
                  admin_tls_certificate = \"ac\"\nadmin_tls_key = \"ak\"\n\
                  hand_over = \"never\"\nlog_format = \"json\"\ncore_dumps = true\nworkers = 5\nburst = 7\nrefill_per_minute = 8\n\
@@ -117,6 +117,7 @@ fn all_keys_are_parsed() {
         ),
         (8443, 1, 5)
     );
+    assert_eq!(config.listen_http.unwrap().port(), 8080);
     assert_eq!(config.admin_hosts, ["a.example"]);
     let CertificateSource::Files { certificate, key } = config.certificate else {
         panic!()

@@ -70,6 +70,7 @@ impl GatewayPlan {
             levels: Some(Vec::new()),
             tunnels_before: BTreeMap::new(),
             listeners_are_ours: true,
+            plain_listeners: Vec::new(),
         }
     }
 }

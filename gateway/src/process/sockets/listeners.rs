@@ -25,6 +25,7 @@ const CALLERS: &str = "callers";
 const OWN_CALLERS: &str = "gw-callers";
 const OWN_ADMIN: &str = "gw-admin";
 const OWN_PEERS: &str = "gw-peers";
+const OWN_PLAIN: &str = "gw-http";
 
 /// The listening sockets of this process. Workers use duplicates; these are handed over to a successor.
 pub(crate) struct Listeners {
@@ -33,10 +34,22 @@ pub(crate) struct Listeners {
     pub(crate) admin: TcpListener,
     /// For other nodes of the region; empty without `peer_listen`.
     pub(crate) peers: Vec<TcpListener>,
+    /// For plain HTTP; empty without `listen_http`.
+    pub(crate) plain: Vec<TcpListener>,
     /// The sockets for callers are not those of the service manager.
     pub(crate) are_ours: bool,
     /// The admin listener is not that of the service manager.
     pub(crate) admin_is_ours: bool,
+}
+
+/// Where the process listens.
+pub(crate) struct Addresses {
+    pub(crate) callers: SocketAddr,
+    pub(crate) admin: SocketAddr,
+    /// `None` without a listener for other nodes.
+    pub(crate) nodes: Option<SocketAddr>,
+    /// `None` without a listener for plain HTTP.
+    pub(crate) plain: Option<SocketAddr>,
 }
 
 /// Listening sockets from the service manager or from the predecessor.
@@ -45,6 +58,7 @@ pub(crate) struct Inherited {
     pub(crate) callers: Vec<TcpListener>,
     pub(crate) admin: Option<TcpListener>,
     pub(crate) peers: Vec<TcpListener>,
+    pub(crate) plain: Vec<TcpListener>,
     /// The service manager has opened `callers`.
     pub(crate) from_service_manager: bool,
     /// The service manager has opened `admin`.
@@ -81,6 +95,7 @@ impl Inherited {
                 OWN_CALLERS => found.callers.push(listener),
                 OWN_ADMIN => found.admin = Some(listener),
                 OWN_PEERS => found.peers.push(listener),
+                OWN_PLAIN => found.plain.push(listener),
                 ADMIN => {
                     found.admin = Some(listener);
                     found.admin_from_service_manager = true;
@@ -95,13 +110,14 @@ impl Inherited {
     }
 
     /// Drops sockets whose address differs from the configuration. Keeps those of the service manager, which chooses
-    /// their addresses; it opens none for other nodes.
+    /// their addresses; it opens none for other nodes and for plain HTTP.
     fn retain_wanted(&mut self, config: &Config) {
-        self.peers.retain(|listener| {
-            config
-                .peer_listen
-                .is_some_and(|wanted| is_at(listener, wanted))
-        });
+        for (listeners, wanted) in [
+            (&mut self.peers, config.peer_listen),
+            (&mut self.plain, config.listen_http),
+        ] {
+            listeners.retain(|listener| wanted.is_some_and(|wanted| is_at(listener, wanted)));
+        }
         if !self.from_service_manager {
             self.callers
                 .retain(|listener| is_at(listener, config.listen));
@@ -144,6 +160,7 @@ impl Listeners {
             mut callers,
             admin,
             mut peers,
+            mut plain,
             from_service_manager,
             admin_from_service_manager,
         } = inherited;
@@ -157,12 +174,16 @@ impl Listeners {
         if let Some(address) = config.peer_listen {
             bind_queues("peer_listen", &mut peers, address, config.workers)?;
         }
+        if let Some(address) = config.listen_http {
+            bind_queues("listen_http", &mut plain, address, config.workers)?;
+        }
         let are_ours = !from_service_manager;
         let admin_is_ours = !admin_from_service_manager;
         Ok(Self {
             callers,
             admin,
             peers,
+            plain,
             are_ours,
             admin_is_ours,
         })
@@ -174,20 +195,22 @@ impl Listeners {
         let admin = if self.admin_is_ours { OWN_ADMIN } else { ADMIN };
         let callers = self.callers.iter().map(move |listener| (callers, listener));
         let peers = self.peers.iter().map(|listener| (OWN_PEERS, listener));
-        callers.chain([(admin, &self.admin)]).chain(peers)
+        let plain = self.plain.iter().map(|listener| (OWN_PLAIN, listener));
+        callers
+            .chain([(admin, &self.admin)])
+            .chain(peers)
+            .chain(plain)
     }
 
-    pub(crate) fn address(&self) -> io::Result<SocketAddr> {
-        self.callers[0].local_addr()
-    }
-
-    pub(crate) fn admin_address(&self) -> io::Result<SocketAddr> {
-        self.admin.local_addr()
-    }
-
-    /// Where other nodes connect; `None` without `peer_listen`.
-    pub(crate) fn peer_address(&self) -> io::Result<Option<SocketAddr>> {
-        self.peers.first().map(TcpListener::local_addr).transpose()
+    pub(crate) fn addresses(&self) -> io::Result<Addresses> {
+        let first =
+            |listeners: &[TcpListener]| listeners.first().map(TcpListener::local_addr).transpose();
+        Ok(Addresses {
+            callers: self.callers[0].local_addr()?,
+            admin: self.admin.local_addr()?,
+            nodes: first(&self.peers)?,
+            plain: first(&self.plain)?,
+        })
     }
 
     /// The listeners for callers of each of `workers` workers. Includes every listener: the kernel spreads connections over all
@@ -206,15 +229,18 @@ impl Listeners {
         }
         Ok(shares)
     }
+}
 
-    /// The listeners for other nodes of each of `workers` workers.
-    pub(crate) fn peer_shares(&self, workers: usize) -> io::Result<Vec<Vec<TcpListener>>> {
-        let mut shares: Vec<Vec<TcpListener>> = (0..workers).map(|_| Vec::new()).collect();
-        for (number, listener) in self.peers.iter().enumerate() {
-            shares[number % workers].push(listener.try_clone()?);
-        }
-        Ok(shares)
+/// Those of `listeners` that this process has opened, for each of `workers` workers.
+pub(crate) fn own_shares(
+    listeners: &[TcpListener],
+    workers: usize,
+) -> Result<Vec<Vec<TcpListener>>, ListenError> {
+    let mut shares: Vec<Vec<TcpListener>> = (0..workers).map(|_| Vec::new()).collect();
+    for (number, listener) in listeners.iter().enumerate() {
+        shares[number % workers].push(listener.try_clone()?);
     }
+    Ok(shares)
 }
 
 /// Opens sockets at `address`, the value of `key`, until there are as many as `queues`. The kernel spreads connections
@@ -305,10 +331,12 @@ mod tests {
                 callers: vec![socket(), socket()],
                 admin: socket(),
                 peers: vec![socket()],
+                plain: vec![socket()],
                 are_ours,
                 admin_is_ours,
             });
             assert_eq!((inherited.callers.len(), inherited.peers.len()), (2, 1));
+            assert_eq!(inherited.plain.len(), 1);
             assert!(inherited.admin.is_some());
             let found = (
                 !inherited.from_service_manager,
@@ -330,20 +358,20 @@ mod tests {
     #[test]
     fn every_inherited_queue_has_a_worker_and_every_worker_a_queue() {
         let first = Listeners::open(&config(3), Inherited::default()).unwrap();
-        let address = first.address().unwrap();
+        let address = first.addresses().unwrap().callers;
         assert_eq!(counts(&first, 3), [1, 1, 1]);
         let fewer = Listeners::open(&config(2), handed_over(&first)).unwrap();
         assert_eq!(
-            (fewer.address().unwrap(), counts(&fewer, 2)),
+            (fewer.addresses().unwrap().callers, counts(&fewer, 2)),
             (address, vec![2, 1])
         );
         assert_eq!(
-            fewer.admin_address().unwrap(),
-            first.admin_address().unwrap()
+            fewer.addresses().unwrap().admin,
+            first.addresses().unwrap().admin
         );
         let more = Listeners::open(&config(4), handed_over(&fewer)).unwrap();
         assert_eq!(
-            (more.address().unwrap(), counts(&more, 4)),
+            (more.addresses().unwrap().callers, counts(&more, 4)),
             (address, vec![1, 1, 1, 1])
         );
     }
@@ -356,10 +384,13 @@ mod tests {
             ..config(1)
         };
         let moved = Listeners::open(&elsewhere, handed_over(&first)).unwrap();
-        assert_eq!(moved.address().unwrap().ip(), elsewhere.listen.ip());
         assert_eq!(
-            moved.admin_address().unwrap(),
-            first.admin_address().unwrap()
+            moved.addresses().unwrap().callers.ip(),
+            elsewhere.listen.ip()
+        );
+        assert_eq!(
+            moved.addresses().unwrap().admin,
+            first.addresses().unwrap().admin
         );
     }
 
@@ -374,11 +405,11 @@ mod tests {
         };
         let listeners = Listeners::open(&config(1), inherited).unwrap();
         assert_eq!(
-            (listeners.admin_address().unwrap(), listeners.are_ours),
+            (listeners.addresses().unwrap().admin, listeners.are_ours),
             (address, true)
         );
         let next = Listeners::open(&config(1), handed_over(&listeners)).unwrap();
-        assert_eq!(next.admin_address().unwrap(), address);
+        assert_eq!(next.addresses().unwrap().admin, address);
     }
 
     #[test]
@@ -398,7 +429,7 @@ mod tests {
     fn sockets_for_other_nodes_exist_if_configured_and_are_handed_over() {
         let first = Listeners::open(&config(2), Inherited::default()).unwrap();
         assert_eq!(
-            (first.peers.len(), first.peer_address().unwrap()),
+            (first.peers.len(), first.addresses().unwrap().nodes),
             (0, None)
         );
         let in_region = |workers| Config {
@@ -407,11 +438,33 @@ mod tests {
         };
         let first = Listeners::open(&in_region(2), Inherited::default()).unwrap();
         let next = Listeners::open(&in_region(3), handed_over(&first)).unwrap();
-        assert_eq!(next.peer_address().unwrap(), first.peer_address().unwrap());
-        let shares: Vec<usize> = next.peer_shares(3).unwrap().iter().map(Vec::len).collect();
+        assert_eq!(
+            next.addresses().unwrap().nodes,
+            first.addresses().unwrap().nodes
+        );
+        let shares: Vec<usize> = own_shares(&next.peers, 3)
+            .unwrap()
+            .iter()
+            .map(Vec::len)
+            .collect();
         assert_eq!(shares, [1, 1, 1]);
         let without = Listeners::open(&config(2), handed_over(&next)).unwrap();
         assert!(without.peers.is_empty());
+    }
+
+    #[test]
+    fn sockets_for_plain_http_exist_if_configured_and_are_handed_over() {
+        let with_http = |workers| Config {
+            listen_http: Some("127.0.0.1:0".parse().unwrap()),
+            ..config(workers)
+        };
+        let first = Listeners::open(&with_http(2), Inherited::default()).unwrap();
+        let address = first.addresses().unwrap().plain;
+        let next = Listeners::open(&with_http(3), handed_over(&first)).unwrap();
+        assert!(address.is_some() && next.addresses().unwrap().plain == address);
+        assert_eq!((first.plain.len(), next.plain.len()), (2, 3));
+        let without = Listeners::open(&config(2), handed_over(&next)).unwrap();
+        assert!(without.plain.is_empty());
     }
 
     #[test]

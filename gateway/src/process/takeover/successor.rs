@@ -178,6 +178,7 @@ mod tests {
             callers: (0..400).map(|_| socket()).collect(),
             admin: socket(),
             peers: vec![socket()],
+            plain: vec![socket()],
             are_ours: true,
             admin_is_ours: false,
         };

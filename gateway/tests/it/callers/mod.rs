@@ -5,6 +5,7 @@ mod caller_abuse;
 mod connection_failures;
 mod http2_violations;
 mod idle_connections;
+mod plain_http;
 mod proxy_protocol;
 mod rate_limit;
 mod refusals;

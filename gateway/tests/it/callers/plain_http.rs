@@ -1,0 +1,353 @@
+//! The listener in plain HTTP: redirects to https, and nothing else.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use http::Method;
+use socket2::Socket;
+
+use crate::support::peers::backend;
+use crate::support::peers::caller::HOST;
+use crate::support::peers::http1_peer::{Peer, Response};
+use crate::support::processes::prepared::Prepared;
+use crate::support::processes::process::{Served, has_ended};
+use crate::support::processes::successor::replace;
+use crate::support::programs::usable;
+use crate::support::{SOON, eventually};
+
+const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+const APEX: &str = "eu1.gw.localhost";
+
+/// A gateway with a listener in plain HTTP.
+struct Redirecting {
+    prepared: Prepared,
+    served: Served,
+    http: SocketAddr,
+    _port: Socket,
+}
+
+impl Redirecting {
+    /// `settings` are further lines of the configuration.
+    fn start(settings: &str) -> Self {
+        let prepared = Prepared::new();
+        let (port, held) = gw_testbed::hold(0).unwrap();
+        let http = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let config = format!("{}listen_http = \"{http}\"\n{settings}", prepared.config());
+        let served = prepared.serve_with(&config);
+        Self {
+            prepared,
+            served,
+            http,
+            _port: held,
+        }
+    }
+
+    fn connect(&self) -> Peer<TcpStream> {
+        self.connect_from(Ipv4Addr::LOCALHOST)
+    }
+
+    fn connect_from(&self, address: Ipv4Addr) -> Peer<TcpStream> {
+        connect(self.http, address)
+    }
+
+    fn answer(&self, bytes: impl AsRef<[u8]>) -> Response {
+        answer(self.http, bytes)
+    }
+
+    /// The address to which `bytes` are redirected.
+    fn location(&self, bytes: impl AsRef<[u8]>) -> String {
+        let response = self.answer(bytes);
+        assert_eq!(response.status, 308);
+        response.header("location").to_owned()
+    }
+
+    /// `http://HOST:PORT`, as a client without a mapping of ports names the listener.
+    fn origin(&self, host: &str) -> String {
+        format!("{host}:{}", self.http.port())
+    }
+
+    /// The https URL of a host.
+    fn secure(&self, host: &str) -> String {
+        format!("https://{host}:{}", self.served.address.port())
+    }
+}
+
+fn connect(to: SocketAddr, from: Ipv4Addr) -> Peer<TcpStream> {
+    let socket = Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from((from, 0)).into()).unwrap();
+    socket.connect(&to.into()).unwrap();
+    let stream = TcpStream::from(socket);
+    stream.set_nodelay(true).unwrap();
+    stream.set_read_timeout(Some(SOON)).unwrap();
+    Peer::new(stream)
+}
+
+/// The answer to `bytes`, after which the connection has to end.
+fn answer(to: SocketAddr, bytes: impl AsRef<[u8]>) -> Response {
+    let mut peer = connect(to, Ipv4Addr::LOCALHOST);
+    peer.send(bytes);
+    let response = peer.response();
+    assert!(!response.header("x-gw-request-id").is_empty());
+    assert_eq!(response.header("connection"), "close");
+    assert!(peer.is_closed());
+    response
+}
+
+#[test]
+fn requests_for_hosts_of_the_region_are_redirected_with_path_and_query() {
+    let gateway = Redirecting::start("");
+    let origin = gateway.origin(HOST);
+    let secure = gateway.secure(HOST);
+    let get = format!("GET /a%20b/../c?d=e&f HTTP/1.1\r\nHost: {origin}\r\n\r\n");
+    assert_eq!(gateway.location(get), format!("{secure}/a%20b/../c?d=e&f"));
+    // The body is read and dropped, so that the client gets the answer.
+    let body = "x".repeat(300_000);
+    let post = format!(
+        "POST /p HTTP/1.1\r\nHost: {origin}\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    assert_eq!(gateway.location(post), format!("{secure}/p"));
+    let absolute = format!("GET http://{origin}/x?y HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n");
+    assert_eq!(gateway.location(absolute), format!("{secure}/x?y"));
+    let old = format!("GET /old HTTP/1.0\r\nHost: {origin}\r\n\r\n");
+    assert_eq!(gateway.location(old), format!("{secure}/old"));
+    let upper = format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", APEX.to_uppercase());
+    assert_eq!(gateway.location(upper), format!("https://{APEX}/"));
+    let key = gateway.prepared.service_key();
+    let with_key = format!("GET / HTTP/1.1\r\nHost: {origin}\r\nX-Gw-Service-Key: {key}\r\n\r\n");
+    assert_eq!(gateway.location(with_key), format!("{secure}/"));
+
+    let mut peer = gateway.connect();
+    peer.send("HEAD / HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n");
+    let head = peer.response_to(&Method::HEAD);
+    assert_eq!((head.status.as_u16(), peer.is_closed()), (421, true));
+}
+
+#[test]
+fn other_hosts_and_heads_that_are_not_valid_are_refused() {
+    let gateway = Redirecting::start("");
+    let long = "x".repeat(20_000);
+    for (bytes, status, code) in [
+        (
+            "GET / HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n".to_owned(),
+            421,
+            "GW_MISDIRECTED",
+        ),
+        (
+            format!("GET / HTTP/1.1\r\nHost: {APEX}.elsewhere.example\r\n\r\n"),
+            421,
+            "GW_MISDIRECTED",
+        ),
+        (
+            format!("GET //{APEX}/ HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n"),
+            421,
+            "GW_MISDIRECTED",
+        ),
+        ("GET / HTTP/1.1\r\n\r\n".to_owned(), 400, "GW_BAD_REQUEST"),
+        ("GET / HTTP/1.0\r\n\r\n".to_owned(), 400, "GW_BAD_REQUEST"),
+        (
+            format!("GET / HTTP/1.1\r\nHost: {APEX}\r\nHost: {APEX}\r\n\r\n"),
+            400,
+            "GW_BAD_REQUEST",
+        ),
+        (
+            format!("GET / HTTP/1.1\r\nHost: {APEX}\r\n folded\r\n\r\n"),
+            400,
+            "GW_BAD_REQUEST",
+        ),
+        (
+            format!("GET /\rSet-Cookie:a HTTP/1.1\r\nHost: {APEX}\r\n\r\n"),
+            400,
+            "GW_BAD_REQUEST",
+        ),
+        (
+            format!("GET / HTTP/1.1\r\nHost: {APEX}/evil.example\r\n\r\n"),
+            400,
+            "GW_BAD_REQUEST",
+        ),
+        (
+            format!("GET / HTTP/1.1\r\nHost: evil@{APEX}\r\n\r\n"),
+            400,
+            "GW_BAD_REQUEST",
+        ),
+        (
+            format!("CONNECT {APEX}:443 HTTP/1.1\r\nHost: {APEX}\r\n\r\n"),
+            400,
+            "GW_BAD_REQUEST",
+        ),
+        (
+            "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned(),
+            400,
+            "GW_BAD_REQUEST",
+        ),
+        (
+            format!("GET / HTTP/1.1\r\nHost: {APEX}\r\nA: {long}\r\n\r\n"),
+            502,
+            "GW_HEADERS_TOO_LARGE",
+        ),
+    ] {
+        let response = gateway.answer(&bytes);
+        assert_eq!(
+            (response.status.as_u16(), &response.code()[..]),
+            (status, code),
+            "{bytes:.60}"
+        );
+        assert_eq!(response.header("location"), "");
+    }
+}
+
+#[test]
+fn no_challenge_is_answered_that_is_not_open() {
+    let gateway = Redirecting::start("");
+    let path = "/.well-known/acme-challenge/evaGxfADs6pSRb2LAv9IZf17Dt3juxGJ-PCt92wr-oA";
+    for path in [
+        path,
+        "/.well-known/acme-challenge/",
+        "/.well-known/acme-challenge/a/../b",
+    ] {
+        let get = format!("GET {path} HTTP/1.1\r\nHost: {HOST}\r\n\r\n");
+        assert_eq!(gateway.answer(get).status, 404, "{path}");
+    }
+    let elsewhere = format!("GET {path} HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n");
+    assert_eq!(gateway.answer(elsewhere).status, 421);
+}
+
+#[test]
+fn curl_follows_a_redirect_to_the_service() {
+    if !usable(&["curl"]) {
+        return;
+    }
+    let gateway = Redirecting::start("");
+    let _agent = gateway
+        .prepared
+        .run_agent(gateway.served.address.port(), &backend::answering(OK));
+    gateway.prepared.wait_for_tunnel(gateway.served.address);
+    let curl = |options: &[&str]| {
+        let mut curl = Command::new("curl");
+        curl.args(["--silent", "--show-error", "--location", "--cacert"])
+            .arg(gateway.prepared.path("data/dev-ca.crt"))
+            .args([
+                "--connect-to",
+                "::127.0.0.1:",
+                "--write-out",
+                " %{http_code} %{num_redirects}",
+            ])
+            .args([
+                "--header",
+                &format!("X-Gw-Service-Key: {}", gateway.prepared.service_key()),
+            ])
+            .args(options)
+            .arg(format!("http://{}/path", gateway.origin(HOST)));
+        let output = curl.output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{stderr}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(curl(&[]), "ok 200 1");
+    // 308 keeps the method and the body.
+    assert_eq!(curl(&["--data", "body"]), "ok 200 1");
+}
+
+#[test]
+fn a_slow_head_ends_and_does_not_keep_others_out() {
+    let gateway = Redirecting::start("");
+    let mut silent = gateway.connect();
+    let mut slow = gateway.connect();
+    slow.send("GET / HTTP/1.1\r\nHost: ");
+    // More than one address may have on a worker without a request.
+    let held: Vec<_> = (0..300)
+        .map(|_| {
+            let mut peer = gateway.connect_from(Ipv4Addr::new(127, 0, 0, 9));
+            // Fails if it had to give way already.
+            let _ = peer.stream.write_all(b"GET /");
+            peer
+        })
+        .collect();
+    let get = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n");
+    for address in [Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 9)] {
+        let mut peer = gateway.connect_from(address);
+        peer.send(&get);
+        assert_eq!(peer.response().status, 308);
+    }
+    // Each of two workers keeps 64 of them.
+    eventually("the oldest have given way", || {
+        let ended = gateway
+            .served
+            .metric("gw_connections_ended_early_total", "handshake");
+        (ended >= 300 - 2 * 64).then_some(())
+    });
+    drop(held);
+    assert!(silent.is_closed());
+    assert!(slow.is_closed());
+}
+
+#[test]
+fn connections_count_for_their_address() {
+    let gateway = Redirecting::start("connections_per_address = 4\n");
+    let from = Ipv4Addr::new(127, 0, 0, 9);
+    let held: Vec<_> = (0..20).map(|_| gateway.connect_from(from)).collect();
+    let refused = || {
+        gateway
+            .served
+            .metric("gw_connections_turned_away_total", "address_connections")
+    };
+    // Two workers hold four each.
+    eventually("further connections are refused", || {
+        (refused() == 12).then_some(())
+    });
+    drop(held);
+}
+
+#[test]
+fn a_proxy_announces_its_clients() {
+    let gateway = Redirecting::start(
+        "trusted_proxies = [{ address = \"127.0.0.1\", proxy_protocol = \"required\" }]\n",
+    );
+    let get = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n");
+    let mut through = gateway.connect();
+    through.send(format!(
+        "PROXY TCP4 198.51.100.7 192.0.2.1 4660 80\r\n{get}"
+    ));
+    assert_eq!(through.response().status, 308);
+    let mut without = gateway.connect();
+    without.send(&get);
+    let mut said = Vec::new();
+    match without.stream.read_to_end(&mut said) {
+        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
+        Ok(_) => assert!(said.is_empty()),
+    }
+}
+
+#[test]
+fn redirects_go_on_while_the_process_is_replaced() {
+    let gateway = Redirecting::start("");
+    let get = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n");
+    let mut begun = gateway.connect();
+    begun.send(&get[..20]);
+    let is_replaced = AtomicBool::new(false);
+    let predecessor = gateway.served.process.id();
+    let http = gateway.http;
+    let _successor = thread::scope(|scope| {
+        let requests = scope.spawn(|| {
+            let mut after = 0;
+            while after < 20 {
+                after += usize::from(is_replaced.load(Ordering::Relaxed));
+                assert_eq!(answer(http, &get).status, 308);
+            }
+        });
+        let successor = replace(predecessor, &gateway.served.log);
+        // The predecessor has read the beginning.
+        begun.send(&get[20..]);
+        assert_eq!(begun.response().status, 308);
+        is_replaced.store(true, Ordering::Relaxed);
+        requests.join().unwrap();
+        successor
+    });
+    eventually("the predecessor has ended", || {
+        has_ended(predecessor).then_some(())
+    });
+    assert_eq!(gateway.answer(&get).status, 308);
+}
