@@ -74,11 +74,16 @@ pub struct ServiceSettings {
     /// What requests for the same agent have in common.
     #[serde(default, skip_serializing_if = "Affinity::is_none")]
     pub affinity: Affinity,
+    /// Time for which browsers use only https for the hostname after a response (RFC 6797); 0 leaves that to the backend.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub hsts_max_age_seconds: u32,
 }
 
 impl ServiceSettings {
     /// Default bucket: a burst of 1000, 300 per minute.
     pub const RATE: Rate = Rate::new(1000, 300).unwrap();
+    /// Longest `hsts_max_age_seconds`: two years.
+    pub const HSTS_MAX_AGE_MOST: u32 = 2 * 365 * 24 * 60 * 60;
 }
 
 impl Default for ServiceSettings {
@@ -92,6 +97,7 @@ impl Default for ServiceSettings {
             capture_response_body: false,
             retries: true,
             affinity: Affinity::None,
+            hsts_max_age_seconds: 0,
         }
     }
 }
@@ -102,6 +108,10 @@ fn yes() -> bool {
 
 fn is_yes(value: &bool) -> bool {
     *value
+}
+
+fn is_zero(value: &u32) -> bool {
+    *value == 0
 }
 
 declare::settings! {
@@ -205,6 +215,21 @@ declare::settings! {
         form: Group::Agents, "Affinity",
             "Requests for the same agent have in common: none, cookie, cookie:NAME, header:NAME, or client for the address of \
              the client.",
+    }
+    /// Seconds for which browsers use only https for the hostname of the service after a response; 0 leaves that to the backend.
+    hsts_max_age_seconds: u32 {
+        stored: hsts_max_age_seconds,
+        request: {
+            /// Seconds for which browsers use only https for the hostname of the service after a response; 0 leaves that to the
+            /// backend.
+            #[schema(value_type = Option<u64>, minimum = 0, maximum = 63_072_000_u64)]
+        }
+        kind: Kind::Count { min: 0, max: ServiceSettings::HSTS_MAX_AGE_MOST },
+        help: "Seconds for which browsers use only https for the hostname of the service after a response; 0 leaves that to the \
+               backend.",
+        form: Group::Callers, "HSTS max-age in seconds",
+            "Browsers use only https for the hostname for this time after a response (Strict-Transport-Security). 0 leaves that to \
+             the backend.",
     }
 }
 

@@ -14,6 +14,7 @@ use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::fields::{self, X_GW_REQUEST_ID};
 use gw_shared::http::{HttpVersion, Part};
 use gw_shared::runtime;
+use http::header;
 
 use crate::http_message::{
     BodyError, CallerGone, RelayedHead, RequestBody, ResponseSink, set_date,
@@ -253,6 +254,12 @@ async fn receive_head(
         head.headers
             .insert(X_GW_REQUEST_ID, request_id_value(scope.id));
         set_date(&mut head.headers);
+        if let Some(policy) = scope.transport_security()
+            && !head.headers.contains(header::STRICT_TRANSPORT_SECURITY)
+        {
+            head.headers
+                .insert(header::STRICT_TRANSPORT_SECURITY, policy);
+        }
     }
     Ok((head, download))
 }

@@ -22,7 +22,7 @@ use gw_telemetry::counters::Counters;
 use gw_telemetry::request_log::{CaptureBudget, Capturing, METHOD_MAX, Protocol, Recorder};
 use gw_telemetry::trace::Tracing;
 use http::uri::{Authority, PathAndQuery};
-use http::{Method, StatusCode};
+use http::{HeaderValue, Method, StatusCode};
 
 pub(crate) use self::response::{refuse, respond};
 use crate::http_message::{AttemptFailure, FailedAttempt, Outcome, Progress, RelayedHead};
@@ -252,6 +252,14 @@ impl RequestScope {
     /// When the head of the request had arrived.
     pub(crate) fn began(&self) -> Instant {
         self.began
+    }
+
+    /// `Strict-Transport-Security` of responses of the service (RFC 6797 §6.1); `None` if its settings have none.
+    pub(crate) fn transport_security(&self) -> Option<HeaderValue> {
+        match self.service.get()?.settings.hsts_max_age_seconds {
+            0 => None,
+            max_age => HeaderValue::try_from(format!("max-age={max_age}")).ok(),
+        }
     }
 
     /// Notes that the request has reached `stage`, for all observers.

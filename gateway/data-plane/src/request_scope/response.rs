@@ -1,7 +1,7 @@
 //! Responses of the gateway itself.
 
 use gw_base::error::Error;
-use http::Response;
+use http::{Response, header};
 
 use super::{RequestScope, Stage};
 use crate::http_message::{Outcome, ResponseSink, dated};
@@ -34,7 +34,12 @@ pub(crate) async fn refuse(
     scope.note(Stage::Refused(error));
     let agents_tried = scope.progress.borrow().agents_failed();
     let rate = scope.service.get().map(|service| service.settings.rate);
-    let refusal = error.response_about(scope.id, agents_tried, rate);
+    let mut refusal = error.response_about(scope.id, agents_tried, rate);
+    if let Some(policy) = scope.transport_security() {
+        refusal
+            .headers_mut()
+            .insert(header::STRICT_TRANSPORT_SECURITY, policy);
+    }
     let outcome = respond(scope, refusal, response).await;
     if outcome == Outcome::Complete && error.is_before_authentication() {
         Outcome::Refused

@@ -146,6 +146,7 @@ impl RecordKind for ServiceRecord {
                 capture_response_body: true,
                 retries: false,
                 affinity: "cookie:sid".parse().unwrap(),
+                hsts_max_age_seconds: 300,
                 ..ServiceSettings::default()
             },
             created_at: Timestamp(2),
@@ -197,6 +198,7 @@ mod tests {
             (service.settings.retries, &service.settings.affinity),
             (true, &Affinity::None)
         );
+        assert_eq!(service.settings.hsts_max_age_seconds, 0);
         assert_eq!(
             StoredRecord::Service(service.clone()).document().unwrap(),
             document
@@ -205,13 +207,16 @@ mod tests {
             settings: ServiceSettings {
                 retries: false,
                 affinity: Affinity::Client,
+                hsts_max_age_seconds: 300,
                 ..service.settings
             },
             ..service
         };
         let document = StoredRecord::Service(changed.clone()).document().unwrap();
         assert!(
-            document.ends_with(r#","retries":false,"affinity":"client","created_at":1}"#),
+            document.ends_with(
+                r#","retries":false,"affinity":"client","hsts_max_age_seconds":300,"created_at":1}"#
+            ),
             "{document}"
         );
         let StoredRecord::Service(read) = StoredRecord::read("service", &document).unwrap() else {

@@ -114,6 +114,7 @@ fn service_record() -> impl Strategy<Value = StoredRecord> {
                 } else {
                     Affinity::None
                 },
+                hsts_max_age_seconds: burst - 1,
             },
             created_at: Timestamp(1),
             managed_by: None,

@@ -321,6 +321,14 @@ fn errors_are_problem_details() {
         (
             "PATCH",
             ECHO,
+            &json!({ "hsts_max_age_seconds": 63_072_001 }),
+            422,
+            "invalid",
+            "from 0 to 63072000",
+        ),
+        (
+            "PATCH",
+            ECHO,
             &json!({ "affinity": "sticky" }),
             422,
             "invalid",

@@ -290,6 +290,7 @@ fn service() -> Value {
         "capture_response_body": false,
         "retries": true,
         "affinity": "cookie",
+        "hsts_max_age_seconds": 0,
         "managed_by": "git",
         "created_at": CREATED_AT,
     })
@@ -299,7 +300,7 @@ fn service() -> Value {
 fn services() {
     let line = "service create acme api --mode jwt --mode service_key --burst 5 --refill-per-minute 6 \
                 --request-logging false --capture-request-body true --capture-response-body true --retries false \
-                --affinity header:X-Session --disable";
+                --affinity header:X-Session --hsts-max-age-seconds 300 --disable";
     let (asked, out) = succeed(line, vec![(201, service())]);
     let (request, body) = asked[0].split_once(" {").unwrap();
     assert_eq!(request, "POST /api/v1/accounts/acme/services");
@@ -314,6 +315,7 @@ fn services() {
         "capture_response_body": true,
         "retries": false,
         "affinity": "header:x-session",
+        "hsts_max_age_seconds": 300,
     });
     assert_eq!(
         serde_json::from_str::<Value>(&format!("{{{body}")).unwrap(),

@@ -124,7 +124,8 @@ fn full_gateway() -> (Gateway, Vec<String>) {
     run("account create beta", &[]);
     run(
         "service create acme shop --mode service_key --burst 7 --refill-per-minute 8 --request-logging false \
-         --capture-request-body true --capture-response-body true --retries false --affinity header:X-Session --disable",
+         --capture-request-body true --capture-response-body true --retries false --affinity header:X-Session \
+         --hsts-max-age-seconds 300 --disable",
         &[],
     );
     run("service create acme web", &[]);

@@ -11,6 +11,7 @@ mod rate_limit;
 mod refusals;
 mod refused_uploads;
 mod session_tickets;
+mod transport_security;
 mod worker_hand_over;
 
 // On each driver, slow:

@@ -42,6 +42,19 @@ impl Stored for NonZeroU32 {
     }
 }
 
+impl Stored for u32 {
+    type Api = Self;
+
+    fn shown(&self) -> Self {
+        *self
+    }
+
+    fn set(&mut self, given: &Self, kind: Kind) -> Result<(), String> {
+        *self = kind.check(*given)?;
+        Ok(())
+    }
+}
+
 impl Stored for Modes {
     type Api = Vec<Mode>;
 

@@ -87,7 +87,11 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
         ("refill_per_minute", "9"),
         ("capture_request_body", "on"),
     ];
-    let several_agents = [("retries", "on"), ("affinity", "header:Host")];
+    let several_agents = [
+        ("retries", "on"),
+        ("affinity", "header:Host"),
+        ("hsts_max_age_seconds", "300"),
+    ];
     let wrong = browser.submit(page, page, &[&fields[..], &several_agents].concat());
     assert!(
         wrong.status == 422
@@ -97,7 +101,11 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
     );
     let fields = [
         &fields[..],
-        &[("retries", "on"), ("affinity", "cookie:sid")],
+        &[
+            ("retries", "on"),
+            ("affinity", "cookie:sid"),
+            ("hsts_max_age_seconds", "300"),
+        ],
     ]
     .concat();
     assert_eq!(
@@ -121,6 +129,7 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
         (service.retries, service.affinity.to_string().as_str()),
         (true, "cookie:sid")
     );
+    assert_eq!(service.hsts_max_age_seconds, 300);
     let shown = browser.get(page).text;
     assert!(
         shown.contains("value=\"cookie:sid\"")

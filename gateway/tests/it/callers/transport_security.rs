@@ -1,0 +1,77 @@
+//! HTTP Strict Transport Security of a service (RFC 6797).
+
+use gw_base::service::service_settings::ServiceChanges;
+use gw_control_plane::control::Actor;
+use gw_control_plane::control::records::service;
+use gw_gateway::demo::Demo;
+use http::Method;
+
+use crate::support::peers::caller::{connect, connect_to, get};
+use crate::support::peers::http2_caller::on_a_reactor;
+use crate::support::peers::{backend, http2_caller};
+use crate::support::{demo, eventually};
+
+const FIELD: &str = "strict-transport-security";
+
+fn set(demo: &Demo, seconds: u32) {
+    let changes = ServiceChanges {
+        hsts_max_age_seconds: Some(seconds),
+        ..ServiceChanges::default()
+    };
+    let control = demo.gateway().control();
+    service::change(control, &Actor::Admin, "demo", "echo", &changes).unwrap();
+}
+
+/// Values of the field in the response to `request`.
+fn policies(demo: &Demo, host: &str, request: impl AsRef<[u8]>) -> Vec<String> {
+    let mut caller = connect_to(&demo.about, host, &[b"http/1.1"], None);
+    caller.send(request);
+    let response = caller.response();
+    response
+        .headers
+        .get_all(FIELD)
+        .map(|value| value.to_str().unwrap().to_owned())
+        .collect()
+}
+
+#[test]
+fn responses_of_a_service_have_its_policy_unless_the_backend_has_one() {
+    let backend = backend::start(|mut peer| {
+        while let Ok((head, _, _)) = peer.request() {
+            let own = match head.target.path() {
+                "/own" => "Strict-Transport-Security: max-age=7; includeSubDomains\r\n",
+                _ => "",
+            };
+            peer.send(format!("HTTP/1.1 200 OK\r\n{own}Content-Length: 0\r\n\r\n"));
+        }
+    });
+    let demo = demo(Some(backend));
+    let host = crate::support::peers::caller::HOST;
+    let apex = "eu1.gw.localhost";
+    let of = |target: &str| policies(&demo, host, get(&demo, target));
+    assert_eq!(of("/"), [""; 0]);
+    set(&demo, 300);
+    eventually("the setting is in use", || {
+        (of("/") == ["max-age=300"]).then_some(())
+    });
+    assert_eq!(of("/own"), ["max-age=7; includeSubDomains"]);
+    let without_key = format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n");
+    assert_eq!(policies(&demo, host, without_key), ["max-age=300"]);
+    let elsewhere = format!("GET / HTTP/1.1\r\nHost: demo--other.{apex}\r\n\r\n");
+    assert_eq!(policies(&demo, host, elsewhere), [""; 0]);
+    let keys = format!("GET /.well-known/jwks.json HTTP/1.1\r\nHost: {apex}\r\n\r\n");
+    assert_eq!(policies(&demo, apex, keys), [""; 0]);
+    on_a_reactor(async {
+        let caller = http2_caller::connect(&demo).await;
+        assert_eq!(caller.get("/").await.header(FIELD), "max-age=300");
+    });
+    set(&demo, 0);
+    eventually("the setting is off", || of("/").is_empty().then_some(()));
+    let mut caller = connect(&demo);
+    caller.send(get(&demo, "/own"));
+    let head = caller.response_head(&Method::GET).unwrap();
+    assert_eq!(
+        head.headers.get(FIELD).unwrap(),
+        "max-age=7; includeSubDomains"
+    );
+}
