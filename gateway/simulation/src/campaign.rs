@@ -32,7 +32,6 @@ pub(crate) struct Campaign {
 struct Finished {
     seed: u64,
     report: Report,
-    took: Duration,
 }
 
 impl Campaign {
@@ -73,16 +72,11 @@ impl Campaign {
             if seed >= self.end {
                 return;
             }
-            let began = Instant::now();
             let report = match &mut runner {
                 Ok(runner) => runner.run_seed(seed),
                 Err(error) => Err(io::Error::other(error.to_string())),
             };
-            let result = report.map(|report| Finished {
-                seed,
-                report,
-                took: began.elapsed(),
-            });
+            let result = report.map(|report| Finished { seed, report });
             if finished.send(result).is_err() {
                 return;
             }
@@ -135,7 +129,7 @@ impl Campaign {
         state.next += 1;
         state.requests += report.requests;
         state.relayed += report.relayed;
-        state.seconds += finished.took.as_secs_f64();
+        state.cpu_seconds += report.cpu_seconds;
         let Some(violation) = report.violation else {
             return Ok(());
         };
@@ -161,12 +155,12 @@ pub(crate) fn summary(state: &State) -> String {
         next,
         requests,
         relayed,
-        seconds,
+        cpu_seconds,
         failures,
     } = state;
     let failed = failures.len();
     format!(
-        "seeds {from} to {}: {failed} failed; {requests} requests, {relayed} relayed, {seconds:.0} seconds of all threads",
+        "seeds {from} to {}: {failed} failed; {requests} requests, {relayed} relayed, {cpu_seconds:.0} seconds of CPU",
         next.saturating_sub(1)
     )
 }

@@ -12,6 +12,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use gw_simulation::run;
 use gw_simulation::scenario::Scenario;
 use gw_simulation::scenario_file;
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 /// The option that makes this program the process of a runner.
@@ -22,6 +23,9 @@ const OPTION: &str = "--runner";
 pub(crate) struct Report {
     pub(crate) requests: u64,
     pub(crate) relayed: u64,
+    /// CPU time of the process, in seconds.
+    #[serde(default)]
+    pub(crate) cpu_seconds: f64,
     pub(crate) fingerprint: String,
     pub(crate) trace: Option<String>,
     pub(crate) violation: Option<Violation>,
@@ -141,6 +145,7 @@ pub(crate) fn serve() -> io::Result<()> {
             let report = Report {
                 requests: 0,
                 relayed: 0,
+                cpu_seconds: 0.0,
                 fingerprint: String::new(),
                 trace: None,
                 violation: Some(violation),
@@ -161,6 +166,7 @@ fn report(order: &Order) -> io::Result<Report> {
     Ok(Report {
         requests: outcome.report.requests as u64,
         relayed: outcome.report.relayed as u64,
+        cpu_seconds: cpu_seconds(),
         fingerprint: format!("{:016x}", outcome.fingerprint),
         trace: outcome.trace,
         violation: violation.map(|violation| Violation {
@@ -168,6 +174,12 @@ fn report(order: &Order) -> io::Result<Report> {
             found: violation.found,
         }),
     })
+}
+
+/// CPU time of this process.
+fn cpu_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 /// Calls `call` in a child process, whose exit code is what it returns. Returns the status of wait(2).

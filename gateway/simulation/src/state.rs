@@ -14,8 +14,9 @@ pub(crate) struct State {
     pub(crate) next: u64,
     pub(crate) requests: u64,
     pub(crate) relayed: u64,
-    /// Time of all threads together.
-    pub(crate) seconds: f64,
+    /// CPU time of all scenarios, in seconds.
+    #[serde(default)]
+    pub(crate) cpu_seconds: f64,
     #[serde(default)]
     pub(crate) failures: Vec<Failure>,
 }

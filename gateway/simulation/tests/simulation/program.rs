@@ -14,7 +14,7 @@ use crate::{gw_simulation, stdout};
 /// The state of a campaign, without the time that it took.
 fn state(path: &Path) -> Table {
     let mut state: Table = fs::read_to_string(path).unwrap().parse().unwrap();
-    assert!(state.remove("seconds").is_some());
+    assert!(state.remove("cpu_seconds").is_some());
     state
 }
 
