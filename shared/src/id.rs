@@ -126,6 +126,32 @@ impl CertificateId {
 }
 
 text_id!(
+    /// Name of a domain in lower case, with A-labels (RFC 5890 §2.3.2.1).
+    DomainName,
+    "the name of a domain: at least two labels of a-z, 0-9 and inner hyphens, such as api.example.com; write other letters as A-labels (xn--)",
+    is_domain_name
+);
+
+/// Whether `text` is a host name of at least two labels (RFC 1123 §2.1), in lower case and without a final dot.
+fn is_domain_name(text: &str) -> bool {
+    let is_label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+            && label
+                .bytes()
+                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+    };
+    // The last label of a name has a letter; an IPv4 address has none.
+    let has_letter = |label: &str| label.bytes().any(|b| b.is_ascii_lowercase());
+    text.len() <= 253
+        && text.split('.').all(is_label)
+        && text
+            .rsplit_once('.')
+            .is_some_and(|(_, last)| has_letter(last))
+}
+
+text_id!(
     /// Id of an agent, made by the gateway: `ag_` and 20 characters of base62.
     AgentId,
     "an agent id: `ag_` and 20 characters of A-Z, a-z and 0-9",

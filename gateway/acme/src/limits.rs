@@ -31,7 +31,7 @@ pub const DNS_ATTEMPTS: usize = 2;
 /// Longest time of one exchange with a DNS server over TCP.
 pub const DNS_TCP_WITHIN: Duration = Duration::from_secs(5);
 /// Longest time of all exchanges with DNS servers about one name.
-pub const DNS_WITHIN: Duration = Duration::from_secs(30);
+pub const DNS_WITHIN: Duration = Duration::from_secs(12);
 /// Longest chain of CNAME records that is followed.
 pub const CNAMES_MAX: usize = 8;
 /// Validity of a published TXT record, in seconds.

@@ -41,7 +41,7 @@ pub struct Orders {
     client: AuthorityClient,
     publisher: Arc<dyn Publisher>,
     /// The account in use, by its URL, so that not every step reads the directory.
-    account: Mutex<Option<(String, Account)>>,
+    account: Arc<Mutex<Option<(String, Account)>>>,
 }
 
 impl Orders {
@@ -52,8 +52,33 @@ impl Orders {
             settings,
             client,
             publisher,
-            account: Mutex::new(None),
+            account: Arc::default(),
         }
+    }
+
+    /// As these orders, with the same account, for other names.
+    pub fn of_names(&self, names: Vec<String>) -> Self {
+        Self {
+            settings: Settings {
+                names,
+                ..self.settings.clone()
+            },
+            client: self.client.clone(),
+            publisher: Arc::clone(&self.publisher),
+            account: Arc::clone(&self.account),
+        }
+    }
+
+    /// Whether `state` has an account that is registered at the authority.
+    pub fn has_account(&self, state: &State) -> bool {
+        let account = state.account.as_ref();
+        account.is_some_and(|it| it.directory == self.settings.directory && it.url.is_some())
+    }
+
+    /// Registers the account, one step at a time. [`Progress::Wait`] once it is registered.
+    pub async fn register(&self, state: &mut State) -> Result<Progress, AcmeError> {
+        let changed = self.ready_account(state).await?;
+        Ok(changed.unwrap_or(Progress::Wait(POLL_EVERY_MAX)))
     }
 
     /// Names of the certificates.
@@ -195,6 +220,7 @@ impl Orders {
         let kind = match self.publisher.kind() {
             ChallengeKind::Dns01 => ChallengeType::Dns01,
             ChallengeKind::TlsAlpn01 => ChallengeType::TlsAlpn01,
+            ChallengeKind::Http01 => ChallengeType::Http01,
         };
         let mut proofs = Vec::new();
         let mut authorizations = order.authorizations();
@@ -219,7 +245,11 @@ impl Orders {
                     .await
                     .map_err(|error| self.failed("a challenge", &error))?;
             }
-            let value = challenge.key_authorization().dns_value();
+            let authorization = challenge.key_authorization();
+            let value = match kind {
+                ChallengeType::Http01 => authorization.as_str().to_owned(),
+                _ => authorization.dns_value(),
+            };
             proofs.push(Proof { name, value });
         }
         proofs.sort();

@@ -14,6 +14,8 @@ pub enum ChallengeKind {
     Dns01,
     /// A certificate with the digest, on port 443 (RFC 8737).
     TlsAlpn01,
+    /// A response in plain HTTP, on port 80 (RFC 8555 §8.3).
+    Http01,
 }
 
 /// Proof of control over one name.
@@ -21,7 +23,8 @@ pub enum ChallengeKind {
 pub struct Proof {
     /// The name, without `*.`.
     pub name: String,
-    /// SHA-256 of the key authorization, base64url: the value of the TXT record.
+    /// SHA-256 of the key authorization, base64url: the value of the TXT record. For [`ChallengeKind::Http01`] the key
+    /// authorization itself: the token, a dot, and the thumbprint of the account's key (RFC 8555 §8.1).
     pub value: String,
 }
 

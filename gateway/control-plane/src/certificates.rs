@@ -1,5 +1,9 @@
-//! Orders the certificate of the region at an ACME authority: one process of the region at a time, under a lease that is in
-//! the record of the certificate. All processes use what the record has.
+//! Orders certificates at an ACME authority, for the region and for own domains: one process of the region at a time, under a
+//! lease. All processes use what the records have. Also looks whether DNS still proves own domains.
+
+mod domain_orders;
+mod lease;
+mod proofs;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,26 +17,26 @@ use gw_base::clock::Timestamp;
 use gw_base::process::background::Tasks;
 use gw_base::tls::certificate::Pair;
 use gw_interface::config::{AcmeConfig, Challenge};
-use gw_shared::id::random_base62;
 use gw_shared::identity::secret::Secret;
-use gw_store::{AcmeFailures, AcmeLease, AcmeRecord};
+use gw_store::{AcmeFailures, AcmeRecord};
 use tokio::time::sleep;
 
+use self::domain_orders::DomainOrders;
+use self::lease::Lease;
 use crate::admin::Admin;
 use crate::control::records::certificate::parsed;
 use crate::control::{Control, ControlError};
-use crate::limits::{CERTIFICATE_LEASE, CERTIFICATE_LOOK_EVERY, CERTIFICATE_STORE_RETRY};
+use crate::limits::{CERTIFICATE_LOOK_EVERY, CERTIFICATE_STORE_RETRY};
 
 /// Time after which the authority is asked again for renewal information that it did not give.
 const ASK_AGAIN: Duration = Duration::from_secs(6 * 60 * 60);
 
-/// Orders the certificate of the region.
+/// Orders the certificate of the region, and registers the account for all orders.
 struct Keeper {
     control: Arc<Control>,
     orders: Orders,
     tasks: Tasks,
-    /// Name of this process in the lease.
-    holder: String,
+    lease: Lease,
     /// Renewal information, and the certificate and time for which it counts.
     window: Option<KnownWindow>,
 }
@@ -43,27 +47,45 @@ struct KnownWindow {
     until: Timestamp,
 }
 
-/// Proofs in the handshakes of the listener: they are in the record, which all processes of the region use.
-struct Handshakes {
+/// Proofs that the listeners answer: they are in the records, which all processes of the region use.
+struct Listeners {
+    kind: ChallengeKind,
     admin: Admin,
     tasks: Tasks,
 }
 
-/// Starts to order the certificate of the region, and to renew it.
-pub fn keep(admin: &Admin, acme: &AcmeConfig, tasks: &Tasks) {
-    let publisher: Arc<dyn Publisher> = match &acme.challenge {
-        Challenge::Rfc2136(settings) => Arc::new(Rfc2136::new(settings.clone())),
-        Challenge::Hook(settings) => Arc::new(Hook::new(settings.clone())),
-        Challenge::TlsAlpn => Arc::new(Handshakes {
+/// Starts to order certificates, to renew them, and to look whether DNS proves own domains. `answers_http` says whether there is
+/// a listener in plain HTTP.
+pub fn keep(admin: &Admin, acme: Option<&AcmeConfig>, answers_http: bool, tasks: &Tasks) {
+    let control = &admin.control;
+    proofs::look(control, tasks);
+    let Some(acme) = acme else {
+        return;
+    };
+    let listeners = |kind| -> Arc<dyn Publisher> {
+        Arc::new(Listeners {
+            kind,
             admin: admin.clone(),
             tasks: tasks.clone(),
-        }),
+        })
     };
+    let in_handshakes = listeners(ChallengeKind::TlsAlpn01);
+    let publisher: Arc<dyn Publisher> = match &acme.challenge {
+        Some(Challenge::Rfc2136(settings)) => Arc::new(Rfc2136::new(settings.clone())),
+        Some(Challenge::Hook(settings)) => Arc::new(Hook::new(settings.clone())),
+        Some(Challenge::TlsAlpn) | None => Arc::clone(&in_handshakes),
+    };
+    let lease = Lease::new(control);
+    let orders = |publisher| Orders::new(acme.settings.clone(), publisher);
+    let over_http = answers_http.then(|| orders(listeners(ChallengeKind::Http01)));
+    let of_domains = orders(in_handshakes);
+    let of_domains = DomainOrders::new(control, of_domains, over_http, tasks, lease.clone());
+    tasks.spawn_until_stopped("certificates of own domains", of_domains.run());
     let mut keeper = Keeper {
-        control: Arc::clone(&admin.control),
-        orders: Orders::new(acme.settings.clone(), publisher),
+        control: Arc::clone(control),
+        orders: orders(publisher),
         tasks: tasks.clone(),
-        holder: random_base62(16),
+        lease,
         window: None,
     };
     tasks.spawn_until_stopped("the certificate of the region", async move {
@@ -86,7 +108,7 @@ impl Keeper {
         }
         let now = Timestamp::now();
         let record = self.control.acme_record();
-        if let Some(wait) = self.others_lease(&record, now) {
+        if let Some(wait) = self.lease.of_another(&record, now) {
             return wait.min(CERTIFICATE_LOOK_EVERY);
         }
         let mut state = match parsed(&record) {
@@ -96,24 +118,31 @@ impl Keeper {
                 return CERTIFICATE_LOOK_EVERY;
             }
         };
+        // Without names, only the account is needed, for own domains.
+        if self.orders.names().is_empty() && self.orders.has_account(&state) {
+            return CERTIFICATE_LOOK_EVERY;
+        }
         let next = self.next_attempt(&record, &state, now).await;
         if next > now {
             return next.since(now).min(CERTIFICATE_LOOK_EVERY);
         }
-        if !self.holds_lease(&record, now) {
+        if !self.lease.is_held(&record, now) {
             return self.store("certificate.lease", now, |_| {}).await;
         }
-        let progress = self.orders.advance(&mut state, now).await;
+        let progress = match self.orders.names().is_empty() {
+            true => self.orders.register(&mut state).await,
+            false => self.orders.advance(&mut state, now).await,
+        };
         self.note(progress, state).await
     }
 
     /// Stores the result of a step, and returns the time until the next one.
     async fn note(&self, progress: Result<Progress, AcmeError>, state: State) -> Duration {
         let now = Timestamp::now();
-        let state = match serde_json::to_string(&state) {
-            Ok(state) => Secret::new(state),
+        let state = match json(&state) {
+            Ok(state) => state,
             Err(error) => {
-                tracing::error!(%error, "the state of an order is not JSON; please report it");
+                tracing::error!(%error, "the state of an order is not stored; please report it");
                 return CERTIFICATE_LOOK_EVERY;
             }
         };
@@ -156,21 +185,12 @@ impl Keeper {
         update: impl Fn(&mut AcmeRecord) + Send + 'static,
     ) -> Duration {
         let control = Arc::clone(&self.control);
-        let holder = self.holder.clone();
-        let is_shared = self.is_shared();
+        let lease = self.lease.clone();
         let stored = move || {
             control.store_acme(action, |record| {
-                let others = record.lease.as_ref().filter(|lease| lease.holder != holder);
-                if is_shared && others.is_some_and(|lease| lease.until > now) {
-                    return Err(ControlError::Conflict(
-                        "another node orders the certificate now".to_owned(),
-                    ));
-                }
+                lease.check(record, now)?;
                 update(record);
-                record.lease = is_shared.then(|| AcmeLease {
-                    holder: holder.clone(),
-                    until: now.after(CERTIFICATE_LEASE),
-                });
+                lease.extend(record, now);
                 Ok(())
             })
         };
@@ -182,25 +202,6 @@ impl Keeper {
             }
             None => CERTIFICATE_STORE_RETRY,
         }
-    }
-
-    /// Whether other nodes use the same records.
-    fn is_shared(&self) -> bool {
-        self.control.postgres_source().is_some()
-    }
-
-    /// Time until the lease of another process ends; `None` without one.
-    fn others_lease(&self, record: &AcmeRecord, now: Timestamp) -> Option<Duration> {
-        let lease = record.lease.as_ref().filter(|_| self.is_shared())?;
-        (lease.holder != self.holder && lease.until > now).then(|| lease.until.since(now))
-    }
-
-    /// Whether this process may order until its next step is stored.
-    fn holds_lease(&self, record: &AcmeRecord, now: Timestamp) -> bool {
-        !self.is_shared()
-            || record.lease.as_ref().is_some_and(|lease| {
-                lease.holder == self.holder && lease.until.since(now) > CERTIFICATE_LEASE / 2
-            })
     }
 
     async fn next_attempt(
@@ -216,7 +217,10 @@ impl Keeper {
             retry_after: it.retry_after_seconds.map(Duration::from_secs),
         });
         let chain = state.certificate.as_ref().map(|it| it.chain.as_str());
-        let is_due = state.order.is_some() || record.renewal_requested.is_some();
+        // Orders of own domains need the account, too.
+        let is_due = state.order.is_some()
+            || record.renewal_requested.is_some()
+            || !self.orders.has_account(state);
         let certificate = state.certificate.as_ref();
         let wanted = certificate.filter(|it| it.names == self.orders.names() && !is_due);
         let validity = wanted.and_then(|it| {
@@ -264,9 +268,9 @@ impl Keeper {
 }
 
 #[async_trait]
-impl Publisher for Handshakes {
+impl Publisher for Listeners {
     fn kind(&self) -> ChallengeKind {
-        ChallengeKind::TlsAlpn01
+        self.kind
     }
 
     /// The record has the proofs already.
@@ -319,6 +323,13 @@ fn kind(name: &str) -> FailureKind {
         // Also what a later version writes: the longest waits.
         _ => FailureKind::Refused,
     }
+}
+
+/// A state as it is stored.
+fn json(state: &State) -> Result<Secret, ControlError> {
+    serde_json::to_string(state)
+        .map(Secret::new)
+        .map_err(|error| ControlError::Conflict(format!("state of the orders: not JSON: {error}")))
 }
 
 /// A number that stays the same for a chain.

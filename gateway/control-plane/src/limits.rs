@@ -21,6 +21,16 @@ pub const CERTIFICATE_LEASE: Duration = Duration::from_secs(5 * 60);
 pub const CERTIFICATE_LOOK_EVERY: Duration = Duration::from_secs(30);
 /// Time after which a step of an order that could not be stored is made again.
 pub const CERTIFICATE_STORE_RETRY: Duration = Duration::from_secs(2);
+/// Own domains of one service.
+pub const DOMAINS_PER_SERVICE: usize = 20;
+/// Bytes of an uploaded certificate of an own domain: the chain and the key, PEM.
+pub const DOMAIN_CERTIFICATE_BYTES: usize = 16 * KIB;
+/// Time for which an own domain is served although DNS does not prove it any more.
+pub const DOMAIN_GRACE: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Own domains that are looked up in DNS at once, without a request to look.
+pub const DOMAIN_LOOKUPS: usize = 16;
+/// Own domains whose certificates are ordered at once. Others wait.
+pub const DOMAIN_ORDERS: usize = 16;
 /// Time at a stop for the membership and its running statement.
 pub const MEMBERSHIP_END: Duration = Duration::from_secs(1);
 /// Nodes without a sign of life that a node probes at once. Others wait.

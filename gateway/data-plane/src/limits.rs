@@ -1,6 +1,7 @@
 //! Limits of the data plane, with assertions on the memory that they add up to. The limits of protocols shared with the
 //! agent are in `gw_shared` (`tunnel::frame`, `tunnel::endpoint`, `tunnel::window`, `http::body`, `net::tls`).
 
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use gw_base::service::rate::Rate;
@@ -82,6 +83,9 @@ pub const TINY_PIECE_WAIT: Duration = Duration::from_millis(1);
 
 /// Concurrent handshakes of one worker. A further one ends the oldest.
 pub const HANDSHAKES: usize = 4 * KIB;
+/// Own domains of one worker whose certificates stay ready for handshakes. Beyond, that of the domain without a handshake for
+/// the longest time is read again with its next one.
+pub const DOMAIN_CERTIFICATES: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 /// Connections in plain HTTP of one worker whose request has not arrived. A further one ends the oldest.
 pub const PLAIN_CONNECTIONS: usize = 256;
 /// Such connections of one client address. A further one ends the oldest of that address.

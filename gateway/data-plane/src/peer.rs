@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::rc::Rc;
 
-use gw_shared::id::AccountId;
+use gw_shared::id::{AccountId, DomainName};
 use http::HeaderValue;
 
 use crate::memory::sockets::SocketUse;
@@ -14,12 +14,18 @@ pub(crate) struct Peer {
     pub(crate) address: IpAddr,
     /// `address` as a value of `X-Forwarded-For`, formatted once because every request needs it.
     pub(crate) forwarded: HeaderValue,
+    /// The own domain that the connection was opened for; `None` for a name of the region, or none.
+    pub(crate) domain: Option<DomainName>,
     /// Kernel memory of the connection; `None` for a request without a connection.
     socket: Option<Rc<SocketUse>>,
 }
 
 impl Peer {
-    pub(crate) fn new(address: IpAddr, socket: Option<Rc<SocketUse>>) -> Self {
+    pub(crate) fn new(
+        address: IpAddr,
+        domain: Option<DomainName>,
+        socket: Option<Rc<SocketUse>>,
+    ) -> Self {
         let address = address.to_canonical();
         // Never fails: an address is a valid field value.
         let forwarded = address
@@ -29,6 +35,7 @@ impl Peer {
         Self {
             address,
             forwarded,
+            domain,
             socket,
         }
     }

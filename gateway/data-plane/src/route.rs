@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use gw_base::client_address::{TrustedProxies, client_address};
 use gw_base::error::{Error, Overload};
-use gw_base::service::hostname::{Destination, Region};
+use gw_base::service::hostname::{Destination, Region, host_name};
 use gw_shared::http::{InvalidHeadParts, RequestHead};
 
 use crate::apex::Apex;
@@ -36,7 +36,7 @@ impl Router {
         let client = client_address(peer.address, &request.headers, &self.trusted_proxies);
         let scope = &RequestScope::begin(&self.observers, &request, client);
         let host = request.authority.clone();
-        let destination = self.region.destination(host.as_str());
+        let destination = self.destination(host.as_str(), peer);
         if destination == Destination::Apex {
             scope.note(Stage::Apex(&request));
         }
@@ -57,6 +57,22 @@ impl Router {
         outcome
     }
 
+    /// The destination of a request. A name of the region is served on connections for any of its names, because one certificate
+    /// is for all of them. An own domain is served on connections for it alone.
+    fn destination<'a>(&self, host: &'a str, peer: &Peer) -> Destination<'a> {
+        match (self.region.destination(host), &peer.domain) {
+            (Destination::Elsewhere, Some(domain)) if *host_name(host) == *domain.as_str() => {
+                let directory = self.relay.directory.get();
+                let served = directory.domain(domain.as_str()).filter(|it| it.is_served);
+                served.map_or(Destination::Elsewhere, |domain| {
+                    Destination::Tenant(domain.label.to_string().into())
+                })
+            }
+            (_, Some(_)) => Destination::Elsewhere,
+            (destination, None) => destination,
+        }
+    }
+
     /// Refuses a request whose head is invalid. The request is recorded if its head names a service or the apex.
     pub(crate) async fn refuse_invalid_head(
         &self,
@@ -70,7 +86,7 @@ impl Router {
         let scope = RequestScope::begin_invalid(&self.observers, head, client);
         match host
             .as_ref()
-            .map(|host| self.region.destination(host.as_str()))
+            .map(|host| self.destination(host.as_str(), peer))
         {
             Some(Destination::Tenant(label)) => {
                 if let Some(service) = self.relay.directory.get().service(&label) {

@@ -82,8 +82,10 @@ gw_shared::configuration! {
         /// Oldest version of TLS of callers.
         pub tls_min_version: OldestTls = OldestTls::default(),
             keys.text("tls_min_version", "\"1.2\" or \"1.3\"", OldestTls::parse);
-        /// Authority that issues the certificate; `None` if none does.
-        pub acme: Option<AcmeConfig> = None, Some(acme::take(keys));
+        /// DNS servers that are asked about certificates and own domains; those of the system if there are none.
+        pub dns_servers: Vec<SocketAddr> = Vec::new(), acme::dns_servers(keys);
+        /// Authority that issues certificates; `None` if none does.
+        pub acme: Option<AcmeConfig> = None, Some(acme::take(keys, &config.dns_servers));
         /// Certificate of the admin listener; `None` if it speaks plain HTTP.
         pub admin_certificate: Option<CertificateFiles> = None,
             certificate_files(keys, PairKeys::ADMIN).map(Some);

@@ -1,16 +1,34 @@
 //! `gw-gateway certificate`
 
-use clap::Subcommand;
-use gw_control_plane::control::CertificateView;
+use std::path::PathBuf;
 
+use clap::Subcommand;
+use gw_control_plane::control::{CertificateView, DomainView, NewDomainCertificate};
+use gw_shared::files;
+use gw_shared::id::{AccountId, DomainName};
+use gw_shared::identity::secret::Secret;
+use serde_json::json;
+
+use super::domain;
 use crate::cli::client::output::{CommandError, Listed, Output, Shown, word};
 
 #[derive(Subcommand)]
 pub(crate) enum CertificateCommand {
-    /// List the certificates that an ACME authority issues, with their expiry and the last failure.
+    /// List the certificates that an ACME authority issues for the region, with their expiry and the last failure.
     List,
-    /// Order a new certificate now. The one before stays in use until it is there.
+    /// Order a new certificate of the region now. The one before stays in use until it is there.
     Renew,
+    /// Serve this certificate for an own domain. The gateway orders none for the domain then.
+    Upload {
+        account: AccountId,
+        domain: DomainName,
+        /// PEM file with the chain, the certificate of the domain first.
+        #[arg(long, value_name = "FILE")]
+        certificate: PathBuf,
+        /// PEM file with the private key.
+        #[arg(long, value_name = "FILE")]
+        key: PathBuf,
+    },
 }
 
 impl CertificateCommand {
@@ -18,6 +36,19 @@ impl CertificateCommand {
         match self {
             Self::List => output.list::<CertificateView>("/certificates", &[], None),
             Self::Renew => output.act::<CertificateView>("/certificates/renew", None),
+            Self::Upload {
+                account,
+                domain,
+                certificate,
+                key,
+            } => {
+                let new = NewDomainCertificate {
+                    chain: files::read_text(&certificate)?,
+                    key: Secret::new(files::read_text(&key)?),
+                };
+                let path = format!("{}/certificate", domain::path(&account, &domain));
+                output.act::<DomainView>(&path, Some(&json!(new)))
+            }
         }
     }
 }

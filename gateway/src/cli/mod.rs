@@ -3,6 +3,7 @@
 pub(crate) mod arguments;
 #[cfg(feature = "demo")]
 pub(crate) mod demo;
+mod domain;
 
 pub(crate) mod administration;
 mod agent_program;
@@ -34,8 +35,9 @@ use administration::signing_key::SigningKeyCommand;
 use administration::tunnel::TunnelCommand;
 use certificate::CertificateCommand;
 use client::connection::AdminConnection;
-use client::output::CommandError;
+use client::output::{CommandError, Output};
 use documents::{ApplyArguments, DiffArguments, ExportArguments};
+use domain::DomainCommand;
 
 /// One family of commands for each kind of record.
 #[derive(Subcommand)]
@@ -56,8 +58,10 @@ pub(crate) enum Administration {
     AgentCa(CommandFamily<AgentCaCommand>),
     /// Tunnels: connections of agents, one for each service.
     Tunnel(CommandFamily<TunnelCommand>),
-    /// Certificates that an ACME authority issues.
+    /// Certificates of the region and of own domains.
     Certificate(CommandFamily<CertificateCommand>),
+    /// Own domains: names of customers that lead to a service.
+    Domain(CommandFamily<DomainCommand>),
     /// Signing keys: keys that sign access tokens.
     SigningKey(CommandFamily<SigningKeyCommand>),
     /// Requests: the request log of the last 7 days.
@@ -69,7 +73,7 @@ pub(crate) enum Administration {
         #[command(flatten)]
         connection: AdminConnection,
     },
-    /// Make the changes that documents declare: accounts, services, credentials, keys and settings of agents.
+    /// Make the changes that documents declare: accounts, services, own domains, credentials, keys and settings of agents.
     Apply {
         #[command(flatten)]
         arguments: ApplyArguments,
@@ -102,75 +106,48 @@ pub(crate) struct CommandFamily<C: Subcommand> {
     connection: AdminConnection,
 }
 
+impl<C: Subcommand> CommandFamily<C> {
+    fn run(
+        self,
+        run: impl FnOnce(C, &mut Output) -> Result<(), CommandError>,
+    ) -> Result<(), Failure> {
+        ended(run(self.command, &mut self.connection.open()?))
+    }
+}
+
 impl Administration {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let done = match self {
-            Self::Account(CommandFamily {
-                command,
-                connection,
-            }) => command.run(&mut connection.open()?),
-            Self::Service(CommandFamily {
-                command,
-                connection,
-            }) => command.run(&mut connection.open()?),
-            Self::Credential(CommandFamily {
-                command,
-                connection,
-            }) => command.run(&mut connection.open()?),
-            Self::Key(CommandFamily {
-                command,
-                connection,
-            }) => command.run(&mut connection.open()?),
-            Self::EnrollmentToken(CommandFamily {
-                command,
-                connection,
-            }) => command.run(&mut connection.open()?),
-            Self::Agent(CommandFamily {
-                command,
-                connection,
-            }) => command.run(&mut connection.open()?),
-            Self::AgentCa(CommandFamily {
-                command,
-                connection,
-            }) => command.run(&mut connection.open()?),
-            Self::Tunnel(CommandFamily {
-                command,
-                connection,
-            }) => command.run(&mut connection.open()?),
-            Self::Certificate(CommandFamily {
-                command,
-                connection,
-            }) => command.run(&mut connection.open()?),
-            Self::SigningKey(CommandFamily {
-                command,
-                connection,
-            }) => command.run(&mut connection.open()?),
-            Self::Request(CommandFamily {
-                command,
-                connection,
-            }) => command.run(&mut connection.open()?),
+        match self {
+            Self::Account(family) => family.run(AccountCommand::run),
+            Self::Service(family) => family.run(ServiceCommand::run),
+            Self::Credential(family) => family.run(CallerSecretCommand::<ClientId>::run),
+            Self::Key(family) => family.run(CallerSecretCommand::<KeyId>::run),
+            Self::EnrollmentToken(family) => family.run(EnrollmentTokenCommand::run),
+            Self::Agent(family) => family.run(AgentCommand::run),
+            Self::AgentCa(family) => family.run(AgentCaCommand::run),
+            Self::Tunnel(family) => family.run(TunnelCommand::run),
+            Self::Certificate(family) => family.run(CertificateCommand::run),
+            Self::Domain(family) => family.run(DomainCommand::run),
+            Self::SigningKey(family) => family.run(SigningKeyCommand::run),
+            Self::Request(family) => family.run(RequestCommand::run),
+            Self::Audit(family) => family.run(AuditCommand::run),
             Self::Usage {
                 arguments,
                 connection,
-            } => arguments.run(&mut connection.open()?),
+            } => ended(arguments.run(&mut connection.open()?)),
             Self::Apply {
                 arguments,
                 connection,
-            } => arguments.run(&mut connection.open()?),
+            } => ended(arguments.run(&mut connection.open()?)),
             Self::Diff {
                 arguments,
                 connection,
-            } => return arguments.run(&mut connection.open()?),
+            } => arguments.run(&mut connection.open()?),
             Self::Export {
                 arguments,
                 connection,
-            } => arguments.run(&mut connection.open()?),
-            Self::Audit(CommandFamily {
-                command,
-                connection,
-            }) => command.run(&mut connection.open()?),
-        };
-        ended(done)
+            } => ended(arguments.run(&mut connection.open()?)),
+        }
     }
 }
 

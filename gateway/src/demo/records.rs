@@ -33,6 +33,7 @@ impl Seeded {
             &NewAccount {
                 id: ACCOUNT.to_owned(),
                 capture_allowed: None,
+                domains_max: None,
                 managed_by: None,
             },
         )?;
@@ -42,6 +43,7 @@ impl Seeded {
             ACCOUNT,
             &AccountChanges {
                 capture_allowed: Some(true),
+                domains_max: None,
                 managed_by: None,
             },
         )?;

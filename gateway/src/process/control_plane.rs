@@ -78,9 +78,9 @@ impl Gateway {
             self.addresses.callers.port(),
         );
         self.serve_nodes(&admin);
-        if let Some(acme) = &self.node.acme {
-            certificates::keep(&admin, acme, &self.tasks.control_plane);
-        }
+        let acme = self.node.acme.as_ref();
+        let answers_http = self.addresses.plain.is_some();
+        certificates::keep(&admin, acme, answers_http, &self.tasks.control_plane);
         let stopping = self.tasks.control_plane.stopping().clone();
         let serving = serve_admin(listener, tls, admin, stopping);
         self.tasks

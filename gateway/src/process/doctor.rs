@@ -224,11 +224,13 @@ fn acme(out: &mut Examination, config: &Config) {
         return;
     };
     let (key, file, mode) = match &acme.challenge {
-        Challenge::Rfc2136(settings) => {
+        Some(Challenge::Rfc2136(settings)) => {
             ("acme.rfc2136.key_file", &settings.key_file, Access::READ_OK)
         }
-        Challenge::Hook(settings) => ("acme.hook.program", &settings.program, Access::EXEC_OK),
-        Challenge::TlsAlpn => return issued::examine(out, config, acme),
+        Some(Challenge::Hook(settings)) => {
+            ("acme.hook.program", &settings.program, Access::EXEC_OK)
+        }
+        Some(Challenge::TlsAlpn) | None => return issued::examine(out, config, acme),
     };
     match rustix::fs::access(file, mode) {
         Ok(()) => issued::examine(out, config, acme),

@@ -77,7 +77,7 @@ pub(super) struct RegionNode {
     pub(super) signals: Arc<RegionSignals>,
     /// Connections of the control planes of other nodes, locked while they are served; `None` without a listener for them.
     pub(super) waiting: Option<Arc<Mutex<WaitingConnections>>>,
-    /// Authority that issues the certificate; `None` without one.
+    /// Authority that issues certificates; `None` without one.
     pub(super) acme: Option<AcmeConfig>,
     /// Membership in a region of several nodes.
     pub(super) members: Option<Members>,
@@ -398,7 +398,10 @@ impl Gateway {
             .then(|| console_url(admin_address));
         let http_address = self.addresses.plain.map(tracing::field::display);
         tracing::info!(%address, %admin_address, http_address, console, workers = config.workers, region = config.region.apex(), "gateway started");
-        if let (Some(acme), Some(_)) = (&config.acme, self.control.development_ca()) {
+        if let Some(acme) = &config.acme
+            && acme.challenge.is_some()
+            && self.control.development_ca().is_some()
+        {
             tracing::warn!(
                 directory = acme.settings.directory,
                 "no certificate of the ACME authority yet: the gateway answers with a certificate of its development authority until there is one"

@@ -18,6 +18,7 @@ pub fn create_account(config: &Config, account: &AccountId) -> Result<bool, Cont
         &NewAccount {
             id: account.to_string(),
             capture_allowed: None,
+            domains_max: None,
             managed_by: None,
         },
     )?;

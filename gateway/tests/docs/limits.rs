@@ -1,9 +1,12 @@
 //! The memory on docs/limits.md is the sum of the limits of the crates.
 
 use gw_base::limits::{HANDSHAKE_MAX, PROGRAM_DOWNLOADS};
-use gw_control_plane::limits::{ADMIN_CONNECTIONS, ADMIN_UNAUTHENTICATED_MAX, JOURNAL};
+use gw_control_plane::limits::{
+    ADMIN_CONNECTIONS, ADMIN_UNAUTHENTICATED_MAX, DOMAIN_CERTIFICATE_BYTES, JOURNAL,
+};
 use gw_data_plane::limits::{
-    APEX_BODY, CAPTURE_MEMORY, HANDSHAKES, PLAIN_CONNECTION_MAX, PLAIN_CONNECTIONS, PROGRAM_CHUNK,
+    APEX_BODY, CAPTURE_MEMORY, DOMAIN_CERTIFICATES, HANDSHAKES, PLAIN_CONNECTION_MAX,
+    PLAIN_CONNECTIONS, PROGRAM_CHUNK,
 };
 use gw_interface::limits::{CONTROL_JOBS, VERIFIED_TOKENS};
 use gw_telemetry::limits::{ACCESS_LOG_QUEUE_BYTES, LOG_QUEUE_BYTES, SERIES_PENDING};
@@ -29,6 +32,7 @@ const MEMORY: [(&str, usize, usize); 4] = [
         0,
         // Growing buffers of captured bodies hold up to twice their bytes.
         HANDSHAKES * HANDSHAKE_MAX
+            + DOMAIN_CERTIFICATES.get() * DOMAIN_CERTIFICATE_BYTES
             + PLAIN_CONNECTIONS * PLAIN_CONNECTION_MAX
             + 2 * CAPTURE_MEMORY
             + PROGRAM_DOWNLOADS * PROGRAM_CHUNK,

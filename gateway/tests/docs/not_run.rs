@@ -4,7 +4,7 @@ const REGION: &str =
     "several machines; gateway/tests/it/region/commands.rs runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-pub(crate) const NOT_RUN: [(&str, &str, &str); 54] = [
+pub(crate) const NOT_RUN: [(&str, &str, &str); 56] = [
     ("README.md", "./test", "it would run itself"),
     (
         "docs/agent.md",
@@ -20,6 +20,16 @@ pub(crate) const NOT_RUN: [(&str, &str, &str); 54] = [
         "docs/certificates.md",
         "tsig-keygen acme",
         "BIND and root; gateway/acme/tests/acme/updates.rs updates a zone of BIND",
+    ),
+    (
+        "docs/own-domains.md",
+        "gw-gateway domain add",
+        "DNS of a customer; gateway/tests/it/identity/own_domains.rs runs the commands with BIND",
+    ),
+    (
+        "docs/own-domains.md",
+        "gw-gateway certificate upload",
+        "a certificate of a customer; gateway/tests/it/identity/own_domains.rs uploads one",
     ),
     (
         "docs/deployment.md",

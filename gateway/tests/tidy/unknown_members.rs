@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use super::{rust_files, workspace};
 
 /// Types that refuse members that they do not know, and why.
-const STRICT: [(&str, &str); 22] = [
+const STRICT: [(&str, &str); 25] = [
     ("PageQuery", WRITTEN),
     ("NewService", WRITTEN),
     ("ServiceChanges", WRITTEN),
@@ -22,6 +22,9 @@ const STRICT: [(&str, &str); 22] = [
     ("AuthorityReplacement", WRITTEN),
     ("AuthorityEnd", WRITTEN),
     ("NewEnrollmentToken", WRITTEN),
+    ("NewDomain", WRITTEN),
+    ("NewDomainCertificate", WRITTEN),
+    ("DomainChanges", WRITTEN),
     ("NewCallerSecret", WRITTEN),
     ("CallerSecretChanges", WRITTEN),
     ("ReplayEdits", WRITTEN),

@@ -113,6 +113,7 @@ fn fill(services: usize, accounts: usize) -> Result<Filled, Failure> {
         let account = NewAccount {
             id: format!("account{number}"),
             capture_allowed: None,
+            domains_max: None,
             managed_by: None,
         };
         account::create(control, &Actor::Admin, &account).map_err(made)?;

@@ -3,8 +3,10 @@
 pub(crate) mod named;
 pub(crate) mod pebble;
 
+use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Child;
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -41,12 +43,13 @@ impl Drop for Server {
     }
 }
 
-/// A loopback address whose port is free for TCP and UDP, by the choice of the kernel.
+/// A loopback address whose port is free for TCP and UDP, by the choice of the kernel. No other call returns it.
 pub(crate) fn free_address() -> SocketAddr {
+    static RETURNED: Mutex<BTreeSet<SocketAddr>> = Mutex::new(BTreeSet::new());
     loop {
         let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = tcp.local_addr().unwrap();
-        if UdpSocket::bind(address).is_ok() {
+        if UdpSocket::bind(address).is_ok() && RETURNED.lock().unwrap().insert(address) {
             return address;
         }
     }

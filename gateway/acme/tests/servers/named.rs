@@ -1,6 +1,8 @@
-//! BIND with zones that a key may update: `example.test`, `delegated.test` and `gw.localhost`.
+//! BIND with zones that a key may update: `example.test`, `delegated.test`, `gw.localhost`, whose names have an address, and
+//! `customer.test`.
 
 use std::fs;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -33,12 +35,16 @@ impl Named {
             );
             fs::write(folder.path().join(name), text).unwrap();
             format!(
-                "zone \"{name}\" {{ type primary; file \"{name}\"; update-policy {{ grant {KEY_NAME} zonesub TXT; }}; }};\n"
+                "zone \"{name}\" {{ type primary; file \"{name}\"; update-policy {{ grant {KEY_NAME} zonesub TXT CNAME; }}; }};\n"
             )
         };
-        let zones = zone("example.test", records)
-            + &zone("delegated.test", "")
-            + &zone("gw.localhost", "eu1 A 127.0.0.1");
+        let zones = [
+            zone("example.test", records),
+            zone("delegated.test", ""),
+            zone("gw.localhost", "eu1 A 127.0.0.1\n*.eu1 A 127.0.0.1"),
+            zone("customer.test", ""),
+        ]
+        .concat();
         let configuration = format!(
             "options {{\n directory \"{path}\"; pid-file none; session-keyfile none;\n listen-on port {} {{ 127.0.0.1; }}; \
              listen-on-v6 {{ none; }};\n recursion yes; allow-recursion {{ any; }}; forward only; forwarders {{ 127.0.0.1 port 9; }};\n \
@@ -67,6 +73,22 @@ impl Named {
     /// File with the key.
     pub(crate) fn key_file(&self) -> PathBuf {
         self.folder.path().join("acme.key")
+    }
+
+    /// Changes records by commands of `nsupdate`, such as `add api.customer.test 1 CNAME example.test`.
+    pub(crate) fn update(&self, commands: &[&str]) {
+        let server = format!("server 127.0.0.1 {}\n", self.address.port());
+        let text = format!("{server}{}\nsend\n", commands.join("\n"));
+        let mut child = Command::new("nsupdate")
+            .arg("-k")
+            .arg(self.key_file())
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut input = child.stdin.take().unwrap();
+        input.write_all(text.as_bytes()).unwrap();
+        drop(input);
+        assert!(child.wait().unwrap().success(), "{text}");
     }
 
     /// The TXT records of a name, as `dig` prints them.

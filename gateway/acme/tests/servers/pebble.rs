@@ -27,6 +27,8 @@ pub(crate) struct Options {
     pub(crate) dns: SocketAddr,
     /// Port of TLS-ALPN-01.
     pub(crate) tls_port: u16,
+    /// Port of HTTP-01.
+    pub(crate) http_port: u16,
     /// Identifier and key of external accounts. With one, an account needs it.
     pub(crate) external_account: Option<(&'static str, &'static str)>,
     /// Lifetime of certificates.
@@ -41,6 +43,7 @@ impl Options {
         Self {
             dns,
             tls_port: 5001,
+            http_port: 5002,
             external_account: None,
             lifetime_seconds: 7_776_000,
             variables: vec![
@@ -135,7 +138,7 @@ fn run(folder: &TempDir, options: &Options, address: SocketAddr, management: Soc
         "managementListenAddress": management.to_string(),
         "certificate": path("server.pem"),
         "privateKey": path("server.key"),
-        "httpPort": 5002,
+        "httpPort": options.http_port,
         "tlsPort": options.tls_port,
         "ocspResponderURL": "",
         "externalAccountBindingRequired": options.external_account.is_some(),

@@ -48,19 +48,7 @@ impl Region {
 
     /// Parses a host in any case, optionally with a port or a final dot.
     pub fn destination<'a>(&self, host: &'a str) -> Destination<'a> {
-        let host = host.rsplit_once(':').map_or(host, |(name, port)| {
-            if port.bytes().all(|byte| byte.is_ascii_digit()) {
-                name
-            } else {
-                host
-            }
-        });
-        let host = host.strip_suffix('.').unwrap_or(host);
-        let host = if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
-            Cow::Owned(host.to_ascii_lowercase())
-        } else {
-            Cow::Borrowed(host)
-        };
+        let host = host_name(host);
         if *host == self.apex {
             return Destination::Apex;
         }
@@ -81,6 +69,23 @@ impl Region {
                 Cow::Owned(host)
             }
         })
+    }
+}
+
+/// The name of a host, in lower case and without its port or final dot.
+pub fn host_name(host: &str) -> Cow<'_, str> {
+    let host = host.rsplit_once(':').map_or(host, |(name, port)| {
+        if port.bytes().all(|byte| byte.is_ascii_digit()) {
+            name
+        } else {
+            host
+        }
+    });
+    let host = host.strip_suffix('.').unwrap_or(host);
+    if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        Cow::Owned(host.to_ascii_lowercase())
+    } else {
+        Cow::Borrowed(host)
     }
 }
 

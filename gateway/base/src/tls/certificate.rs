@@ -151,7 +151,7 @@ impl Pair {
         }
         let key = PrivateKeyDer::from_pem_slice(key.as_bytes())
             .map_err(|error| format!("the key is not PEM: {error}"))?;
-        check_key(&chain, &key)?;
+        check_key(&chain, &key).map_err(|error| format!("the key {error}"))?;
         Ok(Self { chain, key })
     }
 
@@ -160,6 +160,20 @@ impl Pair {
             chain: self.chain.clone(),
             key: self.key.clone_key(),
         }
+    }
+
+    /// Why clients that call `host` refuse the certificate; `None` if they do not.
+    pub fn does_not_serve(&self, host: &str) -> Option<String> {
+        let first = self.chain.first()?;
+        if is_authority(first) {
+            return Some(format!("{FOUND_AUTHORITY}; {NO_AUTHORITY}"));
+        }
+        (!is_valid_for(first, host)).then(|| {
+            format!(
+                "the first certificate is for {}, and not for {host}; use one for {host}",
+                names(first).join(", ")
+            )
+        })
     }
 
     /// The validity of the first certificate: its start, and its end.
@@ -186,7 +200,7 @@ impl Pair {
     }
 
     /// Why the chain is not valid at `now`, if it is not.
-    pub(crate) fn untimely(&self, now: Timestamp) -> Option<String> {
+    pub fn untimely(&self, now: Timestamp) -> Option<String> {
         match validity(&self.chain, now) {
             ChainValidity::Until(_) => None,
             ChainValidity::Unreadable => Some("its validity cannot be read".to_owned()),

@@ -89,6 +89,7 @@ impl OldestTls {
 }
 
 /// The TLS configurations of the listeners.
+#[derive(Clone)]
 pub struct ServerConfigs {
     /// The versions of TLS of the configuration, no client certificates.
     pub public: Arc<ServerConfig>,
@@ -176,6 +177,8 @@ pub struct TlsMaterial {
 
 struct Parts {
     beside: Beside,
+    /// The configurations built last.
+    built: Option<Arc<ServerConfigs>>,
     /// The certificate loaded last.
     loaded: Option<Pair>,
     /// Its expiry.
@@ -210,6 +213,7 @@ impl TlsMaterial {
                 tickets,
                 challenge: None,
             },
+            built: None,
             loaded: None,
             not_after: None,
             issued: None,
@@ -283,14 +287,23 @@ impl TlsMaterial {
         self.change(|beside| beside.tickets = tickets, publish)
     }
 
-    /// Answers challenges of the ACME authority with this configuration from now on. Publishes nothing before the first
-    /// [`Self::load`].
+    /// Answers challenges of the ACME authority with this configuration from now on. The other configurations stay the same.
+    /// Publishes nothing before the first [`Self::load`].
     pub fn answer_challenges(
         &self,
         challenge: Option<Arc<ServerConfig>>,
         publish: impl FnOnce(&Arc<ServerConfigs>),
-    ) -> Result<(), TlsError> {
-        self.change(|beside| beside.challenge = challenge, publish)
+    ) {
+        let mut parts = self.parts();
+        parts.beside.challenge.clone_from(&challenge);
+        if let Some(built) = &parts.built {
+            let built = Arc::new(ServerConfigs {
+                challenge,
+                ..ServerConfigs::clone(built)
+            });
+            publish(&built);
+            parts.built = Some(built);
+        }
     }
 
     /// Serves this certificate of the ACME authority from now on. Publishes nothing before the first [`Self::load`].
@@ -318,7 +331,9 @@ impl TlsMaterial {
         let mut beside = parts.beside.clone();
         change(&mut beside);
         if let Some(pair) = &parts.loaded {
-            publish(&Arc::new(self.build(pair, &beside)?));
+            let built = Arc::new(self.build(pair, &beside)?);
+            publish(&built);
+            parts.built = Some(built);
         }
         parts.beside = beside;
         Ok(())
@@ -335,6 +350,7 @@ impl TlsMaterial {
         // A chain expires with the first of its certificates.
         parts.not_after = pair.chain.iter().filter_map(pki::not_after).min();
         parts.loaded = Some(pair);
+        parts.built = Some(Arc::clone(&built));
         Ok(built)
     }
 

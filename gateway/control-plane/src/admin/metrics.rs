@@ -155,6 +155,20 @@ fn agents(out: &mut Exposition, inventory: &Inventory) {
         help,
         inventory.certificate_failures,
     );
+    let mut family = out.family("gw_own_domains", Kind::Gauge, "Own domains by status.");
+    inventory
+        .domains
+        .iter()
+        .for_each(|(status, count)| family.sample(&[("status", status)], count));
+    let mut family = out.family(
+        "gw_own_domain_certificates",
+        Kind::Gauge,
+        "Certificates of own domains that are served, by state.",
+    );
+    inventory
+        .domain_certificates
+        .iter()
+        .for_each(|(state, count)| family.sample(&[("state", state)], count));
 }
 
 fn spans(out: &mut Exposition, counts: &SpanCounts) {
@@ -246,6 +260,8 @@ mod tests {
             first_agent_expiry: Some(Timestamp(1_800_000_000)),
             server_certificate_expiry: Some(Timestamp(1_900_000_000)),
             certificate_failures: 3,
+            domains: BTreeMap::from([("active", 4)]),
+            domain_certificates: BTreeMap::from([("expiring", 5)]),
             store: StoreStatus {
                 revision: Revision(7),
                 away_for: Some(Duration::from_millis(1500)),
@@ -299,6 +315,8 @@ mod tests {
             "gw_agent_certificate_first_expiry_timestamp_seconds 1800000000",
             "gw_server_certificate_expiry_timestamp_seconds 1900000000",
             "gw_certificate_order_failures 3",
+            "gw_own_domains{status=\"active\"} 4",
+            "gw_own_domain_certificates{state=\"expiring\"} 5",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }

@@ -17,6 +17,7 @@ pub(crate) mod replay;
 pub mod usage;
 pub(crate) mod warnings;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -72,6 +73,9 @@ pub use records::caller_secret::{
 };
 use records::certificate::IssuedCertificates;
 pub use records::certificate::{CertificateStatus, CertificateView};
+pub use records::domain::{
+    DnsRecordView, DomainCertificateView, DomainView, NewDomain, NewDomainCertificate,
+};
 pub use records::enrollment_token::{
     EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView,
 };
@@ -105,6 +109,10 @@ pub struct Control {
     tls: TlsMaterial,
     /// Certificates of an ACME authority; `None` without one.
     issued: Option<IssuedCertificates>,
+    /// Sent when own domains have changed.
+    domains_changed: watch::Sender<()>,
+    /// DNS servers that are asked about own domains.
+    dns_servers: Arc<[SocketAddr]>,
     /// TLS of the admin listener; `None` if it speaks plain HTTP.
     admin_tls: Option<Arc<AdminTls>>,
     /// Node that has a certificate for links to other nodes.

@@ -14,8 +14,8 @@ use gw_interface::config::{Config, StoreSettings};
 use gw_region::RegionKeys;
 use gw_shared::identity::secret::Secret;
 use gw_store::{
-    KnownRecords, PostgresInspector, PostgresSettings, PostgresSource, PostgresStore, Sealer,
-    Sealing, Snapshot, Store, StoreError, StoreSource,
+    KnownRecords, PostgresInspector, PostgresSettings, PostgresSource, PostgresStore, Records,
+    Sealer, Sealing, Snapshot, Store, StoreError, StoreSource,
 };
 use tokio::sync::{Notify, watch};
 
@@ -31,6 +31,18 @@ const ADMIN_TOKEN_FILE: &str = "admin.token";
 const AGENT_CA_NAME: &str = "agent-ca";
 /// Files that are sealed if there is a key. The development authority is for machines that trust it for tests.
 const SEALED_FILES: [&str; 2] = ["agent-ca.key", ADMIN_TOKEN_FILE];
+
+/// TLS configurations of the listeners, from the configuration and the records.
+fn tls_material(config: &Config, authorities: &Authorities, records: &Records) -> TlsMaterial {
+    TlsMaterial::new(
+        config.certificate.clone(),
+        config.region.clone(),
+        config.tls_min_version,
+        authorities.trusted.clone(),
+        records.usable_ticket_keys(),
+        config.agent_mtls,
+    )
+}
 
 impl Control {
     /// Opens the store and the data folder with authority and admin token, and creates what is missing. Work that takes
@@ -61,14 +73,7 @@ impl Control {
             Authority::load_or_create_with(&sealing, &config.data_dir, AGENT_CA_NAME, COMMON_NAME)?;
         let first_authority = Arc::new(first);
         let authorities = Authorities::of(&snapshot.records, &first_authority)?;
-        let tls = TlsMaterial::new(
-            config.certificate.clone(),
-            config.region.clone(),
-            config.tls_min_version,
-            authorities.trusted.clone(),
-            snapshot.records.usable_ticket_keys(),
-            config.agent_mtls,
-        );
+        let tls = tls_material(config, &authorities, &snapshot.records);
         let journal = match &store_source {
             StoreSource::Sqlite(..) => None,
             StoreSource::Postgres(source) => {
@@ -91,6 +96,8 @@ impl Control {
             authorities: Mutex::new(Arc::new(authorities)),
             tls,
             issued: IssuedCertificates::of(config),
+            domains_changed: watch::Sender::default(),
+            dns_servers: config.dns_servers.clone().into(),
             admin_tls: config
                 .admin_certificate
                 .clone()
@@ -112,6 +119,7 @@ impl Control {
             workers,
         };
         control.use_certificates(&control.state().records);
+        control.use_domains(&control.state().records, None);
         control.maintain_at_start()?;
         Ok(control)
     }

@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 use std::io::IoSlice;
-use std::net::IpAddr;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
@@ -34,11 +33,10 @@ const HEAD_BUFFER_KEPT: usize = 4 * 1024;
 pub(crate) fn serve(
     router: Rc<Router>,
     stream: TlsStream,
-    peer: IpAddr,
+    peer: Peer,
     guard: ConnectionGuard,
 ) -> impl Future<Output = ()> {
-    let mut refusals = Refusals::new(&router, peer);
-    let peer = Peer::new(peer, Some(guard.socket_use()));
+    let mut refusals = Refusals::new(&router, peer.address);
     guard.expect_by(Instant::now() + limits::HEAD);
     async move {
         let mut buffer = BytesMut::new();

@@ -4,7 +4,6 @@
 mod response;
 
 use std::cell::{Cell, RefCell};
-use std::net::IpAddr;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
@@ -56,7 +55,7 @@ fn settings() -> h2::server::Builder {
 pub(crate) fn serve(
     router: Rc<Router>,
     stream: TlsStream,
-    peer: IpAddr,
+    peer: Peer,
     guard: ConnectionGuard,
 ) -> impl Future<Output = ()> {
     let peer_end = stream.socket().closer();
@@ -70,9 +69,10 @@ pub(crate) fn serve_on(
     stream: impl CallerStream,
     peer_end: Closer,
     mut upload_window: UploadWindow,
-    peer: IpAddr,
+    peer: Peer,
     guard: ConnectionGuard,
 ) -> impl Future<Output = ()> {
+    let address = peer.address;
     guard.expect_by(Instant::now() + limits::HEAD);
     let meter = Rc::new(Meter::new(Instant::now()));
     // Boxed: the connection does not keep the memory of its beginning.
@@ -81,15 +81,15 @@ pub(crate) fn serve_on(
     async move {
         let mut http2 = match handshake.await {
             Ok(http2) => http2,
-            Err(error) => return tracing::debug!(%peer, %error, "HTTP/2 did not begin"),
+            Err(error) => return tracing::debug!(%address, %error, "HTTP/2 did not begin"),
         };
         guard.idle_until(Instant::now() + limits::IDLE);
         let connection = Rc::new(H2Connection {
-            peer: Peer::new(peer, Some(guard.socket_use())),
+            peer,
             guard,
             open: Cell::new(0),
             resets: RefCell::new(Bucket::new(limits::HTTP2_RESETS, Instant::now())),
-            refusals: RefCell::new(Refusals::new(&router, peer)),
+            refusals: RefCell::new(Refusals::new(&router, address)),
             abuse: Cell::new(None),
             meter,
             driver: RefCell::default(),
@@ -109,7 +109,7 @@ pub(crate) fn serve_on(
                 Either::Left(EndReason::Goodbye) => http2.graceful_shutdown(),
                 Either::Left(EndReason::Abuse(reason)) => {
                     router.observers.counters.abused(reason);
-                    tracing::debug!(%peer, "connection ended: too many {reason}");
+                    tracing::debug!(%address, "connection ended: too many {reason}");
                     connection.guard.expect_by(Instant::now() + limits::LINGER);
                     http2.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                 }
@@ -119,7 +119,7 @@ pub(crate) fn serve_on(
                         router.observers.counters.abused("http2");
                         ending = Ending::ABUSE;
                     }
-                    tracing::debug!(%peer, %error, "HTTP/2 ended");
+                    tracing::debug!(%address, %error, "HTTP/2 ended");
                     break;
                 }
             }

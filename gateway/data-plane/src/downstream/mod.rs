@@ -42,11 +42,10 @@ mod tests {
 
     use super::*;
     use crate::connections::ConnectionGuard;
+    use crate::peer::Peer;
 
     /// Size of the task of a connection, which an idle connection keeps.
-    fn size_of_task<F: Future>(
-        _: fn(Rc<Router>, TlsStream, IpAddr, ConnectionGuard) -> F,
-    ) -> usize {
+    fn size_of_task<F: Future>(_: fn(Rc<Router>, TlsStream, Peer, ConnectionGuard) -> F) -> usize {
         size_of::<F>()
     }
 

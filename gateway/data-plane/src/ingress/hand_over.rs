@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use crate::limits;
 use bytes::Bytes;
-use gw_base::service::hostname::Destination;
+use gw_base::service::hostname::{Destination, host_name};
 use gw_interface::config::HandOver;
 use gw_interface::rate_limit::Claimant;
 use gw_region::owners::ownership;
@@ -28,13 +28,18 @@ pub struct HandedOver {
 impl Ingress {
     /// The other worker that should serve this connection, if any.
     pub(super) fn worker_for(&self, hello: &ClientHello) -> Option<WorkerId> {
-        let Destination::Tenant(label) = self.region.destination(hello.server_name.as_deref()?)
-        else {
-            return None;
-        };
-        let owner = match self.directory.get().service(&label) {
-            Some(service) => service.owner,
-            None => ownership::owner(hello.server_name.as_deref()?, self.workers),
+        let name = hello.server_name.as_deref()?;
+        let directory = self.directory.get();
+        let owner = match self.region.destination(name) {
+            Destination::Tenant(label) => match directory.service(&label) {
+                Some(service) => service.owner,
+                None => ownership::owner(name, self.workers),
+            },
+            Destination::Elsewhere => {
+                let domain = directory.domain(&host_name(name))?;
+                directory.service(&domain.label)?.owner
+            }
+            Destination::Apex => return None,
         };
         if owner == self.worker {
             return None;

@@ -3,6 +3,7 @@
 mod acceptor;
 mod hand_over;
 mod nodes;
+mod own_domains;
 mod plain_http;
 pub(crate) mod proxy_protocol;
 mod splice;
@@ -37,10 +38,12 @@ use gw_telemetry::counters::Counters;
 pub(crate) use self::acceptor::Acceptor;
 use self::acceptor::Entrance;
 pub(crate) use self::hand_over::HandedOver;
+pub(crate) use self::own_domains::DomainCertificates;
 use self::proxy_protocol::{Announcement, InvalidHeader, Unannounced};
 use crate::connections::handshakes::{HandshakeGuard, Handshakes};
 use crate::connections::{ConnectionGuard, Connections};
 use crate::current::Current;
+use crate::peer::Peer;
 use crate::route::Router;
 use crate::tunnel::{self, Tunnels};
 use crate::upstream::cross_node::Nodes;
@@ -68,6 +71,8 @@ pub(crate) struct Ingress {
     pub(crate) node_handshakes: Rc<Handshakes>,
     pub(crate) directory: Rc<Current<Directory>>,
     pub(crate) certificates: Rc<Current<ServerConfigs>>,
+    /// TLS configurations of own domains.
+    pub(crate) domain_certificates: RefCell<DomainCertificates>,
     /// Share of its time that each worker was busy lately, in per mille.
     pub(crate) busy: Arc<[AtomicU32]>,
     /// Mailboxes of all workers.
@@ -259,15 +264,20 @@ impl Ingress {
         let certificates = self.certificates.get();
         let challenge = certificates.challenge.as_ref();
         let challenge = challenge.filter(|_| is_challenge(&greeting.hello));
-        let config = match challenge {
-            Some(challenge) => challenge,
-            None if tunnel => &certificates.tunnel,
-            None => &certificates.public,
+        let domain = self.own_domain(&greeting.hello).filter(|_| !tunnel);
+        let config = match (challenge, &domain) {
+            (Some(challenge), _) => Arc::clone(challenge),
+            (None, _) if tunnel => Arc::clone(&certificates.tunnel),
+            (None, Some(domain)) => self
+                .domain_certificates
+                .borrow_mut()
+                .config(&certificates.public, domain),
+            (None, None) => Arc::clone(&certificates.public),
         };
         let peer_end = greeting.socket.closer();
         let handshake = self
             .handshakes
-            .one_a_turn(|| peer_end.is_hung_up(), greeting.accept(config.clone()));
+            .one_a_turn(|| peer_end.is_hung_up(), greeting.accept(config));
         let left = || {
             Err(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
@@ -285,6 +295,10 @@ impl Ingress {
         }
         // A new task: the connection does not keep the memory of this future.
         let router = || Rc::clone(&self.router);
+        let caller = |guard: &ConnectionGuard| {
+            let domain = domain.map(|domain| domain.name.clone());
+            Peer::new(peer.ip(), domain, Some(guard.socket_use()))
+        };
         if tunnel {
             runtime::spawn(tunnel::handshake::serve(
                 Rc::clone(&self.tunnels),
@@ -294,9 +308,19 @@ impl Ingress {
                 guard,
             ));
         } else if stream.speaks(ALPN_HTTP2) {
-            runtime::spawn(downstream::h2::serve(router(), stream, peer.ip(), guard));
+            runtime::spawn(downstream::h2::serve(
+                router(),
+                stream,
+                caller(&guard),
+                guard,
+            ));
         } else {
-            runtime::spawn(downstream::h1::serve(router(), stream, peer.ip(), guard));
+            runtime::spawn(downstream::h1::serve(
+                router(),
+                stream,
+                caller(&guard),
+                guard,
+            ));
         }
     }
 

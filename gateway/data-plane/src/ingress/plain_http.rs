@@ -9,9 +9,10 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use gw_base::error::{Error, request_id_value};
-use gw_base::service::hostname::{Destination, Region};
+use gw_base::service::hostname::{Destination, Region, host_name};
 use gw_shared::http::RequestHead;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
+use gw_store::Directory;
 use http::header::{self, HeaderValue};
 use http::{Method, Response, StatusCode};
 
@@ -145,8 +146,12 @@ impl Ingress {
             Ok(None) => return,
             Ok(Some(request)) => {
                 is_head = request.method == Method::HEAD;
-                let name = name_of(&self.region, request.authority.as_str());
-                plain.answer(&request, name.as_deref(), key_authorization)
+                let directory = self.directory.get();
+                let name = name_of(&self.region, &directory, request.authority.as_str());
+                plain.answer(&request, name.as_deref(), |name, token| {
+                    let authorization = directory.domain(name)?.key_authorization(token)?;
+                    Some(authorization.as_bytes().to_vec())
+                })
             }
             Err(refused) => Err(Error::invalid_head(refused.invalid)),
         };
@@ -168,22 +173,19 @@ impl Ingress {
     }
 }
 
-/// The name of this region that a host denotes, in lower case and without a port; `None` for other hosts.
-fn name_of(region: &Region, host: &str) -> Option<String> {
+/// The name of this region, or the own domain, that a host denotes, in lower case and without a port; `None` for other hosts.
+fn name_of(region: &Region, directory: &Directory, host: &str) -> Option<String> {
     match region.destination(host) {
         Destination::Apex => Some(region.apex().to_owned()),
         Destination::Tenant(label) => label
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
             .then(|| format!("{label}.{}", region.apex())),
-        Destination::Elsewhere => None,
+        Destination::Elsewhere => {
+            let domain = directory.domain(&host_name(host))?;
+            domain.is_served.then(|| domain.name.to_string())
+        }
     }
-}
-
-/// Key authorization that answers the challenge with this token for a name (RFC 8555 §8.1); `None` if no such challenge is open.
-/// No name is proved by HTTP-01 yet.
-fn key_authorization(_name: &str, _token: &str) -> Option<Vec<u8>> {
-    None
 }
 
 /// Whether a token has the characters of base64url (RFC 8555 §8.3).
@@ -230,7 +232,7 @@ mod tests {
         let head = Bytes::from(head.to_owned());
         let request = head::parse_request(&head, limits::PLAIN_HEAD).unwrap();
         let region = Region::new("eu1", "example.com");
-        let name = name_of(&region, request.authority.as_str());
+        let name = name_of(&region, &Directory::default(), request.authority.as_str());
         plain.answer(&request, name.as_deref(), |name, token| {
             (token == "known").then(|| format!("{name} {token}").into_bytes())
         })

@@ -123,15 +123,16 @@ async fn serve(
     (sender, receiver): (StreamSender, StreamReceiver),
 ) {
     let _counted = CountedUntilDrop::new(&nodes.requests_served);
-    let Some(head) = read_head(&receiver) else {
+    let Some(mut head) = read_head(&receiver) else {
         return;
     };
+    let service = wire::take_service(&mut head.headers);
     if upstream.lifecycle.sends_nodes_away() {
         return refuse(&sender, None, &Refused::Ending);
     }
     let reset = pin!(std::future::poll_fn(|cx| sender.poll_reset(cx)));
     let Either::Left((owned, _)) =
-        select(pin!(after_freeze(&upstream, &nodes, &head)), reset).await
+        select(pin!(after_freeze(&upstream, &nodes, &head, service)), reset).await
     else {
         return;
     };
@@ -192,31 +193,35 @@ fn read_head(receiver: &StreamReceiver) -> Option<RequestHead> {
     }
 }
 
-/// As [`owned`], for a request that may have queued while this process was frozen.
+/// The label of the request's service, which this node owns. The request may have queued while this process was frozen.
 async fn after_freeze(
     upstream: &Upstream,
     nodes: &Nodes,
     head: &RequestHead,
+    service: Option<String>,
 ) -> Result<String, Refused> {
-    let label = owned(nodes, head).await?;
+    let label = match (service, nodes.region.destination(head.authority.as_str())) {
+        (Some(label), Destination::Elsewhere) => label,
+        (None, Destination::Tenant(label)) => label.into_owned(),
+        _ => return Err(Refused::Error(Error::ServiceNotFound)),
+    };
+    owned(nodes, &label).await?;
     let freeze = &upstream.tunnels.freeze;
     if freeze.is_over(Instant::now()) {
         return Ok(label);
     }
     freeze.over().await.map_err(Refused::Error)?;
-    owned(nodes, head).await
+    owned(nodes, &label).await?;
+    Ok(label)
 }
 
-/// The label of the request's service, once this node knows that it owns the service.
-async fn owned(nodes: &Nodes, head: &RequestHead) -> Result<String, Refused> {
-    let Destination::Tenant(label) = nodes.region.destination(head.authority.as_str()) else {
-        return Err(Refused::Error(Error::ServiceNotFound));
-    };
+/// Waits until this node knows that it owns the service.
+async fn owned(nodes: &Nodes, label: &str) -> Result<(), Refused> {
     let hostname = format!("{label}.{}", nodes.region.apex());
     let deadline = Instant::now() + limits::NODE_WAIT;
     loop {
         match nodes.peering.accepts(&hostname, Instant::now()) {
-            Some(Ok(())) => return Ok(label.to_string()),
+            Some(Ok(())) => return Ok(()),
             Some(Err(epoch)) => return Err(Refused::NotOwner { epoch }),
             None if Instant::now() >= deadline => {
                 return Err(Refused::Error(Error::NodeUnavailable));

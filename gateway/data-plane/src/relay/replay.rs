@@ -96,7 +96,7 @@ impl Relay {
             scope,
             authenticated,
             request,
-            &Peer::new(scope.client, None),
+            &Peer::new(scope.client, None, None),
         )
     }
 }

@@ -41,6 +41,7 @@ use crate::downstream::h2;
 use crate::downstream::upload_window::UploadWindow;
 use crate::http2::frame_meter::CallerStream;
 use crate::memory::sockets::SocketBudget;
+use crate::peer::Peer;
 use crate::tunnel::session::{Party, Session, drive};
 use crate::worker::{Setup, Worker, WorkerHandles, WorkerMessage};
 
@@ -117,12 +118,13 @@ impl MemoryWorker {
         let deadline = Instant::now() + limits::HANDSHAKE;
         let guard = Connections::register(&self.worker.connections, &socket, deadline)
             .ok_or(io::ErrorKind::QuotaExceeded)?;
+        let caller = Peer::new(CALLER, None, Some(guard.socket_use()));
         runtime::spawn(h2::serve_on(
             Rc::clone(&self.worker.router),
             stream,
             socket.closer(),
             UploadWindow::new(socket.gauge()),
-            CALLER,
+            caller,
             guard,
         ));
         Ok(())

@@ -29,7 +29,7 @@ use crate::caller_session::CallerSessions;
 use crate::connections::Connections;
 use crate::connections::handshakes::Handshakes;
 use crate::current::Current;
-use crate::ingress::{Acceptor, Ingress};
+use crate::ingress::{Acceptor, DomainCertificates, Ingress};
 use crate::lifecycle::Lifecycle;
 use crate::memory::relay::RelayMemory;
 use crate::memory::sockets::SocketMemory;
@@ -264,6 +264,7 @@ impl Common {
             ),
             directory: Rc::clone(&self.directory),
             certificates: Rc::clone(&self.certificates),
+            domain_certificates: RefCell::new(DomainCertificates::new()),
             busy: Arc::clone(&self.handles.busy),
             mailboxes: self.handles.clone(),
             router: Rc::clone(router),

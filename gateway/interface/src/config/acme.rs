@@ -26,8 +26,8 @@ const ADDRESS: &str = "ADDRESS or ADDRESS:PORT of a DNS server such as \"192.0.2
 pub struct AcmeConfig {
     /// The authority and the account. The names follow from the region.
     pub settings: Settings,
-    /// Proof of control over the names.
-    pub challenge: Challenge,
+    /// Proof of control over the names of the region; `None` if the certificate of the region comes from files.
+    pub challenge: Option<Challenge>,
 }
 
 /// Proof of control over the names.
@@ -50,7 +50,6 @@ struct Given {
     eab_key_file: Option<PathBuf>,
     ca_file: Option<PathBuf>,
     challenge: Option<&'static str>,
-    dns_servers: Option<Vec<SocketAddr>>,
     server: Option<SocketAddr>,
     key_name: Option<String>,
     key_file: Option<PathBuf>,
@@ -58,22 +57,28 @@ struct Given {
     program: Option<PathBuf>,
 }
 
+/// Takes `dns_servers`.
+pub(super) fn dns_servers(keys: &mut Keys<'_>) -> Option<Vec<SocketAddr>> {
+    keys.list("dns_servers", ADDRESS, parse_dns_server)
+}
+
 /// Takes `tls` and the keys of `[acme]`. `None` without an authority, or if there are mistakes.
-pub(super) fn take(keys: &mut Keys<'_>) -> Option<AcmeConfig> {
+pub(super) fn take(keys: &mut Keys<'_>, dns_servers: &[SocketAddr]) -> Option<AcmeConfig> {
     let is_acme = keys
         .text(TLS_KEY, "\"acme\"", |text| (text == "acme").then_some(()))
         .is_some();
     let had_errors = keys.errors.len();
     let given = Given::take(keys);
-    if !is_acme {
-        if keys.errors.len() == had_errors {
-            let given = given.dependent();
-            keys.errors
-                .extend(given.map(|key| format!("acme.{key}: only with tls = \"acme\"")));
-        }
+    if !is_acme && keys.errors.len() == had_errors {
+        let given = given.dependent();
+        keys.errors
+            .extend(given.map(|key| format!("acme.{key}: only with tls = \"acme\"")));
+    }
+    // Without tls, the authority issues the certificates of own domains alone.
+    if !is_acme && given.terms_accepted != Some(true) {
         return None;
     }
-    let challenge = challenge(keys, &given);
+    let challenge = is_acme.then(|| challenge(keys, &given, dns_servers));
     let external_account = external_account(keys, &given);
     let authorities = given.ca_file.as_deref().and_then(|file| {
         let read = std::fs::read(file)
@@ -104,7 +109,10 @@ pub(super) fn take(keys: &mut Keys<'_>) -> Option<AcmeConfig> {
             authorities,
             names: Vec::new(),
         },
-        challenge: challenge?,
+        challenge: match challenge {
+            Some(challenge) => Some(challenge?),
+            None => None,
+        },
     })
 }
 
@@ -133,7 +141,6 @@ impl Given {
                 "\"dns-rfc2136\", \"dns-hook\" or \"tls-alpn\"",
                 parse_challenge,
             ),
-            dns_servers: keys.list("dns_servers", ADDRESS, parse_dns_server),
             server: keys.text("acme.rfc2136.server", ADDRESS, parse_dns_server),
             key_name: keys.text("acme.rfc2136.key_name", "the name of a key", parse_word),
             key_file: keys.path("acme.rfc2136.key_file", "a file"),
@@ -144,10 +151,11 @@ impl Given {
 
     /// Keys without a default that have no meaning without `tls`.
     fn dependent(&self) -> impl Iterator<Item = &'static str> {
+        let is_used = self.terms_accepted == Some(true);
         let given = [
-            ("eab_key_id", self.eab_key_id.is_some()),
-            ("eab_key_file", self.eab_key_file.is_some()),
-            ("ca_file", self.ca_file.is_some()),
+            ("eab_key_id", self.eab_key_id.is_some() && !is_used),
+            ("eab_key_file", self.eab_key_file.is_some() && !is_used),
+            ("ca_file", self.ca_file.is_some() && !is_used),
             ("challenge", self.challenge.is_some()),
             ("rfc2136.server", self.server.is_some()),
             ("rfc2136.key_name", self.key_name.is_some()),
@@ -166,6 +174,9 @@ impl Config {
         let Some(acme) = &mut self.acme else {
             return;
         };
+        let Some(challenge) = &acme.challenge else {
+            return;
+        };
         if matches!(self.certificate, CertificateSource::Files { .. }) {
             keys.errors.push(
                 "tls: \"acme\" and tls_certificate exclude each other; remove one of them"
@@ -173,7 +184,7 @@ impl Config {
             );
         }
         let apex = self.region.apex().to_owned();
-        acme.settings.names = match acme.challenge {
+        acme.settings.names = match challenge {
             // A wildcard needs DNS (RFC 8555 §7.1.3).
             Challenge::TlsAlpn => vec![apex],
             Challenge::Rfc2136(_) | Challenge::Hook(_) => vec![apex.clone(), format!("*.{apex}")],
@@ -184,8 +195,8 @@ impl Config {
     }
 }
 
-fn challenge(keys: &mut Keys<'_>, given: &Given) -> Option<Challenge> {
-    let dns_servers = given.dns_servers.clone().unwrap_or_default();
+fn challenge(keys: &mut Keys<'_>, given: &Given, dns_servers: &[SocketAddr]) -> Option<Challenge> {
+    let dns_servers = dns_servers.to_vec();
     let mut missing = |key: &str, why: &str| {
         keys.errors.push(format!("acme.{key}: missing; {why}"));
     };
@@ -339,7 +350,7 @@ mod tests {
             acme.settings.names,
             ["eu1.example.com", "*.eu1.example.com"]
         );
-        let Challenge::Rfc2136(settings) = acme.challenge else {
+        let Some(Challenge::Rfc2136(settings)) = acme.challenge else {
             panic!("{:?}", acme.challenge);
         };
         assert_eq!(settings.server.to_string(), "[2001:db8::1]:53");
@@ -347,7 +358,14 @@ mod tests {
 
         let hook = "challenge = 'dns-hook'\n[acme.hook]\nprogram = 'p'\n";
         let acme = parse(&format!("{ACME}{hook}")).unwrap().acme.unwrap();
-        assert!(matches!(acme.challenge, Challenge::Hook(_)));
+        assert!(matches!(acme.challenge, Some(Challenge::Hook(_))));
+        let own_domains = parse("[acme]\nterms_accepted = true\n").unwrap();
+        let acme = own_domains.acme.unwrap();
+        assert!(acme.challenge.is_none() && acme.settings.names.is_empty());
+        assert!(matches!(
+            own_domains.certificate,
+            CertificateSource::Development { .. }
+        ));
         assert!(parse("").unwrap().acme.is_none());
     }
 

@@ -113,6 +113,7 @@ impl Region {
             self.put(StoredRecord::Account(AccountRecord {
                 id: account.clone(),
                 capture_allowed: false,
+                domains_max: Default::default(),
                 created_at: NOT_BEFORE,
                 managed_by: None,
                 later: Default::default(),

@@ -6,6 +6,7 @@ use clap::Subcommand;
 use gw_control_plane::control::{AccountChanges, AccountContents, AccountView, NewAccount};
 use gw_shared::id::AccountId;
 use gw_shared::text::escaped;
+use gw_store::DomainsMax;
 use http::Method;
 
 use crate::cli::client::output::{CommandError, Listed, Output, Shown, or_dash, yes_or_no};
@@ -18,6 +19,9 @@ pub(crate) enum AccountCommand {
         /// Whether the account's plan includes capture of bodies in the request log.
         #[arg(long, value_name = "true|false")]
         capture_allowed: Option<bool>,
+        /// Own domains that the account may have; 100 for a new account.
+        #[arg(long, value_name = "NUMBER")]
+        domains_max: Option<DomainsMax>,
     },
     /// List all accounts.
     List,
@@ -29,6 +33,9 @@ pub(crate) enum AccountCommand {
         /// Whether the account's plan includes capture of bodies in the request log.
         #[arg(long, value_name = "true|false")]
         capture_allowed: Option<bool>,
+        /// Own domains that the account may have; 100 for a new account.
+        #[arg(long, value_name = "NUMBER")]
+        domains_max: Option<DomainsMax>,
     },
     /// Delete an account: one without services, credentials, service keys and agents, or with all of them.
     Delete {
@@ -48,11 +55,13 @@ impl AccountCommand {
             Self::Create {
                 account,
                 capture_allowed,
+                domains_max,
             } => output.create::<AccountView>(
                 "/accounts",
                 &NewAccount {
                     id: account.to_string(),
                     capture_allowed,
+                    domains_max,
                     managed_by: None,
                 },
             ),
@@ -61,10 +70,12 @@ impl AccountCommand {
             Self::Change {
                 account,
                 capture_allowed,
+                domains_max,
             } => output.change::<AccountView>(
                 &format!("/accounts/{account}"),
                 &AccountChanges {
                     capture_allowed,
+                    domains_max,
                     managed_by: None,
                 },
             ),
@@ -132,6 +143,7 @@ impl Shown for AccountView {
             ("capture allowed", yes_or_no(self.capture_allowed)),
             ("managed by", or_dash(self.managed_by.as_ref())),
             ("created", self.created_at.clone()),
+            ("domains max", self.domains_max.to_string()),
         ]
     }
 }

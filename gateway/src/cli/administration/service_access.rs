@@ -122,6 +122,7 @@ impl Access {
             let new = NewAccount {
                 id: account.to_string(),
                 capture_allowed: None,
+                domains_max: None,
                 managed_by: None,
             };
             post("/accounts", &json!(new))?;

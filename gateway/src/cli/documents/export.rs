@@ -137,7 +137,7 @@ mod tests {
             (
                 ObjectKind::Account,
                 "",
-                json!({ "id": "acme", "capture_allowed": true, "created_at": "x" }),
+                json!({ "id": "acme", "capture_allowed": true, "domains_max": 7, "created_at": "x" }),
             ),
             (
                 ObjectKind::Account,
@@ -148,6 +148,12 @@ mod tests {
                 ObjectKind::Service,
                 "acme",
                 json!({ "id": "api", "account": "acme", "hostname": "h", "modes": ["jwt"], "burst": 7, "managed_by": "git" }),
+            ),
+            (
+                ObjectKind::Domain,
+                "acme",
+                json!({ "name": "api.customer.example", "account": "acme", "service": "api", "status": "active",
+                    "managed_by": "git" }),
             ),
             (
                 ObjectKind::Key,
@@ -196,12 +202,19 @@ mod tests {
 [[account]]
 id = "acme"
 capture_allowed = true
+domains_max = 7
 
 [[service]]
 account = "acme"
 id = "api"
 modes = ["jwt"]
 burst = 7
+managed_by = "git"
+
+[[domain]]
+account = "acme"
+name = "api.customer.example"
+service = "api"
 managed_by = "git"
 
 [[credential]]
@@ -251,7 +264,10 @@ managed_by = "git"
             .iter()
             .map(|(kind, _)| *kind)
             .collect();
-        assert_eq!(of_git, [ObjectKind::Service, ObjectKind::Account]);
+        assert_eq!(
+            of_git,
+            [ObjectKind::Service, ObjectKind::Domain, ObjectKind::Account]
+        );
 
         let mut mistakes = Vec::new();
         let document = parse(&"a.toml".into(), EXPORTED, None, &mut mistakes);
@@ -260,7 +276,7 @@ managed_by = "git"
             ..Declarations::default()
         };
         let plan = plan(&documents, &gateway, Rules::default(), &mut mistakes);
-        assert_eq!((mistakes, plan.unchanged), (vec![], 8));
+        assert_eq!((mistakes, plan.unchanged), (vec![], 9));
         assert!(plan.changes.is_empty(), "{plan:?}");
     }
 }

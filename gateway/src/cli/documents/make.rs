@@ -168,11 +168,10 @@ fn is_made() -> Made {
 }
 
 fn send(output: &Output, change: &PlannedChange) -> Result<ApiReply, ApiError> {
-    let method = match change.operation {
-        Operation::Create => Method::POST,
-        Operation::Change => Method::PATCH,
-        Operation::Delete => return output.api.request(Method::DELETE, &change.path),
-    };
+    let method = change.method.clone();
+    if method == Method::DELETE {
+        return output.api.request(method, &change.path);
+    }
     let body = Value::Object(change.body.clone());
     output.api.request_with(method, &change.path, &body)
 }

@@ -1,4 +1,4 @@
-//! `gw-gateway apply`, `diff` and `export`: accounts, services, credentials, keys and settings of agents as TOML documents.
+//! `gw-gateway apply`, `diff` and `export`: accounts, services, own domains, credentials, keys and settings of agents as TOML documents.
 //!
 //! Documents are read and checked as a whole, then compared with what the gateway has. The plan that results is pure data; it
 //! is printed, or made change by change through the API.

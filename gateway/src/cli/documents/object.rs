@@ -7,9 +7,9 @@ use std::fmt;
 use gw_base::service::service_settings::ServiceSettings;
 use gw_control_plane::control::{
     AccountChanges, AgentChanges, CallerSecretChanges, ControlError, NewAccount, NewCallerSecret,
-    NewService, ServiceChanges, checked_name,
+    NewDomain, NewService, ServiceChanges, checked_name,
 };
-use gw_shared::id::{AccountId, AgentId, ManagerName, ServiceId, tenant_label};
+use gw_shared::id::{AccountId, AgentId, DomainName, ManagerName, ServiceId, tenant_label};
 use gw_shared::identity::enrollment::SERVICES_MAX;
 use serde::de::value::Error as NoValue;
 use serde::de::{DeserializeOwned, Error as _, Visitor};
@@ -18,12 +18,15 @@ use serde_json::{Map, Value, json};
 
 /// Key of the label that says what manages an object.
 pub(super) const MANAGED_BY: &str = "managed_by";
+/// Key of the service that a domain leads to.
+pub(super) const SERVICE: &str = "service";
 
 /// A kind of object, in the order of creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ObjectKind {
     Account,
     Service,
+    Domain,
     Credential,
     Key,
     Agent,
@@ -34,7 +37,7 @@ pub(super) enum ObjectKind {
 pub(super) struct ObjectId {
     pub(super) kind: ObjectKind,
     pub(super) account: String,
-    /// Id of an account or service, name of a credential or key, name or id of an agent.
+    /// Id of an account or service, name of a domain, credential or key, name or id of an agent.
     pub(super) name: String,
 }
 
@@ -67,9 +70,10 @@ impl ObjectId {
 }
 
 impl ObjectKind {
-    pub(super) const ALL: [Self; 5] = [
+    pub(super) const ALL: [Self; 6] = [
         Self::Account,
         Self::Service,
+        Self::Domain,
         Self::Credential,
         Self::Key,
         Self::Agent,
@@ -80,6 +84,7 @@ impl ObjectKind {
         match self {
             Self::Account => "account",
             Self::Service => "service",
+            Self::Domain => "domain",
             Self::Credential => "credential",
             Self::Key => "key",
             Self::Agent => "agent",
@@ -91,6 +96,7 @@ impl ObjectKind {
         let name = match self {
             Self::Account => return "/accounts".to_owned(),
             Self::Service => "services",
+            Self::Domain => "domains",
             Self::Credential => "credentials",
             Self::Key => "service-keys",
             Self::Agent => "agents",
@@ -102,6 +108,7 @@ impl ObjectKind {
     pub(super) fn id_member(self) -> &'static str {
         match self {
             Self::Account | Self::Service => "id",
+            Self::Domain => "name",
             Self::Credential => "client_id",
             Self::Key => "key_id",
             Self::Agent => "agent_id",
@@ -112,7 +119,7 @@ impl ObjectKind {
     pub(super) fn name_keys(self) -> &'static [&'static str] {
         match self {
             Self::Account | Self::Service => &["id"],
-            Self::Credential | Self::Key => &["name"],
+            Self::Domain | Self::Credential | Self::Key => &["name"],
             Self::Agent => &["id", "name"],
         }
     }
@@ -122,6 +129,7 @@ impl ObjectKind {
         match self {
             Self::Account => members::<AccountChanges>(),
             Self::Service => members::<ServiceChanges>(),
+            Self::Domain => &[SERVICE, MANAGED_BY],
             Self::Credential | Self::Key => members::<CallerSecretChanges>(),
             Self::Agent => members::<AgentChanges>(),
         }
@@ -146,10 +154,35 @@ impl ObjectKind {
         self != Self::Agent
     }
 
-    /// Setting that is a list of services of the account.
-    pub(super) fn service_list(self) -> Option<&'static str> {
+    /// Path of the request that creates an object with the members of `body`. Takes the members out that the path has.
+    pub(super) fn creation(
+        self,
+        account: &str,
+        body: &mut Map<String, Value>,
+    ) -> Result<String, String> {
+        if self != Self::Domain {
+            return Ok(self.collection(account));
+        }
+        match body.remove(SERVICE) {
+            Some(Value::String(service)) => {
+                Ok(format!("/accounts/{account}/services/{service}/domains"))
+            }
+            _ => Err(format!("missing field `{SERVICE}`")),
+        }
+    }
+
+    /// Setting that is a service of the account, or a list of them.
+    pub(super) fn services_key(self) -> Option<&'static str> {
         match self {
-            Self::Account | Self::Service => None,
+            Self::Domain => Some(SERVICE),
+            _ => self.service_list(),
+        }
+    }
+
+    /// Setting that is a list of services of the account.
+    fn service_list(self) -> Option<&'static str> {
+        match self {
+            Self::Account | Self::Service | Self::Domain => None,
             Self::Credential | Self::Key => Some("allowed_services"),
             Self::Agent => Some("services"),
         }
@@ -161,7 +194,7 @@ impl ObjectKind {
             let name: ManagerName = read(value)?;
             return Ok(json!(name));
         }
-        let given = json!({ key: value });
+        let given = json!({ key: &value });
         let mut checked = match self {
             Self::Account => json!(read::<AccountChanges>(given)?),
             Self::Service => {
@@ -170,6 +203,7 @@ impl ObjectKind {
                     .map_err(|invalid| invalid.message)?;
                 json!(ServiceChanges::from(&settings))
             }
+            Self::Domain => return Ok(json!(read::<ServiceId>(value)?)),
             Self::Credential | Self::Key => json!(read::<CallerSecretChanges>(given)?),
             Self::Agent => json!(read::<AgentChanges>(given)?),
         };
@@ -200,6 +234,7 @@ impl ObjectKind {
                     )),
                 }
             }
+            (Self::Domain, _) => text_of(DomainName::new(name)),
             (Self::Agent, "id") => text_of(AgentId::new(name)),
             (Self::Credential | Self::Key | Self::Agent, _) => name_of(name),
         }
@@ -211,6 +246,7 @@ impl ObjectKind {
         match self {
             Self::Account => read::<NewAccount>(body).map(drop),
             Self::Service => read::<NewService>(body).map(drop),
+            Self::Domain => read::<NewDomain>(body).map(drop),
             Self::Credential | Self::Key => read::<NewCallerSecret>(body).map(drop),
             Self::Agent => Ok(()),
         }
@@ -292,11 +328,15 @@ mod tests {
         expected.push(MANAGED_BY);
         assert_eq!(keys, expected);
         for (kind, expected) in [
-            (ObjectKind::Account, "id capture_allowed managed_by"),
+            (
+                ObjectKind::Account,
+                "id capture_allowed domains_max managed_by",
+            ),
             (
                 ObjectKind::Key,
                 "account name allowed_services enabled managed_by",
             ),
+            (ObjectKind::Domain, "account name service managed_by"),
             (ObjectKind::Agent, "account id name services standby"),
         ] {
             let keys: Vec<&str> = kind.keys().collect();
@@ -340,12 +380,19 @@ mod tests {
             (ObjectKind::Service, "modes", json!(["password"]), "jwt"),
             (
                 ObjectKind::Account,
+                "domains_max",
+                json!(10_001),
+                "from 0 to 10000",
+            ),
+            (
+                ObjectKind::Account,
                 MANAGED_BY,
                 json!("a b"),
                 "60 characters",
             ),
             (ObjectKind::Key, "allowed_services", json!(["A"]), "a-z"),
             (ObjectKind::Key, "name", json!("\u{202e}"), "U+202E"),
+            (ObjectKind::Domain, SERVICE, json!("A"), "a-z"),
         ] {
             let error = kind.checked(key, given).unwrap_err();
             assert!(error.contains(message), "{key}: {error}");

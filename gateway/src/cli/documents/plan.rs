@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gw_shared::config::did_you_mean;
 use gw_shared::id::AgentId;
+use http::Method;
 use serde_json::{Map, Value};
 
 use super::existing::{Existing, GatewayObjects, NamedAgent};
-use super::object::{MANAGED_BY, ObjectId, ObjectKind};
+use super::object::{MANAGED_BY, ObjectId, ObjectKind, SERVICE};
 use super::parse::{Declared, Mistake, Place};
 use super::read::{Declarations, declared_twice};
 
@@ -43,6 +44,8 @@ impl Operation {
 pub(super) struct PlannedChange {
     pub(super) operation: Operation,
     pub(super) id: ObjectId,
+    /// Method of the request.
+    pub(super) method: Method,
     /// Path of the request.
     pub(super) path: String,
     /// Members of the request.
@@ -89,11 +92,18 @@ pub(super) fn plan(
     mistakes: &mut Vec<Mistake>,
 ) -> Plan {
     let declared: BTreeSet<&ObjectId> = documents.objects.iter().map(|it| &it.id).collect();
+    let domains: BTreeSet<&str> = declared
+        .iter()
+        .filter(|id| id.kind == ObjectKind::Domain)
+        .map(|id| id.name.as_str())
+        .collect();
+    // A domain that is declared in another account moves there.
+    let moves = |id: &ObjectId| id.kind == ObjectKind::Domain && domains.contains(&*id.name);
     let is_pruned = |(id, object): &(&ObjectId, &Existing)| {
         let is_managed = object
             .managed_by()
             .is_some_and(|label| documents.managers.contains(label));
-        rules.prune && is_managed && !declared.contains(id)
+        rules.prune && is_managed && !declared.contains(id) && !moves(id)
     };
     let deleted = existing.objects.iter().filter(is_pruned);
     let mut planner = Planner {
@@ -165,13 +175,17 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Reports services that the object's list names and that will not exist.
+    /// Reports services that the object names and that will not exist.
     fn check_services(&mut self, object: &Declared) {
-        let Some(key) = object.id.kind.service_list() else {
+        let Some(key) = object.id.kind.services_key() else {
             return;
         };
-        let listed = object.settings.get(key).and_then(Value::as_array);
-        for service in listed.into_iter().flatten().filter_map(Value::as_str) {
+        let named = match object.settings.get(key) {
+            Some(Value::Array(list)) => list.as_slice(),
+            Some(one) => std::slice::from_ref(one),
+            None => &[],
+        };
+        for service in named.iter().filter_map(Value::as_str) {
             let id = ObjectId::service(&object.id.account, service);
             if self.will_exist(&id) {
                 continue;
@@ -244,13 +258,19 @@ impl<'a> Planner<'a> {
         let mut body = settings;
         let names = kind.name_keys().iter();
         body.extend(names.map(|key| ((*key).to_owned(), name.as_str().into())));
-        if let Err(error) = kind.check_new(&body) {
-            return self.report(object, &format!("it is new, and needs more keys: {error}"));
-        }
+        let path = kind.creation(account, &mut body);
+        let path = path.and_then(|path| kind.check_new(&body).map(|()| path));
+        let path = match path {
+            Ok(path) => path,
+            Err(error) => {
+                return self.report(object, &format!("it is new, and needs more keys: {error}"));
+            }
+        };
         self.plan.changes.push(PlannedChange {
             operation: Operation::Create,
             id: object.id.clone(),
-            path: kind.collection(account),
+            method: Method::POST,
+            path,
             body,
             fields,
             place: Some(object.place.clone()),
@@ -295,10 +315,15 @@ impl<'a> Planner<'a> {
             self.plan.unchanged += 1;
             return;
         }
+        let (method, path) = match move_of(object, &mut body) {
+            Some(path) => (Method::POST, path),
+            None => (Method::PATCH, existing.path.clone()),
+        };
         self.plan.changes.push(PlannedChange {
             operation: Operation::Change,
             id: object.id.clone(),
-            path: existing.path.clone(),
+            method,
+            path,
             body,
             fields,
             place: Some(object.place.clone()),
@@ -325,6 +350,7 @@ impl<'a> Planner<'a> {
             self.plan.changes.push(PlannedChange {
                 operation: Operation::Delete,
                 id: id.clone(),
+                method: Method::DELETE,
                 path: self.existing.objects[id].path.clone(),
                 body: Map::new(),
                 fields: Vec::new(),
@@ -354,6 +380,23 @@ impl<'a> Planner<'a> {
             message: format!("{}: {message}", object.id),
         });
     }
+}
+
+/// Path of the request that moves a domain to another service, with the members that it needs. `None` for other changes.
+fn move_of(object: &Declared, body: &mut Map<String, Value>) -> Option<String> {
+    let ObjectId {
+        kind,
+        account,
+        name,
+    } = &object.id;
+    if *kind != ObjectKind::Domain || !body.contains_key(SERVICE) {
+        return None;
+    }
+    body.insert("name".to_owned(), name.as_str().into());
+    // The domain is added to the other service, without the label that it had.
+    let label = object.managed_by.clone();
+    body.extend(label.map(|label| (MANAGED_BY.to_owned(), label.into())));
+    kind.creation(account, body).ok()
 }
 
 /// The settings of a kind that have different values.

@@ -1,5 +1,6 @@
 //! Documents on disk or standard input: one file, or all of a folder.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use std::sync::Arc;
 use gw_shared::files::unreadable;
 use gw_shared::text::escaped;
 
-use super::object::ObjectId;
+use super::object::{ObjectId, ObjectKind};
 use super::parse::{Declared, Mistake, parse};
 
 /// Largest document, in bytes.
@@ -78,7 +79,27 @@ pub(super) fn read(
             });
         }
     }
+    report_domains_of_several_accounts(&found, mistakes);
     found
+}
+
+/// Reports domains that several accounts declare: one of them can have it.
+fn report_domains_of_several_accounts(found: &Declarations, mistakes: &mut Vec<Mistake>) {
+    let mut domains: BTreeMap<&str, &Declared> = BTreeMap::new();
+    let declared = found.objects.iter();
+    for object in declared.filter(|object| object.id.kind == ObjectKind::Domain) {
+        let first = *domains.entry(&object.id.name).or_insert(object);
+        if first.id != object.id {
+            let place = &first.place;
+            mistakes.push(Mistake {
+                place: Some(object.place.clone()),
+                message: format!(
+                    "{} is also declared as {}, at {}:{}; leave it to one account",
+                    object.id, first.id, place.file, place.line
+                ),
+            });
+        }
+    }
 }
 
 pub(super) fn declared_twice(first: &Declared, id: &ObjectId) -> String {

@@ -182,6 +182,7 @@ fn add_account_by_api(answers: &Answers) -> Result<(), Failure> {
     let create = AccountCommand::Create {
         account: answers.account.clone(),
         capture_allowed: None,
+        domains_max: None,
     };
     let created = create.run(&mut AdminConnection::of(&answers.config).open()?);
     created.map_err(|error| {

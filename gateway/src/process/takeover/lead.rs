@@ -263,6 +263,7 @@ mod tests {
         StoredRecord::Account(AccountRecord {
             id,
             capture_allowed: false,
+            domains_max: Default::default(),
             created_at: Timestamp(1),
             managed_by: None,
             later: Default::default(),

@@ -1,6 +1,8 @@
 //! Accounts.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
 
 use gw_base::clock::Timestamp;
 use gw_shared::id::{AccountId, ManagerName};
@@ -8,6 +10,7 @@ use gw_shared::version::later_members::LaterMembers;
 use serde::{Deserialize, Serialize};
 
 use super::{Directory, Indexing, RecordKind};
+use crate::limits::{ACCOUNT_DOMAINS, ACCOUNT_DOMAINS_MAX};
 
 /// An account: the owner of services, credentials, service keys and agents.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,6 +20,9 @@ pub struct AccountRecord {
     /// The plan of the account includes the capture of bodies.
     #[serde(default)]
     pub capture_allowed: bool,
+    /// Own domains that the account may have. Records of earlier versions have the default.
+    #[serde(default, skip_serializing_if = "DomainsMax::is_default")]
+    pub domains_max: DomainsMax,
     /// Time of creation.
     pub created_at: Timestamp,
     /// What manages the record by documents; `None` if nothing does.
@@ -25,6 +31,73 @@ pub struct AccountRecord {
     /// Members of a later version.
     #[serde(flatten)]
     pub later: LaterMembers,
+}
+
+/// Number of own domains that an account may have: up to [`ACCOUNT_DOMAINS_MAX`], [`ACCOUNT_DOMAINS`] by default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub struct DomainsMax(u32);
+
+/// A number of own domains that no account may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TooManyDomains;
+
+impl fmt::Display for TooManyDomains {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "must be a whole number from 0 to {ACCOUNT_DOMAINS_MAX}")
+    }
+}
+
+impl std::error::Error for TooManyDomains {}
+
+impl DomainsMax {
+    /// Returns the number.
+    pub fn get(self) -> u32 {
+        self.0
+    }
+
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Default for DomainsMax {
+    fn default() -> Self {
+        Self(ACCOUNT_DOMAINS)
+    }
+}
+
+impl TryFrom<u32> for DomainsMax {
+    type Error = TooManyDomains;
+
+    fn try_from(number: u32) -> Result<Self, TooManyDomains> {
+        match number {
+            0..=ACCOUNT_DOMAINS_MAX => Ok(Self(number)),
+            _ => Err(TooManyDomains),
+        }
+    }
+}
+
+impl FromStr for DomainsMax {
+    type Err = TooManyDomains;
+
+    fn from_str(text: &str) -> Result<Self, TooManyDomains> {
+        text.parse()
+            .map_err(|_| TooManyDomains)
+            .and_then(u32::try_into)
+    }
+}
+
+impl From<DomainsMax> for u32 {
+    fn from(number: DomainsMax) -> Self {
+        number.0
+    }
+}
+
+impl fmt::Display for DomainsMax {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
 }
 
 impl RecordKind for AccountRecord {
@@ -54,9 +127,31 @@ impl RecordKind for AccountRecord {
         Self {
             id: AccountId::new("acme").unwrap(),
             capture_allowed: true,
+            domains_max: DomainsMax(5),
             created_at: Timestamp(1),
             managed_by: ManagerName::new("git").ok(),
             later: LaterMembers::default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_record_of_an_earlier_version_has_the_default_quota_and_keeps_its_text() {
+        let text = json!({ "id": "acme", "capture_allowed": true, "created_at": 1 });
+        let read = |text: &serde_json::Value| serde_json::from_value::<AccountRecord>(text.clone());
+        let record = read(&text).unwrap();
+        assert_eq!(record.domains_max.get(), ACCOUNT_DOMAINS);
+        assert_eq!(json!(record), text);
+        let mut text = json!(AccountRecord::sample());
+        assert_eq!(text["domains_max"], 5);
+        text["domains_max"] = (ACCOUNT_DOMAINS_MAX + 1).into();
+        let error = read(&text).unwrap_err().to_string();
+        assert_eq!(error, "must be a whole number from 0 to 10000");
     }
 }

@@ -8,6 +8,7 @@ mod acme;
 mod agent;
 mod authority;
 mod caller_secret;
+mod domain;
 mod enrollment_token;
 mod service;
 mod signing_key;
@@ -21,11 +22,15 @@ use gw_shared::id::{ClientId, KeyId};
 use gw_shared::identity::secret::Secret;
 use serde::{Deserialize, Serialize};
 
-pub use self::account::AccountRecord;
+pub use self::account::{AccountRecord, DomainsMax, TooManyDomains};
 pub use self::acme::{AcmeFailures, AcmeLease, AcmeRecord};
 pub use self::agent::{Agent, AgentRecord, EnrollmentRecord, PublicKeyHash};
 pub use self::authority::{AuthorityRecord, AuthorityRole};
 pub use self::caller_secret::{CallerSecretRecord, SecretAccess};
+pub use self::domain::{
+    Domain, DomainCertificate, DomainCertificateSource, DomainChallenge, DomainMaterial,
+    DomainOrder, DomainRecord, DomainState, ServedPair,
+};
 pub use self::enrollment_token::{Approval, EnrollmentTokenRecord};
 pub use self::service::{Captures, Service, ServicePath, ServiceRecord};
 pub use self::signing_key::{SigningKey, SigningKeyRecord};
@@ -268,6 +273,7 @@ kinds! {
     "acme" acme Acme(AcmeRecord);
     "authority" authorities Authority(AuthorityRecord);
     "ticket_key" ticket_keys TicketKey(TicketKeyRecord);
+    "domain" domains Domain(DomainRecord);
 }
 
 fn unknown_kind(kind: &str) -> StoreError {

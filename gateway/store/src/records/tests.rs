@@ -82,10 +82,11 @@ fn id(number: u64, prefix: &str, length: usize) -> String {
 }
 
 fn account_record() -> impl Strategy<Value = StoredRecord> {
-    (account(), any::<bool>()).prop_map(|(id, capture_allowed)| {
+    (account(), any::<bool>(), 0..200u32).prop_map(|(id, capture_allowed, domains_max)| {
         StoredRecord::Account(AccountRecord {
             id,
             capture_allowed,
+            domains_max: domains_max.try_into().unwrap(),
             created_at: Timestamp(1),
             managed_by: None,
             later: Default::default(),

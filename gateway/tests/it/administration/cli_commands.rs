@@ -163,7 +163,7 @@ fn accounts() {
     assert_eq!(asked, [r#"POST /api/v1/accounts {"id":"acme"}"#]);
     assert_eq!(
         out,
-        "Created:\n  account          acme\n  capture allowed  no\n  managed by       -\n  created          2026-01-02T03:04:05Z\n"
+        "Created:\n  account          acme\n  capture allowed  no\n  managed by       -\n  created          2026-01-02T03:04:05Z\n  domains max      100\n"
     );
     let (_, out) = succeed("account create acme", vec![(200, account("acme"))]);
     assert!(out.starts_with("Already exists, unchanged:\n"), "{out}");
@@ -203,12 +203,12 @@ fn accounts() {
     assert_eq!(out, format!("{}\n", account("acme")));
 
     let (asked, _) = succeed(
-        "account change acme --capture-allowed true",
+        "account change acme --capture-allowed true --domains-max 7",
         vec![(200, account("acme"))],
     );
     assert_eq!(
         asked,
-        [r#"PATCH /api/v1/accounts/acme {"capture_allowed":true}"#]
+        [r#"PATCH /api/v1/accounts/acme {"capture_allowed":true,"domains_max":7}"#]
     );
 
     let (asked, out) = succeed("account delete acme", vec![(204, Value::Null)]);

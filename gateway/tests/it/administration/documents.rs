@@ -1,6 +1,7 @@
 //! `gw-gateway apply`, `diff` and `export` on gateways.
 
 mod api;
+mod own_domains;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,9 +30,15 @@ struct Ended {
 
 impl Gateway {
     fn new() -> Self {
+        Self::with("")
+    }
+
+    /// A gateway whose configuration has `more`.
+    fn with(more: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("gateway.toml");
-        fs::write(&config, config_text(&folder.path().join("data"), 0)).unwrap();
+        let text = config_text(&folder.path().join("data"), 0);
+        fs::write(&config, text + more).unwrap();
         let served = serve(&mut serve_command(&config));
         Self { folder, served }
     }

@@ -13,3 +13,4 @@ mod replicas;
 mod acme;
 mod agent_ca;
 mod agent_updates;
+mod own_domains;

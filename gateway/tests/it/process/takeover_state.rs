@@ -281,6 +281,7 @@ fn add_services(prepared: &Prepared, count: usize) {
     let of_account = StoredRecord::Account(AccountRecord {
         id: account.clone(),
         capture_allowed: false,
+        domains_max: Default::default(),
         created_at: Timestamp(1),
         managed_by: None,
         later: Default::default(),

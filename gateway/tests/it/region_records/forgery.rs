@@ -342,6 +342,7 @@ fn a_forged_key_gives_no_access_and_the_region_is_repaired() {
     let new = NewAccount {
         id: "acme".to_owned(),
         capture_allowed: None,
+        domains_max: None,
         managed_by: None,
     };
     let refused = account::create(node.gateway.control(), &Actor::Admin, &new)
@@ -490,6 +491,7 @@ fn a_row_that_no_gateway_writes_does_not_end_the_following_of_changes() {
     let new = NewAccount {
         id: "acme".to_owned(),
         capture_allowed: None,
+        domains_max: None,
         managed_by: None,
     };
     eventually("a change is made", || {

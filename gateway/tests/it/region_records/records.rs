@@ -181,6 +181,7 @@ fn nodes_change_the_same_records_at_the_same_time() {
                     let new = NewAccount {
                         id: format!("acme{n}"),
                         capture_allowed: None,
+                        domains_max: None,
                         managed_by: None,
                     };
                     account::create(node.gateway.control(), &Actor::Admin, &new).unwrap();
@@ -292,6 +293,7 @@ fn a_successor_takes_over_with_postgresql() {
     let new = NewAccount {
         id: "acme".to_owned(),
         capture_allowed: None,
+        domains_max: None,
         managed_by: None,
     };
     account::create(other.gateway.control(), &Actor::Admin, &new).unwrap();

@@ -24,6 +24,7 @@ pub(crate) fn account(id: &str) -> StoredRecord {
     StoredRecord::Account(AccountRecord {
         id: AccountId::new(id).unwrap(),
         capture_allowed: false,
+        domains_max: Default::default(),
         created_at: Timestamp(1),
         managed_by: None,
         later: Default::default(),

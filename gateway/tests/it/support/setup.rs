@@ -19,6 +19,7 @@ pub(crate) fn service(control: &Control, account: &str, service: &str) {
         &NewAccount {
             id: account.to_owned(),
             capture_allowed: Some(true),
+            domains_max: None,
             managed_by: None,
         },
     )

@@ -65,6 +65,7 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .merge(agent_ca::routes())
         .merge(gateway::routes())
         .merge(records::certificates::routes())
+        .merge(records::domains::routes())
         .merge(records::signing_keys::routes())
         .merge(audit_log::routes())
         .merge(backup::routes())

@@ -265,6 +265,7 @@ impl Control {
         let mut has_authorities = false;
         let mut has_ticket_keys = false;
         let mut has_certificates = false;
+        let mut domains = Vec::new();
         for (position, steps) in changes {
             if position.revision > state.position.revision {
                 has_steps |= !steps.is_empty();
@@ -276,6 +277,7 @@ impl Control {
                 has_authorities |= steps.iter().any(Step::is_of_authority);
                 has_ticket_keys |= steps.iter().any(Step::is_of_ticket_key);
                 has_certificates |= steps.iter().any(Step::is_of_acme);
+                domains.extend(steps.iter().filter_map(Step::domain).cloned());
                 state.apply(position, steps, &self.region, self.workers.count());
             }
         }
@@ -287,6 +289,9 @@ impl Control {
         }
         if has_certificates {
             self.use_certificates(&state.records);
+        }
+        if !domains.is_empty() {
+            self.use_domains(&state.records, Some(&domains));
         }
         if has_steps {
             self.publish(&mut state);
@@ -311,6 +316,7 @@ impl Control {
         self.use_authorities(&state.records);
         self.use_ticket_keys(&state.records);
         self.use_certificates(&state.records);
+        self.use_domains(&state.records, None);
         self.publish(&mut state);
         self.applied.send_replace(state.position.revision);
     }

@@ -3,7 +3,7 @@
 use gw_base::page::{Page, PageQuery};
 use gw_shared::id::{AccountId, ManagerName};
 use gw_shared::version::later_members::LaterMembers;
-use gw_store::{AccountRecord, RecordId, RecordKind, Records, Step, StoredRecord};
+use gw_store::{AccountRecord, DomainsMax, RecordId, RecordKind, Records, Step, StoredRecord};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
@@ -20,6 +20,10 @@ pub struct AccountView {
     pub id: AccountId,
     /// Its plan includes keeping bodies: of the services that are set to.
     pub capture_allowed: bool,
+    /// Own domains that it may have.
+    #[serde(default)]
+    #[schema(value_type = u32, required = true, maximum = 10_000)]
+    pub domains_max: DomainsMax,
     /// What manages it by documents; absent if nothing does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
@@ -39,6 +43,10 @@ pub struct NewAccount {
     /// Its plan includes keeping bodies. Off if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capture_allowed: Option<bool>,
+    /// Own domains that it may have. 100 if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u32>, maximum = 10_000)]
+    pub domains_max: Option<DomainsMax>,
     /// Name of what manages it by documents; empty for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_length = 60, pattern = "^([A-Za-z0-9][A-Za-z0-9._/-]*)?$")]
@@ -52,6 +60,10 @@ pub struct AccountChanges {
     /// Whether its plan includes keeping bodies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capture_allowed: Option<bool>,
+    /// Own domains that it may have. Those beyond a smaller number stay, and none is added.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u32>, maximum = 10_000)]
+    pub domains_max: Option<DomainsMax>,
     /// Name of what manages it by documents; empty for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_length = 60, pattern = "^([A-Za-z0-9][A-Za-z0-9._/-]*)?$")]
@@ -63,6 +75,7 @@ impl From<&AccountRecord> for AccountView {
         Self {
             id: record.id.clone(),
             capture_allowed: record.capture_allowed,
+            domains_max: record.domains_max,
             managed_by: record.managed_by.clone(),
             created_at: record.created_at.to_string(),
         }
@@ -79,11 +92,13 @@ pub fn create(
     control.change(actor, |records, now| {
         if let Some(record) = records.accounts.get(&id) {
             let managed_by = manager_after(new.managed_by.as_deref(), record.managed_by.as_ref())?;
-            if new
+            let other_capture = new
                 .capture_allowed
-                .is_some_and(|wanted| wanted != record.capture_allowed)
-                || managed_by != record.managed_by
-            {
+                .is_some_and(|wanted| wanted != record.capture_allowed);
+            let other_quota = new
+                .domains_max
+                .is_some_and(|wanted| wanted != record.domains_max);
+            if other_capture || other_quota || managed_by != record.managed_by {
                 return Err(ControlError::Conflict(format!(
                     "account {id} exists with other settings; change it instead"
                 )));
@@ -94,6 +109,7 @@ pub fn create(
         let record = AccountRecord {
             id: id.clone(),
             capture_allowed,
+            domains_max: new.domains_max.unwrap_or_default(),
             created_at: now,
             managed_by: manager_after(new.managed_by.as_deref(), None)?,
             later: LaterMembers::default(),
@@ -104,6 +120,7 @@ pub fn create(
             target: record.id.to_string(),
             detail: json!(AccountChanges {
                 capture_allowed: Some(capture_allowed),
+                domains_max: new.domains_max,
                 managed_by: new.managed_by.clone(),
             }),
             output: ((&record).into(), true),
@@ -140,6 +157,7 @@ pub fn change(
         let capture_allowed = changes.capture_allowed.unwrap_or(record.capture_allowed);
         let changed = AccountRecord {
             capture_allowed,
+            domains_max: changes.domains_max.unwrap_or(record.domains_max),
             managed_by: manager_after(changes.managed_by.as_deref(), record.managed_by.as_ref())?,
             ..record.clone()
         };
@@ -169,6 +187,8 @@ pub struct AccountContents {
     pub service_keys: NamedRecords,
     /// Agents, by their names and ids.
     pub agents: NamedRecords,
+    /// Own domains, by their names.
+    pub domains: NamedRecords,
     /// Enrollment tokens, by their ids.
     pub enrollment_tokens: NamedRecords,
 }
@@ -187,12 +207,13 @@ const NAMED_MAX: usize = 100;
 
 impl AccountContents {
     /// Labels of the kinds, with their records.
-    pub fn kinds(&self) -> [(&'static str, &NamedRecords); 5] {
+    pub fn kinds(&self) -> [(&'static str, &NamedRecords); 6] {
         [
             ("services", &self.services),
             ("credentials", &self.credentials),
             ("service keys", &self.service_keys),
             ("agents", &self.agents),
+            ("domains", &self.domains),
             ("enrollment tokens", &self.enrollment_tokens),
         ]
     }
@@ -224,6 +245,9 @@ impl AccountContents {
                 let id = RecordId::Agent(record.id.clone());
                 (id, Some(record.name.as_str()))
             });
+        let domains = records
+            .domains_of(account)
+            .map(|record| (RecordId::Domain(record.id.clone()), None));
         let tokens = records.enrollment_tokens.values();
         let tokens = tokens
             .filter(|record| record.account == *account)
@@ -233,6 +257,7 @@ impl AccountContents {
             credentials: NamedRecords::of(credentials, ids),
             service_keys: NamedRecords::of(service_keys, ids),
             agents: NamedRecords::of(agents, ids),
+            domains: NamedRecords::of(domains, ids),
             enrollment_tokens: NamedRecords::of(tokens, ids),
         };
         (contents, std::mem::take(ids))
@@ -283,7 +308,7 @@ pub fn delete(
             let left = contents
                 .kinds()
                 .into_iter()
-                .take(4)
+                .take(5)
                 .filter(|(_, records)| records.count > 0)
                 .map(|(kind, _)| kind);
             let left: Vec<&str> = left.collect();

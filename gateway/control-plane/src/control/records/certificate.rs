@@ -1,5 +1,6 @@
 //! Certificates that an ACME authority issues: their record, and its use by the listeners.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use gw_acme::{Proof, State, tls_alpn};
@@ -8,13 +9,15 @@ use gw_base::page::{Page, PageQuery};
 use gw_base::tls::ServerConfigs;
 use gw_base::tls::certificate::{Mistakes, Pair};
 use gw_interface::config::{Challenge, Config};
-use gw_shared::id::CertificateId;
+use gw_shared::id::{CertificateId, DomainName};
 use gw_shared::identity::secret::Secret;
 use gw_shared::version::later_members::LaterMembers;
-use gw_store::{AcmeFailures, AcmeRecord, Records, Step, StoredRecord};
+use gw_store::{
+    AcmeFailures, AcmeRecord, DomainChallenge, DomainRecord, Records, Step, StoredRecord,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use utoipa::ToSchema;
 
 use crate::control::{Actor, Control, ControlError, Plan};
@@ -26,18 +29,21 @@ const ATTENTION_PART: u32 = 6;
 pub(crate) struct IssuedCertificates {
     names: Vec<String>,
     directory: String,
-    /// Whether challenges are answered in handshakes.
+    /// Whether challenges for the region are answered in handshakes. Those for own domains always are.
     answers_challenges: bool,
     used: Mutex<Used>,
     /// Notified when the record has changed.
     changed: Notify,
 }
 
-/// The contents of the record that the listeners use.
+/// The contents of the records that the listeners use.
 #[derive(Default)]
 struct Used {
     chain: String,
+    /// Proofs for names of the region.
     proofs: Vec<Proof>,
+    /// Proofs for own domains.
+    domains: BTreeMap<DomainName, Proof>,
 }
 
 /// A certificate that an ACME authority issues.
@@ -88,14 +94,24 @@ impl IssuedCertificates {
         Some(Self {
             names: acme.settings.names.clone(),
             directory: acme.settings.directory.clone(),
-            answers_challenges: matches!(acme.challenge, Challenge::TlsAlpn),
+            answers_challenges: matches!(acme.challenge, Some(Challenge::TlsAlpn)),
             used: Mutex::default(),
             changed: Notify::new(),
         })
     }
+
+    /// Whether the authority issues the certificate of the region, and not only those of own domains.
+    fn is_for_region(&self) -> bool {
+        !self.names.is_empty()
+    }
 }
 
 impl Control {
+    /// Whether an ACME authority issues certificates.
+    pub(crate) fn has_authority(&self) -> bool {
+        self.issued.is_some()
+    }
+
     /// Waits until the record of the certificates changes.
     pub(crate) async fn certificates_changed(&self) {
         match &self.issued {
@@ -149,16 +165,95 @@ impl Control {
         }
         let proofs = state.order.map(|order| order.proofs).unwrap_or_default();
         if issued.answers_challenges && proofs != used.proofs {
-            let challenge = match proofs.is_empty() {
-                true => None,
-                false => Some(
-                    tls_alpn::server_config(&proofs).map_err(|error| mistake(&error.message))?,
-                ),
-            };
-            self.tls.answer_challenges(challenge, publish)?;
             used.proofs = proofs;
+            self.answer_challenges(&used)?;
         }
         Ok(())
+    }
+
+    /// Answers the challenges of the orders of own domains from now on: of those in `changed`, or of all.
+    pub(crate) fn use_domains(&self, records: &Records, changed: Option<&[DomainName]>) {
+        if let Some(issued) = &self.issued
+            && let Err(error) = self.try_use_domains(issued, records, changed)
+        {
+            tracing::error!(%error, "the challenge of an own domain cannot be answered; its order fails, and is tried again");
+        }
+        self.domains_changed.send_replace(());
+    }
+
+    fn try_use_domains(
+        &self,
+        issued: &IssuedCertificates,
+        records: &Records,
+        changed: Option<&[DomainName]>,
+    ) -> Result<(), ControlError> {
+        let proof = |record: &DomainRecord| {
+            let DomainChallenge::TlsAlpn(value) = record.order.as_ref()?.challenge.clone()? else {
+                return None;
+            };
+            let name = record.id.to_string();
+            Some((record.id.clone(), Proof { name, value }))
+        };
+        let mut used = issued.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut domains = used.domains.clone();
+        match changed {
+            None => domains = records.domains.values().filter_map(proof).collect(),
+            Some(changed) => {
+                domains.retain(|name, _| !changed.contains(name));
+                let changed = changed.iter().filter_map(|name| records.domains.get(name));
+                domains.extend(changed.filter_map(proof));
+            }
+        }
+        if domains == used.domains {
+            return Ok(());
+        }
+        used.domains = domains;
+        self.answer_challenges(&used)
+    }
+
+    fn answer_challenges(&self, used: &Used) -> Result<(), ControlError> {
+        let proofs = used.proofs.iter().chain(used.domains.values());
+        let proofs: Vec<_> = proofs.cloned().collect();
+        let challenge = match proofs.is_empty() {
+            true => None,
+            false => {
+                Some(tls_alpn::server_config(&proofs).map_err(|error| mistake(&error.message))?)
+            }
+        };
+        let publish = |configs: &Arc<ServerConfigs>| self.workers.publish_certificates(configs);
+        self.tls.answer_challenges(challenge, publish);
+        Ok(())
+    }
+
+    /// Tells of changes of own domains.
+    pub(crate) fn domains_changed(&self) -> watch::Receiver<()> {
+        self.domains_changed.subscribe()
+    }
+
+    /// Stores a step of the order of a domain, unless the domain was removed. `update` gets the record of the region, and changes
+    /// that of the domain.
+    pub(crate) fn store_domain(
+        &self,
+        name: &DomainName,
+        action: &'static str,
+        update: impl Fn(&AcmeRecord, &mut DomainRecord, Timestamp) -> Result<(), ControlError>,
+    ) -> Result<(), ControlError> {
+        self.change(&Actor::Gateway, |records, now| {
+            let Some(record) = records.domains.get(name) else {
+                return Ok(Plan::already(()));
+            };
+            let mut record = record.clone();
+            let region = stored(records).cloned().unwrap_or_else(new_record);
+            update(&region, &mut record, now)?;
+            Ok(Plan {
+                target: name.to_string(),
+                action,
+                account: Some(record.account.clone()),
+                detail: json!({ "service": record.service }),
+                steps: vec![Step::Put(StoredRecord::Domain(record))],
+                output: (),
+            })
+        })
     }
 
     /// Stores a step of an order. `update` changes the stored record.
@@ -187,8 +282,10 @@ impl Control {
 pub fn list(control: &Control, page: &PageQuery) -> Result<Page<CertificateView>, ControlError> {
     let now = Timestamp::now();
     let views: Vec<CertificateView> = match &control.issued {
-        Some(issued) => vec![view(issued, &control.acme_record(), now)?],
-        None => Vec::new(),
+        Some(issued) if issued.is_for_region() => {
+            vec![view(issued, &control.acme_record(), now)?]
+        }
+        _ => Vec::new(),
     };
     Ok(Page::of(
         views.iter(),
@@ -200,7 +297,7 @@ pub fn list(control: &Control, page: &PageQuery) -> Result<Page<CertificateView>
 
 /// Orders a new certificate now, although the one in use is not due.
 pub fn renew(control: &Control, actor: &Actor) -> Result<CertificateView, ControlError> {
-    let Some(issued) = &control.issued else {
+    let Some(issued) = control.issued.as_ref().filter(|it| it.is_for_region()) else {
         return Err(ControlError::Conflict(
             "no certificate is issued by an ACME authority: set tls = \"acme\" in the configuration and restart".to_owned(),
         ));

@@ -6,6 +6,7 @@ use gw_base::clock::Timestamp;
 use gw_base::service::hostname::tenant_label;
 use gw_region::Owner;
 use gw_shared::identity::enrollment::EnrollmentStatus;
+use gw_store::{DomainState, Records};
 use gw_telemetry::counters::WorkerReport;
 
 use crate::control::{Control, StoreStatus};
@@ -23,6 +24,11 @@ pub struct Inventory {
     pub server_certificate_expiry: Option<Timestamp>,
     /// Failed attempts in a row to get the certificate of an ACME authority.
     pub certificate_failures: u32,
+    /// Number of own domains by status: `pending`, `active`, `lost` or `disabled`.
+    pub domains: BTreeMap<&'static str, u64>,
+    /// Number of own domains that are served by the state of their certificate: `missing`, `valid`, or `expiring` (in the last
+    /// sixth of its lifetime).
+    pub domain_certificates: BTreeMap<&'static str, u64>,
     /// State of the store.
     pub store: StoreStatus,
 }
@@ -66,6 +72,7 @@ impl Control {
             };
             *agents.entry(state).or_default() += 1;
         }
+        let (domains, domain_certificates) = domains(records, now);
         let connected = records
             .agents
             .values()
@@ -93,7 +100,39 @@ impl Control {
             .flatten()
             .min(),
             certificate_failures,
+            domains,
+            domain_certificates,
             store,
         }
     }
+}
+
+type Counts = BTreeMap<&'static str, u64>;
+
+/// Counts own domains by status, and those that are served by the state of their certificate.
+fn domains(records: &Records, now: Timestamp) -> (Counts, Counts) {
+    let mut domains =
+        BTreeMap::from(["pending", "active", "lost", "disabled"].map(|state| (state, 0)));
+    for domain in records.domains.values() {
+        let state = match domain.state {
+            DomainState::Pending => "pending",
+            DomainState::Active => "active",
+            DomainState::Lost => "lost",
+            DomainState::Disabled => "disabled",
+        };
+        *domains.entry(state).or_default() += 1;
+    }
+    let mut domain_certificates =
+        BTreeMap::from(["missing", "valid", "expiring"].map(|state| (state, 0)));
+    for domain in records.domains.values().filter(|it| it.state.is_served()) {
+        let state = match domain.certificate {
+            None => "missing",
+            Some(it) if it.not_after.since(now) < it.not_after.since(it.not_before) / 6 => {
+                "expiring"
+            }
+            Some(_) => "valid",
+        };
+        *domain_certificates.entry(state).or_default() += 1;
+    }
+    (domains, domain_certificates)
 }

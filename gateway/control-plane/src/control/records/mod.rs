@@ -4,6 +4,7 @@ pub mod account;
 pub mod agent;
 pub mod caller_secret;
 pub mod certificate;
+pub mod domain;
 pub mod enrollment_token;
 pub mod ephemeral_agents;
 pub(crate) mod inventory;

@@ -204,6 +204,11 @@ pub fn delete(
                 steps.push(Step::Put(StoredRecord::EnrollmentToken(record)));
             }
         }
+        let domains = records
+            .domains_of(account)
+            .filter(|record| record.service == *id)
+            .map(|record| Step::Delete(RecordId::Domain(record.id.clone())));
+        steps.extend(domains);
         Ok(Plan {
             steps,
             action: "service.delete",
@@ -218,7 +223,8 @@ pub fn delete(
     })
 }
 
-fn find<'a>(
+/// The service of the account with this id.
+pub(crate) fn find<'a>(
     records: &'a Records,
     account: &str,
     id: &str,

@@ -42,7 +42,7 @@ impl BenchWorker {
     /// Starts the gateway's end of a tunnel on the reactor of the calling thread. Waits until the agent takes requests.
     pub async fn start(transport: impl Transport + 'static) -> io::Result<Rc<Self>> {
         let gateway = MemoryWorker::start(SERVICES, transport).await?;
-        let peer = Peer::new(memory_worker::CALLER, None);
+        let peer = Peer::new(memory_worker::CALLER, None, None);
         Ok(Rc::new(Self { gateway, peer }))
     }
 

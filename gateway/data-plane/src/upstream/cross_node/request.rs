@@ -117,6 +117,7 @@ impl CrossNodeRequest {
             .borrow_mut()
             .request(&service.label, Instant::now());
         wire::put_principal(&mut self.outbound, &self.request.by);
+        wire::put_service(&mut self.outbound, &self.request.service);
         let mut rules = FailedAttempts::new(is_safe(&self.outbound), service.settings.retries);
         // Answer if the request is served by no node.
         let mut error = Error::NodeUnavailable;
@@ -216,6 +217,7 @@ impl CrossNodeRequest {
     /// Serves the request on this node, which owns the service now.
     async fn send_here(mut self, body: Option<ShortBody>) -> Result<UpstreamRequest, Error> {
         wire::take_principal(&mut self.outbound.headers);
+        wire::take_service(&mut self.outbound.headers);
         let request = self.request.again(&self.upstream.directory.get())?;
         let mut opened = self.upstream.open_here(request, self.outbound)?;
         if let Some(ShortBody { data, trailers, .. }) = body {

@@ -6,6 +6,7 @@ use crate::limits;
 use bytes::Bytes;
 use gw_base::error::{Error, Overload};
 use gw_base::principal::Principal;
+use gw_base::service::hostname::host_name;
 use gw_interface::auth;
 use gw_shared::error_code::{AgentErrorCode, ErrorCode};
 use gw_shared::http::{Fields, Framing, InvalidHead};
@@ -14,6 +15,7 @@ use gw_shared::text::printable;
 use gw_shared::tunnel::head::{self, OutboundRequest, Refusal};
 use gw_shared::tunnel::timing::{AgentTiming, micros};
 use gw_shared::tunnel::{frame, window};
+use gw_store::Service;
 use http::StatusCode;
 use http::header::{self, HeaderName, HeaderValue};
 
@@ -21,6 +23,8 @@ use crate::http_message::{AttemptFailure, FailedAttempt, OpenedStream, Progress}
 
 /// Originator of a request, as the node of the caller has authenticated it.
 const PRINCIPAL: HeaderName = HeaderName::from_static("x-gw-node-principal");
+/// Label of the service, for a request that names an own domain.
+const SERVICE: HeaderName = HeaderName::from_static("x-gw-node-service");
 /// Agent whose tunnel carries the request.
 const AGENT: HeaderName = HeaderName::from_static("x-gw-node-agent");
 /// Microseconds since the request was opened on that tunnel.
@@ -60,6 +64,23 @@ pub(crate) fn put_principal(request: &mut OutboundRequest, by: &Principal) {
     if let Ok(value) = HeaderValue::try_from(text) {
         request.headers.insert(PRINCIPAL, value);
     }
+}
+
+/// Adds the label of the service to a request that does not name its hostname, but an own domain.
+pub(crate) fn put_service(request: &mut OutboundRequest, service: &Service) {
+    if *host_name(request.authority.as_str()) == *service.hostname {
+        return;
+    }
+    // A label is visible ASCII.
+    if let Ok(value) = HeaderValue::from_str(&service.label) {
+        request.headers.insert(SERVICE, value);
+    }
+}
+
+/// Removes the label of the service from the fields of a request.
+pub(crate) fn take_service(headers: &mut Fields) -> Option<String> {
+    let label = headers.remove(SERVICE)?;
+    label.to_str().ok().map(str::to_owned)
 }
 
 /// Removes the originator from the fields of a request; `None` if there is no valid one.

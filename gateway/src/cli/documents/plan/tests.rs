@@ -234,3 +234,109 @@ fn agents_are_found_by_name_or_id() {
     let (plan, _) = planned(&by("name", "edge"), &gateway, Rules::default());
     assert_eq!(requests(&plan), [request]);
 }
+
+const DOMAIN: &str = "api.customer.example";
+
+fn with_domain(label: Option<&str>) -> GatewayObjects {
+    let mut gateway = gateway();
+    for service in ["web", "old"] {
+        let view = json!({ "id": service, "account": "acme" });
+        gateway.insert(
+            ObjectKind::Service,
+            "acme",
+            view.as_object().unwrap().clone(),
+        );
+    }
+    let view = json!({ "name": DOMAIN, "account": "acme", "service": "api", "status": "active", "managed_by": label });
+    let view = view.as_object().unwrap().clone();
+    gateway.insert(ObjectKind::Domain, "acme", view);
+    gateway
+}
+
+fn domain(name: &str, service: &str) -> String {
+    format!("[[domain]]\naccount = \"acme\"\nname = \"{name}\"\nservice = \"{service}\"\n")
+}
+
+#[test]
+fn a_domain_is_added_to_its_service_and_moves_by_an_add_to_another() {
+    let git = |rest: String| format!("managed_by = \"git\"\n{rest}");
+    let new = git(domain("shop.customer.example", "web"));
+    let (plan, mistakes) = planned(&new, &gateway_of_git(), Rules::default());
+    assert_eq!(mistakes, [""; 0]);
+    let expected = r#"Create /accounts/acme/services/web/domains {"managed_by":"git","name":"shop.customer.example"}"#;
+    assert_eq!(requests(&plan), [expected]);
+    assert_eq!(plan.changes[0].fields[0].name, "service");
+
+    let (plan, mistakes) = planned(
+        &git(domain(DOMAIN, "web")),
+        &gateway_of_git(),
+        Rules::default(),
+    );
+    assert_eq!(mistakes, [""; 0]);
+    let expected = format!(
+        r#"Change /accounts/acme/services/web/domains {{"managed_by":"git","name":"{DOMAIN}"}}"#
+    );
+    assert_eq!(requests(&plan), [expected]);
+    assert_eq!(plan.changes[0].method, Method::POST);
+    let moved = ChangedField {
+        name: "service",
+        old: Some("api".into()),
+        new: Some("web".into()),
+    };
+    assert_eq!(plan.changes[0].fields, [moved]);
+
+    let same = git(domain(DOMAIN, "api"));
+    let (plan, _) = planned(&same, &gateway_of_git(), Rules::default());
+    assert_eq!((requests(&plan), plan.unchanged), (vec![], 1));
+    let (plan, _) = planned(&same, &with_domain(None), Rules::default());
+    let expected = format!(r#"Change /accounts/acme/domains/{DOMAIN} {{"managed_by":"git"}}"#);
+    assert_eq!(requests(&plan), [expected]);
+    assert_eq!(plan.changes[0].method, Method::PATCH);
+}
+
+fn gateway_of_git() -> GatewayObjects {
+    with_domain(Some("git"))
+}
+
+#[test]
+fn a_domain_that_is_no_longer_declared_is_pruned_unless_it_moves_to_another_account() {
+    let prune = Rules {
+        prune: true,
+        take_over: false,
+    };
+    let expected = format!("Delete /accounts/acme/domains/{DOMAIN} {{}}");
+    let (plan, mistakes) = planned(ALL, &gateway_of_git(), prune);
+    assert_eq!((requests(&plan), mistakes), (vec![expected], vec![]));
+    for label in [None, Some("ops")] {
+        let (plan, _) = planned(ALL, &with_domain(label), prune);
+        assert_eq!(requests(&plan), [""; 0]);
+    }
+    let beta = "[[account]]\nid = \"beta\"\n[[service]]\naccount = \"beta\"\nid = \"web\"\n";
+    let moved = domain(DOMAIN, "web").replace("acme", "beta");
+    let (plan, mistakes) = planned(&format!("{ALL}{beta}{moved}"), &gateway_of_git(), prune);
+    assert_eq!(mistakes, [""; 0]);
+    let last = requests(&plan).pop().unwrap();
+    assert!(
+        last.starts_with("Create /accounts/beta/services/web/domains "),
+        "{last}"
+    );
+}
+
+#[test]
+fn a_domain_without_its_service_is_reported() {
+    let unknown = domain("shop.customer.example", "wbe");
+    let nowhere = unknown.replace("service = \"wbe\"\n", "");
+    for (text, expected) in [
+        (
+            unknown,
+            "a.toml:1: domain acme/shop.customer.example: service: account acme has no service wbe; did you mean `web`?",
+        ),
+        (
+            nowhere,
+            "a.toml:1: domain acme/shop.customer.example: it is new, and needs more keys: missing field `service`",
+        ),
+    ] {
+        let (_, mistakes) = planned(&text, &with_domain(None), Rules::default());
+        assert_eq!(mistakes, [expected]);
+    }
+}

@@ -21,16 +21,24 @@ fn an_export_reads_every_list() {
             "created_at": CREATED_AT })
     };
     let agent = json!({ "agent_id": "ag_1", "name": "edge", "services": ["api"], "status": "approved", "standby": false });
+    let domain = json!({ "name": "api.customer.example", "service": "api", "status": "pending" });
     let lists = [
         account,
         service(),
+        domain,
         secret("client_id"),
         secret("key_id"),
         agent,
     ];
     let answers = lists.map(|item| (200, page(&[item])));
     let (asked, out) = succeed("export", answers.to_vec());
-    let collections = ["services", "credentials", "service-keys", "agents"];
+    let collections = [
+        "services",
+        "domains",
+        "credentials",
+        "service-keys",
+        "agents",
+    ];
     let of_account = |name| format!("GET /api/v1/accounts/acme/{name}?limit=500");
     let mut expected = vec!["GET /api/v1/accounts?limit=500".to_owned()];
     expected.extend(collections.map(of_account));
@@ -38,6 +46,8 @@ fn an_export_reads_every_list() {
     for line in [
         "[[account]]",
         "[[service]]",
+        "[[domain]]",
+        "service = \"api\"",
         "[[credential]]",
         "[[key]]",
         "[[agent]]",

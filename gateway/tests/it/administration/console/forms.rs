@@ -314,13 +314,31 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
     let plan = browser.submit(
         "/accounts/acme/settings",
         "/accounts/acme/settings",
-        &[("capture_allowed", "on")],
+        &[("capture_allowed", "on"), ("domains_max", "7")],
     );
     assert_eq!(
         plan.header("location"),
         "/accounts/acme/settings?note=saved"
     );
-    assert!(account::show(control, "acme").unwrap().capture_allowed);
+    let changed = account::show(control, "acme").unwrap();
+    assert_eq!(
+        (changed.capture_allowed, changed.domains_max.get()),
+        (true, 7)
+    );
+    let refused = browser.submit(
+        "/accounts/acme/settings",
+        "/accounts/acme/settings",
+        &[("domains_max", "10001")],
+    );
+    assert!(
+        refused.status == 422
+            && refused.text.contains("value=\"10001\"")
+            && refused
+                .text
+                .contains("must be a whole number from 0 to 10000"),
+        "{}",
+        refused.text
+    );
 
     let settings = browser.get("/accounts/acme/settings").text;
     assert!(

@@ -6,6 +6,8 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 use gw_base::page::{Page, PageQuery};
+use gw_store::DomainsMax;
+use gw_store::limits::ACCOUNT_DOMAINS_MAX;
 
 use crate::admin::Admin;
 use crate::admin::console::web::failure::ErrorPage;
@@ -132,22 +134,30 @@ pub(crate) async fn create(
     let new = NewAccount {
         id: form.value("id").trim().to_owned(),
         capture_allowed,
+        domains_max: domains_max(&mut form),
         managed_by: None,
     };
-    match admin
-        .attempt(move |control| account::create(control, &Actor::Admin, &new))
-        .await?
-    {
-        Ok((account, created)) => {
-            let note = if created { "created" } else { "there" };
-            Ok(Redirect::to(&format!("/accounts/{}?note={note}", account.id)).into_response())
-        }
-        Err(error) => {
-            form.refused_by(error)?;
-            let page = page(&admin, visit, ListQuery { cursor: None }, form).await?;
-            Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+    if !form.is_refused() {
+        match admin
+            .attempt(move |control| account::create(control, &Actor::Admin, &new))
+            .await?
+        {
+            Ok((account, created)) => {
+                let note = if created { "created" } else { "there" };
+                let address = format!("/accounts/{}?note={note}", account.id);
+                return Ok(Redirect::to(&address).into_response());
+            }
+            Err(error) => form.refused_by(error)?,
         }
     }
+    let page = page(&admin, visit, ListQuery { cursor: None }, form).await?;
+    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+}
+
+/// The quota of own domains, if it is filled. Adds an error if it is invalid.
+fn domains_max(form: &mut Form) -> Option<DomainsMax> {
+    let number = form.number("domains_max", 0..=ACCOUNT_DOMAINS_MAX)?;
+    DomainsMax::try_from(number).ok()
 }
 
 pub(crate) async fn settings(
@@ -158,7 +168,7 @@ pub(crate) async fn settings(
     settings_page(&admin, visit, account, None).await
 }
 
-/// Shows the stored settings and the typed confirmation.
+/// Shows the stored settings, or those that were typed and refused, and the typed confirmation.
 async fn settings_page(
     admin: &Admin,
     visit: Visit,
@@ -170,7 +180,15 @@ async fn settings_page(
         Ok((account::show(control, &account)?, contents))
     };
     let (account, contents) = admin.look(look).await?;
-    let mut form = Form::default().with_box("capture_allowed", account.capture_allowed);
+    let typed_settings = typed.filter(|typed| typed.is_sent("domains_max"));
+    let mut form = match typed_settings {
+        Some(typed) => Form::default()
+            .with_box("capture_allowed", typed.is_ticked("capture_allowed"))
+            .with("domains_max", typed.value("domains_max")),
+        None => Form::default()
+            .with_box("capture_allowed", account.capture_allowed)
+            .with("domains_max", account.domains_max.to_string()),
+    };
     if let Some(typed) = typed {
         form = form
             .with("confirm", typed.value("confirm"))
@@ -189,13 +207,19 @@ async fn settings_page(
 
 pub(crate) async fn change(
     State(admin): State<Admin>,
+    visit: Visit,
     Path(account): Path<String>,
-    Extension(form): Extension<Form>,
+    Extension(mut form): Extension<Form>,
 ) -> Result<Response, ErrorPage> {
     let changes = AccountChanges {
         capture_allowed: Some(form.is_ticked("capture_allowed")),
+        domains_max: domains_max(&mut form),
         managed_by: None,
     };
+    if form.is_refused() {
+        let page = settings_page(&admin, visit, account, Some(&form)).await?;
+        return Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response());
+    }
     let account = admin
         .look(move |control| account::change(control, &Actor::Admin, &account, &changes))
         .await?;

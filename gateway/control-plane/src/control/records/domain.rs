@@ -1,0 +1,526 @@
+//! Own domains: names of customers that lead to their services.
+
+mod claim;
+mod label;
+mod view;
+
+use std::sync::Arc;
+
+use gw_base::clock::Timestamp;
+use gw_base::page::{Page, PageQuery};
+use gw_base::service::hostname::Region;
+use gw_base::tls::certificate::Pair;
+use gw_shared::id::{AccountId, DomainName, ServiceId};
+use gw_shared::identity::secret::Secret;
+use gw_shared::version::later_members::LaterMembers;
+use gw_store::{
+    DomainCertificate, DomainCertificateSource, DomainMaterial, DomainRecord, DomainState,
+    RecordId, Records, ServedPair, Step, StoredRecord,
+};
+use serde_json::json;
+
+pub(crate) use self::claim::look_every;
+use self::claim::{Claim, Finding, note};
+pub use self::label::{DomainChanges, change};
+use self::view::view_of;
+pub use self::view::{
+    DnsRecordView, DomainCertificateView, DomainView, NewDomain, NewDomainCertificate,
+};
+use super::account;
+use super::name::manager_after;
+use super::service;
+use crate::control::{Actor, Control, ControlError, Plan};
+use crate::limits::{DOMAIN_CERTIFICATE_BYTES, DOMAINS_PER_SERVICE};
+
+/// Looks DNS up, and adds a domain to a service; the flag says whether it is new there. A domain that another service has moves
+/// if DNS proves the new claim, and not that of the holder. Blocks.
+pub fn add(
+    control: &Control,
+    actor: &Actor,
+    account: &str,
+    service: &str,
+    new: &NewDomain,
+) -> Result<(DomainView, bool), ControlError> {
+    let name = checked_name(&control.region, &new.name)?;
+    let (claim, holder) = control.look_at(|records| {
+        let service = service::find(records, account, service)?;
+        let record = new_record(&name, &service.account, &service.id, Timestamp::now());
+        let holder = records.domains.get(&name);
+        let holder = holder.and_then(|it| Claim::of(&control.region, records, it));
+        Ok::<_, ControlError>((Claim::of(&control.region, records, &record), holder))
+    })?;
+    let Some(claim) = claim else {
+        let message = format!("service {account}--{service} has no hostname; use a shorter id");
+        return Err(ControlError::Conflict(message));
+    };
+    let finding = claim.look_up(&control.dns_servers);
+    let holder = holder.filter(|it| *it != claim).map(|holder| {
+        let finding = holder.look_up(&control.dns_servers);
+        (holder, finding)
+    });
+    let managed_by = new.managed_by.as_deref();
+    add_claim(
+        control,
+        actor,
+        (&claim, &finding),
+        holder.as_ref(),
+        managed_by,
+    )
+}
+
+fn add_claim(
+    control: &Control,
+    actor: &Actor,
+    (claim, finding): (&Claim, &Finding),
+    holder: Option<&(Claim, Finding)>,
+    managed_by: Option<&str>,
+) -> Result<(DomainView, bool), ControlError> {
+    let Claim {
+        name,
+        account,
+        service,
+        ..
+    } = claim;
+    control.change(actor, |records, now| {
+        let service = service::find(records, account.as_str(), service.as_str())?;
+        let existing = records.domains.get(name);
+        let is_same =
+            |it: &&DomainRecord| it.account == service.account && it.service == service.id;
+        if let Some(existing) = existing.filter(is_same) {
+            let before = existing.managed_by.as_ref();
+            let after = manager_after(managed_by, before)?;
+            if after != existing.managed_by {
+                let message =
+                    format!("domain {name} exists with another managed_by; change it instead");
+                return Err(ControlError::Conflict(message));
+            }
+            return Ok(Plan::already((view_of(control, records, existing), false)));
+        }
+        if let Some(existing) = existing {
+            check_move(existing, name, finding, holder)?;
+        }
+        check_quota(records, name, &service.account, &service.id)?;
+        let mut record = new_record(name, &service.account, &service.id, now);
+        record.managed_by = manager_after(managed_by, None)?;
+        note(&mut record, finding, now);
+        let view = view_of(control, records, &record);
+        Ok(Plan {
+            action: "domain.add",
+            account: Some(service.account.clone()),
+            target: name.to_string(),
+            detail: json!({ "service": service.id, "status": record.state }),
+            output: (view, true),
+            steps: vec![Step::Put(StoredRecord::Domain(record))],
+        })
+    })
+}
+
+/// Checks that a domain may go from `existing` to a claim for which DNS says `finding`.
+fn check_move(
+    existing: &DomainRecord,
+    name: &DomainName,
+    finding: &Finding,
+    holder: Option<&(Claim, Finding)>,
+) -> Result<(), ControlError> {
+    let refused = |text: String| Err(ControlError::Conflict(format!("domain {name}: {text}")));
+    match finding {
+        Finding::Proved => {}
+        Finding::NotProved(text) | Finding::Unknown(text) => {
+            return refused(format!(
+                "another service has it, so a proof is needed before it can move: {text}"
+            ));
+        }
+    }
+    let seen = holder.filter(|(claim, _)| {
+        claim.account == existing.account && claim.service == existing.service
+    });
+    match seen {
+        Some((_, Finding::NotProved(_))) => Ok(()),
+        Some((_, Finding::Unknown(text))) => refused(format!(
+            "another service has it, and DNS does not say whether it still may: {text}"
+        )),
+        Some((_, Finding::Proved)) => refused(
+            "DNS still proves it for another service, too; remove that record from DNS, or the domain from that service, and add it again"
+                .to_owned(),
+        ),
+        None => refused("it has changed meanwhile; add it again".to_owned()),
+    }
+}
+
+/// Checks that the service and its account may have a domain with this name, which is new there or leaves another service.
+fn check_quota(
+    records: &Records,
+    name: &DomainName,
+    account: &AccountId,
+    service: &ServiceId,
+) -> Result<(), ControlError> {
+    let (mut of_account, mut of_service) = (0, 0);
+    let others = records.domains_of(account);
+    for record in others.filter(|record| record.id != *name) {
+        of_account += 1;
+        of_service += usize::from(record.service == *service);
+    }
+    let account_max = account::find(records, account.as_str())?.domains_max.get();
+    let refused = |object: &str, count: usize, most: usize, remedy: &str| {
+        Err(ControlError::Conflict(format!(
+            "{object} has {count} domains, and may have {most}; remove one with `gw-gateway domain remove`{remedy}"
+        )))
+    };
+    if of_service >= DOMAINS_PER_SERVICE {
+        let object = format!("service {service}");
+        return refused(&object, of_service, DOMAINS_PER_SERVICE, "");
+    }
+    if of_account >= account_max as usize {
+        let object = format!("account {account}");
+        let remedy = format!(
+            ", or raise its `domains_max`: `gw-gateway account change {account} --domains-max N`"
+        );
+        return refused(&object, of_account, account_max as usize, &remedy);
+    }
+    Ok(())
+}
+
+fn new_record(
+    name: &DomainName,
+    account: &AccountId,
+    service: &ServiceId,
+    now: Timestamp,
+) -> DomainRecord {
+    DomainRecord {
+        id: name.clone(),
+        account: account.clone(),
+        service: service.clone(),
+        state: DomainState::Pending,
+        since: now,
+        finding: None,
+        certificate: None,
+        order: None,
+        failures: None,
+        created_at: now,
+        managed_by: None,
+        material: Arc::new(Secret::new("{}".to_owned())),
+        later: LaterMembers::default(),
+    }
+}
+
+/// Checks that a name can be an own domain.
+fn checked_name(region: &Region, name: &str) -> Result<DomainName, ControlError> {
+    let name = DomainName::new(name).map_err(ControlError::bad_id("name"))?;
+    let apex = region.apex();
+    let below = name.as_str().strip_suffix(apex);
+    if below.is_some_and(|rest| rest.is_empty() || rest.ends_with('.')) {
+        let message =
+            format!("{name} is a name of the region {apex}; use a domain of the customer");
+        return Err(ControlError::invalid("name", message));
+    }
+    Ok(name)
+}
+/// Lists the domains of an account, page by page.
+pub fn list(
+    control: &Control,
+    account: &str,
+    query: &PageQuery,
+) -> Result<Page<DomainView>, ControlError> {
+    let state = control.state();
+    let account = &account::find(&state.records, account)?.id;
+    Ok(Page::of(
+        state.records.domains_of(account),
+        |record| record.id.as_str(),
+        query,
+        |record| view_of(control, &state.records, record),
+    )?)
+}
+
+/// Returns a domain of the account. Fails with [`ControlError::NotFound`] if it does not exist.
+pub fn show(control: &Control, account: &str, name: &str) -> Result<DomainView, ControlError> {
+    control.look_at(|records| find(records, account, name).map(|it| view_of(control, records, it)))
+}
+
+/// Looks DNS up for a domain of the account, and takes over what it says. Blocks.
+pub fn check(
+    control: &Control,
+    actor: &Actor,
+    account: &str,
+    name: &str,
+) -> Result<DomainView, ControlError> {
+    let claim = control.look_at(|records| {
+        let record = find(records, account, name)?;
+        Claim::of(&control.region, records, record).ok_or_else(|| missing(account, name))
+    })?;
+    let finding = claim.look_up(&control.dns_servers);
+    take_over(control, actor, &claim, &finding)
+}
+
+/// Looks the claim of a stored domain up, and takes over what DNS says. Returns whether DNS proves it. Blocks.
+pub(crate) fn look(control: &Control, name: &DomainName) -> Result<bool, ControlError> {
+    let claim =
+        control.look_at(|records| Claim::of(&control.region, records, records.domains.get(name)?));
+    let Some(claim) = claim else {
+        return Ok(false);
+    };
+    let finding = claim.look_up(&control.dns_servers);
+    take_over(control, &Actor::Gateway, &claim, &finding)?;
+    Ok(finding == Finding::Proved)
+}
+
+/// Takes over what DNS says of a claim.
+fn take_over(
+    control: &Control,
+    actor: &Actor,
+    claim: &Claim,
+    finding: &Finding,
+) -> Result<DomainView, ControlError> {
+    control.change(actor, |records, now| {
+        let record = find(records, claim.account.as_str(), claim.name.as_str())?;
+        let mut changed = record.clone();
+        // A domain that has moved to another service meanwhile has another claim.
+        let mut is_new = record.service == claim.service && note(&mut changed, finding, now);
+        if *actor != Actor::Gateway
+            && let Some(failures) = &mut changed.failures
+        {
+            // An administrator knows more than the waits after failures.
+            failures.last = Timestamp(0);
+            is_new = true;
+        }
+        if !is_new {
+            return Ok(Plan::already(view_of(control, records, record)));
+        }
+        if changed.state != record.state {
+            tracing::info!(domain = %record.id, from = ?record.state, to = ?changed.state, finding = changed.finding, "the proof of an own domain has changed");
+        }
+        Ok(Plan {
+            action: "domain.check",
+            account: Some(changed.account.clone()),
+            target: changed.id.to_string(),
+            detail: json!({ "status": changed.state, "finding": changed.finding }),
+            output: view_of(control, records, &changed),
+            steps: vec![Step::Put(StoredRecord::Domain(changed))],
+        })
+    })
+}
+
+/// Removes a domain from its service.
+pub fn remove(
+    control: &Control,
+    actor: &Actor,
+    account: &str,
+    name: &str,
+) -> Result<(), ControlError> {
+    control.change(actor, |records, _| {
+        let record = find(records, account, name)?;
+        Ok(Plan {
+            action: "domain.remove",
+            account: Some(record.account.clone()),
+            target: record.id.to_string(),
+            detail: json!({ "service": record.service }),
+            output: (),
+            steps: vec![Step::Delete(RecordId::Domain(record.id.clone()))],
+        })
+    })
+}
+
+/// Serves this certificate for a domain. The gateway orders none for it then.
+pub fn upload(
+    control: &Control,
+    actor: &Actor,
+    account: &str,
+    name: &str,
+    new: &NewDomainCertificate,
+) -> Result<DomainView, ControlError> {
+    let size = new.chain.len() + new.key.reveal().len();
+    if size > DOMAIN_CERTIFICATE_BYTES {
+        let message = format!(
+            "chain and key have {size} bytes, and may have {DOMAIN_CERTIFICATE_BYTES}; leave out the root and other certificates that clients do not need"
+        );
+        return Err(ControlError::invalid("chain", message));
+    }
+    control.change(actor, |records, now| {
+        let mut record = find(records, account, name)?.clone();
+        let served = ServedPair {
+            chain: new.chain.clone(),
+            key: new.key.clone(),
+        };
+        let certificate = checked_pair(&record.id, &served, now)?;
+        record.certificate = Some(certificate);
+        record.failures = None;
+        record.order = None;
+        record.material = Arc::new(sealed(&DomainMaterial {
+            served: Some(served),
+            ..DomainMaterial::default()
+        })?);
+        Ok(Plan {
+            action: "domain.certificate",
+            account: Some(record.account.clone()),
+            target: record.id.to_string(),
+            detail: json!({ "not_after": certificate.not_after.to_string() }),
+            output: view_of(control, records, &record),
+            steps: vec![Step::Put(StoredRecord::Domain(record))],
+        })
+    })
+}
+
+/// Checks an uploaded certificate: names, key and validity.
+fn checked_pair(
+    name: &DomainName,
+    served: &ServedPair,
+    now: Timestamp,
+) -> Result<DomainCertificate, ControlError> {
+    let invalid = |message: String| ControlError::invalid("chain", message);
+    let pair = Pair::from_pem(&served.chain, served.key.reveal()).map_err(invalid)?;
+    if let Some(problem) = pair.does_not_serve(name.as_str()) {
+        return Err(ControlError::invalid("chain", problem));
+    }
+    if let Some(untimely) = pair.untimely(now) {
+        return Err(ControlError::invalid("chain", untimely));
+    }
+    let (not_before, not_after) = pair.first_validity().ok_or_else(|| {
+        ControlError::invalid("chain", "the first certificate has no validity".to_owned())
+    })?;
+    Ok(DomainCertificate {
+        not_before,
+        not_after,
+        source: DomainCertificateSource::Uploaded,
+    })
+}
+
+/// The material of a record, as it is stored.
+pub(crate) fn sealed(material: &DomainMaterial) -> Result<Secret, ControlError> {
+    serde_json::to_string(material)
+        .map(Secret::new)
+        .map_err(|error| ControlError::Conflict(format!("certificate: not JSON: {error}")))
+}
+
+fn find<'a>(
+    records: &'a Records,
+    account: &str,
+    name: &str,
+) -> Result<&'a DomainRecord, ControlError> {
+    let account = &account::find(records, account)?.id;
+    let found = records.domains.get(name);
+    found
+        .filter(|record| record.account == *account)
+        .ok_or_else(|| missing(account.as_str(), name))
+}
+
+fn missing(account: &str, name: &str) -> ControlError {
+    ControlError::NotFound {
+        kind: "domain",
+        id: format!("{name} of account {account}"),
+        remedy: format!("; `gw-gateway domain list {account}` lists them"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gw_store::{AccountRecord, DomainsMax};
+
+    use super::*;
+
+    fn record(service: &str) -> DomainRecord {
+        let account = AccountId::new("acme").unwrap();
+        let name = DomainName::new("api.customer.test").unwrap();
+        new_record(
+            &name,
+            &account,
+            &ServiceId::new(service).unwrap(),
+            Timestamp(0),
+        )
+    }
+
+    fn claim(service: &str) -> Claim {
+        let account = AccountRecord {
+            id: AccountId::new("acme").unwrap(),
+            capture_allowed: false,
+            domains_max: DomainsMax::default(),
+            created_at: Timestamp(0),
+            managed_by: None,
+            later: LaterMembers::default(),
+        };
+        let records = Records::from_iter([StoredRecord::Account(account)]);
+        Claim::of(
+            &Region::new("eu1", "example.com"),
+            &records,
+            &record(service),
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn a_domain_moves_with_a_proof_and_without_one_of_its_holder() {
+        let name = DomainName::new("api.customer.test").unwrap();
+        let not_proved = || Finding::NotProved("no record".to_owned());
+        let unknown = || Finding::Unknown("no answer".to_owned());
+        let refusal = |finding: &Finding, holder: Option<(Claim, Finding)>| {
+            let checked = check_move(&record("api"), &name, finding, holder.as_ref());
+            checked.err().map(|error| error.to_string())
+        };
+        let holder = |finding: Finding| Some((claim("api"), finding));
+        assert_eq!(refusal(&Finding::Proved, holder(not_proved())), None);
+        for (finding, holder, cause) in [
+            (not_proved(), holder(not_proved()), "a proof is needed"),
+            (unknown(), holder(not_proved()), "a proof is needed"),
+            (Finding::Proved, holder(Finding::Proved), "still proves it"),
+            (Finding::Proved, holder(unknown()), "DNS does not say"),
+            (Finding::Proved, None, "changed meanwhile"),
+            (
+                Finding::Proved,
+                Some((claim("other"), not_proved())),
+                "changed meanwhile",
+            ),
+        ] {
+            let refused = refusal(&finding, holder).unwrap();
+            assert!(refused.contains(cause), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_move_within_the_account_needs_no_more_of_its_quota() {
+        let account = AccountRecord {
+            id: AccountId::new("acme").unwrap(),
+            capture_allowed: false,
+            domains_max: DomainsMax::try_from(1).unwrap(),
+            created_at: Timestamp(0),
+            managed_by: None,
+            later: LaterMembers::default(),
+        };
+        let records = Records::from_iter([
+            StoredRecord::Account(account),
+            StoredRecord::Domain(record("api")),
+        ]);
+        let account = AccountId::new("acme").unwrap();
+        let check = |name: &str| {
+            let name = DomainName::new(name).unwrap();
+            let checked = check_quota(&records, &name, &account, &ServiceId::new("web").unwrap());
+            checked.err().map(|error| error.to_string())
+        };
+        assert_eq!(check("api.customer.test"), None);
+        let refused = check("shop.customer.test").unwrap();
+        let expected = "account acme has 1 domains, and may have 1; remove one with `gw-gateway domain remove`, or raise its \
+                        `domains_max`: `gw-gateway account change acme --domains-max N`";
+        assert_eq!(refused, expected);
+    }
+
+    #[test]
+    fn names_of_the_region_are_refused() {
+        let region = Region::new("eu1", "example.com");
+        for good in [
+            "api.customer.test",
+            "example.com",
+            "xeu1.example.com",
+            "xn--bcher-kva.example",
+        ] {
+            assert!(checked_name(&region, good).is_ok(), "{good}");
+        }
+        for bad in [
+            "eu1.example.com",
+            "acme--api.eu1.example.com",
+            "a.b.eu1.example.com",
+            "*.a.test",
+            "A.test",
+            "1.2.3.4",
+            "test",
+        ] {
+            assert!(checked_name(&region, bad).is_err(), "{bad}");
+        }
+    }
+}

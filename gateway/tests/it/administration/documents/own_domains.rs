@@ -1,0 +1,72 @@
+//! Own domains in documents.
+
+use super::{Ended, Gateway};
+use crate::support::peers::empty_dns;
+
+const SERVICES: &str = "managed_by = \"git\"\n[[account]]\nid = \"acme\"\ndomains_max = 2\n\
+                        [[service]]\naccount = \"acme\"\nid = \"api\"\n[[service]]\naccount = \"acme\"\nid = \"web\"\n";
+
+fn domain(service: &str) -> String {
+    format!(
+        "[[domain]]\naccount = \"acme\"\nname = \"api.customer.test\"\nservice = \"{service}\"\n"
+    )
+}
+
+#[test]
+fn a_domain_is_added_labelled_and_removed_and_moves_only_with_a_proof() {
+    let dns = empty_dns::start();
+    let gateway = Gateway::with(&format!("dns_servers = [\"{dns}\"]\n"));
+    gateway.write("services.toml", SERVICES);
+    gateway.write("domains.toml", &domain("api"));
+    let both = ["apply", "-f", "services.toml", "-f", "domains.toml"];
+    let out = gateway.succeed(&both);
+    let expected =
+        "+ domain acme/api.customer.test (domains.toml:1)\n    service: \"api\"\n4 to create, ";
+    assert!(out.contains(expected), "{out}");
+    assert_eq!(gateway.succeed(&both), "No difference in 4 objects.\n");
+    let (action, target, detail) = gateway.audit(1).remove(0);
+    assert_eq!((&*action, &*target), ("domain.add", "api.customer.test"));
+    assert_eq!(detail["applied"]["file"], "domains.toml");
+
+    let label = ["apply", "-f", "domains.toml", "--managed-by", "git"];
+    let out = gateway.succeed(&label);
+    assert!(out.contains("    managed_by: none → \"git\"\n"), "{out}");
+    assert_eq!(gateway.audit(1)[0].0, "domain.change");
+    let exported = gateway.export();
+    assert!(
+        exported.contains(&format!("{}managed_by = \"git\"\n", domain("api"))),
+        "{exported}"
+    );
+    gateway.write("all.toml", &exported);
+    assert_eq!(
+        gateway.succeed(&["apply", "-f", "all.toml"]),
+        "No difference in 4 objects.\n"
+    );
+
+    gateway.write("domains.toml", &domain("web"));
+    let Ended { code, out, err } = gateway.run(&label);
+    assert!(out.contains("    service: \"api\" → \"web\"\n"), "{out}");
+    assert!(
+        code == 1 && err.contains("another service has it, so a proof is needed"),
+        "{err}"
+    );
+    gateway.write("domains.toml", &domain("wbe"));
+    let Ended { code, err, .. } = gateway.run(&label);
+    assert!(
+        code == 2 && err.contains("account acme has no service wbe; did you mean `web`?"),
+        "{err}"
+    );
+    let beta = domain("web").replace("acme", "beta");
+    gateway.write("domains.toml", &format!("{}{beta}", domain("web")));
+    let Ended { code, err, .. } = gateway.run(&["diff", "-f", "domains.toml"]);
+    let expected = "domains.toml:5: domain beta/api.customer.test is also declared as domain acme/api.customer.test, at \
+                    domains.toml:1; leave it to one account";
+    assert!(code == 2 && err.contains(expected), "{err}");
+
+    let out = gateway.succeed(&["apply", "-f", "services.toml", "--prune", "--yes"]);
+    assert!(
+        out.starts_with("- domain acme/api.customer.test\n"),
+        "{out}"
+    );
+    assert!(!gateway.export().contains("[[domain]]"));
+}

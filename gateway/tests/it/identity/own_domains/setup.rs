@@ -1,0 +1,194 @@
+//! A gateway, an authority and a DNS server for tests of own domains.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use gw_gateway::demo::About;
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
+use rustls_pki_types::ServerName;
+use serde_json::Value;
+
+use crate::support::acme_servers::free_address;
+use crate::support::acme_servers::named::Named;
+use crate::support::acme_servers::pebble::{Options, Pebble};
+use crate::support::eventually;
+use crate::support::peers::backend;
+use crate::support::peers::caller::{Caller, HOST, client_config_of, socket};
+use crate::support::peers::http1_peer::Peer;
+use crate::support::processes::prepared::Prepared;
+use crate::support::processes::process::{Running, Served, gw_gateway};
+
+/// A gateway with an agent and a backend that answers with the host of the request, a DNS server with the zone
+/// `customer.test`, and an authority.
+pub(super) struct Setup {
+    pub(super) prepared: Prepared,
+    pub(super) named: Named,
+    pebble: Pebble,
+    pub(super) served: Served,
+    _agent: Running,
+}
+
+impl Setup {
+    pub(super) fn new() -> Self {
+        let address = free_address();
+        Self::with(address, address.port(), None)
+    }
+
+    /// A gateway that listens at `address`, and in plain HTTP at `plain`. The authority connects to `tls_port`, or in plain HTTP.
+    pub(super) fn with(address: SocketAddr, tls_port: u16, plain: Option<SocketAddr>) -> Self {
+        let named = Named::start("");
+        let mut options = Options::new(named.address);
+        options.tls_port = tls_port;
+        options.http_port = plain.map_or(options.http_port, |plain| plain.port());
+        let pebble = Pebble::start(options);
+        let listen_http = plain.map(|plain| format!("listen_http = \"{plain}\"\n"));
+        let prepared = Prepared::new();
+        let config = format!(
+            "{}{}dns_servers = [\"{}\"]\n[acme]\ndirectory = {:?}\nca_file = {:?}\nterms_accepted = true\n",
+            prepared
+                .config()
+                .replace("127.0.0.1:0\"\nadmin", &format!("{address}\"\nadmin")),
+            listen_http.unwrap_or_default(),
+            named.address,
+            pebble.directory(),
+            pebble.ca_file(),
+        );
+        let served = prepared.serve_with(&config);
+        let backend = backend::start(|mut peer| {
+            while let Ok((head, ..)) = peer.request() {
+                let host = head.authority.to_string();
+                let length = host.len();
+                peer.send(format!(
+                    "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{host}"
+                ));
+            }
+        });
+        let agent = prepared.run_agent(served.address.port(), &backend);
+        prepared.wait_for_tunnel(served.address);
+        let setup = Self {
+            prepared,
+            named,
+            pebble,
+            served,
+            _agent: agent,
+        };
+        fs::write(setup.root(), setup.pebble.issuing_root()).unwrap();
+        setup
+    }
+
+    /// The root of the issued certificates.
+    pub(super) fn root(&self) -> PathBuf {
+        self.prepared.path("root.pem")
+    }
+
+    /// Runs `gw-gateway` against the gateway. The output, JSON, or the error.
+    pub(super) fn command(&self, arguments: &[&str]) -> Result<Value, String> {
+        let output = gw_gateway()
+            .args(arguments)
+            .args(["--json", "--admin-token-file"])
+            .arg(self.prepared.path("data/admin.token"))
+            .args([
+                "--admin-url",
+                &format!("http://{}", self.served.admin_address),
+            ])
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        match output.status.success() {
+            true => Ok(serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)),
+            false => Err(String::from_utf8(output.stderr).unwrap()),
+        }
+    }
+
+    pub(super) fn add(&self, domain: &str) -> Result<Value, String> {
+        self.command(&["domain", "add", "demo", "echo", domain])
+    }
+
+    /// Lets DNS lead `domain` to the demo's service, and waits for the certificate.
+    pub(super) fn serve(&self, domain: &str) {
+        self.named
+            .update(&[&format!("add {domain} 1 CNAME {HOST}")]);
+        self.add(domain).unwrap();
+        self.await_certificate(domain);
+    }
+
+    pub(super) fn await_certificate(&self, domain: &str) {
+        eventually("the certificate of the domain", || {
+            let shown = self.show(domain);
+            (shown["certificate"]["source"] == "acme").then_some(())
+        });
+    }
+
+    /// The domain as the API shows it.
+    pub(super) fn show(&self, domain: &str) -> Value {
+        let list = self.command(&["domain", "list", "demo"]).unwrap();
+        let items = list.get("items").unwrap_or(&list).as_array().unwrap();
+        let found = items.iter().find(|item| item["name"] == domain);
+        found.cloned().unwrap_or(Value::Null)
+    }
+
+    /// Status and body of a request, by curl, which trusts the authority.
+    pub(super) fn get(&self, domain: &str) -> (String, String) {
+        let port = self.served.address.port();
+        let output = Command::new("curl")
+            .args([
+                "--silent",
+                "--show-error",
+                "--max-time",
+                "10",
+                "--write-out",
+                "\n%{http_code}",
+            ])
+            .arg("--cacert")
+            .arg(self.root())
+            .args(["--resolve", &format!("{domain}:{port}:127.0.0.1")])
+            .args([
+                "--header",
+                &format!("X-Gw-Service-Key: {}", self.prepared.service_key()),
+            ])
+            .arg(format!("https://{domain}:{port}/"))
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let (body, status) = text.rsplit_once('\n').unwrap();
+        (status.to_owned(), body.to_owned())
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.served.address
+    }
+
+    /// A connection with this server name; `None` without a handshake.
+    pub(super) fn connect(&self, config: &Arc<ClientConfig>, name: &str) -> Option<Caller> {
+        open(config, name, &self.prepared.about(self.address()))
+    }
+
+    /// A caller's configuration that trusts the authority.
+    pub(super) fn caller(&self, alpn: &[&[u8]]) -> Arc<ClientConfig> {
+        let versions = rustls::DEFAULT_VERSIONS;
+        Arc::new(client_config_of(versions, &self.root(), alpn, None))
+    }
+
+    /// The status of a request for `host` on a connection.
+    pub(super) fn ask(&self, caller: &mut Caller, host: &str) -> u16 {
+        let key = self.prepared.service_key();
+        caller.send(format!(
+            "GET / HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
+        ));
+        caller.response().status.as_u16()
+    }
+}
+
+/// A connection with this server name; `None` without a handshake.
+pub(super) fn open(config: &Arc<ClientConfig>, name: &str, about: &About) -> Option<Caller> {
+    let server_name = ServerName::try_from(name.to_owned()).unwrap();
+    let mut session = ClientConnection::new(Arc::clone(config), server_name).unwrap();
+    let mut socket = socket(about);
+    while session.is_handshaking() {
+        session.complete_io(&mut socket).ok()?;
+    }
+    Some(Peer::new(StreamOwned::new(session, socket)))
+}
