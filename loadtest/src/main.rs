@@ -64,6 +64,8 @@ enum Scenario {
         #[arg(long)]
         short: bool,
     },
+    /// A gateway with many own domains: start, memory, and CPU time per handshake.
+    Domains(scenarios::domains::Options),
     /// A gateway with many services: cost of a change, start, memory, and CPU time per request.
     Services(scenarios::services::Options),
     /// Three nodes: cost of crossing requests, losses, replacements, revocations, silence of PostgreSQL.
@@ -109,6 +111,7 @@ fn run(scenario: Scenario, gateway: &Path) -> Result<(), Failure> {
         Scenario::Logging => scenarios::logging::run(gateway),
         Scenario::Expiry => scenarios::expiry::run(gateway),
         Scenario::Memory { short } => scenarios::memory::run(gateway, short),
+        Scenario::Domains(options) => scenarios::domains::run(gateway, &options),
         Scenario::Services(options) => scenarios::services::run(gateway, &options),
         Scenario::Region(options) => scenarios::region::run(gateway, &options),
         Scenario::Restarts(options) => scenarios::restarts::run(gateway, &options),

@@ -6,6 +6,7 @@ pub(super) mod bucket;
 pub(super) mod bulk;
 pub(super) mod cancel;
 pub(super) mod compare;
+pub(super) mod domains;
 pub(super) mod expiry;
 pub(super) mod logging;
 pub(super) mod memory;
