@@ -200,6 +200,25 @@ async function anAccountIsSetUp(page) {
   return key;
 }
 
+/** Adds an own domain, which is not in DNS, and shows the records to set. */
+async function aDomainIsAdded(page) {
+  // An unreachable DNS server takes half a minute.
+  const patient = { timeout: 90_000 };
+  await page.goto("/accounts/acme/services/api");
+  const name = page.getByLabel("Add a domain of the customer");
+  await name.fill("No Name");
+  await page.getByRole("button", { name: "Add domain" }).click();
+  assert.equal(await name.getAttribute("aria-invalid"), "true");
+  assert.equal(await page.evaluate(() => document.activeElement.id), "name");
+  await name.fill("api.customer.example");
+  await page.getByRole("button", { name: "Add domain" }).click(patient);
+  await page.getByRole("heading", { name: /^api.customer.example/ }).waitFor(patient);
+  await page.getByText("waiting for DNS").waitFor();
+  const record = await page.locator("#cname").textContent();
+  assert(record.startsWith("api.customer.example CNAME acme--api."), record);
+  await page.getByRole("button", { name: /^Copy: CNAME record/ }).getByText("Copy").waitFor();
+}
+
 /** Creates a credential or key for the service, and returns the commands that its page proposes. */
 async function createCallerSecret(page, tab, link, button) {
   await page.goto("/accounts/acme");
@@ -408,6 +427,7 @@ async function main() {
     await signIn(page);
     const key = await anAccountIsSetUp(page);
     const request = await aRequestIsFoundAndReplayed(page, key);
+    await aDomainIsAdded(page);
     // A failed request, for the error pages.
     await runInShell(key.replace("acme--api", "acme--none"));
     const href = (of, selector) => page.goto(of).then(() => page.locator(selector).first().getAttribute("href"));
@@ -425,6 +445,7 @@ async function main() {
       agents: "/accounts/acme/agents",
       agent: await href("/accounts/acme/agents", ".list td a"),
       "agent-new": "/accounts/acme/new-agent",
+      domain: "/accounts/acme/domains/api.customer.example",
       settings: "/accounts/acme/settings",
       tunnels: "/tunnels",
       requests: "/requests",

@@ -3,16 +3,18 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use gw_base::clock::Timestamp;
 use gw_base::service::hostname::tenant_label;
 use gw_shared::id::{AccountId, ServiceId};
 use gw_shared::identity::enrollment::EnrollmentStatus;
-use gw_store::{AgentRecord, Records};
+use gw_store::{AgentRecord, Records, ServicePath};
 use gw_telemetry::counters::TunnelReport;
 use humantime::format_duration;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Control;
+use super::records::domain::attention;
 
 /// Most warnings that are listed.
 const LISTED: usize = 100;
@@ -39,7 +41,8 @@ pub struct WarningsView {
     pub missing_nodes: Vec<u16>,
 }
 
-/// A service with several agents of which at most one is ready, or with a tunnel that was full.
+/// A service with several agents of which at most one is ready, with a tunnel that was full, or with an own domain that lost its
+/// proof or whose certificate ends soon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Warning)]
 pub struct WarningView {
@@ -49,7 +52,7 @@ pub struct WarningView {
     /// Id of the service.
     #[schema(value_type = String)]
     pub service: ServiceId,
-    /// The ready agent with the reasons of the others, or the agent without a free slot.
+    /// The ready agent with the reasons of the others, the agent without a free slot, or the domain with its finding.
     pub found: String,
     /// What to do about it.
     pub remedy: String,
@@ -71,10 +74,33 @@ pub(crate) fn list<'a>(
     for tunnel in tunnels {
         by_service.entry(&tunnel.service).or_default().push(tunnel);
     }
-    control.look_at(|records| warnings(records, &by_service))
+    let now = Timestamp::now();
+    control.look_at(|records| {
+        let of_services = warnings(records, &by_service);
+        let of_domains = of_domains(records, now);
+        of_services.chain(of_domains).take(LISTED).collect()
+    })
 }
 
-fn warnings(records: &Records, tunnels: &HashMap<&str, Vec<&TunnelReport>>) -> Vec<WarningView> {
+/// Warnings of the domains of enabled services.
+fn of_domains(records: &Records, now: Timestamp) -> impl Iterator<Item = WarningView> {
+    records.domains.values().filter_map(move |record| {
+        let path = ServicePath(record.account.clone(), record.service.clone());
+        let service = records.services.get(&path)?;
+        let (found, remedy) = attention(record, now).filter(|_| service.settings.enabled)?;
+        Some(WarningView {
+            account: record.account.clone(),
+            service: record.service.clone(),
+            found,
+            remedy,
+        })
+    })
+}
+
+fn warnings<'a>(
+    records: &'a Records,
+    tunnels: &'a HashMap<&str, Vec<&TunnelReport>>,
+) -> impl Iterator<Item = WarningView> + 'a {
     let mut agents: BTreeMap<(&AccountId, &ServiceId), Vec<&AgentRecord>> = BTreeMap::new();
     for agent in records
         .agents
@@ -92,7 +118,7 @@ fn warnings(records: &Records, tunnels: &HashMap<&str, Vec<&TunnelReport>>) -> V
         .services
         .values()
         .filter(|service| service.settings.enabled);
-    let warnings = enabled.flat_map(|service| {
+    enabled.flat_map(move |service| {
         let agents = agents.get(&(&service.account, &service.id));
         let label = tenant_label(&service.account, &service.id);
         let tunnels = label.and_then(|label| tunnels.get(&*label));
@@ -109,8 +135,7 @@ fn warnings(records: &Records, tunnels: &HashMap<&str, Vec<&TunnelReport>>) -> V
             remedy: remedy.to_owned(),
         };
         of_service.into_iter().flatten().flatten().map(view)
-    });
-    warnings.take(LISTED).collect()
+    })
 }
 
 /// The tunnel that was full last; `None` if none was.
@@ -170,7 +195,6 @@ fn named(agent: &AgentRecord) -> String {
 #[cfg(test)]
 mod tests {
     use gw_shared::id::AgentId;
-    use gw_store::ServicePath;
     use serde_json::json;
 
     use super::*;
@@ -291,7 +315,7 @@ mod tests {
                 .into_iter()
                 .filter(|(_, tunnels)| !tunnels.is_empty())
                 .collect();
-            warnings(&records, &by_service).len()
+            warnings(&records, &by_service).count()
         };
         assert_eq!(count(true, false, &[&suspect]), 1);
         assert_eq!(

@@ -10,7 +10,7 @@ use crate::cli::client::connection::AdminConnection;
 
 /// Asks the gateway with this configuration file, if it runs, which of its services need attention.
 pub(crate) fn examine(out: &mut Examination, config: &Path) {
-    const CHECK: &str = "agents of services";
+    const CHECK: &str = "services";
     let is_valid = |check: &str, verdict| check == "configuration" && verdict == Verdict::Ok;
     if !out
         .checks()
@@ -35,12 +35,12 @@ pub(crate) fn examine(out: &mut Examination, config: &Path) {
         Ok(WarningsView { items, .. }) if items.is_empty() => {
             out.ok(
                 CHECK,
-                "no service with several agents depends on one of them, and no tunnel was full",
+                "no service with several agents depends on one of them, no tunnel was full, and no own domain needs attention",
             );
         }
         Ok(WarningsView { items, .. }) => {
             for warning in items {
-                let check = format!("agents of {}/{}", warning.account, warning.service);
+                let check = format!("service {}/{}", warning.account, warning.service);
                 out.warning(check, warning.found, warning.remedy);
             }
         }

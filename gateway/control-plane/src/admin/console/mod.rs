@@ -18,7 +18,7 @@ use tokio::sync::Semaphore;
 use super::Admin;
 use super::nodes::await_console_change;
 use crate::control::{Control, ControlError};
-use pages::records::{accounts, agents, caller_secrets, enrollment, services};
+use pages::records::{accounts, agents, caller_secrets, domains, enrollment, services};
 use pages::{audit, overview, region, replay, requests, sign_in, traffic, tunnels, usage};
 use web::failure::ErrorPage;
 use web::own_name::Moves;
@@ -149,6 +149,7 @@ fn of_accounts() -> Router<Admin> {
             "/accounts/{account}/services/{service}/delete",
             post(services::delete),
         )
+        .merge(domains::routes())
         .merge(caller_secrets::routes())
         .route("/accounts/{account}/agents", get(agents::list))
         .route(

@@ -2,6 +2,7 @@
 
 mod claim;
 mod label;
+mod listed;
 mod view;
 
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use serde_json::json;
 pub(crate) use self::claim::look_every;
 use self::claim::{Claim, Finding, note};
 pub use self::label::{DomainChanges, change};
+pub(crate) use self::listed::{attention, of_service};
 use self::view::view_of;
 pub use self::view::{
     DnsRecordView, DomainCertificateView, DomainView, NewDomain, NewDomainCertificate,

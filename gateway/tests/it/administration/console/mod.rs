@@ -3,6 +3,7 @@
 mod access;
 pub(crate) mod browser;
 mod forms;
+mod own_domains;
 mod own_name;
 mod pages;
 mod requests;

@@ -93,6 +93,8 @@ fn in_words(note: &str) -> Option<&'static str> {
         "there" => "It already exists with these settings. Nothing was changed.",
         "saved" => "Saved. The workers apply it at once.",
         "deleted" => "Deleted.",
+        "checked" => "Looked up in DNS.",
+        "uploaded" => "Uploaded. New handshakes use it at once.",
         "approved" => "Approved. The agent gets its certificate at its next poll.",
         "revoked" => "Revoked. Its tunnels have ended, and its certificate is refused.",
         "replayed" => "Replayed. This is the new request.",

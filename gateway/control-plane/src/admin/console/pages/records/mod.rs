@@ -3,5 +3,6 @@
 pub(crate) mod accounts;
 pub(crate) mod agents;
 pub(crate) mod caller_secrets;
+pub(crate) mod domains;
 pub(crate) mod enrollment;
 pub(crate) mod services;

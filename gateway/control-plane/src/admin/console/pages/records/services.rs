@@ -5,6 +5,7 @@ use axum::Extension;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
+use gw_base::clock::Timestamp;
 use gw_base::page::Page;
 use gw_base::service::affinity::Affinity;
 use gw_base::service::service_settings::{Group, Kind, SETTINGS, ServiceSettings, Setting};
@@ -12,6 +13,7 @@ use gw_telemetry::counters::EndedTunnel;
 use serde_json::{Map, Value, json};
 
 use super::accounts::{ListQuery, Tab, crumbs};
+use super::domains::{self, status_word};
 use crate::admin::Admin;
 use crate::admin::console::pages::traffic::Range;
 use crate::admin::console::web::failure::ErrorPage;
@@ -19,9 +21,10 @@ use crate::admin::console::web::format;
 use crate::admin::console::web::forms::form::Form;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, render};
 use crate::admin::nodes::LiveQuery;
-use crate::control::records::{account, service};
+use crate::control::records::{account, domain, service};
 use crate::control::{
-    Actor, Control, Mode, NewService, ServiceChanges, ServiceView, WarningView, warnings,
+    Actor, Control, DomainView, Mode, NewService, ServiceChanges, ServiceView, WarningView,
+    warnings,
 };
 
 #[derive(Template)]
@@ -55,7 +58,9 @@ struct ServicePage {
     tunnels: usize,
     /// Last ends of tunnels to the service, for agents without one now.
     ended: Vec<EndedTunnel>,
-    warning: Option<WarningView>,
+    warnings: Vec<WarningView>,
+    domains: Vec<DomainView>,
+    now: Timestamp,
     /// Which tunnels are missing.
     missing: Option<String>,
     capture_allowed: bool,
@@ -188,19 +193,25 @@ async fn page(
             .count();
         let ended = live.ended_tunnels(&label);
         let warnings = warnings::list(control, live.tunnels());
-        let warning = warnings
+        let warnings: Vec<WarningView> = warnings
             .into_iter()
-            .find(|warning| warning.is_of(&service.account, &service.id));
-        Ok((service, capture_allowed, label, tunnels, ended, warning))
+            .filter(|warning| warning.is_of(&service.account, &service.id))
+            .collect();
+        let domains = domain::of_service(control, &service.account, &service.id);
+        let of_service = (warnings, domains);
+        Ok((service, capture_allowed, label, tunnels, ended, of_service))
     };
-    let (service, capture_allowed, label, tunnels, ended, warning) = admin.look(look).await?;
+    let (service, capture_allowed, label, tunnels, ended, of_service) = admin.look(look).await?;
+    let (warnings, domains) = of_service;
     let chrome = visit.chrome(Section::Accounts, service.id.as_str());
     render(&ServicePage {
         chrome,
         crumbs: crumbs(service.account.as_str()),
         tunnels,
         ended,
-        warning,
+        warnings,
+        domains,
+        now: Timestamp::now(),
         missing,
         capture_allowed,
         form: typed.unwrap_or_else(|| filled(&json!(service))),
@@ -263,15 +274,39 @@ pub(crate) async fn delete(
             Err(error) => form.refused_by(error)?,
         }
     }
+    refused(&admin, visit, (account, service), &form, "confirm").await
+}
+
+/// Adds an own domain.
+pub(crate) async fn add_domain(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path((account, service)): Path<(String, String)>,
+    Extension(mut form): Extension<Form>,
+) -> Result<Response, ErrorPage> {
+    match domains::add(&admin, &account, &service, &mut form).await? {
+        Some(response) => Ok(response),
+        None => refused(&admin, visit, (account, service), &form, "name").await,
+    }
+}
+
+/// Shows the stored settings, with the field of another form of the page and its errors.
+async fn refused(
+    admin: &Admin,
+    visit: Visit,
+    (account, service): (String, String),
+    form: &Form,
+    field: &str,
+) -> Result<Response, ErrorPage> {
     let account_id = account.clone();
     let id = service.clone();
     let view = admin
         .look(move |control| service::show(control, &account_id, &id))
         .await?;
     let form = filled(&json!(view))
-        .with("confirm", form.value("confirm"))
-        .with_errors_of(&form);
-    let page = page(&admin, visit, account, service, Some(form)).await?;
+        .with(field, form.value(field))
+        .with_errors_of(form);
+    let page = page(admin, visit, account, service, Some(form)).await?;
     Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
 }
 

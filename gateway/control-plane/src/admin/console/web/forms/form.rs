@@ -16,6 +16,8 @@ pub(crate) struct Form {
 impl Form {
     /// Name of the field with the form token.
     pub(crate) const TOKEN: &'static str = "form_token";
+    /// Name of the field with a private key, which no page shows.
+    pub(crate) const PRIVATE_KEY: &'static str = "private_key";
     /// Key of errors that do not belong to one field.
     const WHOLE: &'static str = "";
 

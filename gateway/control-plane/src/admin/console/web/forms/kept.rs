@@ -21,7 +21,7 @@ impl KeptForm {
     /// Name of the field of the sign-in form with the encoded fields.
     const FIELDS: &'static str = "kept_fields";
 
-    /// A form that was sent to `action`; `None` if it has nothing to keep, or is too large.
+    /// A form that was sent to `action`; `None` if it has nothing to keep, is too large, or has a private key, which no page shows.
     pub(crate) fn sent_to(action: &str, body: &[u8]) -> Option<Self> {
         let action = address::checked(action);
         if body.len() > limits::ADMIN_KEPT_FORM || ["/", "/sign-out", "/theme"].contains(&action) {
@@ -29,7 +29,8 @@ impl KeptForm {
         }
         let mut fields: Vec<(String, String)> = form_urlencoded::parse(body).into_owned().collect();
         fields.retain(|(name, _)| name != Form::TOKEN);
-        (!fields.is_empty()).then(|| Self {
+        let has_key = fields.iter().any(|(name, _)| name == Form::PRIVATE_KEY);
+        (!fields.is_empty() && !has_key).then(|| Self {
             action: action.to_owned(),
             fields,
         })
@@ -80,6 +81,10 @@ mod tests {
         for (action, body) in [
             ("/accounts", &b"form_token=x"[..]),
             ("/accounts", b""),
+            (
+                "/accounts/acme/domains/a.example/certificate",
+                b"chain=x&private_key=y",
+            ),
             ("/sign-out", b"a=b"),
             ("//evil.example", b"a=b"),
             ("https://evil.example", b"a=b"),

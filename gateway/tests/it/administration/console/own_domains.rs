@@ -1,0 +1,153 @@
+//! Own domains in the console.
+
+use rcgen::{CertificateParams, KeyPair};
+
+use super::browser::Browser;
+use crate::support::peers::empty_dns;
+use crate::support::processes::prepared::Prepared;
+
+const SERVICE: &str = "/accounts/demo/services/echo";
+const NAME: &str = "api.customer.test";
+const DOMAIN: &str = "/accounts/demo/domains/api.customer.test";
+
+#[test]
+fn a_domain_is_added_checked_given_a_certificate_and_removed_with_forms() {
+    let prepared = Prepared::new();
+    let config = prepared.config();
+    let dns = empty_dns::start();
+    let served = prepared.serve_with(&format!("{config}dns_servers = [\"{dns}\"]\n"));
+    let token = std::fs::read_to_string(prepared.path("data/admin.token")).unwrap();
+    let mut browser = Browser::at(format!("http://{}", served.admin_address));
+    assert_eq!(browser.sign_in(token.trim(), "/").status, 303);
+    let add = format!("{SERVICE}/domains");
+
+    for (name, error) in [
+        ("NO WAY", "at least two labels"),
+        ("<b>.test", "at least two labels"),
+        ("shop.eu1.gw.localhost", "is a name of the region"),
+    ] {
+        let wrong = browser.submit(SERVICE, &add, &[("name", name)]);
+        assert_eq!(wrong.status, 422);
+        assert!(
+            wrong.between("id=\"name-error\">", "<").contains(error),
+            "{}",
+            wrong.text
+        );
+        assert!(!wrong.text.contains("<b>.test"), "{}", wrong.text);
+        // The settings of the service are shown as they are stored.
+        assert!(wrong.text.contains("name=\"burst\" value=\"1000000\""));
+    }
+    let forged = browser.post(&add, &[("form_token", "x"), ("name", NAME)]);
+    assert_eq!(forged.status, 403);
+    let made = browser.submit(SERVICE, &add, &[("name", NAME)]);
+    let expected = format!("{DOMAIN}?note=created");
+    assert_eq!(
+        (made.status, made.header("location")),
+        (303, expected.as_str())
+    );
+    let again = browser.submit(SERVICE, &add, &[("name", NAME)]);
+    assert!(again.header("location").ends_with("?note=there"));
+
+    let record = format!("{NAME} CNAME demo--echo.eu1.gw.localhost");
+    let service = browser.get(SERVICE).text;
+    for part in [DOMAIN, &record, "waiting for DNS"] {
+        assert!(service.contains(part), "{part}: {service}");
+    }
+    let page = browser.get(DOMAIN);
+    assert_eq!(
+        page.between("aria-labelledby=\"cname-title\">", "<"),
+        record
+    );
+    let txt = page.between("aria-labelledby=\"txt-title\">", "<");
+    assert!(txt.contains(" TXT gw-"), "{txt}");
+    assert!(page.text.contains("DNS does not show"), "{}", page.text);
+    let checked = browser.submit(DOMAIN, &format!("{DOMAIN}/check"), &[]);
+    let expected = format!("{DOMAIN}?note=checked");
+    assert_eq!(
+        (checked.status, checked.header("location")),
+        (303, expected.as_str())
+    );
+
+    let mut stranger = Browser::at(format!("http://{}", served.admin_address));
+    assert_eq!(stranger.get(DOMAIN).status, 303);
+    // A form without a session is kept for the time after the sign-in, but not a private key.
+    let fields = [("chain", "x"), ("private_key", "not-shown")];
+    let kept = stranger.post(&format!("{DOMAIN}/certificate"), &fields);
+    assert!(kept.status == 303 && !kept.text.contains("not-shown"));
+
+    certificates_are_uploaded(&mut browser);
+    quota_is_shown(&mut browser);
+
+    let delete = format!("{DOMAIN}/delete");
+    let unsure = browser.submit(DOMAIN, &delete, &[("confirm", "api")]);
+    assert!(
+        unsure.status == 422 && unsure.text.contains("id=\"confirm-error\""),
+        "{}",
+        unsure.text
+    );
+    let gone = browser.submit(DOMAIN, &delete, &[("confirm", NAME)]);
+    let expected = format!("{SERVICE}?note=deleted");
+    assert_eq!(
+        (gone.status, gone.header("location")),
+        (303, expected.as_str())
+    );
+    assert!(!browser.get(SERVICE).text.contains(NAME));
+    for path in [DOMAIN, "/accounts/demo/domains/none.test"] {
+        assert_eq!(browser.get(path).status, 404);
+    }
+}
+
+fn certificates_are_uploaded(browser: &mut Browser) {
+    let upload = format!("{DOMAIN}/certificate");
+    let pair = |name: &str, days: i64| {
+        let mut parameters = CertificateParams::new([name.to_owned()]).unwrap();
+        parameters.not_after = time::OffsetDateTime::now_utc() + time::Duration::days(days);
+        let key = KeyPair::generate().unwrap();
+        let certificate = parameters.self_signed(&key).unwrap();
+        (certificate.pem(), key.serialize_pem())
+    };
+    let (other, other_key) = pair("shop.customer.test", 90);
+    let fields = [("chain", &*other), ("private_key", &*other_key)];
+    let wrong = browser.submit(DOMAIN, &upload, &fields);
+    assert_eq!(wrong.status, 422);
+    let error = wrong.between("id=\"chain-error\">", "<");
+    assert!(
+        error.contains("and not for api.customer.test") && wrong.text.contains("BEGIN CERTIFICATE"),
+        "{}",
+        wrong.text
+    );
+    assert!(!wrong.text.contains("PRIVATE KEY"), "{}", wrong.text);
+
+    let (chain, key) = pair(NAME, 3);
+    let fields = [("chain", &*chain), ("private_key", &*key)];
+    let uploaded = browser.submit(DOMAIN, &upload, &fields);
+    let expected = format!("{DOMAIN}?note=uploaded");
+    assert_eq!(
+        (uploaded.status, uploaded.header("location")),
+        (303, expected.as_str())
+    );
+    let page = browser.get(DOMAIN).text;
+    assert!(
+        page.contains(">uploaded<") && !page.contains("PRIVATE KEY"),
+        "{page}"
+    );
+    // It ends within a week.
+    for address in ["/", SERVICE] {
+        let page = browser.get(address).text;
+        let warning = format!("the certificate of the own domain {NAME} ends at ");
+        assert!(page.contains(&warning), "{page}");
+    }
+}
+
+fn quota_is_shown(browser: &mut Browser) {
+    let settings = "/accounts/demo/settings";
+    let fields = [("capture_allowed", "on"), ("domains_max", "1")];
+    assert_eq!(browser.submit(settings, settings, &fields).status, 303);
+    let fields = [("name", "shop.customer.test")];
+    let full = browser.submit(SERVICE, &format!("{SERVICE}/domains"), &fields);
+    let error = full.between("id=\"name-error\">", "<");
+    assert!(
+        full.status == 422 && error.contains("account demo has 1 domains, and may have 1"),
+        "{error}"
+    );
+}
