@@ -15,7 +15,7 @@ fn run(options: &str, typed: &str) -> (Vec<String>, i32, String, String) {
     let kind = |count: usize, names: &[&str]| json!({ "count": count, "names": names });
     let contents = json!({
         "services": kind(1, &["api"]), "credentials": kind(0, &[]), "service_keys": kind(2, &["ci (k1)", "k2"]),
-        "agents": kind(60, &["a (ag_1)"]), "enrollment_tokens": kind(0, &[]),
+        "agents": kind(60, &["a (ag_1)"]), "domains": kind(0, &[]), "enrollment_tokens": kind(0, &[]),
     });
     let mut answers = vec![(204, Value::Null)];
     if !options.contains("--yes") {
