@@ -242,7 +242,7 @@ mod tests {
             mistakes,
             [
                 "c.toml:2: account: id: \"A\" is not an account id: 3 to 15 characters of a-z and 0-9",
-                "d.toml:1: colour: no such key or kind of object; the kinds are account, service, credential, key, agent",
+                "d.toml:1: colour: no such key or kind of object; the kinds are account, service, domain, credential, key, agent",
                 "b.toml:2: account acme is there twice, first at a.toml:1; put its keys together, or remove one",
             ]
         );
