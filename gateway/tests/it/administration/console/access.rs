@@ -243,6 +243,7 @@ fn edits_of_a_form_outlive_the_session() {
         ("modes", "service_key"),
         ("burst", "77"),
         ("refill_per_minute", "\"><script>"),
+        ("hsts_max_age_seconds", "0"),
     ];
     let mut told = browser.post(settings, &edits);
     browser.extra.clear();
