@@ -99,11 +99,18 @@ fn add_claim(
             return Ok(Plan::already((view_of(control, records, existing), false)));
         }
         if let Some(existing) = existing {
-            check_move(existing, name, finding, holder)?;
+            check_move(existing, claim, finding, holder)?;
         }
         check_quota(records, name, &service.account, &service.id)?;
-        let mut record = new_record(name, &service.account, &service.id, now);
-        record.managed_by = manager_after(managed_by, None)?;
+        let mut record = match existing.filter(|it| it.account == service.account) {
+            // The certificate goes along within the account.
+            Some(existing) => DomainRecord {
+                service: service.id.clone(),
+                ..existing.clone()
+            },
+            None => new_record(name, &service.account, &service.id, now),
+        };
+        record.managed_by = manager_after(managed_by, record.managed_by.as_ref())?;
         note(&mut record, finding, now);
         let view = view_of(control, records, &record);
         Ok(Plan {
@@ -117,13 +124,14 @@ fn add_claim(
     })
 }
 
-/// Checks that a domain may go from `existing` to a claim for which DNS says `finding`.
+/// Checks that a domain may go from `existing` to `claim`, of which DNS says `finding`.
 fn check_move(
     existing: &DomainRecord,
-    name: &DomainName,
+    claim: &Claim,
     finding: &Finding,
     holder: Option<&(Claim, Finding)>,
 ) -> Result<(), ControlError> {
+    let name = &claim.name;
     let refused = |text: String| Err(ControlError::Conflict(format!("domain {name}: {text}")));
     match finding {
         Finding::Proved => {}
@@ -132,6 +140,10 @@ fn check_move(
                 "another service has it, so a proof is needed before it can move: {text}"
             ));
         }
+    }
+    // The account may decide about its own domains; the TXT record proves them for all its services.
+    if existing.account == claim.account {
+        return Ok(());
     }
     let seen = holder.filter(|(claim, _)| {
         claim.account == existing.account && claim.service == existing.service
@@ -419,7 +431,11 @@ mod tests {
     use super::*;
 
     fn record(service: &str) -> DomainRecord {
-        let account = AccountId::new("acme").unwrap();
+        record_of("acme", service)
+    }
+
+    fn record_of(account: &str, service: &str) -> DomainRecord {
+        let account = AccountId::new(account).unwrap();
         let name = DomainName::new("api.customer.test").unwrap();
         new_record(
             &name,
@@ -429,9 +445,10 @@ mod tests {
         )
     }
 
-    fn claim(service: &str) -> Claim {
+    fn claim(account: &str, service: &str) -> Claim {
+        let record = record_of(account, service);
         let account = AccountRecord {
-            id: AccountId::new("acme").unwrap(),
+            id: record.account.clone(),
             capture_allowed: false,
             domains_max: DomainsMax::default(),
             created_at: Timestamp(0),
@@ -439,25 +456,24 @@ mod tests {
             later: LaterMembers::default(),
         };
         let records = Records::from_iter([StoredRecord::Account(account)]);
-        Claim::of(
-            &Region::new("eu1", "example.com"),
-            &records,
-            &record(service),
-        )
-        .unwrap()
+        Claim::of(&Region::new("eu1", "example.com"), &records, &record).unwrap()
     }
 
     #[test]
     fn a_domain_moves_with_a_proof_and_without_one_of_its_holder() {
-        let name = DomainName::new("api.customer.test").unwrap();
+        let (rival, own) = (claim("rival", "api"), claim("acme", "web"));
         let not_proved = || Finding::NotProved("no record".to_owned());
         let unknown = || Finding::Unknown("no answer".to_owned());
         let refusal = |finding: &Finding, holder: Option<(Claim, Finding)>| {
-            let checked = check_move(&record("api"), &name, finding, holder.as_ref());
+            let checked = check_move(&record("api"), &rival, finding, holder.as_ref());
             checked.err().map(|error| error.to_string())
         };
-        let holder = |finding: Finding| Some((claim("api"), finding));
+        let holder = |finding: Finding| Some((claim("acme", "api"), finding));
         assert_eq!(refusal(&Finding::Proved, holder(not_proved())), None);
+        // Within the account, a TXT record proves the claim of the holder, too.
+        let both = holder(Finding::Proved);
+        assert!(check_move(&record("api"), &own, &Finding::Proved, both.as_ref()).is_ok());
+        assert!(check_move(&record("api"), &own, &not_proved(), both.as_ref()).is_err());
         for (finding, holder, cause) in [
             (not_proved(), holder(not_proved()), "a proof is needed"),
             (unknown(), holder(not_proved()), "a proof is needed"),
@@ -466,7 +482,7 @@ mod tests {
             (Finding::Proved, None, "changed meanwhile"),
             (
                 Finding::Proved,
-                Some((claim("other"), not_proved())),
+                Some((claim("acme", "other"), not_proved())),
                 "changed meanwhile",
             ),
         ] {
