@@ -128,7 +128,7 @@ impl CertificateId {
 text_id!(
     /// Name of a domain in lower case, with A-labels (RFC 5890 §2.3.2.1).
     DomainName,
-    "the name of a domain: at least two labels of a-z, 0-9 and inner hyphens, such as api.example.com; write other letters as A-labels (xn--)",
+    "the name of a domain: at least two labels of a-z, 0-9 and inner hyphens, the last one with a letter first, such as api.example.com; write other letters as A-labels (xn--)",
     is_domain_name
 );
 
@@ -142,13 +142,13 @@ fn is_domain_name(text: &str) -> bool {
                 .bytes()
                 .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
     };
-    // The last label of a name has a letter; an IPv4 address has none.
-    let has_letter = |label: &str| label.bytes().any(|b| b.is_ascii_lowercase());
+    // As that of each top-level domain; an IPv4 address ends with a digit.
+    let begins_with_letter = |label: &str| label.starts_with(|c: char| c.is_ascii_lowercase());
     text.len() <= 253
         && text.split('.').all(is_label)
         && text
             .rsplit_once('.')
-            .is_some_and(|(_, last)| has_letter(last))
+            .is_some_and(|(_, last)| begins_with_letter(last))
 }
 
 text_id!(

@@ -38,11 +38,11 @@ pub use records::NotRestored;
 pub use records::{
     AccountRecord, AcmeFailures, AcmeLease, AcmeRecord, Agent, AgentRecord, Approval,
     AuthorityRecord, AuthorityRole, CallerSecretRecord, Captures, Directory, Domain,
-    DomainCertificate, DomainCertificateSource, DomainChallenge, DomainMaterial, DomainOrder,
-    DomainRecord, DomainState, DomainsMax, EnrollmentRecord, EnrollmentTokenRecord, Indexing,
-    PublicKeyHash, RecordId, RecordKind, Records, SecretAccess, ServedPair, Service, ServicePath,
-    ServiceRecord, SigningKey, SigningKeyRecord, Step, StoredRecord, TicketKeyRecord,
-    TooManyDomains,
+    DomainCertificate, DomainCertificateSource, DomainChallenge, DomainChallengeKind,
+    DomainMaterial, DomainOrder, DomainRecord, DomainState, DomainsMax, EnrollmentRecord,
+    EnrollmentTokenRecord, Indexing, PublicKeyHash, RecordId, RecordKind, Records, SecretAccess,
+    ServedPair, Service, ServicePath, ServiceRecord, SigningKey, SigningKeyRecord, Step,
+    StoredRecord, TicketKeyRecord, TooManyDomains,
 };
 pub use sealed::Sealer;
 pub use sealing::CREDENTIAL as SEAL_KEY_CREDENTIAL;

@@ -6,16 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gw_acme::schedule::{Failures, Situation, Validity};
-use gw_acme::{
-    AcmeError, Certificate, ChallengeKind, FailureKind, OrderState, Orders, Progress, State,
-};
+use gw_acme::{AcmeError, Certificate, FailureKind, OrderState, Orders, Progress, State};
 use gw_base::clock::Timestamp;
 use gw_base::process::background::Tasks;
 use gw_base::tls::certificate::Pair;
 use gw_shared::id::DomainName;
 use gw_store::{
-    AcmeRecord, DomainCertificate, DomainCertificateSource, DomainChallenge, DomainMaterial,
-    DomainOrder, DomainRecord, DomainState, Records, ServedPair,
+    AcmeRecord, DomainCertificate, DomainCertificateSource, DomainChallenge, DomainChallengeKind,
+    DomainMaterial, DomainOrder, DomainRecord, DomainState, Records, ServedPair,
 };
 use tokio::time::sleep;
 
@@ -180,7 +178,7 @@ impl DomainOrders {
             }
         };
         let orders = match (self.challenge_kind(&record), &self.over_http) {
-            (ChallengeKind::Http01, Some(over_http)) => over_http,
+            (DomainChallengeKind::Http, Some(over_http)) => over_http,
             _ => &self.orders,
         };
         let orders = orders.of_names(vec![name.to_string()]);
@@ -204,13 +202,15 @@ impl DomainOrders {
 
     /// The kind of proof of an order: that of the challenge under way, or in plain HTTP for each second order. A terminator of TLS
     /// before the gateway lets only plain HTTP pass.
-    fn challenge_kind(&self, record: &DomainRecord) -> ChallengeKind {
+    fn challenge_kind(&self, record: &DomainRecord) -> DomainChallengeKind {
         let challenge = record.order.as_ref().and_then(|it| it.challenge.as_ref());
         let refused = record.failures.as_ref().filter(|it| it.kind == "refused");
         match (challenge, &self.over_http) {
-            (Some(DomainChallenge::Http(_)), _) => ChallengeKind::Http01,
-            (None, Some(_)) if refused.is_some_and(|it| it.count % 2 == 1) => ChallengeKind::Http01,
-            _ => ChallengeKind::TlsAlpn01,
+            (Some(challenge), _) => challenge.kind,
+            (None, Some(_)) if refused.is_some_and(|it| it.count % 2 == 1) => {
+                DomainChallengeKind::Http
+            }
+            (None, _) => DomainChallengeKind::TlsAlpn,
         }
     }
 
@@ -363,13 +363,11 @@ fn state_of(region: &State, record: &DomainRecord) -> Result<State, String> {
 fn write_state(
     record: &mut DomainRecord,
     state: &State,
-    kind: ChallengeKind,
+    kind: DomainChallengeKind,
 ) -> Result<(), ControlError> {
-    let challenge = |value: &str| match kind {
-        ChallengeKind::Http01 => DomainChallenge::Http(value.into()),
-        ChallengeKind::TlsAlpn01 | ChallengeKind::Dns01 => {
-            DomainChallenge::TlsAlpn(value.to_owned())
-        }
+    let challenge = |value: &str| DomainChallenge {
+        kind,
+        value: value.into(),
     };
     let order = state.order.as_ref();
     record.order = order.map(|order| DomainOrder {

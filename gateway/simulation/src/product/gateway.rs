@@ -70,7 +70,6 @@ impl GatewayPlan {
             levels: Some(Vec::new()),
             tunnels_before: BTreeMap::new(),
             listeners_are_ours: true,
-            plain_listeners: Vec::new(),
         }
     }
 }
@@ -149,6 +148,7 @@ impl Gateway {
             handles: Arc::clone(handles),
             listeners,
             listeners_are_ours: self.listeners_are_ours,
+            plain_listeners: Vec::new(),
             region: None,
             directory: region.directory(self.publisher.workers()),
             awaited_read: None,

@@ -97,12 +97,21 @@ pub struct DomainOrder {
 
 /// The proof that an authority asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DomainChallenge {
+    /// Where the authority looks.
+    pub kind: DomainChallengeKind,
+    /// The proof.
+    pub value: Arc<str>,
+}
+
+/// Where an authority looks for a proof.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum DomainChallenge {
-    /// In the handshake (RFC 8737): a SHA-256 digest in base64url.
-    TlsAlpn(String),
-    /// In plain HTTP (RFC 8555 §8.3): a key authorization, which begins with its token and a dot.
-    Http(Arc<str>),
+pub enum DomainChallengeKind {
+    /// In the handshake (RFC 8737): the proof is a SHA-256 digest in base64url.
+    TlsAlpn,
+    /// In plain HTTP (RFC 8555 §8.3): the proof is a key authorization, which begins with its token and a dot.
+    Http,
 }
 
 /// Origin of a certificate.
@@ -215,10 +224,9 @@ impl RecordKind for DomainRecord {
             return;
         };
         let challenge = self.order.as_ref().and_then(|it| it.challenge.as_ref());
-        let key_authorization = match challenge {
-            Some(DomainChallenge::Http(value)) => Some(Arc::clone(value)),
-            Some(DomainChallenge::TlsAlpn(_)) | None => None,
-        };
+        let key_authorization = challenge
+            .filter(|it| it.kind == DomainChallengeKind::Http)
+            .map(|it| Arc::clone(&it.value));
         let domain = Domain {
             name: self.id.clone(),
             label: label.into(),
@@ -251,7 +259,10 @@ impl RecordKind for DomainRecord {
             }),
             order: Some(DomainOrder {
                 began: Timestamp(2),
-                challenge: Some(DomainChallenge::Http("token.thumbprint".into())),
+                challenge: Some(DomainChallenge {
+                    kind: DomainChallengeKind::Http,
+                    value: "token.thumbprint".into(),
+                }),
             }),
             failures: Some(AcmeFailures {
                 count: 2,

@@ -28,8 +28,8 @@ pub use self::agent::{Agent, AgentRecord, EnrollmentRecord, PublicKeyHash};
 pub use self::authority::{AuthorityRecord, AuthorityRole};
 pub use self::caller_secret::{CallerSecretRecord, SecretAccess};
 pub use self::domain::{
-    Domain, DomainCertificate, DomainCertificateSource, DomainChallenge, DomainMaterial,
-    DomainOrder, DomainRecord, DomainState, ServedPair,
+    Domain, DomainCertificate, DomainCertificateSource, DomainChallenge, DomainChallengeKind,
+    DomainMaterial, DomainOrder, DomainRecord, DomainState, ServedPair,
 };
 pub use self::enrollment_token::{Approval, EnrollmentTokenRecord};
 pub use self::service::{Captures, Service, ServicePath, ServiceRecord};

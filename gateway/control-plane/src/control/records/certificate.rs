@@ -13,7 +13,7 @@ use gw_shared::id::{CertificateId, DomainName};
 use gw_shared::identity::secret::Secret;
 use gw_shared::version::later_members::LaterMembers;
 use gw_store::{
-    AcmeFailures, AcmeRecord, DomainChallenge, DomainRecord, Records, Step, StoredRecord,
+    AcmeFailures, AcmeRecord, DomainChallengeKind, DomainRecord, Records, Step, StoredRecord,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -188,11 +188,12 @@ impl Control {
         changed: Option<&[DomainName]>,
     ) -> Result<(), ControlError> {
         let proof = |record: &DomainRecord| {
-            let DomainChallenge::TlsAlpn(value) = record.order.as_ref()?.challenge.clone()? else {
-                return None;
+            let challenge = record.order.as_ref()?.challenge.as_ref()?;
+            let proof = Proof {
+                name: record.id.to_string(),
+                value: challenge.value.to_string(),
             };
-            let name = record.id.to_string();
-            Some((record.id.clone(), Proof { name, value }))
+            (challenge.kind == DomainChallengeKind::TlsAlpn).then(|| (record.id.clone(), proof))
         };
         let mut used = issued.used.lock().unwrap_or_else(PoisonError::into_inner);
         let mut domains = used.domains.clone();

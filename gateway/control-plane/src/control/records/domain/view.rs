@@ -114,7 +114,7 @@ pub struct NewDomain {
     /// The name, in lower case, with A-labels.
     #[schema(
         max_length = 253,
-        pattern = "^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\\.)+[a-z0-9-]+$"
+        pattern = "^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?$"
     )]
     pub name: String,
     /// Name of what manages it by documents; empty for none.
