@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn a_missing_field_is_named() {
         let text = to_text(&Scenario::new(0)).unwrap();
-        let text = text.replacen("workers = ", "worker = ", 1);
+        let text = text.replacen("\nworkers = ", "\nworker = ", 1);
         let error = parse(&text).unwrap_err().to_string();
         assert!(error.contains("missing field `workers`"), "{error}");
     }
