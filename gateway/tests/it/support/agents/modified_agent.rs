@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gw_gateway::demo::{About, Demo};
 use gw_shared::id::AgentId;
@@ -17,7 +17,7 @@ use super::tunnel_frames::{frame, hello, ping, reset};
 use crate::support::peers::caller;
 use crate::support::peers::caller::{Caller, Tls, connect_to};
 use crate::support::peers::http1_peer::Peer;
-use crate::support::{setup, tunnels};
+use crate::support::{SOON, setup, tunnels};
 
 /// Account of the agent. Another one than that of the demo's service.
 pub(crate) const ACCOUNT: &str = "mallory";
@@ -187,14 +187,19 @@ impl Tunnel {
         })
     }
 
-    /// The next frame of this type.
+    /// The next frame of this type. Fails with the frames that came instead if it does not come: others come all the time.
     pub(crate) fn next_of(&mut self, kind: Kind) -> io::Result<Frame> {
-        loop {
+        let began = Instant::now();
+        let mut others = Vec::new();
+        while began.elapsed() < SOON {
             let next = self.next()?;
             if next.kind == kind {
                 return Ok(next);
             }
+            others.push((next.kind, next.stream));
         }
+        let message = format!("no frame of the type {kind:?}, but {others:?}");
+        Err(io::Error::new(ErrorKind::TimedOut, message))
     }
 
     /// The stream of the next request.
