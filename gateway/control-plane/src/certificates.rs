@@ -210,12 +210,7 @@ impl Keeper {
         state: &State,
         now: Timestamp,
     ) -> Timestamp {
-        let failures = record.failures.as_ref().map(|it| Failures {
-            count: it.count,
-            last: it.last,
-            kind: kind(&it.kind),
-            retry_after: it.retry_after_seconds.map(Duration::from_secs),
-        });
+        let failures = record.failures.as_ref().map(known_failures);
         let chain = state.certificate.as_ref().map(|it| it.chain.as_str());
         // Orders of own domains need the account, too.
         let is_due = state.order.is_some()
@@ -312,6 +307,16 @@ fn failures(error: &AcmeError, count: u32, now: Timestamp) -> AcmeFailures {
         kind: kind.to_owned(),
         retry_after_seconds: error.retry_after.map(|time| time.as_secs()),
         reason: error.message.clone(),
+    }
+}
+
+/// Stored failures, as the schedule takes them.
+fn known_failures(stored: &AcmeFailures) -> Failures {
+    Failures {
+        count: stored.count,
+        last: stored.last,
+        kind: kind(&stored.kind),
+        retry_after: stored.retry_after_seconds.map(Duration::from_secs),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The peer of a connection.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::rc::Rc;
 
 use gw_shared::id::{AccountId, DomainName};
@@ -10,12 +10,13 @@ use crate::memory::sockets::SocketUse;
 
 /// The peer of a connection.
 pub(crate) struct Peer {
-    /// An IPv4-mapped IPv6 address is stored as IPv4.
-    pub(crate) address: IpAddr,
-    /// `address` as a value of `X-Forwarded-For`, formatted once because every request needs it.
+    /// An IPv4 address is stored as IPv4-mapped, which takes less memory than an [`IpAddr`].
+    address: Ipv6Addr,
+    /// The address as a value of `X-Forwarded-For`, formatted once because every request needs it.
     pub(crate) forwarded: HeaderValue,
     /// The own domain that the connection was opened for; `None` for a name of the region, or none.
-    pub(crate) domain: Option<DomainName>,
+    /// Boxed: idle connections keep it, and few have one.
+    pub(crate) domain: Option<Box<DomainName>>,
     /// Kernel memory of the connection; `None` for a request without a connection.
     socket: Option<Rc<SocketUse>>,
 }
@@ -33,11 +34,19 @@ impl Peer {
             .parse()
             .unwrap_or_else(|_| HeaderValue::from_static("unknown"));
         Self {
-            address,
+            address: match address {
+                IpAddr::V4(address) => address.to_ipv6_mapped(),
+                IpAddr::V6(address) => address,
+            },
             forwarded,
-            domain,
+            domain: domain.map(Box::new),
             socket,
         }
+    }
+
+    /// The address. An IPv4-mapped IPv6 address is IPv4.
+    pub(crate) fn address(&self) -> IpAddr {
+        self.address.to_canonical()
     }
 
     /// Records that the connection carries an authenticated request for a service of `account`.

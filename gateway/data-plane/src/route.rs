@@ -33,7 +33,7 @@ impl Router {
         body: &mut impl RequestBody,
         response: &mut impl ResponseSink,
     ) -> Outcome {
-        let client = client_address(peer.address, &request.headers, &self.trusted_proxies);
+        let client = client_address(peer.address(), &request.headers, &self.trusted_proxies);
         let scope = &RequestScope::begin(&self.observers, &request, client);
         let host = request.authority.clone();
         let destination = self.destination(host.as_str(), peer);
@@ -81,7 +81,7 @@ impl Router {
         error: &Error,
         response: &mut impl ResponseSink,
     ) -> Outcome {
-        let client = client_address(peer.address, &head.headers, &self.trusted_proxies);
+        let client = client_address(peer.address(), &head.headers, &self.trusted_proxies);
         let host = head.authority.clone();
         let scope = RequestScope::begin_invalid(&self.observers, head, client);
         match host

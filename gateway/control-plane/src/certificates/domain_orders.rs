@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gw_acme::schedule::{Failures, Situation, Validity};
+use gw_acme::schedule::{Situation, Validity};
 use gw_acme::{AcmeError, Certificate, FailureKind, OrderState, Orders, Progress, State};
 use gw_base::clock::Timestamp;
 use gw_base::process::background::Tasks;
@@ -18,7 +18,7 @@ use gw_store::{
 use tokio::time::sleep;
 
 use super::lease::Lease;
-use super::{failures, kind};
+use super::{failures, known_failures};
 use crate::control::records::certificate::parsed;
 use crate::control::records::domain::{self, sealed};
 use crate::control::{Control, ControlError};
@@ -145,12 +145,7 @@ impl DomainOrders {
             not_before: it.not_before,
             not_after: it.not_after,
         });
-        let failures = record.failures.as_ref().map(|it| Failures {
-            count: it.count,
-            last: it.last,
-            kind: kind(&it.kind),
-            retry_after: it.retry_after_seconds.map(Duration::from_secs),
-        });
+        let failures = record.failures.as_ref().map(known_failures);
         let situation = Situation {
             validity,
             window: None,

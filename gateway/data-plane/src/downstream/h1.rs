@@ -36,7 +36,7 @@ pub(crate) fn serve(
     peer: Peer,
     guard: ConnectionGuard,
 ) -> impl Future<Output = ()> {
-    let mut refusals = Refusals::new(&router, peer.address);
+    let mut refusals = Refusals::new(&router, peer.address());
     guard.expect_by(Instant::now() + limits::HEAD);
     async move {
         let mut buffer = BytesMut::new();

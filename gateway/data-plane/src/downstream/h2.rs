@@ -72,7 +72,6 @@ pub(crate) fn serve_on(
     peer: Peer,
     guard: ConnectionGuard,
 ) -> impl Future<Output = ()> {
-    let address = peer.address;
     guard.expect_by(Instant::now() + limits::HEAD);
     let meter = Rc::new(Meter::new(Instant::now()));
     // Boxed: the connection does not keep the memory of its beginning.
@@ -81,15 +80,18 @@ pub(crate) fn serve_on(
     async move {
         let mut http2 = match handshake.await {
             Ok(http2) => http2,
-            Err(error) => return tracing::debug!(%address, %error, "HTTP/2 did not begin"),
+            Err(error) => {
+                let address = peer.address();
+                return tracing::debug!(%address, %error, "HTTP/2 did not begin");
+            }
         };
         guard.idle_until(Instant::now() + limits::IDLE);
         let connection = Rc::new(H2Connection {
+            refusals: RefCell::new(Refusals::new(&router, peer.address())),
             peer,
             guard,
             open: Cell::new(0),
             resets: RefCell::new(Bucket::new(limits::HTTP2_RESETS, Instant::now())),
-            refusals: RefCell::new(Refusals::new(&router, address)),
             abuse: Cell::new(None),
             meter,
             driver: RefCell::default(),
@@ -109,6 +111,7 @@ pub(crate) fn serve_on(
                 Either::Left(EndReason::Goodbye) => http2.graceful_shutdown(),
                 Either::Left(EndReason::Abuse(reason)) => {
                     router.observers.counters.abused(reason);
+                    let address = connection.peer.address();
                     tracing::debug!(%address, "connection ended: too many {reason}");
                     connection.guard.expect_by(Instant::now() + limits::LINGER);
                     http2.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
@@ -119,6 +122,7 @@ pub(crate) fn serve_on(
                         router.observers.counters.abused("http2");
                         ending = Ending::ABUSE;
                     }
+                    let address = connection.peer.address();
                     tracing::debug!(%address, %error, "HTTP/2 ended");
                     break;
                 }

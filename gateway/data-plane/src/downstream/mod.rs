@@ -54,7 +54,7 @@ mod tests {
         let h1 = size_of_task(h1::serve);
         let h2 = size_of_task(h2::serve);
         assert!(
-            h1 <= 816 && h2 <= 1816,
+            h1 <= 800 && h2 <= 1800,
             "HTTP/1.1: {h1} bytes, HTTP/2: {h2} bytes"
         );
     }

@@ -66,7 +66,7 @@ impl DomainCertificates {
         let config = config.unwrap_or_else(|error| {
             tracing::error!(
                 domain = %domain.name, %error,
-                "the stored certificate of an own domain cannot be used: its callers get that of the region; upload it again, or order one with `gw-gateway certificate renew`"
+                "the stored certificate of an own domain cannot be used: its callers get that of the region; upload it again, or remove the domain and add it again"
             );
             Arc::clone(region)
         });
