@@ -23,7 +23,7 @@ pub const CERTIFICATE_LOOK_EVERY: Duration = Duration::from_secs(30);
 pub const CERTIFICATE_STORE_RETRY: Duration = Duration::from_secs(2);
 /// Own domains of one service.
 pub const DOMAINS_PER_SERVICE: usize = 20;
-/// Bytes of an uploaded certificate of an own domain: the chain and the key, PEM.
+/// Bytes of the certificate of an own domain: the chain and the key, PEM.
 pub const DOMAIN_CERTIFICATE_BYTES: usize = 16 * KIB;
 /// Time for which an own domain is served although DNS does not prove it any more.
 pub const DOMAIN_GRACE: Duration = Duration::from_secs(7 * 24 * 3600);

@@ -22,7 +22,9 @@ use super::{failures, known_failures};
 use crate::control::records::certificate::parsed;
 use crate::control::records::domain::{self, sealed};
 use crate::control::{Control, ControlError};
-use crate::limits::{CERTIFICATE_LOOK_EVERY, CERTIFICATE_STORE_RETRY, DOMAIN_ORDERS};
+use crate::limits::{
+    CERTIFICATE_LOOK_EVERY, CERTIFICATE_STORE_RETRY, DOMAIN_CERTIFICATE_BYTES, DOMAIN_ORDERS,
+};
 
 /// Time for which no order goes on after the authority was not reached.
 const UNREACHABLE_PAUSE: Duration = Duration::from_secs(10);
@@ -184,6 +186,21 @@ impl DomainOrders {
         match progress {
             Ok(Progress::Wait(wait)) => drop(self.waits.insert(name, now.after(wait))),
             Ok(Progress::Changed) => self.store(&record, "domain.order", state, |_| {}).await,
+            Ok(Progress::Issued) if size(&state) > DOMAIN_CERTIFICATE_BYTES => {
+                let error = AcmeError::new(
+                    FailureKind::Refused,
+                    format!(
+                        "certificate of {name}: chain and key have {} bytes, and may have {DOMAIN_CERTIFICATE_BYTES}; choose an authority with a shorter chain",
+                        size(&state)
+                    ),
+                );
+                // The certificate before stays in use.
+                let Ok(State { certificate, .. }) = state_of(region, &record) else {
+                    return;
+                };
+                state.certificate = certificate;
+                self.note_failure(&record, state, error, now).await;
+            }
             Ok(Progress::Issued) => {
                 let forget_failures = |record: &mut DomainRecord| record.failures = None;
                 self.store(&record, "domain.issue", state, forget_failures)
@@ -331,6 +348,12 @@ fn may_order(record: &DomainRecord) -> bool {
         .certificate
         .is_some_and(|it| it.source == DomainCertificateSource::Uploaded);
     !is_uploaded && (record.order.is_some() || record.state == DomainState::Active)
+}
+
+/// Bytes of chain and key.
+fn size(state: &State) -> usize {
+    let certificate = state.certificate.as_ref();
+    certificate.map_or(0, |it| it.chain.len() + it.key.reveal().len())
 }
 
 /// The state of a domain's order, with the account of the region.
