@@ -81,8 +81,7 @@ pub(crate) fn serve_on(
         let mut http2 = match handshake.await {
             Ok(http2) => http2,
             Err(error) => {
-                let address = peer.address();
-                return tracing::debug!(%address, %error, "HTTP/2 did not begin");
+                return tracing::debug!(peer = %peer.address(), %error, "HTTP/2 did not begin");
             }
         };
         guard.idle_until(Instant::now() + limits::IDLE);
@@ -111,8 +110,7 @@ pub(crate) fn serve_on(
                 Either::Left(EndReason::Goodbye) => http2.graceful_shutdown(),
                 Either::Left(EndReason::Abuse(reason)) => {
                     router.observers.counters.abused(reason);
-                    let address = connection.peer.address();
-                    tracing::debug!(%address, "connection ended: too many {reason}");
+                    tracing::debug!(peer = %connection.peer.address(), "connection ended: too many {reason}");
                     connection.guard.expect_by(Instant::now() + limits::LINGER);
                     http2.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                 }
@@ -122,8 +120,7 @@ pub(crate) fn serve_on(
                         router.observers.counters.abused("http2");
                         ending = Ending::ABUSE;
                     }
-                    let address = connection.peer.address();
-                    tracing::debug!(%address, %error, "HTTP/2 ended");
+                    tracing::debug!(peer = %connection.peer.address(), %error, "HTTP/2 ended");
                     break;
                 }
             }
