@@ -115,10 +115,15 @@ impl Setup {
         self.await_certificate(domain);
     }
 
+    /// Waits until the certificate is recorded, and until the workers use the record.
     pub(super) fn await_certificate(&self, domain: &str) {
         eventually("the certificate of the domain", || {
             let shown = self.show(domain);
             (shown["certificate"]["source"] == "acme").then_some(())
+        });
+        let config = self.caller(&[b"http/1.1"]);
+        eventually("a handshake with the certificate", || {
+            self.connect(&config, domain)
         });
     }
 
