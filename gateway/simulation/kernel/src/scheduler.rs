@@ -39,7 +39,8 @@ pub struct Host(usize);
 struct HostState {
     name: Rc<str>,
     address: IpAddr,
-    ready: VecDeque<usize>,
+    /// Keys and generations of tasks.
+    ready: VecDeque<(usize, u64)>,
     /// Tasks that wait for the end of the host's turn.
     deferred: Vec<Waker>,
     is_frozen: bool,
@@ -96,7 +97,8 @@ impl Wake for TaskWaker {
             if let Some(slot) = scheduler.tasks.get(self.key)
                 && slot.waker.generation == self.generation
             {
-                scheduler.hosts[slot.host.0].ready.push_back(self.key);
+                let ready = (self.key, self.generation);
+                scheduler.hosts[slot.host.0].ready.push_back(ready);
             }
         });
     }
@@ -405,16 +407,16 @@ fn run_turn(host: Host) {
             if state.is_frozen {
                 return None;
             }
-            let key = state.ready.pop_front()?;
+            let (key, generation) = state.ready.pop_front()?;
             scheduler.polls += 1;
             let slot = scheduler.tasks.get_mut(key)?;
+            // Otherwise, the task has ended, and another one, perhaps of another host, has its slot.
+            if slot.waker.generation != generation {
+                return None;
+            }
             slot.waker.is_queued.store(false, Ordering::Relaxed);
-            Some((
-                key,
-                slot.task.take()?,
-                Waker::from(Arc::clone(&slot.waker)),
-                slot.waker.generation,
-            ))
+            let waker = Waker::from(Arc::clone(&slot.waker));
+            Some((key, slot.task.take()?, waker, generation))
         });
         let Some((key, mut task, waker, generation)) = next else {
             if SCHEDULER.with_borrow(|scheduler| scheduler.hosts[host.0].ready.is_empty()) {

@@ -1,8 +1,10 @@
 //! Hosts and time.
 
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
 use std::io::ErrorKind;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime};
 
 use gw_simulated_kernel::scheduler::sleep;
@@ -162,4 +164,28 @@ fn a_seed_decides_the_order_of_tasks() {
     };
     assert_eq!(order(1), order(1));
     assert_ne!(order(1).0, order(2).0);
+}
+
+#[test]
+fn a_task_in_the_place_of_an_ended_one_runs_on_its_own_host() {
+    struct StartsOn(Host, Rc<Cell<Option<Host>>>);
+    impl Drop for StartsOn {
+        fn drop(&mut self) {
+            let seen = Rc::clone(&self.1);
+            self.0.spawn(async move { seen.set(Some(Host::current())) });
+        }
+    }
+    run(1, async || {
+        let (first, second) = (Host::new("a", machine(1)), Host::new("b", machine(2)));
+        let seen = Rc::default();
+        let at_the_end = StartsOn(second, Rc::clone(&seen));
+        first.spawn(poll_fn(move |cx| {
+            let _ = &at_the_end;
+            // It is ready again and ends.
+            cx.waker().wake_by_ref();
+            Poll::Ready(())
+        }));
+        sleep(SECOND).await;
+        assert_eq!(seen.get(), Some(second));
+    });
 }
