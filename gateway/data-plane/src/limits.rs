@@ -21,6 +21,8 @@ const MIB: usize = 1024 * KIB;
 pub const HEAD: Duration = Duration::from_secs(10);
 /// Time for which the rest of a refused request is received and discarded, so that a TCP reset does not destroy the response.
 pub const DISCARD_WITHIN: Duration = Duration::from_secs(30);
+/// Time that the backend has to take the last bytes of an upgraded connection over HTTP/1.1 whose directions have both ended.
+pub const LAST_BYTES: Duration = Duration::from_secs(30);
 /// Longest pause of a caller while the rest of its refused request is received.
 pub const DISCARD_PAUSE: Duration = Duration::from_secs(5);
 /// Rests of requests that one worker discards at once. A further one ends the oldest.

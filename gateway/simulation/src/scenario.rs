@@ -116,6 +116,9 @@ pub struct Upload {
     /// Pause of the upload after its first half.
     #[serde(default)]
     pub stall: Duration,
+    /// After a switch of protocols, each side sends all that it has and ends its direction. Otherwise, it is an echo.
+    #[serde(default)]
+    pub in_halves: bool,
 }
 
 /// How the caller behaves.
@@ -143,7 +146,7 @@ pub struct Response {
     pub has_trailers: bool,
     /// Pause before the response.
     pub delay: Duration,
-    /// Answers before it has read the request body.
+    /// Answers before it has read the request body. After a switch of protocols: ends its direction before it reads.
     pub is_early: bool,
     pub fault: ResponseFault,
 }
@@ -358,6 +361,7 @@ fn request(rng: &mut Rng, id: u32, is_http2: bool, is_benign: bool) -> Request {
         } else {
             0
         }),
+        in_halves: method == Method::Upgrade && rng.bool(),
     });
     let conduct = match rng.u8(..if is_benign { 1 } else { 48 }) {
         0..42 => Conduct::Patient,
@@ -370,12 +374,12 @@ fn request(rng: &mut Rng, id: u32, is_http2: bool, is_benign: bool) -> Request {
         id,
         method,
         upload,
-        response: response(rng, is_benign, upload.is_some()),
+        response: response(rng, is_benign, upload.as_ref()),
         conduct,
     }
 }
 
-fn response(rng: &mut Rng, is_benign: bool, has_upload: bool) -> Response {
+fn response(rng: &mut Rng, is_benign: bool, upload: Option<&Upload>) -> Response {
     let fault = match rng.u8(..if is_benign { 1 } else { 48 }) {
         0..41 => ResponseFault::None,
         41 => ResponseFault::Closes,
@@ -391,7 +395,11 @@ fn response(rng: &mut Rng, is_benign: bool, has_upload: bool) -> Response {
         4..7 => Framing::Chunked,
         _ => Framing::Close,
     };
-    let is_early = has_upload && !is_benign && rng.u8(..12) == 0;
+    let is_early = match upload {
+        Some(upload) if upload.in_halves => rng.bool(),
+        Some(_) => !is_benign && rng.u8(..12) == 0,
+        None => false,
+    };
     Response {
         status: [200, 200, 200, 404, 500, 204][rng.usize(..6)],
         length: size(rng),

@@ -272,17 +272,21 @@ impl H1RequestBody<'_> {
     /// Reads ahead up to a limit, to notice the end of the connection behind pipelined requests. Beyond the limit,
     /// bytes stay in the kernel and the socket is watched for a hang-up.
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<CallerGone> {
-        if self.switched && self.decoder.is_done() {
-            return self.guard.poll_broken(cx).map(|()| CallerGone);
-        }
-        while self.buffer.len() < limits::READ_AHEAD {
+        // After an upgrade, a caller may end its direction while its last bytes still wait for the backend.
+        let has_ended = self.switched && self.decoder.is_done();
+        while !has_ended && self.buffer.len() < limits::READ_AHEAD {
             match ready!(self.stream.poll_read_buf(cx, self.buffer)) {
                 Ok(1..) if self.rest.get() == Rest::Withheld => self.rest.set(Rest::Coming),
                 Ok(1..) => {}
+                Ok(0) if self.switched => break,
                 Ok(0) | Err(_) => return Poll::Ready(CallerGone),
             }
         }
-        self.guard.poll_hung_up(cx).map(|()| CallerGone)
+        match self.switched {
+            true => self.guard.poll_broken(cx),
+            false => self.guard.poll_hung_up(cx),
+        }
+        .map(|()| CallerGone)
     }
 }
 
@@ -455,6 +459,7 @@ impl ResponseSink for H1ResponseSink<'_> {
         self.flush().await?;
         // Ends this direction; the direction from the caller may continue.
         if self.switched {
+            self.guard.ends_direction();
             self.stream.close().await.map_err(|_| CallerGone)
         } else {
             Ok(())

@@ -59,7 +59,9 @@ pub(super) fn upload_arrives_unchanged(world: &World) -> Checked {
         let length = request.upload.map_or(0, |upload| upload.length);
         entry.attempts.iter().find_map(|attempt| {
             let upload = attempt.upload;
-            let is_whole = upload.length == length || request.method == Method::Upgrade;
+            let is_whole = upload.length == length
+                || request.method == Method::Upgrade
+                    && !(is_in_halves(request) && entry.seen.is_complete);
             if upload.is_foreign {
                 Some("other bytes arrived at the backend".to_owned())
             } else if attempt.upload_is_complete && !is_whole {
@@ -103,7 +105,10 @@ pub(super) fn complete_responses_are_whole(world: &World) -> Checked {
         // The end of the connection is the end of such a body. A backend that answers early ends its direction itself.
         let is_undetectable = response.framing == Framing::Close
             && (response.fault == ResponseFault::ClosesInBody || response.is_early);
-        if request.method == Method::Upgrade {
+        if is_in_halves(request) && !is_cut && !was_killed(world, entry) {
+            (seen.body.length != request.response.length)
+                .then(|| format!("{} bytes after the switch", seen.body.length))
+        } else if request.method == Method::Upgrade {
             None
         } else if !has_body {
             (seen.body.length > 0).then(|| "it has a body".to_owned())
@@ -169,16 +174,31 @@ pub(super) fn benign_requests_succeed(world: &World) -> Checked {
         request.conduct == Conduct::Patient
             && (can_be_switched || request.method != Method::Upgrade)
             && request.response.fault == ResponseFault::None
-            && !request.response.is_early
+            && (!request.response.is_early || is_in_halves(request))
     };
     let all = scenario.callers.iter().flat_map(|caller| &caller.requests);
     if !has_room || !scenario.faults.is_empty() || !all.clone().all(is_benign) {
         return Ok(());
     }
-    each(world, "without faults all requests succeed", |_, entry| {
-        (entry.seen.answer_to.is_none() || !entry.seen.is_complete)
-            .then(|| "no complete response of the backend".to_owned())
-    })
+    each(
+        world,
+        "without faults all requests succeed",
+        |request, entry| {
+            if entry.seen.answer_to.is_none() || !entry.seen.is_complete {
+                return Some("no complete response of the backend".to_owned());
+            }
+            // A slow backend may still read at the end.
+            let broken = |attempt: &&Attempt| is_in_halves(request) && attempt.upload_is_broken;
+            entry.attempts.iter().find(broken).map(|attempt| {
+                let received = attempt.upload.length;
+                format!("the backend received {received} bytes after the switch")
+            })
+        },
+    )
+}
+
+fn is_in_halves(request: &Request) -> bool {
+    request.upload.is_some_and(|upload| upload.in_halves)
 }
 
 /// Interim responses and trailers pass in both directions (docs/http.md; RFC 9110, sections 6.5 and 15.2).

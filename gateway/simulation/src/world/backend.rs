@@ -12,7 +12,7 @@ use gw_simulated_kernel::clock;
 use super::ledger::Ledger;
 use super::message::{self, Part, TRAILER};
 use super::{body, http2_backend};
-use crate::scenario::{Framing, Method, Request, ResponseFault};
+use crate::scenario::{Framing, Method, Request, Response, ResponseFault};
 
 /// Field in which backends name the request that they answer.
 pub(crate) const ANSWER_TO: &str = "x-sim-answer-to";
@@ -238,13 +238,71 @@ impl Connection {
         Ok(())
     }
 
-    /// Switches protocols and returns what arrives, as the body of a response.
+    /// Switches protocols.
     async fn switch(&mut self, plan: &Request, attempt: usize) -> io::Result<Next> {
         let head = format!(
             "HTTP/1.1 101 X\r\nconnection: upgrade\r\nupgrade: echo\r\n{ANSWER_TO}: {}\r\n\r\n",
             plan.id
         );
         self.send(head.as_bytes()).await?;
+        if plan.upload.is_some_and(|upload| upload.in_halves) {
+            return self.halves(plan, attempt).await;
+        }
+        self.echo(plan, attempt).await
+    }
+
+    /// Sends its bytes before or after it reads the caller's, slowly.
+    async fn halves(&mut self, plan: &Request, attempt: usize) -> io::Result<Next> {
+        let Response {
+            length,
+            delay,
+            is_early,
+            ..
+        } = plan.response;
+        let answer = async |socket: &Socket| {
+            for sent in (0..length).step_by(PIECE) {
+                let piece = body::bytes(plan.id, false, sent, PIECE.min(length - sent));
+                socket.send_all(&mut [IoSlice::new(&piece)]).await?;
+            }
+            socket.shutdown_write();
+            Ok::<_, io::Error>(())
+        };
+        if is_early {
+            answer(&self.socket).await?;
+        }
+        loop {
+            let received = self.buffer.split();
+            self.ledger.attempt(plan.id, attempt, |attempt| {
+                attempt.upload.add(plan.id, true, &received);
+            });
+            runtime::sleep(delay).await;
+            let received =
+                std::future::poll_fn(|cx| self.socket.poll_recv_buf(cx, &mut self.buffer)).await;
+            if received.is_err() {
+                self.ledger.attempt(plan.id, attempt, |attempt| {
+                    attempt.upload_is_broken = true;
+                });
+            }
+            if received? == 0 {
+                break;
+            }
+        }
+        if !is_early {
+            answer(&self.socket).await?;
+        }
+        self.switched(plan, attempt)
+    }
+
+    fn switched(&self, plan: &Request, attempt: usize) -> io::Result<Next> {
+        self.ledger.attempt(plan.id, attempt, |attempt| {
+            attempt.upload_is_complete = true;
+            attempt.answered = clock::now();
+        });
+        Ok(Next::Close)
+    }
+
+    /// Returns what arrives, as the body of a response.
+    async fn echo(&mut self, plan: &Request, attempt: usize) -> io::Result<Next> {
         let mut echoed = 0;
         loop {
             let length = self.buffer.len();
@@ -259,11 +317,7 @@ impl Connection {
             let received =
                 std::future::poll_fn(|cx| self.socket.poll_recv_buf(cx, &mut self.buffer)).await?;
             if received == 0 {
-                self.ledger.attempt(plan.id, attempt, |attempt| {
-                    attempt.upload_is_complete = true;
-                    attempt.answered = clock::now();
-                });
-                return Ok(Next::Close);
+                return self.switched(plan, attempt);
             }
         }
     }

@@ -12,7 +12,7 @@ use gw_simulated_kernel::clock;
 use super::body;
 use super::caller::Caller;
 use super::message::{self, Body, Head, Part, TRAILER};
-use crate::scenario::{Conduct, Method, Request};
+use crate::scenario::{Conduct, Method, Request, Upload};
 
 /// Bytes of a body that are sent between two pauses.
 const PIECE: usize = 16 * 1024;
@@ -296,7 +296,10 @@ impl Exchange<'_> {
         self.caller
             .answered(self.request, head.status, |name| head.field(name));
         if head.status == 101 {
-            self.echo(buffer).await?;
+            match self.request.upload {
+                Some(upload) if upload.in_halves => self.halves(buffer, upload).await?,
+                _ => self.echo(buffer).await?,
+            }
             return Ok(false);
         }
         let has_body = self.request.method != Method::Head && !matches!(head.status, 204 | 304);
@@ -341,6 +344,33 @@ impl Exchange<'_> {
             }
         }
         self.caller.complete(self.request, &error);
+        Ok(())
+    }
+
+    /// Sends everything after a switch of protocols and ends its direction, whatever the backend sends meanwhile.
+    async fn halves(&self, buffer: &mut BytesMut, upload: Upload) -> io::Result<()> {
+        let id = self.request.id;
+        let sends = async {
+            for sent in (0..upload.length).step_by(PIECE) {
+                let length = PIECE.min(upload.length - sent);
+                self.send(&body::bytes(id, true, sent, length)).await?;
+                runtime::sleep(upload.pause).await;
+            }
+            self.stream.close().await
+        };
+        let receives = async {
+            loop {
+                self.caller
+                    .seen(self.request, |seen| seen.body.add(id, false, buffer));
+                buffer.clear();
+                if self.receive(buffer).await? == 0 {
+                    return Ok(());
+                }
+            }
+        };
+        futures_util::future::try_join(sends, receives).await?;
+        self.caller
+            .seen(self.request, |seen| seen.is_complete = true);
         Ok(())
     }
 

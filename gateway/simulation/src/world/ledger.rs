@@ -54,6 +54,8 @@ pub struct Attempt {
     pub upload: Received,
     /// The upload has ended as its framing says.
     pub upload_is_complete: bool,
+    /// The connection broke after a switch of protocols, before the end of the upload.
+    pub upload_is_broken: bool,
     /// The request that the trailers of the upload are for.
     pub trailer: Option<u32>,
     /// When the response was written completely.
@@ -103,6 +105,7 @@ impl Ledger {
             at: clock::now().unwrap_or(0),
             upload: Received::default(),
             upload_is_complete: false,
+            upload_is_broken: false,
             trailer: None,
             answered: None,
         };

@@ -10,7 +10,7 @@ use crate::support::agents::modified_agent::Tunnel;
 use crate::support::agents::several::{
     Attempt, Scripted, Several, answered, body, refused_unsent, statistics,
 };
-use crate::support::agents::tunnel_frames::{frame, hello, ok, ping, reset};
+use crate::support::agents::tunnel_frames::{hello, ok, ping, reset, uploaded};
 use crate::support::peers::caller::{Caller, HOST};
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::Served;
@@ -77,7 +77,7 @@ impl Holder {
     }
 
     fn answer(&mut self, stream: StreamId) {
-        let report = frame(Kind::Uploaded, false, stream, &(BODY as u64).to_be_bytes());
+        let report = uploaded(stream, BODY as u64);
         self.tunnel.0.send([report, ok(stream, b"held")].concat());
     }
 }

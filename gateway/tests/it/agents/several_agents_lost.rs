@@ -8,12 +8,12 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use gw_control_plane::control::Actor;
 use gw_control_plane::control::records::agent;
-use gw_shared::tunnel::frame::{Kind, StreamId};
+use gw_shared::tunnel::frame::StreamId;
 use http::Method;
 
 use crate::support::agents::modified_agent::Tunnel;
 use crate::support::agents::several::{Scripted, Several, answered, body, statistics};
-use crate::support::agents::tunnel_frames::{frame, ok, ping};
+use crate::support::agents::tunnel_frames::{ok, ping, uploaded};
 use crate::support::eventually;
 use crate::support::peers::caller::Caller;
 use crate::support::peers::held_backend::HeldBackend;
@@ -78,13 +78,8 @@ fn requests_leave_a_silent_agent_and_new_ones_go_elsewhere() {
     }
     // The agent answers again: what cannot be sent twice has stayed with it.
     one.0.send(ping());
-    one.0.send(
-        [
-            frame(Kind::Uploaded, false, of_post, &1u64.to_be_bytes()),
-            ok(of_post, b"one"),
-        ]
-        .concat(),
-    );
+    one.0
+        .send([uploaded(of_post, 1), ok(of_post, b"one")].concat());
     assert_eq!(post.response().body, b"one");
     thread::spawn(move || while one.next().is_ok() {});
     several.wait_until_idle();

@@ -150,6 +150,45 @@ fn the_backend_may_end_its_half_of_an_upgrade_first() {
 }
 
 #[test]
+fn all_that_a_caller_sends_before_it_ends_its_half_arrives() {
+    const SENT: usize = 4 * 1024 * 1024;
+    for hand_over in [HandOver::Always, HandOver::Never] {
+        for ends_first in [false, true] {
+            let (ended, seen) = std::sync::mpsc::channel();
+            let backend = backend::start(move |mut peer| {
+                peer.request_head().unwrap();
+                peer.send(
+                    "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
+                );
+                if ends_first {
+                    peer.stream.shutdown(Shutdown::Write).unwrap();
+                }
+                let received = peer.bytes(SENT).map(|bytes| bytes.len());
+                ended.send((received, peer.is_closed())).unwrap();
+            });
+            let options = Options {
+                workers: 2,
+                hand_over,
+                ..crate::support::options(Some(backend))
+            };
+            let demo = Demo::start(&options).unwrap();
+            for _ in 0..4 {
+                let mut caller = connect(&demo);
+                caller.send(upgrade(&demo, "POST /", "x"));
+                assert_eq!(caller.response_head(&Method::GET).unwrap().status, 101);
+                caller.send(vec![b'.'; SENT]);
+                end(&mut caller);
+                let (received, is_closed) = seen.recv_timeout(crate::support::SOON).unwrap();
+                assert_eq!((received.unwrap(), is_closed), (SENT, true));
+                assert!(caller.is_closed());
+                crate::support::wait_until_slots_are_free(&demo);
+            }
+            demo.stop();
+        }
+    }
+}
+
+#[test]
 fn a_disconnected_caller_ends_the_upgraded_backend_connection() {
     let (ended, seen) = std::sync::mpsc::channel();
     let demo = crate::support::demo(Some(backend::start(move |mut peer| {

@@ -9,7 +9,9 @@ use http::Method;
 
 use super::answered;
 use crate::support::agents::modified_agent::enroll;
-use crate::support::agents::tunnel_frames::{begun, credit, data, head, last_data, ok, reset};
+use crate::support::agents::tunnel_frames::{
+    begun, credit, data, head, last_data, ok, reset, uploaded,
+};
 use crate::support::demo;
 
 #[test]
@@ -152,6 +154,7 @@ fn an_upgraded_request_is_in_flight_until_both_halves_end() {
                 .shutdown(std::net::Shutdown::Write)
                 .unwrap();
             assert!(tunnel.next_of(Kind::Data).unwrap().end);
+            tunnel.0.send(uploaded(stream, 4));
             crate::support::eventually("no request is left", || (in_flight() == 0).then_some(()));
         }
     }

@@ -7,7 +7,9 @@ use gw_shared::tunnel::frame::Kind;
 use http::Method;
 
 use crate::support::agents::several::{Scripted, Several, answered, body, refused_unsent};
-use crate::support::agents::tunnel_frames::{credit, data, frame, head, interim, last_data, ping};
+use crate::support::agents::tunnel_frames::{
+    credit, data, head, interim, last_data, ping, uploaded,
+};
 use crate::support::eventually;
 
 #[test]
@@ -170,9 +172,7 @@ fn an_early_answer_settles_where_the_rest_of_the_body_goes() {
             );
             let (rest, _) = body(tunnel, attempt);
             assert_eq!(rest, b"second");
-            tunnel
-                .0
-                .send(frame(Kind::Uploaded, false, stream, &12u64.to_be_bytes()));
+            tunnel.0.send(uploaded(stream, 12));
             tunnel.0.send(last_data(stream, &rest));
             true
         });

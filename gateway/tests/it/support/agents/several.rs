@@ -14,7 +14,7 @@ use gw_telemetry::counters::{TunnelReport, WorkerReport};
 use serde_json::json;
 
 use super::modified_agent::{Frame, STREAMS, Tunnel};
-use super::tunnel_frames::{begun, credit, data, frame, hello, last_data, message};
+use super::tunnel_frames::{self, begun, credit, data, frame, hello, last_data, message};
 use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, HOST, connect_to};
@@ -248,12 +248,7 @@ pub(crate) fn body(tunnel: &mut Tunnel, attempt: &Attempt) -> (Vec<u8>, String) 
 
 /// A complete response with a body. Reports the upload first, if the request has a body of this length.
 pub(crate) fn answered(attempt: &Attempt, uploaded: usize, body: &[u8]) -> Vec<u8> {
-    let report = frame(
-        Kind::Uploaded,
-        false,
-        attempt.stream,
-        &(uploaded as u64).to_be_bytes(),
-    );
+    let report = tunnel_frames::uploaded(attempt.stream, uploaded as u64);
     let pieces = body
         .chunks(DATA_MAX)
         .flat_map(|piece| data(attempt.stream, piece))

@@ -120,6 +120,11 @@ pub(crate) fn reset(stream: StreamId, code: &[u8]) -> Vec<u8> {
     frame(Kind::Reset, false, stream, code)
 }
 
+/// Reports the bytes of the request body that the backend took.
+pub(crate) fn uploaded(stream: StreamId, bytes: u64) -> Vec<u8> {
+    frame(Kind::Uploaded, false, stream, &bytes.to_be_bytes())
+}
+
 pub(crate) fn credit(stream: StreamId, bytes: u32) -> Vec<u8> {
     frame(Kind::Credit, false, stream, &bytes.to_be_bytes())
 }
