@@ -107,6 +107,19 @@ pub(crate) fn cpu(pid: u32) -> Duration {
     Cpu::of(pid).total()
 }
 
+/// CPU time of the running threads of a process whose names begin with `prefix`, which the scheduler counts in nanoseconds.
+pub(crate) fn cpu_of_threads(pid: u32, prefix: &str) -> Result<Duration, Failure> {
+    let failed = |error| Failure::during("CPU time of threads", error);
+    let mut spent = Duration::ZERO;
+    for task in process(pid).and_then(|it| it.tasks()).map_err(failed)? {
+        let task = task.map_err(failed)?;
+        if task.stat().map_err(failed)?.comm.starts_with(prefix) {
+            spent += Duration::from_nanos(task.schedstat().map_err(failed)?.sum_exec_runtime);
+        }
+    }
+    Ok(spent)
+}
+
 /// CPU time of all programs of the machine but this one and its children, with the time that the hypervisor gave to other
 /// machines.
 pub(crate) fn cpu_of_others() -> Result<Duration, Failure> {
