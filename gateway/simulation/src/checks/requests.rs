@@ -59,9 +59,7 @@ pub(super) fn upload_arrives_unchanged(world: &World) -> Checked {
         let length = request.upload.map_or(0, |upload| upload.length);
         entry.attempts.iter().find_map(|attempt| {
             let upload = attempt.upload;
-            let is_whole = upload.length == length
-                || request.method == Method::Upgrade
-                    && !(is_in_halves(request) && entry.seen.is_complete);
+            let is_whole = upload.length == length || may_end_early(world, request, attempt);
             if upload.is_foreign {
                 Some("other bytes arrived at the backend".to_owned())
             } else if attempt.upload_is_complete && !is_whole {
@@ -74,6 +72,20 @@ pub(super) fn upload_arrives_unchanged(world: &World) -> Checked {
             }
         })
     })
+}
+
+/// Whether the backend of an upgraded connection may take a cut for the end: bytes without framing end as the connection does.
+fn may_end_early(world: &World, request: &Request, attempt: &Attempt) -> bool {
+    // When a process ends, the kernel ends its connections as if they were complete.
+    let ends_agent = |kind: &FaultKind| match kind {
+        FaultKind::KillAgent { agent, .. } | FaultKind::DrainAgent { agent, .. } => {
+            *agent == attempt.agent
+        }
+        _ => false,
+    };
+    let mut faults = world.scenario.faults.iter();
+    let is_echo = request.method == Method::Upgrade && !is_in_halves(request);
+    is_echo || is_in_halves(request) && faults.any(|fault| ends_agent(&fault.kind))
 }
 
 /// A request that is not idempotent reaches one backend at most. Others reach as many agents as the gateway may try, each of
