@@ -1,6 +1,5 @@
-use std::time::Duration;
-
 use std::sync::Arc;
+use std::time::Duration;
 
 use gw_region::owners::ownership::WorkerId;
 use gw_shared::runtime::Driver;
