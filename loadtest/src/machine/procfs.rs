@@ -107,7 +107,7 @@ pub(crate) fn cpu(pid: u32) -> Duration {
     Cpu::of(pid).total()
 }
 
-/// CPU time of the running threads of a process whose names begin with `prefix`, which the scheduler counts in nanoseconds.
+/// CPU time of the running threads of a process whose names begin with `prefix`. The scheduler counts it in nanoseconds.
 pub(crate) fn cpu_of_threads(pid: u32, prefix: &str) -> Result<Duration, Failure> {
     let failed = |error| Failure::during("CPU time of threads", error);
     let mut spent = Duration::ZERO;

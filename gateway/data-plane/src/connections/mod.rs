@@ -235,8 +235,8 @@ enum Left {
     EndsDirection,
     /// The peer may end its direction and still receive.
     EndsBothDirections,
-    /// Both may end their directions while the last bytes of the peer wait for the backend, until the time, which begins with
-    /// the second end.
+    /// Both may end their directions while the last bytes of the peer wait for the backend. Once both have, this is the time
+    /// until which the peer counts as present.
     Fails(Option<Instant>),
 }
 
