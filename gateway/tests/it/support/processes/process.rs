@@ -177,20 +177,24 @@ impl Log {
     }
 
     /// The first of the following lines that contains `part`.
+    #[track_caller]
     pub(crate) fn line_with(&self, part: &str) -> String {
         self.find(|line| Some(line.to_string()).filter(|line| line.contains(part)))
     }
 
-    /// The first result of `pick` over the following lines.
+    /// The first result of `pick` over the following lines. Panics with the lines if it is not among them.
+    #[track_caller]
     pub(crate) fn find<T>(&self, mut pick: impl FnMut(&Value) -> Option<T>) -> T {
+        let mut passed = String::new();
         loop {
-            let line = self
-                .0
-                .recv_timeout(SOON)
-                .expect("the program logs the expected line");
+            let line = match self.0.recv_timeout(SOON) {
+                Ok(line) => line,
+                Err(error) => panic!("the program logs the expected line: {error}\n{passed}"),
+            };
             if let Some(found) = pick(&line) {
                 return found;
             }
+            passed.push_str(&format!("{line}\n"));
         }
     }
 }
