@@ -78,9 +78,9 @@ pub(super) fn upload_arrives_unchanged(world: &World) -> Checked {
 fn may_end_early(world: &World, request: &Request, attempt: &Attempt) -> bool {
     // When a process ends, the kernel ends its connections as if they were complete.
     let ends_agent = |kind: &FaultKind| match kind {
-        FaultKind::KillAgent { agent, .. } | FaultKind::DrainAgent { agent, .. } => {
-            *agent == attempt.agent
-        }
+        FaultKind::KillAgent { agent, .. }
+        | FaultKind::DrainAgent { agent, .. }
+        | FaultKind::CopyAgent { agent, .. } => *agent == attempt.agent,
         _ => false,
     };
     let mut faults = world.scenario.faults.iter();
