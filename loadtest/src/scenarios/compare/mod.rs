@@ -121,23 +121,10 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
         options.rounds
     ));
     let mut cases = Vec::new();
-    for section in sections {
-        let value = section.to_possible_value();
-        let name = value.as_ref().map_or("", |value| value.get_name());
-        say(format_args!("measuring {name}"));
-        let start = Instant::now();
-        let others = procfs::cpu_of_others()?;
-        cases.extend(bench.section(*section)?);
-        let others = procfs::cpu_of_others()?
-            .saturating_sub(others)
-            .as_secs_f64()
-            / start.elapsed().as_secs_f64();
-        if others > NOISE_MAX {
-            say(format_args!(
-                "note: other programs took {others:.2} cores during {name}; repeat it on an idle machine"
-            ));
-        }
-    }
+    // A section that cannot be measured ends the run, and keeps the figures of those before it.
+    let ended = sections
+        .iter()
+        .try_for_each(|section| measure(&bench, *section, &mut cases));
     say(format_args!("\n{}", output::table::table(&cases)));
     write(options.json.as_deref(), || {
         Ok(serde_json::to_string_pretty(&output::json::document(&cases))? + "\n")
@@ -160,12 +147,33 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
             )
         })
         .collect();
+    ended?;
     ensure(failed.is_empty(), || {
         format!(
             "requests failed, so these figures do not compare: {}",
             failed.join("; ")
         )
     })
+}
+
+/// Measures a section, and says how much other programs disturbed it.
+fn measure(bench: &Bench<'_>, section: Section, cases: &mut Vec<Case>) -> Result<(), Failure> {
+    let value = section.to_possible_value();
+    let name = value.as_ref().map_or("", |value| value.get_name());
+    say(format_args!("measuring {name}"));
+    let start = Instant::now();
+    let others = procfs::cpu_of_others()?;
+    cases.extend(bench.section(section)?);
+    let others = procfs::cpu_of_others()?
+        .saturating_sub(others)
+        .as_secs_f64()
+        / start.elapsed().as_secs_f64();
+    if others > NOISE_MAX {
+        say(format_args!(
+            "note: other programs took {others:.2} cores during {name}; repeat it on an idle machine"
+        ));
+    }
+    Ok(())
 }
 
 fn write(

@@ -39,7 +39,13 @@ pub(crate) fn run(h2load: &Path, load: &Load<'_>, http1: bool) -> Result<Outcome
     let (name, value) = target.credential();
     command.args(["-t1", "--header", &format!("{name}: {value}")]);
     command.arg(format!("--connect-to=127.0.0.1:{}", target.port));
-    command.arg(format!("https://{}:{}/", target.host, target.port));
+    // Over plain TCP, the callers begin with the preface of HTTP/2 (RFC 9113 §3.3).
+    command.arg(format!(
+        "{}://{}:{}/",
+        target.scheme(),
+        target.host,
+        target.port
+    ));
     let text = output("h2load", &mut command, *seconds)?;
     parse(&text).ok_or_else(|| Failure::new(format!("h2load reports nothing to measure:\n{text}")))
 }
