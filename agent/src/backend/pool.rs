@@ -319,12 +319,13 @@ impl Pool {
         }
     }
 
-    /// Adds an idle connection to the first backend.
+    /// Adds an idle connection to the first backend. It does not expire before its first request.
     #[cfg(feature = "bench_support")]
     pub(crate) fn add_idle(&self, stream: super::BackendStream) {
         if let Some(backend) = self.backends.first() {
             let connection = Box::new(Http1Connection::new(stream, None));
-            backend.idle.borrow_mut().push((Instant::now(), connection));
+            let first_request = Instant::now() + Duration::from_secs(60 * 60);
+            backend.idle.borrow_mut().push((first_request, connection));
         }
     }
 

@@ -163,7 +163,9 @@ impl Scenario {
                     let response = caller.relay(&request).await.unwrap();
                     assert!(
                         response.starts_with(b"HTTP/1.1 200 OK\r\n")
-                            && response.len() > self.response_body
+                            && response.len() > self.response_body,
+                        "{}",
+                        String::from_utf8_lossy(&response)
                     );
                 }
                 left.set(left.get() - 1);
