@@ -20,6 +20,7 @@ use gw_agent::identity::state::{DEFAULT, VARIABLE};
 use gw_agent::process::{self, AgentExit, Hangup};
 use gw_agent::{Config, RelayedService};
 use gw_shared::command::{self, Failure};
+use gw_shared::process::allocator::Allocator;
 use gw_shared::process::core_dump;
 use gw_shared::telemetry::logging::{self, LogFormat};
 use gw_shared::text::escaped;
@@ -29,7 +30,7 @@ use cli::{
 };
 
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: Allocator = Allocator;
 
 fn main() -> ExitCode {
     core_dump::refuse_at_start("gw-agent");

@@ -16,13 +16,14 @@ use gw_gateway::process::doctor;
 use gw_gateway::{Gateway, Predecessor, Program, Signals};
 use gw_shared::command::{self, Failure};
 use gw_shared::config::unknown_in_environment;
+use gw_shared::process::allocator::Allocator;
 use gw_shared::process::core_dump;
 use gw_shared::telemetry::logging;
 
 use cli::arguments::{Arguments, Command, meant};
 
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: Allocator = Allocator;
 
 fn main() -> ExitCode {
     core_dump::refuse_at_start("gw-gateway");

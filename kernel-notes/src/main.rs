@@ -18,8 +18,10 @@ mod wakes;
 
 use std::process::ExitCode;
 
+use gw_shared::process::allocator::Allocator;
+
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: Allocator = Allocator;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

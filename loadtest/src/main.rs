@@ -25,8 +25,10 @@ use clap::{Parser, Subcommand};
 use crate::failure::{Failure, ensure};
 
 /// The product's allocator, because scenario `log` runs a part of the product in this process.
+use gw_shared::process::allocator::Allocator;
+
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: Allocator = Allocator;
 
 /// Starts a gateway, puts load on it over loopback, and checks its guarantees.
 #[derive(Parser)]

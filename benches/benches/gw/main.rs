@@ -17,8 +17,10 @@ use std::time::Duration;
 use criterion::{Criterion, criterion_main};
 
 /// The product's allocator.
+use gw_shared::process::allocator::Allocator;
+
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: Allocator = Allocator;
 
 fn all() {
     let mut criterion = Criterion::default()

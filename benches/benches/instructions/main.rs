@@ -17,12 +17,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use gw_benches::{Counts, GROWTH_MAX, Verdict, compare, table};
+use gw_shared::process::allocator::Allocator;
 
 use self::scenarios::{ALL, Scenario};
 
 /// The product's allocator.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: Allocator = Allocator;
 
 const BASELINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/baselines/instructions.txt");
 

@@ -165,7 +165,7 @@ impl Scenario {
                         response.starts_with(b"HTTP/1.1 200 OK\r\n")
                             && response.len() > self.response_body,
                         "{}",
-                        String::from_utf8_lossy(&response)
+                        String::from_utf8_lossy(response)
                     );
                 }
                 left.set(left.get() - 1);

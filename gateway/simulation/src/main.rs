@@ -6,8 +6,10 @@ mod failure;
 mod isolated;
 mod state;
 
+use gw_shared::process::allocator::Allocator;
+
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: Allocator = Allocator;
 
 fn main() -> std::process::ExitCode {
     cli::main()
