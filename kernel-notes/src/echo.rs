@@ -38,7 +38,7 @@ thread_local! {
 pub(crate) fn cost_per_message(driver: Driver, style: Style, load: Load) -> Spent {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address: SocketAddr = listener.local_addr().unwrap();
-    let meter = move || Meter::new(load.bytes() / WARM_UP, load.bytes(), load.work);
+    let meter = move || Meter::of(load);
     let server = std::thread::spawn(move || {
         measure::pin(measure::MEASURED_CORE);
         driver
@@ -52,7 +52,11 @@ pub(crate) fn cost_per_message(driver: Driver, style: Style, load: Load) -> Spen
         load.drive(address);
     });
     client.join().unwrap();
-    let spent = server.join().unwrap();
+    per_message(server.join().unwrap(), load)
+}
+
+/// Divides what a [`Meter`] of this load has measured by the number of messages.
+pub(crate) fn per_message(spent: Spent, load: Load) -> Spent {
     let measured = (load.bytes() - load.bytes() / WARM_UP) as f64 / load.message as f64;
     Spent {
         cpu: spent.cpu.div_f64(measured),
@@ -153,7 +157,12 @@ impl Meter {
         }
     }
 
-    fn count(&self, bytes: usize) {
+    /// A meter of the whole load but for the warm-up.
+    pub(crate) fn of(load: Load) -> Self {
+        Self::new(load.bytes() / WARM_UP, load.bytes(), load.work)
+    }
+
+    pub(crate) fn count(&self, bytes: usize) {
         work(self.work);
         let before = self.echoed.get();
         let now = self.echoed.get() + bytes;
@@ -166,7 +175,7 @@ impl Meter {
         }
     }
 
-    fn spent(&self) -> Spent {
+    pub(crate) fn spent(&self) -> Spent {
         match (self.start.get(), self.end.get()) {
             (Some(start), Some(end)) => start.until(end),
             _ => Spent::default(),

@@ -12,6 +12,7 @@ mod hand_over;
 mod huge_pages;
 mod load;
 mod measure;
+mod raw_ring;
 mod readiness;
 mod ring_flags;
 mod wakes;

@@ -11,6 +11,7 @@ use gw_shared::runtime::{self, Driver};
 use crate::echo::{Meter, Style, cost_per_message, serve};
 use crate::load::{self, Load};
 use crate::measure::{self, median, micros, resident};
+use crate::raw_ring;
 
 const ROUNDS: usize = 9;
 const SMALL: usize = 100;
@@ -41,6 +42,25 @@ const LOADS: [Load; 4] = [
         work: 0,
     },
 ];
+/// Loads of the ring without a reactor: numbers of connections, and messages of 100 bytes or large ones.
+const LOADS_OF_RING: [Load; 6] = [
+    small(1, 15_000),
+    small(16, 60_000),
+    small(64, 60_000),
+    small(256, 60_000),
+    LOADS[2],
+    LOADS[3],
+];
+
+const fn small(connections: usize, messages: usize) -> Load {
+    Load {
+        connections,
+        message: SMALL,
+        messages,
+        work: 0,
+    }
+}
+
 const STYLES: [Style; 2] = [Style::Readiness, Style::Completion];
 
 /// Argument that starts the process that measures idle connections.
@@ -57,6 +77,9 @@ pub(crate) fn probe() {
     );
     for load in LOADS {
         compare(load);
+    }
+    for load in LOADS_OF_RING {
+        compare_rings(load);
     }
     println!(
         "\nmemory of the server for each idle connection that has echoed {IDLE_MESSAGE} bytes, bytes"
@@ -99,6 +122,33 @@ fn compare(load: Load) {
         "  completion ÷ readiness: {:.2}",
         median(costs[1].clone()) / median(costs[0].clone())
     );
+}
+
+fn compare_rings(load: Load) {
+    let styles = raw_ring::STYLES;
+    println!(
+        "\nring without a reactor, {} connections, messages of {} bytes: µs per echo, calls of io_uring_enter per echo",
+        load.connections, load.message
+    );
+    let mut costs = styles.map(|_| Vec::new());
+    let mut enters = styles.map(|_| Vec::new());
+    for _ in 0..ROUNDS {
+        for (number, style) in styles.into_iter().enumerate() {
+            let (spent, calls) = raw_ring::cost_per_message(style, load);
+            costs[number].push(micros(spent.cpu));
+            enters[number].push(calls);
+        }
+    }
+    for (number, style) in styles.into_iter().enumerate() {
+        println!(
+            "  {:18} {}, {:.2}, ÷ {:?}: {:.2}",
+            format!("{style:?}"),
+            measure::spread(&costs[number]),
+            median(enters[number].clone()),
+            styles[0],
+            median(costs[number].clone()) / median(costs[0].clone())
+        );
+    }
 }
 
 /// Measures idle connections in a separate process, which has no freed memory that connections could reuse.
