@@ -34,25 +34,36 @@ thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; BUFFER]);
 }
 
-/// Serves `load` on one core, driven by a thread on the other. Returns the cost per message of the server's thread.
+/// Serves `load` on one core. Returns the cost per message of the server's thread.
 pub(crate) fn cost_per_message(driver: Driver, style: Style, load: Load) -> Spent {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let address: SocketAddr = listener.local_addr().unwrap();
     let meter = move || Meter::of(load);
-    let server = std::thread::spawn(move || {
-        measure::pin(measure::MEASURED_CORE);
+    let spent = drive(load, move |listener| {
         driver
             .block_on(
                 async move { serve(listener, load.connections, style, Rc::new(meter())).await },
             )
             .unwrap()
     });
+    per_message(spent, load)
+}
+
+/// Runs a server on one core, driven by a thread on the other, and returns what the server returns at the end of the load.
+pub(crate) fn drive<T: Send + 'static>(
+    load: Load,
+    serve: impl FnOnce(TcpListener) -> T + Send + 'static,
+) -> T {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address: SocketAddr = listener.local_addr().unwrap();
+    let server = std::thread::spawn(move || {
+        measure::pin(measure::MEASURED_CORE);
+        serve(listener)
+    });
     let client = std::thread::spawn(move || {
         measure::pin(measure::DRIVING_CORE);
         load.drive(address);
     });
     client.join().unwrap();
-    per_message(server.join().unwrap(), load)
+    server.join().unwrap()
 }
 
 /// Divides what a [`Meter`] of this load has measured by the number of messages.

@@ -4,20 +4,21 @@
     reason = "entries of a ring refer to memory by its address"
 )]
 
-use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use io_uring::squeue::Entry;
 use io_uring::types::{BufRingEntry, Fd};
 use io_uring::{IoUring, cqueue, opcode};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 
-use crate::echo::{Meter, per_message};
+use crate::echo::{Meter, drive, per_message};
 use crate::load::Load;
-use crate::measure::{self, Spent};
+use crate::measure::Spent;
 
 /// How the server waits and carries bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,30 +44,21 @@ const SEND: u64 = 1 << 32;
 /// Serves `load` on one core, driven by a thread on the other. Returns the CPU of the server's thread per message, and its
 /// calls of `io_uring_enter` per message.
 pub(crate) fn cost_per_message(style: Style, load: Load) -> (Spent, f64) {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let address = listener.local_addr().unwrap();
-    let server = std::thread::spawn(move || {
-        measure::pin(measure::MEASURED_CORE);
-        let connections = (0..load.connections)
-            .map(|_| {
-                let (connection, _) = listener.accept().unwrap();
-                connection.set_nodelay(true).unwrap();
-                connection.set_nonblocking(true).unwrap();
-                connection
-            })
-            .collect();
-        let mut server = Server::new(style, connections, load);
+    let (spent, enters) = drive(load, move |listener| {
+        let accept = |_| {
+            let (connection, _) = listener.accept().unwrap();
+            connection.set_nodelay(true).unwrap();
+            connection.set_nonblocking(true).unwrap();
+            connection
+        };
+        let mut server = Server::new(style, (0..load.connections).map(accept).collect(), load);
         server.run();
         (server.meter.spent(), server.enters)
     });
-    let client = std::thread::spawn(move || {
-        measure::pin(measure::DRIVING_CORE);
-        load.drive(address);
-    });
-    client.join().unwrap();
-    let (spent, enters) = server.join().unwrap();
-    let per = per_message(spent, load);
-    (per, enters as f64 / load.messages as f64)
+    (
+        per_message(spent, load),
+        enters as f64 / load.messages as f64,
+    )
 }
 
 struct Server {
@@ -191,27 +183,27 @@ impl Server {
         if completion.user_data() & SEND != 0 {
             let buffer = (completion.user_data() >> 48) as u16;
             let sent = usize::try_from(result).unwrap();
-            assert_eq!(sent, self.buffers.lengths.borrow()[usize::from(buffer)]);
+            assert_eq!(sent, self.buffers.lengths[usize::from(buffer)]);
             self.buffers.give_back(buffer);
             self.meter.count(sent);
             return;
         }
         if result > 0 {
             let buffer = cqueue::buffer_select(completion.flags()).unwrap();
-            self.buffers.lengths.borrow_mut()[usize::from(buffer)] = result as usize;
+            self.buffers.lengths[usize::from(buffer)] = result as usize;
             let send = opcode::Send::new(
                 Fd(self.connections[number].as_raw_fd()),
                 self.buffers.address(buffer),
                 result as u32,
             );
             let name = number as u64 | SEND | u64::from(buffer) << 48;
-            // `MSG_WAITALL`: the kernel sends all of it before the entry completes.
+            // The kernel sends all of it before the entry completes.
+            let wait_all = RecvFlags::WAITALL.bits().cast_signed();
             self.entries
-                .push_back(send.flags(0x100).build().user_data(name));
+                .push_back(send.flags(wait_all).build().user_data(name));
         }
-        let out_of_buffers = -105;
         if !cqueue::more(completion.flags()) {
-            if result > 0 || result == out_of_buffers {
+            if result > 0 || result == -Errno::NOBUFS.raw_os_error() {
                 self.wait(number);
             } else {
                 self.open.remove(&number);
@@ -226,7 +218,7 @@ struct Buffers {
     bytes: Vec<u8>,
     size: usize,
     /// Bytes that wait in each buffer.
-    lengths: RefCell<Vec<usize>>,
+    lengths: Vec<usize>,
     tail: u16,
 }
 
@@ -248,7 +240,7 @@ impl Buffers {
             queue,
             bytes: vec![0; size * usize::from(Self::COUNT)],
             size,
-            lengths: RefCell::new(vec![0; usize::from(Self::COUNT)]),
+            lengths: vec![0; usize::from(Self::COUNT)],
             tail: 0,
         };
         for buffer in 0..Self::COUNT {

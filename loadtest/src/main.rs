@@ -21,12 +21,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use gw_shared::process::allocator::Allocator;
 
 use crate::failure::{Failure, ensure};
 
 /// The product's allocator, because scenario `log` runs a part of the product in this process.
-use gw_shared::process::allocator::Allocator;
-
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
 

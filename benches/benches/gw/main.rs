@@ -15,10 +15,9 @@ mod tls;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_main};
-
-/// The product's allocator.
 use gw_shared::process::allocator::Allocator;
 
+/// The product's allocator.
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
 

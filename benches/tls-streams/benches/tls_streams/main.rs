@@ -14,6 +14,7 @@ mod dropped;
 mod server;
 mod streams;
 
+use gw_shared::process::allocator::Allocator;
 use gw_shared::runtime::{self, Driver};
 use rustix::thread::CpuSet;
 
@@ -22,7 +23,7 @@ use self::streams::Style;
 
 /// The product's allocator.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: Allocator = Allocator;
 
 /// Core of the server, and core of the client. On a machine with one core they are the same.
 const SERVER_CORE: usize = 0;
