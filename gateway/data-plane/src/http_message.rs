@@ -155,6 +155,11 @@ pub(crate) trait ResponseSink {
     fn unsent(&self) -> usize {
         0
     }
+    /// Whether the response was sent to its end, so that the caller misses nothing of it: over HTTP/1.1, a body of the announced
+    /// length ends before its stream does. `false` for an upgraded connection, and for a sink that passes the response on.
+    fn is_whole(&self) -> bool {
+        false
+    }
     /// Notes how far the request has got, before its final head. Of use to a sink that passes it on.
     fn progress(&mut self, _progress: Progress) {}
     /// Notes the bytes of the request body that the backend took, if known. Follows [`Self::end`]. Of use to a sink that

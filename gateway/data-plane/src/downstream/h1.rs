@@ -125,10 +125,9 @@ async fn serve_request(
         is_head: head.method == Method::HEAD,
         // After a declined upgrade, bytes that the caller sent in advance could be of the other protocol.
         keep_alive: head.keep_alive && head.upgrade.is_none(),
-        framing: Framing::None,
+        unwritten: Framing::None,
         out: Vec::new(),
         begun: false,
-        body_ended: false,
         switched: false,
         rest: &rest,
         guard,
@@ -173,10 +172,9 @@ async fn refuse_invalid_head(
         version: HttpVersion::Http11,
         is_head: false,
         keep_alive: false,
-        framing: Framing::None,
+        unwritten: Framing::None,
         out: Vec::new(),
         begun: false,
-        body_ended: false,
         switched: false,
         rest: &Cell::new(Rest::Received),
         guard,
@@ -316,12 +314,11 @@ struct H1ResponseSink<'a> {
     is_head: bool,
     /// The connection can take another request after this response.
     keep_alive: bool,
-    framing: Framing,
+    /// Framing of the part of the body that was not written: [`Framing::None`] after the end.
+    unwritten: Framing,
     /// Head and other small pieces that are sent together with the next data.
     out: Vec<u8>,
     begun: bool,
-    /// The end of the body was written with its last piece.
-    body_ended: bool,
     /// An upgrade took place: the written bytes are not HTTP.
     switched: bool,
     rest: &'a Cell<Rest>,
@@ -356,7 +353,7 @@ impl H1ResponseSink<'_> {
             self.write_out().await?;
         }
         let mut size = [0; 18];
-        let (start, end): (&[u8], &[u8]) = match self.framing {
+        let (start, end): (&[u8], &[u8]) = match self.unwritten {
             Framing::Chunked if last => (
                 body::chunk_start(data.len(), &mut size),
                 body::LAST_CHUNK_END,
@@ -371,7 +368,15 @@ impl H1ResponseSink<'_> {
             .map_err(|_| CallerGone)?;
         self.guard.carried();
         self.out.clear();
-        self.body_ended = last;
+        self.unwritten = match self.unwritten {
+            Framing::Length(length) => Framing::Length(length.saturating_sub(data.len() as u64)),
+            Framing::Chunked if last => Framing::None,
+            unwritten => unwritten,
+        };
+        // The response is complete for its caller, also if the agent fails now.
+        if self.unwritten == Framing::Length(0) {
+            self.flush().await?;
+        }
         Ok(())
     }
 
@@ -410,24 +415,24 @@ impl ResponseSink for H1ResponseSink<'_> {
     async fn head(&mut self, head: RelayedHead) -> Result<(), CallerGone> {
         self.begun = true;
         if let Some(protocol) = &head.upgrade {
-            (self.switched, self.keep_alive, self.framing) = (true, false, Framing::UntilClose);
+            (self.switched, self.keep_alive, self.unwritten) = (true, false, Framing::UntilClose);
             let status = StatusCode::SWITCHING_PROTOCOLS;
             let connection = ConnectionField::Upgrade(protocol);
             head::write_response(
                 &mut self.out,
                 status,
                 &head.headers,
-                self.framing,
+                self.unwritten,
                 connection,
             );
             return Ok(());
         }
-        self.framing = self.framing_of(&head);
+        self.unwritten = self.framing_of(&head);
         // No 100 was sent, so a body may or may not follow: close. A caller that is told of a close stops sending, so a
         // response before the end of its request does not announce the close of a drain.
         let is_drained = self.guard.is_draining() && self.rest.get() == Rest::Received;
         self.keep_alive &=
-            self.framing != Framing::UntilClose && !self.has_withheld_body() && !is_drained;
+            self.unwritten != Framing::UntilClose && !self.has_withheld_body() && !is_drained;
         let connection = match (self.keep_alive, self.version) {
             (false, _) => ConnectionField::Close,
             (true, HttpVersion::Http10) => ConnectionField::KeepAlive,
@@ -438,7 +443,7 @@ impl ResponseSink for H1ResponseSink<'_> {
             &mut self.out,
             head.status,
             &head.headers,
-            self.framing,
+            self.unwritten,
             connection,
         );
         Ok(())
@@ -446,17 +451,18 @@ impl ResponseSink for H1ResponseSink<'_> {
 
     async fn data(&mut self, data: Bytes, last: bool) -> Result<(), CallerGone> {
         // An empty chunk would end the body. A response without a body drops data.
-        if data.is_empty() || !self.framing.has_body() {
+        if data.is_empty() || !self.unwritten.has_body() {
             return Ok(());
         }
         self.write(&data, last).await
     }
 
     async fn end(&mut self, trailers: Option<Fields>) -> Result<(), CallerGone> {
-        if self.framing == Framing::Chunked && !self.body_ended {
+        if self.unwritten == Framing::Chunked {
             body::write_last_chunk(&mut self.out, trailers.as_ref());
         }
         self.flush().await?;
+        self.unwritten = Framing::None;
         // Ends this direction; the direction from the caller may continue.
         if self.switched {
             self.guard.ends_direction();
@@ -475,6 +481,14 @@ impl ResponseSink for H1ResponseSink<'_> {
 
     fn unsent(&self) -> usize {
         self.stream.unsent()
+    }
+
+    fn is_whole(&self) -> bool {
+        self.begun
+            && !self.switched
+            && !self.unwritten.has_body()
+            && self.out.is_empty()
+            && self.stream.unsent() == 0
     }
 
     fn has_withheld_body(&self) -> bool {

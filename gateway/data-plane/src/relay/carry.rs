@@ -67,18 +67,19 @@ pub(super) async fn carry(
     let switch = ProtocolSwitch {
         upgrade,
         is_switched: Cell::new(None),
-        is_answered: Cell::new(false),
     };
     let error = {
         let down = pin!(receive(scope, pending, &switch, response));
         let up = pin!(send(scope, upload, &switch, body));
         match select(down, up).await {
             Either::Left((ended, _)) => return ended,
-            // The caller has its response. Dropping the upload tells the backend that the request is incomplete.
-            Either::Right((BodyError::Gone, _)) if switch.is_answered.get() => return Ok(()),
             Either::Right((error, _)) => error,
         }
     };
+    // The upload was dropped, which tells the backend that the request is incomplete.
+    if error == BodyError::Gone && response.is_whole() {
+        return Ok(());
+    }
     Err(Stopped::by_body(error, response))
 }
 
@@ -87,8 +88,6 @@ struct ProtocolSwitch {
     upgrade: Option<HttpVersion>,
     /// `None` until the final head was received.
     is_switched: Cell<Option<bool>>,
-    /// The caller has the whole response to a request that did not switch.
-    is_answered: Cell<bool>,
 }
 
 impl ProtocolSwitch {
@@ -200,8 +199,11 @@ async fn receive(
     let is_switched = head.upgrade.is_some();
     response.head(head).await?;
     switch.is_switched.set(Some(is_switched));
-    receive_body(scope, &mut download, response).await?;
-    switch.is_answered.set(!is_switched);
+    match receive_body(scope, &mut download, response).await {
+        // The caller does not miss the end of the stream.
+        Err(Stopped::Failed(_)) if response.is_whole() => {}
+        received => received?,
+    }
     if response.has_withheld_body() {
         return Ok(());
     }

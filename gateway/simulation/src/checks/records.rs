@@ -8,7 +8,7 @@ use gw_telemetry::counters::WorkerReport;
 use gw_telemetry::request_log::{Ended, RequestRecord};
 
 use super::{Checked, Records, each, violated};
-use crate::scenario::{FaultKind, Method, Request, ResponseFault};
+use crate::scenario::{FaultKind, Method, Request};
 use crate::world::World;
 use crate::world::ledger::{Entry, Seen};
 use crate::world::{agent_id, machine};
@@ -153,12 +153,7 @@ fn response_disagrees(request: &Request, seen: &Seen, record: &RequestRecord) ->
     }
     // The rest of an upload may still be on its way.
     let has_upload = request.upload.is_some();
-    // The caller can have as many bytes as announced before the stream of the response ends.
-    let goes_on = matches!(
-        request.response.fault,
-        ResponseFault::TooLong | ResponseFault::Stalls(_)
-    );
-    (seen.is_complete && record.ended != Ended::Complete && !has_upload && !goes_on)
+    (seen.is_complete && record.ended != Ended::Complete && !has_upload)
         .then(|| "the caller got a complete response".to_owned())
 }
 

@@ -1,18 +1,20 @@
 //! Records of finished requests in the request log.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use gw_gateway::demo::{Demo, Options};
 use gw_interface::config::Config;
 use gw_telemetry::request_log::{RequestLog, SearchQuery};
+use http::Response;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
 use crate::support::admin_api::Api;
 use crate::support::apex::{self, APEX};
 use crate::support::peers::caller::{HOST, connect, get, request};
 use crate::support::peers::http2_caller::on_a_reactor;
-use crate::support::peers::{backend, http2_caller};
+use crate::support::peers::{backend, http2_backend, http2_caller};
 use crate::support::request_log::{call, capture_bodies, record};
 use crate::support::{demo, eventually};
 
@@ -159,6 +161,51 @@ fn requests_of_disconnected_callers_are_in_the_log() {
             "{left}"
         );
         assert_eq!(left["captured_request"]["bytes"], 2, "{left}");
+    }
+}
+
+/// Over HTTP/1.1 the caller has the whole response once it has as many bytes as were announced.
+#[test]
+fn a_response_of_announced_length_is_complete_before_its_stream_ends() {
+    let was_received = Arc::new(Notify::new());
+    let demo = demo(Some(http2_backend::start({
+        let was_received = Arc::clone(&was_received);
+        async move |request, mut respond| {
+            let response = Response::builder().header("content-length", 5);
+            let mut stream = respond
+                .send_response(response.body(()).unwrap(), false)
+                .unwrap();
+            stream.send_data("whole".into(), false).unwrap();
+            match request.uri().path() {
+                "/reset" => {
+                    was_received.notified().await;
+                    stream.send_reset(h2::Reason::INTERNAL_ERROR);
+                }
+                _ => std::future::pending().await,
+            }
+        }
+    })));
+    let api = Api(&demo.about);
+    // Some connections reach the owner of the service, others another worker.
+    for _ in 0..8 {
+        let mut caller = connect(&demo);
+        for target in ["/reset", "/held"] {
+            caller.send(get(&demo, target));
+            let response = caller.response();
+            assert_eq!(response.body, b"whole");
+            let id = response.header("x-gw-request-id").to_owned();
+            if target == "/reset" {
+                was_received.notify_one();
+            } else {
+                caller = connect(&demo);
+            }
+            let recorded = record(&api, &id);
+            assert_eq!(
+                (&recorded["ended"], &recorded["status"], &recorded["code"]),
+                (&json!("complete"), &json!(200), &Value::Null),
+                "{target}"
+            );
+        }
     }
 }
 

@@ -45,9 +45,9 @@ impl ResponseStream {
 
 pub(super) struct H2ResponseSink<'a> {
     is_head: bool,
-    /// The stream ended with its head.
+    /// h2 was given the end of the stream.
     ended: bool,
-    /// Bytes of heads and data that h2 was given.
+    /// Bytes of heads and data that h2 was given and may not have sent.
     queued: usize,
     /// Data that [`ResponseSink::end`] waits for.
     unsent: Option<Unsent>,
@@ -208,6 +208,7 @@ impl ResponseSink for H2ResponseSink<'_> {
         }
         if self.queued > LEFT_IN_H2 {
             self.sent().await;
+            self.queued = 0;
         }
         Ok(())
     }
@@ -220,6 +221,10 @@ impl ResponseSink for H2ResponseSink<'_> {
     fn unsent(&self) -> usize {
         // h2 does not tell how much of its buffer is used.
         limits::HTTP2_SEND_BUFFER
+    }
+
+    fn is_whole(&self) -> bool {
+        self.ended && self.queued <= LEFT_IN_H2
     }
 
     fn has_begun(&self) -> bool {
