@@ -5,15 +5,17 @@
 //! gateway, but for the gateway's own, which begin with `GW_`. It succeeds with status 0 and when the record is published or
 //! removed, also if it was before.
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::ioctl_fionbio;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::dns::update::blocking;
@@ -129,14 +131,15 @@ fn run(
     let mut child = command.spawn().map_err(|error| {
         format!("cannot be run: {error}; check that the file exists, can be executed, and names its interpreter")
     })?;
-    let stdout = child.stdout.take().map(collect);
-    let stderr = child.stderr.take().map(collect);
-    let status = wait(&mut child, limit);
-    let output = [stderr, stdout]
-        .into_iter()
-        .flatten()
-        .filter_map(|output| output.recv_timeout(OUTPUT_WITHIN).ok())
-        .map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned())
+    let mut outputs = [
+        child.stderr.take().map(OwnedFd::from),
+        child.stdout.take().map(OwnedFd::from),
+    ]
+    .map(Output::new);
+    let status = wait(&mut child, &mut outputs, limit);
+    let output = outputs
+        .iter()
+        .map(Output::text)
         .filter(|text| !text.is_empty())
         .collect::<Vec<_>>()
         .join("; ");
@@ -154,41 +157,83 @@ fn said(output: &str) -> &str {
     }
 }
 
-/// The status of the program, which is killed after `limit`.
-fn wait(child: &mut Child, limit: Duration) -> Result<ExitStatus, String> {
+/// The status of the program, which is killed after `limit`. Reads its outputs meanwhile.
+fn wait(child: &mut Child, outputs: &mut [Output], limit: Duration) -> Result<ExitStatus, String> {
     let began = Instant::now();
-    loop {
+    let status = loop {
+        outputs.iter_mut().for_each(Output::read);
         match child.try_wait() {
-            Ok(Some(status)) => return Ok(status),
-            Ok(None) if began.elapsed() < limit => thread::sleep(LOOK_EVERY),
-            Ok(None) => break,
-            Err(error) => return Err(error.to_string()),
+            Ok(Some(status)) => break Ok(status),
+            Ok(None) if began.elapsed() < limit => await_output(outputs),
+            Ok(None) => break kill(child, limit),
+            Err(error) => break Err(error.to_string()),
         }
+    };
+    // A child that the program has left may hold the outputs for longer.
+    let ended = Instant::now();
+    while outputs.iter().any(|output| output.source.is_some()) && ended.elapsed() < OUTPUT_WITHIN {
+        await_output(outputs);
+        outputs.iter_mut().for_each(Output::read);
     }
+    status
+}
+
+/// Waits until an output can be read, at most [`LOOK_EVERY`].
+fn await_output(outputs: &[Output]) {
+    let sources = outputs.iter().filter_map(|output| output.source.as_ref());
+    let mut sources = sources
+        .map(|source| PollFd::new(source, PollFlags::IN))
+        .collect::<Vec<_>>();
+    // Interrupted by a signal: the caller looks again.
+    let _ = poll(&mut sources, Timespec::try_from(LOOK_EVERY).ok().as_ref());
+}
+
+/// Kills the program and its children. Returns the reason.
+fn kill(child: &mut Child, limit: Duration) -> Result<ExitStatus, String> {
     let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     if let Some(group) = group {
         // The group is gone if the program ended just now.
         kill_process_group(group, Signal::KILL).ok();
     }
-    let killed = child.wait();
-    Err(match killed {
+    Err(match child.wait() {
         Ok(_) => format!("killed because it did not end within {} s", limit.as_secs()),
         Err(error) => error.to_string(),
     })
 }
 
-/// The first bytes of an output. Reads all of it, so that the program is not held up.
-fn collect(mut output: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
-    let (sender, receiver) = mpsc::sync_channel(1);
-    thread::spawn(move || {
-        let mut kept = Vec::new();
-        let mut buffer = [0; 4096];
-        while let Ok(length @ 1..) = output.read(&mut buffer) {
-            let room = HOOK_OUTPUT_BYTES_MAX.saturating_sub(kept.len());
-            kept.extend_from_slice(&buffer[..length.min(room)]);
+/// An output of the program.
+struct Output {
+    /// `None` at the end of the output.
+    source: Option<File>,
+    kept: Vec<u8>,
+}
+
+impl Output {
+    fn new(pipe: Option<OwnedFd>) -> Self {
+        let pipe = pipe.filter(|pipe| ioctl_fionbio(pipe, true).is_ok());
+        Self {
+            source: pipe.map(File::from),
+            kept: Vec::new(),
         }
-        // The receiver is gone if a child of the program still holds the output.
-        sender.send(kept).ok();
-    });
-    receiver
+    }
+
+    /// Reads all that is there, so that the program is not held up, and keeps the first bytes.
+    fn read(&mut self) {
+        let mut buffer = [0; 4096];
+        while let Some(source) = &mut self.source {
+            match source.read(&mut buffer) {
+                Ok(length @ 1..) => {
+                    let room = HOOK_OUTPUT_BYTES_MAX.saturating_sub(self.kept.len());
+                    self.kept.extend_from_slice(&buffer[..length.min(room)]);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Ok(0) | Err(_) => self.source = None,
+            }
+        }
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.kept).trim().to_owned()
+    }
 }

@@ -200,7 +200,8 @@ impl Orders {
             stored.is_visible = true;
             return Ok(Progress::Changed);
         }
-        if now.since(published) > VISIBLE_WITHIN {
+        let waited = now.since(published);
+        if waited > VISIBLE_WITHIN {
             let names: Vec<&str> = proofs.iter().map(|proof| proof.name.as_str()).collect();
             stored.given_up = Some(GivenUp {
                 reason: format!(
@@ -212,7 +213,10 @@ impl Orders {
             });
             return Ok(Progress::Changed);
         }
-        Ok(Progress::Wait(POLL_EVERY))
+        // Less and less often: each look asks several DNS servers.
+        Ok(Progress::Wait(
+            (waited / 8).clamp(POLL_EVERY, POLL_EVERY_MAX),
+        ))
     }
 
     /// The proofs that the authority still waits for. With `tell`, tells it that they are published.

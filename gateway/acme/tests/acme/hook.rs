@@ -80,6 +80,9 @@ fn a_program_that_fails_or_hangs_or_is_missing_is_named_with_its_output() {
         hung.contains("killed because it did not end within"),
         "{hung}"
     );
+    // A daemon that the program leaves behind keeps the output open. It is not waited for.
+    let left = failure(program(&folder, "setsid sleep 5 & echo left; exit 1"));
+    assert!(left.ends_with("exit status: 1: left"), "{left}");
     let missing = failure(folder.path().join("missing"));
     assert!(missing.contains("check that the file exists"), "{missing}");
 }
