@@ -23,15 +23,17 @@ impl Server {
         self.0.wait().ok();
     }
 
-    /// Waits until the server accepts connections.
-    fn accepting(mut child: Child, address: SocketAddr) -> Self {
+    /// Waits until the server accepts connections at each of `addresses`.
+    fn accepting(mut child: Child, addresses: &[SocketAddr]) -> Self {
         let began = Instant::now();
-        while TcpStream::connect(address).is_err() {
-            if let Some(status) = child.try_wait().unwrap() {
-                panic!("the server of {address} ended: {status}");
+        for address in addresses {
+            while TcpStream::connect(address).is_err() {
+                if let Some(status) = child.try_wait().unwrap() {
+                    panic!("the server of {address} ended: {status}");
+                }
+                assert!(began.elapsed() < START_WITHIN, "{address} does not answer");
+                thread::sleep(Duration::from_millis(10));
             }
-            assert!(began.elapsed() < START_WITHIN, "{address} does not answer");
-            thread::sleep(Duration::from_millis(10));
         }
         Self(child)
     }

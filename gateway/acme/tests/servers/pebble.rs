@@ -38,7 +38,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Answers of `dns`, no artificial waits, no reused proofs.
+    /// Answers of `dns`, no artificial waits, and new proofs for all but one order in a hundred.
     pub(crate) fn new(dns: SocketAddr) -> Self {
         Self {
             dns,
@@ -160,7 +160,7 @@ fn run(folder: &TempDir, options: &Options, address: SocketAddr, management: Soc
         .stderr(log)
         .spawn()
         .unwrap();
-    Server::accepting(child, address)
+    Server::accepting(child, &[address, management])
 }
 
 fn make_certificates(folder: &TempDir) {

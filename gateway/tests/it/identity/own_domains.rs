@@ -25,6 +25,7 @@ use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, client_config_of};
 use crate::support::processes::region::Region;
 use crate::support::programs::usable;
+use crate::support::stopwatch::within_a_second;
 
 const PROGRAMS: [&str; 3] = ["pebble", "named", "curl"];
 const DOMAIN: &str = "api.customer.test";
@@ -78,8 +79,11 @@ fn a_domain_is_served_once_dns_proves_it_and_an_authority_has_issued_its_certifi
     setup
         .command(&["domain", "remove", "demo", DOMAIN])
         .unwrap();
-    eventually("the open connection refuses the domain", || {
-        (setup.ask(&mut caller, DOMAIN) == 421).then_some(())
+    let refused = "the open connection refuses the domain";
+    within_a_second(refused, || {
+        eventually(refused, || {
+            (setup.ask(&mut caller, DOMAIN) == 421).then_some(())
+        });
     });
     assert_eq!(setup.show(DOMAIN), Value::Null);
 }

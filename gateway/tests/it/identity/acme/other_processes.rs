@@ -62,6 +62,27 @@ impl Nodes {
         Some(Connection::open_to(&self.root, APEX_OF_NODES, address)?.certificate())
     }
 
+    /// Renews the certificate until the authority connects for the proof, and returns the number of orders. Pebble accepts an
+    /// earlier proof for one order in a hundred, also with `PEBBLE_AUTHZREUSE=0`.
+    #[track_caller]
+    fn renew_with_proof(&self) -> usize {
+        const ORDERS_MAX: usize = 10;
+        for order in 1..=ORDERS_MAX {
+            let used = eventually("a certificate", || self.certificate(0));
+            let before = self.passage.came();
+            self.region.post(1, "/certificates/renew", &json!({}));
+            let is_proved = eventually("the authority connects or issues", || {
+                let is_issued = self.certificate(0).is_some_and(|found| found != used);
+                let has_come = self.passage.came() > before;
+                (has_come || is_issued).then_some(has_come)
+            });
+            if is_proved {
+                return order;
+            }
+        }
+        panic!("the authority asked for no proof in {ORDERS_MAX} orders");
+    }
+
     /// Waits until a node stores the end of an order.
     #[track_caller]
     fn await_issue(&self, node: usize) {
@@ -90,19 +111,18 @@ fn a_node_shows_the_proof_of_an_order_of_another_node() {
     });
 
     // The first node has the lease and orders; the authority connects to the other one.
-    let before = nodes.passage.came();
     nodes.passage.lead_to(nodes.region.node(1).address);
-    nodes.region.post(1, "/certificates/renew", &json!({}));
-    nodes.await_issue(0);
-    assert!(nodes.passage.came() > before);
-    let renewed = [0, 1].map(|node| {
-        eventually("the renewed certificate on each node", || {
-            nodes.certificate(node).filter(|found| *found != first)
-        })
+    let renewals = nodes.renew_with_proof();
+    // The log may leave out lines of further orders.
+    if renewals == 1 {
+        nodes.await_issue(0);
+    }
+    eventually("the renewed certificate on both nodes", || {
+        let [here, there] = [0, 1].map(|node| nodes.certificate(node));
+        (here.as_ref() != Some(&first) && here == there).then_some(())
     });
-    assert_eq!(renewed[0], renewed[1]);
     assert_eq!(nodes.pebble.count("accounts in memory"), 1);
-    assert_eq!(nodes.pebble.count("orders in the db"), 2);
+    assert_eq!(nodes.pebble.count("orders in the db"), 1 + renewals);
 }
 
 /// Moves the clock of PostgreSQL beyond the end of a lease. A node follows it if the clock of its machine agrees.
@@ -133,12 +153,14 @@ fn a_node_goes_on_with_the_order_of_a_lost_node_after_its_lease() {
     machine.restart(&mut nodes.region, 1);
     nodes.region.wait_for_members(2);
     nodes.await_issue(0);
-    let first = eventually("the first certificate", || nodes.certificate(1));
+    eventually("the first certificate", || nodes.certificate(1));
 
-    let before = nodes.passage.came();
     nodes.passage.close();
-    nodes.region.post(1, "/certificates/renew", &json!({}));
-    nodes.passage.await_more_than(before);
+    let renewals = nodes.renew_with_proof();
+    let used = eventually("one certificate on both nodes", || {
+        let found = nodes.certificate(1);
+        (found == nodes.certificate(0)).then_some(found)
+    });
     nodes.region.kill(0);
     // The proof is in the records, so that the other node shows it at once. It orders after the end of the lease.
     nodes.passage.lead_to(nodes.region.node(1).address);
@@ -158,10 +180,13 @@ fn a_node_goes_on_with_the_order_of_a_lost_node_after_its_lease() {
     nodes.region.post(1, "/certificates/renew", &json!({}));
     // The log may leave out the line of the issue: the loop above made many changes within a second.
     eventually("the renewed certificate", || {
-        nodes.certificate(1).filter(|found| *found != first)
+        nodes
+            .certificate(1)
+            .filter(|found| Some(found) != used.as_ref())
     });
     assert_eq!(nodes.pebble.count("accounts in memory"), 1);
-    assert_eq!(nodes.pebble.count("orders in the db"), 2, "the same order");
+    let orders = nodes.pebble.count("orders in the db");
+    assert_eq!(orders, 1 + renewals, "the same order");
 }
 
 #[test]
