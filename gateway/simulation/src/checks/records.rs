@@ -10,7 +10,7 @@ use gw_telemetry::request_log::{Ended, RequestRecord};
 use super::{Checked, Records, each, violated};
 use crate::scenario::{FaultKind, Method, Request};
 use crate::world::World;
-use crate::world::ledger::{Entry, Seen};
+use crate::world::ledger::Entry;
 use crate::world::{agent_id, machine};
 
 /// Time within which workers send records. A worker that panics, or a process that is killed, loses those that it has.
@@ -19,35 +19,36 @@ const SENT_WITHIN: u64 = 1_500_000_000;
 /// The log has one record of each request that got a response or reached a backend (docs/request-log.md).
 pub(super) fn each_request_is_recorded_once(world: &World) -> Checked {
     let records = Records::of(world);
-    let happened = world.happened.borrow();
-    let losses: Vec<_> = happened
-        .iter()
-        .filter(|one| {
-            matches!(
-                one.fault,
-                FaultKind::PanicWorker { .. } | FaultKind::KillGateway { .. }
-            )
-        })
-        .map(|one| one.began)
-        .collect();
     each(world, "each request is recorded once", |request, entry| {
         let found = records.count(request.id);
         let seen = &entry.seen;
-        // A request lasts until the backend has ended its response.
-        let answered = entry.attempts.iter().map(|attempt| attempt.answered);
-        let ends = answered
-            .chain([seen.ended])
-            .map(|at| at.unwrap_or(u64::MAX));
-        let last = ends.max().unwrap_or(u64::MAX);
-        let is_lost = losses
-            .iter()
-            .any(|at| seen.began <= Some(*at) && *at <= last.saturating_add(SENT_WITHIN));
-        let must_exist = !is_lost && (seen.status.is_some() || !entry.attempts.is_empty());
+        let must_exist =
+            !was_lost(world, entry) && (seen.status.is_some() || !entry.attempts.is_empty());
         match found {
             0 if must_exist => Some("no record".to_owned()),
             0 | 1 => None,
             more => Some(format!("{more} records")),
         }
+    })
+}
+
+/// Whether a worker was lost that may have had the request, or its record.
+fn was_lost(world: &World, Entry { seen, attempts }: &Entry) -> bool {
+    // A request lasts until the backend has ended its response.
+    let answered = attempts.iter().map(|attempt| attempt.answered);
+    let ends = answered
+        .chain([seen.ended])
+        .map(|at| at.unwrap_or(u64::MAX));
+    let last = ends.max().unwrap_or(u64::MAX);
+    let happened = world.happened.borrow();
+    let mut losses = happened.iter().filter(|one| {
+        matches!(
+            one.fault,
+            FaultKind::PanicWorker { .. } | FaultKind::KillGateway { .. }
+        )
+    });
+    losses.any(|loss| {
+        seen.began <= Some(loss.began) && loss.began <= last.saturating_add(SENT_WITHIN)
     })
 }
 
@@ -116,7 +117,7 @@ pub(super) fn records_agree(world: &World) -> Checked {
     });
     each(world, "the record is true", |request, entry| {
         let record = records.sole(request.id)?;
-        let found = response_disagrees(request, &entry.seen, record)
+        let found = response_disagrees(world, request, entry, record)
             .or_else(|| upload_disagrees(entry, record))
             .or_else(|| attempts_disagree(request, entry, record))
             .or_else(|| {
@@ -130,7 +131,13 @@ pub(super) fn records_agree(world: &World) -> Checked {
     })
 }
 
-fn response_disagrees(request: &Request, seen: &Seen, record: &RequestRecord) -> Option<String> {
+fn response_disagrees(
+    world: &World,
+    request: &Request,
+    entry: &Entry,
+    record: &RequestRecord,
+) -> Option<String> {
+    let seen = &entry.seen;
     let status = seen.status?;
     if record.status != Some(status) {
         return Some(format!("the caller saw {status}"));
@@ -153,7 +160,8 @@ fn response_disagrees(request: &Request, seen: &Seen, record: &RequestRecord) ->
     }
     // The rest of an upload may still be on its way.
     let has_upload = request.upload.is_some();
-    (seen.is_complete && record.ended != Ended::Complete && !has_upload)
+    let must_be_complete = seen.is_complete && !has_upload && !was_lost(world, entry);
+    (must_be_complete && record.ended != Ended::Complete)
         .then(|| "the caller got a complete response".to_owned())
 }
 
