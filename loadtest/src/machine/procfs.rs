@@ -4,7 +4,7 @@ use std::fs;
 use std::iter::Sum;
 use std::time::Duration;
 
-use ::procfs::process::{Process, Stat, all_processes};
+use ::procfs::process::{FDTarget, Process, Stat, all_processes};
 use ::procfs::{CurrentSI, KernelStats, ProcError, ticks_per_second};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -159,6 +159,27 @@ pub(crate) fn threads(pid: u32) -> Result<Vec<(Pid, String)>, Failure> {
         Some((Pid::from_raw(thread.tid)?, thread.stat().ok()?.comm))
     });
     Ok(named.collect())
+}
+
+/// Times that the running threads of a process have waited: its voluntary context switches.
+pub(crate) fn sleeps(pid: u32) -> Result<u64, Failure> {
+    let mut sleeps = 0;
+    for task in process(pid)?.tasks()? {
+        sleeps += task?.status()?.voluntary_ctxt_switches.unwrap_or(0);
+    }
+    Ok(sleeps)
+}
+
+/// Events of the kernel that a process counts, as descriptors (`perf_event_open`).
+pub(crate) fn perf_events(pid: u32) -> usize {
+    let descriptors = process(pid).and_then(|process| process.fd());
+    let is_event =
+        |target: &FDTarget| matches!(target, FDTarget::AnonInode(name) if name == "[perf_event]");
+    descriptors
+        .into_iter()
+        .flatten()
+        .filter(|found| found.as_ref().is_ok_and(|found| is_event(&found.target)))
+        .count()
 }
 
 /// Memory of a process, in bytes.

@@ -14,10 +14,14 @@ pub(super) enum Column {
     P99,
     P999,
     Bytes,
+    /// System calls.
+    Calls,
+    /// Times that a thread waits, and is woken up then.
+    Sleeps,
 }
 
 impl Column {
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 10] = [
         Self::User,
         Self::Kernel,
         Self::Cpu,
@@ -26,6 +30,8 @@ impl Column {
         Self::P99,
         Self::P999,
         Self::Bytes,
+        Self::Calls,
+        Self::Sleeps,
     ];
 
     /// Name in JSON.
@@ -39,6 +45,8 @@ impl Column {
             Self::P99 => "p99_ms",
             Self::P999 => "p999_ms",
             Self::Bytes => "bytes",
+            Self::Calls => "system_calls",
+            Self::Sleeps => "sleeps",
         }
     }
 }

@@ -123,7 +123,7 @@ impl Generator {
 }
 
 impl Outcome {
-    fn sample(&self) -> Sample {
+    pub(super) fn sample(&self) -> Sample {
         let sample = Sample::default()
             .with_failures(self.refused + self.socket_errors)
             .with(Column::Rate, self.per_second);

@@ -1,6 +1,7 @@
 //! Comparison of the product with alternatives, in turns, with the same load, backend and core.
 
 mod beside;
+mod calls;
 mod figures;
 mod handshakes;
 mod idle;
@@ -77,6 +78,8 @@ enum Section {
     Http1,
     /// CPU time per request of HTTP/2 callers.
     Http2,
+    /// System calls and sleeps of a request. As root, with `perf`; without, it is left out.
+    Calls,
     /// CPU time per request with two workers.
     Workers,
     /// CPU time and speed of large bodies.
@@ -226,6 +229,7 @@ impl<'a> Bench<'a> {
         match section {
             Section::Http1 => requests::http1(self),
             Section::Http2 => requests::http2(self),
+            Section::Calls => calls::run(self),
             Section::Workers => requests::workers(self),
             Section::Bulk => transfer::run(self),
             Section::Latency => latency::at_a_constant_rate(self),
@@ -261,6 +265,16 @@ impl<'a> Bench<'a> {
             .into_iter()
             .map(|kind| self.start(kind, backend_port))
             .collect()
+    }
+
+    /// Starts the setups of `wanted` that take part, for callers that speak HTTP/2.
+    fn start_for_http2(&self, wanted: &[Kind]) -> Result<Vec<Setup>, Failure> {
+        let start = |kind: Kind| match Kind::FLOORS.contains(&kind) {
+            // Its bytes reach the backend as they are.
+            true => Setup::start_unchecked(kind, self.gateway, &self.site, self.site.h2c_port()),
+            false => self.start(kind, self.site.backend_port()),
+        };
+        self.kinds(wanted).into_iter().map(start).collect()
     }
 
     /// Measures all setups in turns, for the rows of `case`.

@@ -20,7 +20,14 @@ const HTTP1: [Kind; 10] = [
     Kind::NullTls,
 ];
 /// Peers that speak HTTP/2 with callers.
-const HTTP2: [Kind; 4] = [Kind::Gw, Kind::GwJwt, Kind::Haproxy, Kind::Nginx];
+const HTTP2: [Kind; 6] = [
+    Kind::Gw,
+    Kind::GwJwt,
+    Kind::Haproxy,
+    Kind::Nginx,
+    Kind::Null,
+    Kind::NullTls,
+];
 /// Callers of the product with several workers.
 const CALLERS_OF_WORKERS: u32 = 64;
 
@@ -42,17 +49,7 @@ pub(super) fn http2(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
         .iter()
         .copied()
         .filter(|callers| *callers > 1);
-    let mut setups = bench.start_all(&HTTP2)?;
-    // Its bytes reach the backend as they are.
-    for kind in bench.kinds(&Kind::FLOORS) {
-        let port = bench.site.h2c_port();
-        setups.push(Setup::start_unchecked(
-            kind,
-            bench.gateway,
-            &bench.site,
-            port,
-        )?);
-    }
+    let setups = bench.start_for_http2(&HTTP2)?;
     run(bench, "http2", &Generator::http2()?, &setups, callers)
 }
 
@@ -94,15 +91,17 @@ fn run(
         .iter()
         .try_for_each(|setup| generator.warm_up(setup))?;
     let case = |callers| {
-        let name = if callers == 1 {
-            "1 caller".to_owned()
-        } else {
-            format!("{callers} callers")
-        };
-        let case = Case::new(section, name, Work::Request, Column::Cpu);
+        let case = Case::new(section, name_of(callers), Work::Request, Column::Cpu);
         bench.compare(setups, case, |setup| {
             generator.measure(setup, callers, bench.options.seconds)
         })
     };
     callers.map(case).collect()
+}
+
+pub(super) fn name_of(callers: u32) -> String {
+    match callers {
+        1 => "1 caller".to_owned(),
+        callers => format!("{callers} callers"),
+    }
 }

@@ -10,7 +10,7 @@ use crate::client::Target;
 use crate::demo::{Demo, Options as DemoOptions, UNLIMITED};
 use crate::failure::{Failure, ensure};
 use crate::machine::process::Process;
-use crate::machine::procfs::Cpu;
+use crate::machine::procfs::{self, Cpu};
 
 /// Enough slots that the agent never refuses; the peers have no such limit.
 const SLOTS: u32 = 1024;
@@ -154,6 +154,17 @@ impl Setup {
             result,
             (!self.processes.is_empty()).then(|| self.cpu().since(before)),
         ))
+    }
+
+    /// All processes, with their children.
+    pub(super) fn pids(&self) -> Vec<u32> {
+        let trees = self.processes.iter().map(|it| procfs::tree(it.pid()));
+        trees.flatten().collect()
+    }
+
+    /// Times that threads of the setup have waited so far.
+    pub(super) fn sleeps(&self) -> Result<u64, Failure> {
+        self.pids().into_iter().map(procfs::sleeps).sum()
     }
 
     /// Proportional set size of all processes, in bytes.

@@ -258,4 +258,22 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         ],
         invariant: "an agent serves no more requests than it has slots",
     },
+    Mutant {
+        name: "whole_response_is_called_cut",
+        edits: &[Edit {
+            file: "gateway/data-plane/src/relay/carry.rs",
+            from: "Err(Stopped::Failed(_)) if response.is_whole() => {}",
+            to: "Err(Stopped::Failed(_)) if response.is_whole() && !MUTANT => {}",
+        }],
+        invariant: "the record is true",
+    },
+    Mutant {
+        name: "caller_that_ends_its_direction_is_gone",
+        edits: &[Edit {
+            file: "gateway/data-plane/src/downstream/h1.rs",
+            from: "Ok(0) if self.switched => break,",
+            to: "Ok(0) if self.switched && !MUTANT => break,",
+        }],
+        invariant: "an upload arrives unchanged",
+    },
 ];

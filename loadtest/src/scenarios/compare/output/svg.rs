@@ -247,6 +247,8 @@ fn quantity(case: &Case) -> String {
         Column::P99 => "99th percentile of latency, ms".to_owned(),
         Column::P999 => "99.9th percentile of latency, ms".to_owned(),
         Column::Bytes => "memory, bytes".to_owned(),
+        Column::Calls => "system calls per request".to_owned(),
+        Column::Sleeps => "sleeps per request".to_owned(),
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::scenarios::compare::figures::{Case, Column, Row};
 use crate::scenarios::compare::setups::Kind;
 
-const HEADINGS: [&str; 16] = [
+const HEADINGS: [&str; 18] = [
     "section",
     "case",
     "setup",
@@ -17,6 +17,8 @@ const HEADINGS: [&str; 16] = [
     "p99 ms",
     "p99.9 ms",
     "bytes",
+    "calls",
+    "sleeps",
     "gw ÷",
     "× null",
     "× null, TLS",
@@ -99,6 +101,8 @@ fn cells(case: &Case, row: &Row) -> [String; HEADINGS.len()] {
         value(Column::P99),
         value(Column::P999),
         value(Column::Bytes),
+        value(Column::Calls),
+        value(Column::Sleeps),
         ratio(case.ratio(row)),
         ratio(null),
         ratio(null_tls),
@@ -143,11 +147,13 @@ mod tests {
             "1.50",
             "",
             "",
+            "",
+            "",
             "0.50",
             "",
             "",
         ];
-        assert_eq!(cells(3)[1..17], haproxy);
+        assert_eq!(cells(3)[1..19], haproxy);
         let idle = [
             "idle",
             "a <caller>",
@@ -162,11 +168,13 @@ mod tests {
             "",
             "",
             "9000",
+            "",
+            "",
             "1.00",
             "",
             "",
         ];
-        assert_eq!(cells(4)[1..17], idle);
+        assert_eq!(cells(4)[1..19], idle);
     }
 
     #[test]
