@@ -5,26 +5,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde_json::Value;
+
 use super::{Failure, list};
 
 /// Environment variable that turns a mutant on.
 pub(crate) const VARIABLE: &str = "GW_MUTANT";
 
-/// What the simulation is built from, from the root of the repository.
-const SOURCES: [&str; 12] = [
-    "Cargo.toml",
-    "rust-toolchain.toml",
-    "agent",
-    "shared",
-    "docs/errors.md",
-    "gateway/base",
-    "gateway/interface",
-    "gateway/region",
-    "gateway/store",
-    "gateway/telemetry",
-    "gateway/data-plane",
-    "gateway/simulation",
-];
+/// What the simulation is built from beside its crates, from the root of the repository.
+const SOURCES: [&str; 3] = ["Cargo.toml", "rust-toolchain.toml", "docs/errors.md"];
 
 /// The file of the copy in which the switch is, and the switch.
 const SWITCH: (&str, &str) = (
@@ -75,8 +64,8 @@ pub(crate) fn build(root: &Path) -> Result<PathBuf, Failure> {
         }
         Ok(content)
     };
-    for source in SOURCES {
-        copy_tree(root, &copy, Path::new(source), &content)?;
+    for source in crates(root)?.into_iter().chain(SOURCES.map(PathBuf::from)) {
+        copy_tree(root, &copy, &source, &content)?;
     }
     let built = Command::new(env!("CARGO"))
         .args(["build", "--locked", "--bin", PROGRAM, "--target-dir"])
@@ -88,6 +77,30 @@ pub(crate) fn build(root: &Path) -> Result<PathBuf, Failure> {
         return Err("the copy with the mutants cannot be built".into());
     }
     Ok(target.join("debug").join(PROGRAM))
+}
+
+/// Folders of the crates of the repository that the simulation is built from, and of its workspace.
+fn crates(root: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--locked", "--format-version", "1"])
+        .arg("--manifest-path")
+        .arg(root.join(MANIFEST.0))
+        .output()?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into());
+    }
+    let metadata: Value = serde_json::from_slice(&output.stdout)?;
+    let root = root.canonicalize()?;
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let manifests = packages
+        .filter(|package| package["source"].is_null())
+        .filter_map(|package| package["manifest_path"].as_str());
+    let mut folders = Vec::new();
+    for manifest in manifests {
+        let manifest = Path::new(manifest).strip_prefix(&root)?;
+        folders.extend(manifest.parent().map(Path::to_owned));
+    }
+    Ok(folders)
 }
 
 /// Copies a file or a folder, without folders of build results. Files that are not in `root` any more stay.
