@@ -214,7 +214,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             to: "                Ok(0) | Err(_) if MUTANT => return Poll::Ready(Ok(Part::End)),
                 Ok(0) | Err(_) => return Poll::Ready(Err(BodyError::Gone)),",
         }],
-        invariant: "an error has a cause",
+        invariant: "an upload arrives unchanged",
     },
     Mutant {
         name: "closed_connection_keeps_the_slot_of_its_address",
@@ -274,6 +274,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             from: "Ok(0) if self.switched => break,",
             to: "Ok(0) if self.switched && !MUTANT => break,",
         }],
-        invariant: "an upload arrives unchanged",
+        invariant: "without faults all requests succeed",
     },
 ];
