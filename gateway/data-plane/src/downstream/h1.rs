@@ -373,8 +373,8 @@ impl H1ResponseSink<'_> {
             Framing::Chunked if last => Framing::None,
             unwritten => unwritten,
         };
-        // The response is complete for its caller, also if the agent fails now.
-        if self.unwritten == Framing::Length(0) {
+        // The response is complete for its caller, also if its stream does not end.
+        if !last && self.unwritten == Framing::Length(0) {
             self.flush().await?;
         }
         Ok(())
