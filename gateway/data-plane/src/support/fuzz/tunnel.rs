@@ -21,7 +21,9 @@ pub fn handshake(data: &[u8]) {
             );
             match checked.purpose {
                 Purpose::Tunnel => {
-                    assert_eq!(request.headers[header::UPGRADE], handshake::PROTOCOL);
+                    // Names of protocols have no case (RFC 9110 §7.8).
+                    let protocol = request.headers[header::UPGRADE].as_bytes();
+                    assert!(protocol.eq_ignore_ascii_case(handshake::PROTOCOL.as_bytes()));
                 }
                 Purpose::Program(target) => {
                     assert_eq!(request.target.path(), format!("{}{target}", program::PATH));
