@@ -27,6 +27,8 @@ use crate::settings::HookSettings;
 
 /// Time between two looks at whether the program has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Reads of an output between two looks: what a pipe holds.
+const READS_AT_ONCE: usize = 16;
 /// Time for the last output of a program that has ended.
 const OUTPUT_WITHIN: Duration = Duration::from_secs(1);
 
@@ -217,10 +219,14 @@ impl Output {
         }
     }
 
-    /// Reads all that is there, so that the program is not held up, and keeps the first bytes.
+    /// Reads what is there, so that the program is not held up, and keeps the first bytes. A program that writes without end
+    /// does not hold this up.
     fn read(&mut self) {
         let mut buffer = [0; 4096];
-        while let Some(source) = &mut self.source {
+        for _ in 0..READS_AT_ONCE {
+            let Some(source) = &mut self.source else {
+                return;
+            };
             match source.read(&mut buffer) {
                 Ok(length @ 1..) => {
                     let room = HOOK_OUTPUT_BYTES_MAX.saturating_sub(self.kept.len());

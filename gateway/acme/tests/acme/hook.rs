@@ -74,6 +74,8 @@ fn a_program_that_fails_or_hangs_or_is_missing_is_named_with_its_output() {
     assert!(failed.ends_with("exit status: 3: no such zone"), "{failed}");
     let much = failure(program(&folder, "yes | head -c 1000000; exit 1"));
     assert!(much.len() < 5000);
+    let endless = failure(program(&folder, "exec yes"));
+    assert!(endless.contains("killed because"), "{endless}");
     // Its child holds the output and outlives it, unless the whole group is killed.
     let hung = failure(program(&folder, "sleep 600 & sleep 600"));
     assert!(

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Signal, geteuid};
 use tempfile::NamedTempFile;
 
 use crate::failure::{Failure, ensure};
@@ -19,6 +19,9 @@ const ENDS_WITHIN: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 pub(crate) fn find() -> Result<PathBuf, Failure> {
+    ensure(geteuid().is_root(), || {
+        "system calls are counted as root only".to_owned()
+    })?;
     process::find("perf", "linux-perf")
 }
 
@@ -53,7 +56,7 @@ impl Count {
             let ended = count.perf.wait(LOOK_EVERY)?;
             ensure(ended.is_none() && began.elapsed() < BEGINS_WITHIN, || {
                 format!(
-                    "perf does not count system calls ({ended:?}): run the section as root, with tracefs at /sys/kernel/tracing"
+                    "perf does not count system calls ({ended:?}): it needs tracefs at /sys/kernel/tracing"
                 )
             })?;
         }
