@@ -28,8 +28,10 @@ use crate::limits::{
 
 /// Time for which no order goes on after the authority was not reached.
 const UNREACHABLE_PAUSE: Duration = Duration::from_secs(10);
-/// The same after a rate limit that does not say when it ends.
+/// The same after a rate limit, at most: it may be one of a single name, whose next order waits as long as the authority asks.
 const RATE_LIMITED_PAUSE: Duration = Duration::from_secs(10 * 60);
+/// Time until the next order of a domain that DNS did not prove when it was due.
+const UNPROVED_PAUSE: Duration = Duration::from_secs(5 * 60);
 
 /// Orders of this process.
 pub(super) struct DomainOrders {
@@ -162,8 +164,8 @@ impl DomainOrders {
         let now = Timestamp::now();
         let name = record.id.clone();
         if record.order.is_none() && !self.is_proved(&name).await {
-            self.waits
-                .insert(name, now.after(domain::look_every(&record, now)));
+            // A domain that DNS refutes is ordered no more; this one may be active, and its servers silent.
+            self.waits.insert(name, now.after(UNPROVED_PAUSE));
             return;
         }
         let mut state = match state_of(region, &record) {
@@ -234,12 +236,7 @@ impl DomainOrders {
         now: Timestamp,
     ) {
         tracing::warn!(domain = %record.id, %error, "no certificate for an own domain; it is tried again");
-        let pause = match error.kind {
-            FailureKind::Unreachable => Some(UNREACHABLE_PAUSE),
-            FailureKind::RateLimited => Some(error.retry_after.unwrap_or(RATE_LIMITED_PAUSE)),
-            FailureKind::Refused | FailureKind::Proof => None,
-        };
-        if let Some(pause) = pause {
+        if let Some(pause) = pause_of_all(&error) {
             self.paused = now.after(pause);
         }
         let known = record.failures.as_ref();
@@ -277,11 +274,14 @@ impl DomainOrders {
         let lease = self.lease.clone();
         let kind = self.challenge_kind(before);
         let name = &before.id;
-        let (id, material) = (name.clone(), Arc::clone(&before.material));
+        let (id, holder) = (name.clone(), before.account.clone());
+        let material = Arc::clone(&before.material);
         let stored = move || {
             control.store_domain(&id, action, |region, record, now| {
                 lease.check(region, now)?;
-                if !Arc::ptr_eq(&record.material, &material) {
+                // A look at DNS by another node leaves both, and brings them anew.
+                let is_as_before = record.material.reveal() == material.reveal();
+                if record.account != holder || !is_as_before {
                     let message = "it has another certificate or holder since".to_owned();
                     return Err(ControlError::Conflict(message));
                 }
@@ -416,6 +416,18 @@ fn write_state(
     Ok(())
 }
 
+/// Time for which no order goes on after `error`.
+fn pause_of_all(error: &AcmeError) -> Option<Duration> {
+    match error.kind {
+        FailureKind::Unreachable => Some(UNREACHABLE_PAUSE),
+        FailureKind::RateLimited => {
+            let asked = error.retry_after.unwrap_or(RATE_LIMITED_PAUSE);
+            Some(asked.min(RATE_LIMITED_PAUSE))
+        }
+        FailureKind::Refused | FailureKind::Proof => None,
+    }
+}
+
 /// A number that stays the same for a certificate.
 fn seed(record: &DomainRecord) -> u64 {
     let end = record.certificate.map_or(0, |it| it.not_after.0);
@@ -426,4 +438,29 @@ fn seed(record: &DomainRecord) -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_limit_of_one_name_does_not_stop_others_for_long() {
+        let limited = |seconds: Option<u64>| AcmeError {
+            retry_after: seconds.map(Duration::from_secs),
+            ..AcmeError::new(FailureKind::RateLimited, "too many certificates".to_owned())
+        };
+        let pauses = [None, Some(30), Some(24 * 60 * 60)].map(|it| pause_of_all(&limited(it)));
+        assert_eq!(
+            pauses,
+            [
+                RATE_LIMITED_PAUSE,
+                Duration::from_secs(30),
+                RATE_LIMITED_PAUSE
+            ]
+            .map(Some)
+        );
+        let refused = AcmeError::new(FailureKind::Refused, "no such name".to_owned());
+        assert_eq!(pause_of_all(&refused), None);
+    }
 }
