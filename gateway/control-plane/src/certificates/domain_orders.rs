@@ -279,7 +279,7 @@ impl DomainOrders {
         let stored = move || {
             control.store_domain(&id, action, |region, record, now| {
                 lease.check(region, now)?;
-                // A look at DNS by another node leaves both, and brings them anew.
+                // Another node that looks at DNS writes the record again, with the same material.
                 let is_as_before = record.material.reveal() == material.reveal();
                 if record.account != holder || !is_as_before {
                     let message = "it has another certificate or holder since".to_owned();
