@@ -219,8 +219,8 @@ impl Output {
         }
     }
 
-    /// Reads what is there, so that the program is not held up, and keeps the first bytes. A program that writes without end
-    /// does not hold this up.
+    /// Reads at most [`READS_AT_ONCE`] pieces, so that the time limit of the program is checked in between, and keeps the first
+    /// bytes.
     fn read(&mut self) {
         let mut buffer = [0; 4096];
         for _ in 0..READS_AT_ONCE {

@@ -28,7 +28,7 @@ use crate::limits::{
 
 /// Time for which no order goes on after the authority was not reached.
 const UNREACHABLE_PAUSE: Duration = Duration::from_secs(10);
-/// The same after a rate limit, at most: it may be one of a single name, whose next order waits as long as the authority asks.
+/// Longest time for which no order goes on after a rate limit. The limit may concern one name only.
 const RATE_LIMITED_PAUSE: Duration = Duration::from_secs(10 * 60);
 /// Time until the next order of a domain that DNS did not prove when it was due.
 const UNPROVED_PAUSE: Duration = Duration::from_secs(5 * 60);
@@ -164,7 +164,7 @@ impl DomainOrders {
         let now = Timestamp::now();
         let name = record.id.clone();
         if record.order.is_none() && !self.is_proved(&name).await {
-            // A domain that DNS refutes is ordered no more; this one may be active, and its servers silent.
+            // The domain is still active if its DNS servers did not answer.
             self.waits.insert(name, now.after(UNPROVED_PAUSE));
             return;
         }
