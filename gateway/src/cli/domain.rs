@@ -65,6 +65,10 @@ impl Shown for DomainView {
             format!("{name} {kind} {value}")
         };
         let certificate = self.certificate.as_ref();
+        let txt_label = match self.cname_proves {
+            true => "or, without CNAME",
+            false => "and, as proof",
+        };
         vec![
             ("domain", self.name.to_string()),
             ("service", self.service.to_string()),
@@ -80,7 +84,7 @@ impl Shown for DomainView {
             ("since", self.since.clone()),
             ("served until", or_dash(self.served_until.as_ref())),
             ("DNS record", record("CNAME", &self.cname)),
-            ("or, without CNAME", record("TXT", &self.txt)),
+            (txt_label, record("TXT", &self.txt)),
             ("finding", or_dash(self.finding.as_ref())),
             ("failed orders", self.failures.to_string()),
             ("last failure", or_dash(self.last_failure.as_ref())),

@@ -37,8 +37,8 @@ pub use postgres::{
 pub use records::NotRestored;
 pub use records::{
     AccountRecord, AcmeFailures, AcmeLease, AcmeRecord, Agent, AgentRecord, Approval,
-    AuthorityRecord, AuthorityRole, CallerSecretRecord, Captures, Directory, Domain,
-    DomainCertificate, DomainCertificateSource, DomainChallenge, DomainChallengeKind,
+    AuthorityRecord, AuthorityRole, CallerSecretRecord, Captures, DeletedAccountRecord, Directory,
+    Domain, DomainCertificate, DomainCertificateSource, DomainChallenge, DomainChallengeKind,
     DomainMaterial, DomainOrder, DomainRecord, DomainState, DomainsMax, EnrollmentRecord,
     EnrollmentTokenRecord, Indexing, PublicKeyHash, RecordId, RecordKind, Records, SecretAccess,
     ServedPair, Service, ServicePath, ServiceRecord, SigningKey, SigningKeyRecord, Step,

@@ -25,30 +25,34 @@ pub enum Ownership {
     NotProved(String),
 }
 
-/// Asks `servers`, or the resolvers of the system if there are none, whether the owner of `domain` lets it lead to
-/// `service_hostname`, by a CNAME record, or knows `token`, by a TXT record. An error says nothing about the owner:
-/// no server answers. Blocks for at most [`DNS_WITHIN`](crate::limits::DNS_WITHIN).
+/// Asks `servers`, or the resolvers of the system if there are none, whether the owner of `domain` lets it lead to `alias_of`, by
+/// a CNAME record, or knows `token`, by a TXT record. Without `alias_of` only the token is a proof. An error says nothing about
+/// the owner: no server answers. Blocks for at most [`DNS_WITHIN`](crate::limits::DNS_WITHIN).
 pub fn look_up(
     servers: &[SocketAddr],
     domain: &str,
-    service_hostname: &str,
+    alias_of: Option<&str>,
     token: &str,
 ) -> Result<Ownership, AcmeError> {
     let resolvers = Resolvers::new(servers, Instant::now() + DNS_WITHIN);
-    look_up_at(resolvers, domain, service_hostname, token)
+    look_up_at(resolvers, domain, alias_of, token)
 }
 
 fn look_up_at(
     mut resolvers: Resolvers,
     domain: &str,
-    service_hostname: &str,
+    alias_of: Option<&str>,
     token: &str,
 ) -> Result<Ownership, AcmeError> {
-    let service = name_of(service_hostname)?;
+    let service = alias_of.map(name_of).transpose()?;
     let alias = name_of(domain)?;
-    let aliases = resolvers.aliases(&alias, Some(&service));
-    let leads = |names: &Vec<Name>| names.len() <= CNAMES_MAX && names.last() == Some(&service);
-    if aliases.as_ref().is_ok_and(leads) {
+    let aliases = service
+        .as_ref()
+        .map(|service| resolvers.aliases(&alias, Some(service)));
+    if let (Some(Ok(names)), Some(service)) = (&aliases, &service)
+        && names.len() <= CNAMES_MAX
+        && names.last() == Some(service)
+    {
         return Ok(Ownership::Cname);
     }
     let record = name_of(&format!("{TXT_LABEL}.{domain}"))?;
@@ -57,12 +61,19 @@ fn look_up_at(
     if found.iter().any(|text| text == token.as_bytes()) {
         return Ok(Ownership::Txt);
     }
-    // Without an answer about the alias it is unknown whether the name is proved.
-    let cname = describe_aliases(&aliases?);
     let txt = match answer.metadata.response_code {
         ResponseCode::NXDomain => "it does not exist".to_owned(),
         _ => describe_texts(&found),
     };
+    let (Some(aliases), Some(service)) = (aliases, service) else {
+        return Ok(Ownership::NotProved(format!(
+            "{domain}: DNS does not show that it belongs to the account: the TXT record {record} does not have the token ({txt}), \
+             and a CNAME record is no proof, because an earlier account had the same id; set this record and wait until the \
+             old one's TTL has passed: `{record} TXT \"{token}\"`"
+        )));
+    };
+    // Without an answer about the alias it is unknown whether the name is proved.
+    let cname = describe_aliases(&aliases?);
     Ok(Ownership::NotProved(format!(
         "{domain}: DNS does not show that it belongs to the account: {alias} has no CNAME record to {service} ({cname}), \
          and the TXT record {record} does not have the token ({txt}); set one of these records and wait until the old \

@@ -8,6 +8,7 @@ mod acme;
 mod agent;
 mod authority;
 mod caller_secret;
+mod deleted_account;
 mod domain;
 mod enrollment_token;
 mod service;
@@ -27,6 +28,7 @@ pub use self::acme::{AcmeFailures, AcmeLease, AcmeRecord};
 pub use self::agent::{Agent, AgentRecord, EnrollmentRecord, PublicKeyHash};
 pub use self::authority::{AuthorityRecord, AuthorityRole};
 pub use self::caller_secret::{CallerSecretRecord, SecretAccess};
+pub use self::deleted_account::DeletedAccountRecord;
 pub use self::domain::{
     Domain, DomainCertificate, DomainCertificateSource, DomainChallenge, DomainChallengeKind,
     DomainMaterial, DomainOrder, DomainRecord, DomainState, ServedPair,
@@ -274,6 +276,7 @@ kinds! {
     "authority" authorities Authority(AuthorityRecord);
     "ticket_key" ticket_keys TicketKey(TicketKeyRecord);
     "domain" domains Domain(DomainRecord);
+    "deleted_account" deleted_accounts DeletedAccount(DeletedAccountRecord);
 }
 
 fn unknown_kind(kind: &str) -> StoreError {

@@ -70,7 +70,7 @@ impl Fake {
     }
 
     fn look_up(&self) -> Result<Ownership, AcmeError> {
-        look_up(&[self.address], DOMAIN, SERVICE, TOKEN)
+        look_up(&[self.address], DOMAIN, Some(SERVICE), TOKEN)
     }
 }
 
@@ -217,10 +217,24 @@ fn a_cname_record_or_a_txt_record_with_the_token_proves_a_domain() {
     let dotted = look_up(
         &[fake.address],
         "API.customer.test.",
-        "Orders.eu1.example.test.",
+        Some("Orders.eu1.example.test."),
         TOKEN,
     );
     assert_eq!(dotted.unwrap(), Ownership::Cname);
+}
+
+#[test]
+fn without_an_alias_that_counts_only_the_token_proves_a_domain() {
+    let alias = cname(DOMAIN, SERVICE);
+    let look_up = |fake: &Fake| look_up(&[fake.address], DOMAIN, None, TOKEN);
+    let reason = not_proved(look_up(&Fake::with(vec![alias.clone()])));
+    let expected = "api.customer.test: DNS does not show that it belongs to the account: the TXT record \
+                    _gw-domain.api.customer.test. does not have the token (there is no TXT record), and a CNAME record is no proof, \
+                    because an earlier account had the same id; set this record and wait until the old one's TTL has passed: \
+                    `_gw-domain.api.customer.test. TXT \"gw-0123456789\"`";
+    assert_eq!(reason, expected);
+    let both = Fake::with(vec![alias, txt(RECORD, &[TOKEN])]);
+    assert_eq!(look_up(&both).unwrap(), Ownership::Txt);
 }
 
 #[test]
@@ -392,7 +406,7 @@ fn a_failing_server_leaves_the_proof_unknown_and_the_next_one_is_asked() {
         }
         let good = Fake::with(vec![txt(RECORD, &[TOKEN])]);
         let servers = [failing.address, good.address];
-        let found = look_up(&servers, DOMAIN, SERVICE, TOKEN).unwrap();
+        let found = look_up(&servers, DOMAIN, Some(SERVICE), TOKEN).unwrap();
         assert_eq!(found, Ownership::Txt);
         let asked = failing.questions.load(Ordering::SeqCst);
         assert_eq!(asked, 3, "the server that answered is asked first");

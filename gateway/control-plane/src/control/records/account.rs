@@ -3,7 +3,10 @@
 use gw_base::page::{Page, PageQuery};
 use gw_shared::id::{AccountId, ManagerName};
 use gw_shared::version::later_members::LaterMembers;
-use gw_store::{AccountRecord, DomainsMax, RecordId, RecordKind, Records, Step, StoredRecord};
+use gw_store::{
+    AccountRecord, DeletedAccountRecord, DomainsMax, RecordId, RecordKind, Records, Step,
+    StoredRecord,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
@@ -317,11 +320,18 @@ pub fn delete(
                 left.join(", ")
             )));
         }
+        let before = records.deleted_accounts.get(id);
+        let kept = DeletedAccountRecord {
+            id: id.clone(),
+            deletions: before.map_or(0, |it| it.deletions).saturating_add(1),
+            later: LaterMembers::default(),
+        };
         Ok(Plan {
             steps: deleted
                 .into_iter()
                 .chain([RecordId::Account(id.clone())])
                 .map(Step::Delete)
+                .chain([Step::Put(StoredRecord::DeletedAccount(kept))])
                 .collect(),
             action: "account.delete",
             account: Some(id.clone()),

@@ -30,14 +30,17 @@ pub(super) struct Claim {
     pub(super) name: DomainName,
     pub(super) account: AccountId,
     pub(super) service: ServiceId,
-    hostname: String,
+    /// The service's hostname. `None` if an alias proves nothing: a customer of an earlier account with the same id may have
+    /// set it.
+    alias_of: Option<String>,
     token: String,
 }
 
 impl Claim {
     /// Looks the claim up. Blocks.
     pub(super) fn look_up(&self, servers: &[SocketAddr]) -> Finding {
-        match look_up(servers, self.name.as_str(), &self.hostname, &self.token) {
+        let alias_of = self.alias_of.as_deref();
+        match look_up(servers, self.name.as_str(), alias_of, &self.token) {
             Ok(Ownership::Cname | Ownership::Txt) => Finding::Proved,
             Ok(Ownership::NotProved(text)) => Finding::NotProved(text),
             Err(error) => Finding::Unknown(error.message),
@@ -47,24 +50,34 @@ impl Claim {
     /// The claim of a record; `None` without the account or a hostname.
     pub(super) fn of(region: &Region, records: &Records, record: &DomainRecord) -> Option<Self> {
         let account = records.accounts.get(&record.account)?;
+        let hostname = region.tenant_hostname(&record.account, &record.service)?;
         Some(Self {
             name: record.id.clone(),
             account: record.account.clone(),
             service: record.service.clone(),
-            hostname: region.tenant_hostname(&record.account, &record.service)?,
-            token: token(region, account),
+            alias_of: alias_proves(records, account).then_some(hostname),
+            token: token(region, records, account),
         })
     }
 }
 
+/// Whether a CNAME record to a service of the account proves a domain. It does not if an account with this id was deleted before:
+/// the record may be older than this account.
+pub(super) fn alias_proves(records: &Records, account: &AccountRecord) -> bool {
+    !records.deleted_accounts.contains_key(&account.id)
+}
+
 /// Value of the TXT record of an account. An account that is created again with the same id has another one.
-pub(super) fn token(region: &Region, account: &AccountRecord) -> String {
-    let text = format!(
+pub(super) fn token(region: &Region, records: &Records, account: &AccountRecord) -> String {
+    let mut text = format!(
         "own domain\n{}\n{}\n{}",
         region.apex(),
         account.id,
         account.created_at
     );
+    if let Some(deleted) = records.deleted_accounts.get(&account.id) {
+        text.push_str(&format!("\n{}", deleted.deletions));
+    }
     let digest = digest(&SHA256, text.as_bytes());
     format!(
         "gw-{}",
@@ -116,7 +129,7 @@ mod tests {
 
     use gw_shared::identity::secret::Secret;
     use gw_shared::version::later_members::LaterMembers;
-    use gw_store::DomainsMax;
+    use gw_store::{DeletedAccountRecord, DomainsMax, StoredRecord};
 
     use super::*;
 
@@ -212,24 +225,63 @@ mod tests {
         assert_eq!(every(DomainState::Lost, 60), 3600);
     }
 
-    #[test]
-    fn an_account_that_is_created_again_has_another_token() {
-        let region = Region::new("eu1", "example.com");
-        let account = |id: &str, created_at| AccountRecord {
+    fn account(id: &str, created_at: i64) -> AccountRecord {
+        AccountRecord {
             id: AccountId::new(id).unwrap(),
             capture_allowed: false,
             domains_max: DomainsMax::default(),
-            created_at,
+            created_at: Timestamp(created_at),
             managed_by: None,
             later: LaterMembers::default(),
+        }
+    }
+
+    fn delete(records: &mut Records, id: &str) {
+        let id = AccountId::new(id).unwrap();
+        let before = records.deleted_accounts.get(&id);
+        let deletions = 1 + before.map_or(0, |it| it.deletions);
+        records.put(StoredRecord::DeletedAccount(DeletedAccountRecord {
+            id,
+            deletions,
+            later: LaterMembers::default(),
+        }));
+    }
+
+    #[test]
+    fn a_cname_record_proves_nothing_for_an_account_that_is_created_again() {
+        let region = Region::new("eu1", "example.com");
+        let mut records = Records::from_iter([StoredRecord::Account(account("acme", 2))]);
+        let alias = |records: &Records| {
+            let claim = Claim::of(&region, records, &record(DomainState::Active));
+            claim.unwrap().alias_of
         };
-        let first = token(&region, &account("acme", Timestamp(1)));
+        let hostname = "acme--api.eu1.example.com".to_owned();
+        assert_eq!(alias(&records), Some(hostname.clone()));
+        delete(&mut records, "acmf");
+        assert_eq!(alias(&records), Some(hostname));
+        delete(&mut records, "acme");
+        assert_eq!(alias(&records), None);
+    }
+
+    #[test]
+    fn an_account_that_is_created_again_has_another_token() {
+        let region = Region::new("eu1", "example.com");
+        let mut records = Records::default();
+        let first = token(&region, &records, &account("acme", 1));
         assert_eq!(first.len(), "gw-".len() + 32);
-        assert_eq!(first, token(&region, &account("acme", Timestamp(1))));
-        for other in [account("acme", Timestamp(2)), account("acmf", Timestamp(1))] {
-            assert_ne!(first, token(&region, &other));
+        assert_eq!(first, token(&region, &records, &account("acme", 1)));
+        for other in [account("acme", 2), account("acmf", 1)] {
+            assert_ne!(first, token(&region, &records, &other));
         }
         let elsewhere = Region::new("eu2", "example.com");
-        assert_ne!(first, token(&elsewhere, &account("acme", Timestamp(1))));
+        assert_ne!(first, token(&elsewhere, &records, &account("acme", 1)));
+        // Also within the second in which the one before was created.
+        let mut seen = vec![first];
+        for _ in 0..2 {
+            delete(&mut records, "acme");
+            let next = token(&region, &records, &account("acme", 1));
+            assert!(!seen.contains(&next));
+            seen.push(next);
+        }
     }
 }

@@ -7,7 +7,7 @@ use gw_store::{DomainCertificateSource, DomainRecord, DomainState, Records};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::claim::token;
+use super::claim::{alias_proves, token};
 use crate::control::Control;
 use crate::limits::DOMAIN_GRACE;
 
@@ -37,10 +37,15 @@ pub struct DomainView {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(format = DateTime)]
     pub served_until: Option<String>,
-    /// The CNAME record that proves control, and leads callers here.
+    /// The CNAME record that leads callers here. It proves control, too, if `cname_proves` says so.
     pub cname: DnsRecordView,
-    /// The TXT record that proves control where a CNAME record cannot be, such as at the top of a zone. Address records
-    /// have to lead callers here then.
+    /// Whether the CNAME record proves control. It does not if an account with this id was deleted before: the record may be
+    /// of a customer of that account.
+    #[serde(default)]
+    #[schema(required = true)]
+    pub cname_proves: bool,
+    /// The TXT record that proves control where a CNAME record cannot be, such as at the top of a zone, or proves nothing.
+    /// Without a CNAME record, address records have to lead callers here.
     pub txt: DnsRecordView,
     /// The certificate; absent until there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -156,9 +161,12 @@ pub(super) fn view_of(control: &Control, records: &Records, record: &DomainRecor
             name: record.id.to_string(),
             value: hostname.unwrap_or_default(),
         },
+        cname_proves: account.is_some_and(|it| alias_proves(records, it)),
         txt: DnsRecordView {
             name: format!("{TXT_LABEL}.{}", record.id),
-            value: account.map(|it| token(region, it)).unwrap_or_default(),
+            value: account
+                .map(|it| token(region, records, it))
+                .unwrap_or_default(),
         },
         certificate: record.certificate.map(|it| DomainCertificateView {
             source: it.source,
