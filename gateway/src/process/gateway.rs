@@ -175,6 +175,9 @@ impl Gateway {
             WorkerHandles::new(mailboxes),
             &socket_budget,
         )?;
+        if let Some(revision) = predecessor.as_ref().and_then(|it| it.used_revision()) {
+            gateway.control.acknowledge(revision);
+        }
         let (nodes, waiting_nodes) = node_connections::channel();
         let waiting_nodes = Arc::new(Mutex::new(waiting_nodes));
         gateway.node.waiting = gateway.addresses.nodes.map(|_| waiting_nodes);

@@ -27,7 +27,14 @@ fn records_in_bind_prove_domains() {
          {many}_gw-domain.many TXT {TOKEN}\n"
     ));
     let servers = [named.address];
-    let asked = |host: &str| look_up(&servers, &format!("{host}.example.test"), SERVICE, TOKEN);
+    let asked = |host: &str| {
+        look_up(
+            &servers,
+            &format!("{host}.example.test"),
+            Some(SERVICE),
+            TOKEN,
+        )
+    };
     for host in ["alias", "ALIAS", "chain"] {
         assert_eq!(asked(host).unwrap(), Ownership::Cname, "{host}");
     }
@@ -50,6 +57,6 @@ fn records_in_bind_prove_domains() {
         };
         assert!(reason.contains(found), "{host}: {reason}");
     }
-    let error = look_up(&servers, "unreachable.zone.invalid2", SERVICE, TOKEN).unwrap_err();
+    let error = look_up(&servers, "unreachable.zone.invalid2", Some(SERVICE), TOKEN).unwrap_err();
     assert!(error.message.contains("Server Failure"), "{error}");
 }

@@ -33,17 +33,19 @@ struct PendingCharge {
     reply: oneshot::Sender<Option<Duration>>,
 }
 
-/// Starts a thread that exchanges messages until the successor or this process ends.
+/// Starts a thread that exchanges messages until the successor or this process ends. With `acknowledge`, the successor is told which
+/// changes are in use here.
 pub(super) fn start(
     tasks: &Tasks,
     channel: Channel,
     charges: mpsc::Receiver<SuccessorCharge>,
+    acknowledge: bool,
     control: Arc<Control>,
     handles: Arc<WorkerHandles>,
 ) -> Result<(), TakeoverError> {
     start_exchange(tasks, channel, async move |reader, writer| {
         let apply = |position, steps| control.follow_change(position, steps);
-        let Err(error) = follow(reader, writer, charges, apply).await;
+        let Err(error) = follow(reader, writer, charges, acknowledge, apply).await;
         tracing::warn!(%error, "{FOLLOWS_NO_MORE}");
         handles.tell_all(|| WorkerMessage::End);
         // Ends the exchange with a predecessor of this process: it would get no changes any more.
@@ -57,18 +59,26 @@ async fn follow(
     mut reader: MessageReader,
     mut writer: MessageWriter,
     mut charges: mpsc::Receiver<SuccessorCharge>,
+    acknowledge: bool,
     apply: impl Fn(Position, Vec<Step>) -> Result<(), MissingChanges>,
 ) -> Result<Infallible, TakeoverError> {
     let mut pending = PendingCharges::default();
     // Steps of a change so far.
     let mut steps = Vec::new();
     let mut check = tokio::time::interval(CHECK_INTERVAL);
+    // Revision that is in use here, until the successor is told of it.
+    let mut applied = None;
     loop {
+        if let Some(revision) = applied.take_if(|_| acknowledge && writer.has_room()) {
+            writer.push(&TakeoverMessage::Applied { revision })?;
+        }
         tokio::select! {
             message = reader.next() => match message? {
                 TakeoverMessage::Step { step } => steps.push(step),
                 TakeoverMessage::Change { position } => {
+                    let revision = position.revision;
                     apply(position, std::mem::take(&mut steps))?;
+                    applied = Some(revision);
                     // Answers may have come meanwhile: reads them before the next check.
                     check.reset();
                 }
@@ -143,7 +153,7 @@ mod tests {
     ) -> TakeoverError {
         runtime().block_on(async {
             let (reader, writer) = Channel::new(socket).unwrap().split().unwrap();
-            let Err(error) = follow(reader, writer, charges, |_, _| Ok(())).await;
+            let Err(error) = follow(reader, writer, charges, false, |_, _| Ok(())).await;
             error
         })
     }

@@ -75,6 +75,7 @@ async fn lead(
                     let answers = answers.clone();
                     admit(PredecessorCharge { service, number, answers }, control, handles);
                 }
+                TakeoverMessage::Applied { revision } => control.acknowledge(revision),
                 other => return Err(other.unexpected()),
             },
             Some(ChargeAnswer { number, wait }) = answered.recv() => {
@@ -177,6 +178,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
+    use futures_util::FutureExt;
     use gw_base::clock::Timestamp;
     use gw_base::mailbox::{Inbox, mailbox};
     use gw_base::process::background::Background;
@@ -291,6 +293,9 @@ mod tests {
             predecessor.take_store().unwrap();
             between();
             let new = start(folder);
+            if let Some(revision) = predecessor.used_revision() {
+                new.control.acknowledge(revision);
+            }
             new.create_account("early");
             let tasks = new.background.tasks();
             predecessor
@@ -322,6 +327,29 @@ mod tests {
     }
 
     #[test]
+    fn a_change_is_followed_once_the_predecessor_uses_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = start(&folder);
+        let second = take_over(&first, &folder, || ());
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        for name in ["second", "third"] {
+            second.create_account(name);
+            let revision = second.control.revision();
+            runtime.block_on(second.control.followed_to(revision));
+            assert_eq!(first.control.revision(), revision);
+        }
+        let next = Revision(second.control.revision().0 + 1);
+        let mut waits = Box::pin(second.control.followed_to(next));
+        let is_over = waits.as_mut().now_or_never().is_some();
+        assert!(!is_over, "a change that there is not");
+        // No change is awaited once the predecessor has ended.
+        second.control.keep_no_changes();
+        runtime.block_on(waits);
+    }
+
+    #[test]
     fn a_predecessor_that_ends_at_once_has_sent_its_levels() {
         let folder = tempfile::tempdir().unwrap();
         let old = start(&folder);
@@ -333,7 +361,8 @@ mod tests {
             scope.spawn(|| old.hand_over(channel));
             predecessor.take_store().unwrap();
             let successor = predecessor.channel().unwrap();
-            successor.send(&TakeoverMessage::Serving).unwrap();
+            let serving = TakeoverMessage::Serving { acknowledge: false };
+            successor.send(&serving).unwrap();
             let levels = TakeoverMessage::Levels { levels: Vec::new() };
             successor.expect(&levels).unwrap();
         });

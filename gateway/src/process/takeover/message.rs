@@ -5,7 +5,7 @@ use std::io;
 
 use gw_control_plane::members::CarriedNode;
 use gw_interface::rate_limit::Level;
-use gw_store::{Position, Step};
+use gw_store::{Position, Revision, Step};
 use serde::{Deserialize, Serialize};
 
 use super::{LINE_MAX, TakeoverError};
@@ -25,8 +25,15 @@ pub(super) enum TakeoverMessage {
         /// By how much the followed clock is ahead of the kernel's, in microseconds; absent if none is followed.
         #[serde(default)]
         clock_ahead_us: Option<i64>,
+        /// Whether the predecessor sends [`Self::Applied`] if the successor asks for it.
+        #[serde(default)]
+        acknowledges: bool,
     },
-    Serving,
+    Serving {
+        /// Whether the predecessor is to send [`Self::Applied`].
+        #[serde(default)]
+        acknowledge: bool,
+    },
     Levels {
         levels: Vec<Level>,
     },
@@ -38,6 +45,10 @@ pub(super) enum TakeoverMessage {
     Change {
         /// Position after the change.
         position: Position,
+    },
+    /// The predecessor uses the changes up to this revision.
+    Applied {
+        revision: Revision,
     },
     Charge {
         number: u64,
@@ -112,11 +123,14 @@ mod tests {
             membership: None,
             position,
             clock_ahead_us: None,
+            acknowledges: true,
         };
         assert_eq!(pass(&store, &["/tunnels"]), none);
         for text in [
             r#"{"type":"ready"}"#,
             r#"{"type":"serving"}"#,
+            r#"{"type":"serving","acknowledge":true}"#,
+            r#"{"type":"applied","revision":1}"#,
             r#"{"type":"charge","number":1,"service":"acme--api"}"#,
             r#"{"type":"answer","number":1,"wait_ms":2}"#,
         ] {

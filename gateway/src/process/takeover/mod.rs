@@ -152,7 +152,7 @@ mod tests {
             predecessor
                 .channel()
                 .unwrap()
-                .send(&TakeoverMessage::Serving)
+                .send(&TakeoverMessage::Serving { acknowledge: true })
                 .unwrap();
         });
         successor.wait_until_ready().unwrap();
@@ -208,7 +208,7 @@ mod tests {
         socket.write_all(b"\"serving\"}\n").unwrap();
         assert!(matches!(
             successor.channel.receive(),
-            Ok(TakeoverMessage::Serving)
+            Ok(TakeoverMessage::Serving { .. })
         ));
     }
 

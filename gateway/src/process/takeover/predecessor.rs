@@ -12,7 +12,7 @@ use gw_control_plane::control::Control;
 use gw_control_plane::members::CarriedNode;
 use gw_data_plane::worker::WorkerHandles;
 use gw_shared::net::inherited_sockets;
-use gw_store::Position;
+use gw_store::{Position, Revision};
 
 use super::channel::Channel;
 use super::message::TakeoverMessage;
@@ -27,6 +27,8 @@ pub struct Predecessor {
     channel: Option<Channel>,
     /// Position of its records, once it has closed the store.
     position: Position,
+    /// Whether it says which changes it uses.
+    acknowledges: bool,
 }
 
 impl Predecessor {
@@ -35,6 +37,7 @@ impl Predecessor {
             sockets,
             channel: Some(channel),
             position: Position::default(),
+            acknowledges: false,
         }
     }
 
@@ -75,8 +78,10 @@ impl Predecessor {
                 membership,
                 position,
                 clock_ahead_us,
+                acknowledges,
             } => {
                 self.position = position;
+                self.acknowledges = acknowledges;
                 clock_ahead_us
                     .into_iter()
                     .for_each(gw_shared::clock::follow);
@@ -84,6 +89,11 @@ impl Predecessor {
             }
             other => Err(other.unexpected()),
         }
+    }
+
+    /// Revision of the records that it uses, once it has given the store. `None` if it will not say which later ones it uses.
+    pub(crate) fn used_revision(&self) -> Option<Revision> {
+        self.acknowledges.then_some(self.position.revision)
     }
 
     /// Reports that this process serves. From then on sends changes and admits the predecessor's requests. The returned
@@ -94,7 +104,9 @@ impl Predecessor {
         handles: &Arc<WorkerHandles>,
         tasks: &Tasks,
     ) -> Result<Receiver<Infallible>, TakeoverError> {
-        self.channel()?.send(&TakeoverMessage::Serving)?;
+        let acknowledge = self.acknowledges;
+        self.channel()?
+            .send(&TakeoverMessage::Serving { acknowledge })?;
         let channel = self.channel.take().ok_or(TakeoverError::Ended)?;
         let position = std::mem::take(&mut self.position);
         lead::start(

@@ -26,6 +26,8 @@ use crate::process::sockets::listeners::Listeners;
 pub(crate) struct Successor {
     child: KilledOnDrop,
     pub(super) channel: Channel,
+    /// Whether it is told which changes are in use here.
+    acknowledge: bool,
 }
 
 /// A child process that is killed on drop; `None` once it serves.
@@ -62,6 +64,7 @@ impl Successor {
         Ok(Self {
             child: KilledOnDrop(Some(child)),
             channel: Channel::new(ours)?,
+            acknowledge: false,
         })
     }
 
@@ -70,6 +73,7 @@ impl Successor {
         Self {
             child: KilledOnDrop(None),
             channel,
+            acknowledge: false,
         }
     }
 
@@ -96,8 +100,12 @@ impl Successor {
             membership,
             position,
             clock_ahead_us,
+            acknowledges: true,
         })?;
-        self.channel.expect(&TakeoverMessage::Serving)?;
+        match self.channel.receive()? {
+            TakeoverMessage::Serving { acknowledge } => self.acknowledge = acknowledge,
+            other => return Err(other.unexpected()),
+        }
         self.child.0 = None;
         Ok(())
     }
@@ -119,6 +127,7 @@ impl Successor {
             tasks,
             self.channel,
             charges,
+            self.acknowledge,
             Arc::clone(control),
             Arc::clone(handles),
         )

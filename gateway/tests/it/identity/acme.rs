@@ -167,6 +167,12 @@ impl Connection {
         self.0.get_ref().conn.peer_certificates().unwrap()[0].to_vec()
     }
 
+    /// Sends a request head without its end.
+    fn begin_request(&mut self) {
+        let head = format!("GET {PATH} HTTP/1.1\r\nHost: {APEX}\r\n");
+        self.0.get_mut().write_all(head.as_bytes()).unwrap();
+    }
+
     fn request(&mut self) -> u16 {
         let request = format!("GET {PATH} HTTP/1.1\r\nHost: {APEX}\r\n\r\n");
         self.0.get_mut().write_all(request.as_bytes()).unwrap();

@@ -450,14 +450,14 @@ fn silence_ends_at_the_deadline() {
     let fake = Fake::start(|_, _| None);
     let deadline = Instant::now() + Duration::from_millis(200);
     let resolvers = Resolvers::new(&[fake.address], deadline);
-    let error = look_up_at(resolvers, DOMAIN, SERVICE, TOKEN).unwrap_err();
+    let error = look_up_at(resolvers, DOMAIN, Some(SERVICE), TOKEN).unwrap_err();
     assert!(error.message.contains(RECORD), "{error}");
 }
 
 #[test]
 fn names_that_dns_cannot_have_are_refused() {
     for domain in ["", "a..test", &"a".repeat(64), &"a.".repeat(128)] {
-        let error = look_up(&[], domain, SERVICE, TOKEN).unwrap_err();
+        let error = look_up(&[], domain, Some(SERVICE), TOKEN).unwrap_err();
         assert!(error.message.contains("DNS name"), "{domain}: {error}");
     }
 }

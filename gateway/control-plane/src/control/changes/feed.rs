@@ -143,13 +143,14 @@ impl Control {
         self.applied.subscribe()
     }
 
-    /// Waits until the workers use the change that made `position`, and a start without PostgreSQL would know it.
+    /// Waits until the workers use the change that made `position`, also those of a predecessor that drains, and a start without
+    /// PostgreSQL would know it.
     pub(crate) async fn keeps(self: &Arc<Self>, position: &Position) {
         let mut progress = self.applied_revision();
         loop {
             // The history may be replaced meanwhile.
             if self.includes(position) && self.flush_journal().await && self.includes(position) {
-                return;
+                return self.followed_to(position.revision).await;
             }
             if progress.changed().await.is_err() {
                 return std::future::pending().await;

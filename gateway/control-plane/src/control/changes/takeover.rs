@@ -19,6 +19,8 @@ pub(crate) struct UnsentChanges {
     /// Changes are missing. The follower cannot go on.
     has_gap: bool,
     changed: watch::Sender<()>,
+    /// Revision that the follower uses. The highest one if it does not say what it uses.
+    acknowledged: watch::Sender<Revision>,
 }
 
 /// A process cannot follow the changes of another one.
@@ -61,6 +63,27 @@ impl Control {
         Ok(history)
     }
 
+    /// Notes that the process that follows uses the changes up to `revision`. From the first call on, later changes count as kept
+    /// only once it uses them, too.
+    pub fn acknowledge(&self, revision: Revision) {
+        if let Some(unsent) = &self.state().unsent {
+            unsent.acknowledged.send_replace(revision);
+        }
+    }
+
+    /// Waits until the process that follows, if there is one, uses the changes up to `revision`.
+    pub async fn followed_to(&self, revision: Revision) {
+        let acknowledged = self
+            .state()
+            .unsent
+            .as_ref()
+            .map(|unsent| unsent.acknowledged.subscribe());
+        if let Some(mut acknowledged) = acknowledged {
+            // Fails once the process has ended, or accepts no more requests.
+            let _ = acknowledged.wait_for(|used| *used >= revision).await;
+        }
+    }
+
     /// Closes the channel of [`Self::watch_changes`]: no other process follows, or this one gets no changes any more.
     pub fn keep_no_changes(&self) {
         self.state().unsent = None;
@@ -91,6 +114,7 @@ impl UnsentChanges {
             steps: 0,
             has_gap: false,
             changed: watch::Sender::new(()),
+            acknowledged: watch::Sender::new(Revision(i64::MAX)),
         }
     }
 

@@ -13,12 +13,16 @@ use crate::support::acme_servers::named::Named;
 use crate::support::acme_servers::pebble::{Options, Pebble};
 use crate::support::eventually;
 use crate::support::processes::machine::Machine;
+use crate::support::processes::process::{Log, send_signal};
 use crate::support::processes::region::Region;
 use crate::support::processes::successor::replace;
 use crate::support::programs::usable;
 
 const PROGRAMS: [&str; 3] = ["pebble", "named", "curl"];
 const APEX_OF_NODES: &str = "eu1.gw.localhost";
+/// Orders until the authority asks for a proof. Pebble accepts an earlier one for one order in a hundred, also with
+/// `PEBBLE_AUTHZREUSE=0`.
+const ORDERS_MAX: usize = 10;
 
 /// Nodes that prove their apex in handshakes, at an authority whose connections go through a passage.
 struct Nodes {
@@ -62,11 +66,9 @@ impl Nodes {
         Some(Connection::open_to(&self.root, APEX_OF_NODES, address)?.certificate())
     }
 
-    /// Renews the certificate until the authority connects for the proof, and returns the number of orders. Pebble accepts an
-    /// earlier proof for one order in a hundred, also with `PEBBLE_AUTHZREUSE=0`.
+    /// Renews the certificate until the authority connects for the proof, and returns the number of orders.
     #[track_caller]
     fn renew_with_proof(&self) -> usize {
-        const ORDERS_MAX: usize = 10;
         for order in 1..=ORDERS_MAX {
             let used = eventually("a certificate", || self.certificate(0));
             let before = self.passage.came();
@@ -215,4 +217,57 @@ fn a_successor_goes_on_with_the_order_of_its_predecessor() {
     assert_eq!(prepared.certificate(&served)["failures"], 0);
     assert_eq!(prepared.pebble.count("orders in the db"), 1);
     assert_eq!(prepared.pebble.count("accounts in memory"), 1);
+}
+
+/// Waits until the proof of an order is published. Returns `false` if the authority issues without one.
+#[track_caller]
+fn await_publication(log: &Log) -> bool {
+    // The order, its proof, and the time of its publication.
+    const STEPS: usize = 3;
+    let mut steps = 0;
+    log.find(|line| {
+        steps += usize::from(line["action"] == "certificate.order");
+        let is_issued = line["action"] == "certificate.issue";
+        (is_issued || steps == STEPS).then_some(!is_issued)
+    })
+}
+
+#[test]
+fn the_authority_is_told_once_a_draining_predecessor_uses_the_proof() {
+    if !usable(&PROGRAMS) {
+        return;
+    }
+    let passage = Passage::closed();
+    let port = passage.port();
+    let with_port = |mut options: Options| {
+        options.tls_port = port;
+        options
+    };
+    let prepared = Prepared::with(0, with_port, "challenge = \"tls-alpn\"\n");
+    prepared.root();
+    let served = prepared.serve();
+    passage.lead_to(served.address);
+    prepared.await_certificate(&served, &[]);
+    // A request that does not end keeps the predecessor.
+    let mut caller = Connection::open(&prepared, served.address).unwrap();
+    caller.begin_request();
+    let predecessor = served.process.id();
+    let _successor = replace(predecessor, &served.log);
+    assert!(send_signal(predecessor, "STOP"));
+    let is_published = (0..ORDERS_MAX).any(|_| {
+        prepared.command(&served, "renew");
+        await_publication(&served.log)
+    });
+    assert!(is_published, "the authority asks for a proof");
+    let before = passage.came();
+    // A change is answered a second later, because the predecessor does not use it.
+    prepared.command(&served, "renew");
+    served.log.line_with("a change is not in use at all nodes");
+    assert_eq!(passage.came(), before);
+    assert!(send_signal(predecessor, "CONT"));
+    passage.await_more_than(before);
+    eventually("the order is complete", || {
+        (prepared.certificate(&served)["status"] == "valid").then_some(())
+    });
+    assert_eq!(prepared.certificate(&served)["failures"], 0);
 }
