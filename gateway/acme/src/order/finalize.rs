@@ -3,7 +3,7 @@
 use gw_base::tls::certificate::Pair;
 use gw_shared::identity::secret::Secret;
 use instant_acme::Order;
-use rcgen::{CertificateParams, DistinguishedName, KeyPair};
+use rcgen::{CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256};
 
 use super::{Orders, Progress};
 use crate::error::AcmeError;
@@ -17,7 +17,7 @@ impl Orders {
         order: &mut Order,
     ) -> Result<Progress, AcmeError> {
         let Some(key) = &stored.key else {
-            let key = KeyPair::generate().map_err(|error| {
+            let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|error| {
                 AcmeError::refused(format!(
                     "key of the certificate: {error}; the kernel has to offer random numbers"
                 ))
@@ -50,7 +50,7 @@ impl Orders {
         let Some(chain) = chain else {
             return Ok(self.wait());
         };
-        match check(&chain, stored.key.as_ref()) {
+        match check(&chain, stored.key.as_ref(), &stored.names) {
             Ok(()) => stored.chain = Some(chain),
             Err(reason) => {
                 stored.given_up = Some(GivenUp {
@@ -74,8 +74,39 @@ fn signing_request(key: &Secret, names: &[String]) -> Result<Vec<u8>, rcgen::Err
     Ok(parameters.serialize_request(&key)?.der().to_vec())
 }
 
-/// Checks that the chain is for the key.
-fn check(chain: &str, key: Option<&Secret>) -> Result<(), String> {
+/// Checks that the chain is for the key and the names.
+fn check(chain: &str, key: Option<&Secret>, names: &[String]) -> Result<(), String> {
     let key = key.ok_or("its key is not stored")?;
-    Pair::from_pem(chain, key.reveal()).map(drop)
+    let pair = Pair::from_pem(chain, key.reveal())?;
+    // A wildcard is valid for each label in its place.
+    let mut called = names.iter().map(|name| name.replace('*', "any"));
+    match called.find_map(|name| pair.does_not_serve(&name)) {
+        Some(problem) => Err(problem),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chain_for_another_key_or_without_a_name_is_refused() {
+        let names = ["eu1.example.test", "*.eu1.example.test"].map(str::to_owned);
+        let new_key = || KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+        let key = new_key();
+        let chain = |names: &[String]| {
+            let parameters = CertificateParams::new(names).unwrap();
+            parameters.self_signed(&key).unwrap().pem()
+        };
+        let stored = Secret::new(key.serialize_pem());
+        let checked = |chain: &str, key: &Secret| check(chain, Some(key), &names);
+        assert_eq!(checked(&chain(&names), &stored), Ok(()));
+        let other = Secret::new(new_key().serialize_pem());
+        assert!(checked(&chain(&names), &other).is_err());
+        for missing in [&names[..1], &names[1..], &["other.test".to_owned()]] {
+            let refused = checked(&chain(missing), &stored).unwrap_err();
+            assert!(refused.contains("and not for"), "{refused}");
+        }
+    }
 }
