@@ -59,6 +59,14 @@ impl AuthorityClient {
         }
     }
 
+    /// A client that shares the connections, and not what it knows of the last answer.
+    pub(crate) fn beside(&self) -> Self {
+        Self {
+            agent: self.agent.clone(),
+            retry_after: Arc::default(),
+        }
+    }
+
     /// `Retry-After` of the last answer that had one, and forgets it.
     pub(crate) fn take_retry_after(&self) -> Option<Duration> {
         self.retry_after

@@ -19,7 +19,7 @@ pub use dns::ownership;
 pub use dns::update::Rfc2136;
 pub use error::{AcmeError, FailureKind};
 pub use hook::Hook;
-pub use order::{Orders, Progress};
+pub use order::{Orders, Progress, RenewalInfo};
 pub use proof::{ChallengeKind, Proof, Publisher};
 pub use settings::{ExternalAccount, HookSettings, LETS_ENCRYPT, Rfc2136Settings, Settings};
 pub use state::{AccountState, Certificate, GivenUp, OrderState, State};

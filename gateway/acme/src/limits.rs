@@ -21,6 +21,8 @@ pub const ORDER_WITHIN: Duration = Duration::from_secs(60 * 60);
 pub const VISIBLE_WITHIN: Duration = Duration::from_secs(10 * 60);
 /// Proofs that could not be withdrawn and are kept, to be withdrawn with those of the next order.
 pub const LEFTOVERS_MAX: usize = 16;
+/// Shortest time between two questions for renewal information of a certificate.
+pub const ASK_AGAIN_MIN: Duration = Duration::from_secs(60);
 /// Longest `Retry-After` that is followed.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 

@@ -9,6 +9,7 @@ mod renewal_info;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+pub use self::renewal_info::RenewalInfo;
 use gw_base::clock::Timestamp;
 use instant_acme::{
     Account, AuthorizationStatus, ChallengeStatus, ChallengeType, Identifier, NewOrder, Order,
@@ -41,7 +42,7 @@ pub struct Orders {
     client: AuthorityClient,
     publisher: Arc<dyn Publisher>,
     /// The account in use, by its URL, so that not every step reads the directory.
-    account: Arc<Mutex<Option<(String, Account)>>>,
+    account: Mutex<Option<(String, Account)>>,
 }
 
 impl Orders {
@@ -52,20 +53,20 @@ impl Orders {
             settings,
             client,
             publisher,
-            account: Arc::default(),
+            account: Mutex::default(),
         }
     }
 
-    /// As these orders, with the same account, for other names.
+    /// As these orders, for other names. They may run beside these.
     pub fn of_names(&self, names: Vec<String>) -> Self {
         Self {
             settings: Settings {
                 names,
                 ..self.settings.clone()
             },
-            client: self.client.clone(),
+            client: self.client.beside(),
             publisher: Arc::clone(&self.publisher),
-            account: Arc::clone(&self.account),
+            account: Mutex::default(),
         }
     }
 
@@ -134,6 +135,7 @@ impl Orders {
             names,
             began: now,
             url: order.url().to_owned(),
+            directory: self.settings.directory.clone(),
             proofs: Vec::new(),
             published: None,
             is_visible: false,
@@ -282,6 +284,14 @@ impl Orders {
             let names = order.names.join(", ");
             (
                 format!("order for {names}: other names are configured now"),
+                false,
+            )
+        } else if !order.directory.is_empty() && order.directory != self.settings.directory {
+            (
+                format!(
+                    "order {}: another authority is configured now; a new order follows",
+                    order.url
+                ),
                 false,
             )
         } else if order.chain.is_none() && now.since(order.began) > ORDER_WITHIN {

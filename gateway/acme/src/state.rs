@@ -52,6 +52,9 @@ pub struct OrderState {
     pub began: Timestamp,
     /// URL of the order.
     pub url: String,
+    /// The directory of the authority. Empty in states of earlier versions.
+    #[serde(default)]
+    pub directory: String,
     /// Proofs that are, or may be, published.
     #[serde(default)]
     pub proofs: Vec<Proof>,

@@ -3,6 +3,7 @@
 
 mod domain_orders;
 mod lease;
+mod places;
 mod proofs;
 
 use std::sync::Arc;
@@ -11,7 +12,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use gw_acme::schedule::{Failures, Situation, Validity, Window};
 use gw_acme::{
-    AcmeError, ChallengeKind, FailureKind, Hook, Orders, Progress, Proof, Publisher, Rfc2136, State,
+    AcmeError, ChallengeKind, FailureKind, Hook, Orders, Progress, Proof, Publisher, RenewalInfo,
+    Rfc2136, State,
 };
 use gw_base::clock::Timestamp;
 use gw_base::process::background::Tasks;
@@ -21,7 +23,7 @@ use gw_shared::identity::secret::Secret;
 use gw_store::{AcmeFailures, AcmeRecord};
 use tokio::time::sleep;
 
-use self::domain_orders::DomainOrders;
+use self::domain_orders::{DomainOrders, OrdersByProof};
 use self::lease::Lease;
 use crate::admin::Admin;
 use crate::control::records::certificate::parsed;
@@ -78,8 +80,11 @@ pub fn keep(admin: &Admin, acme: Option<&AcmeConfig>, answers_http: bool, tasks:
     let lease = Lease::new(control);
     let orders = |publisher| Orders::new(acme.settings.clone(), publisher);
     let over_http = answers_http.then(|| orders(listeners(ChallengeKind::Http01)));
-    let of_domains = orders(in_handshakes);
-    let of_domains = DomainOrders::new(control, of_domains, over_http, tasks, lease.clone());
+    let of_domains = OrdersByProof {
+        in_handshakes: orders(in_handshakes),
+        over_http,
+    };
+    let of_domains = DomainOrders::new(control, of_domains, tasks, lease.clone());
     tasks.spawn_until_stopped("certificates of own domains", of_domains.run());
     let mut keeper = Keeper {
         control: Arc::clone(control),
@@ -245,9 +250,9 @@ impl Keeper {
         if let Some(known) = known.filter(|known| known.chain == chain && known.until > now) {
             return known.window;
         }
-        let (window, ask_again) = match self.orders.renewal_window(state).await {
-            Ok(Some((window, ask_again))) => (Some(window), ask_again.max(Duration::from_secs(60))),
-            Ok(None) => (None, ASK_AGAIN),
+        let (window, ask_again) = match self.orders.renewal_info(state).await {
+            Ok(RenewalInfo::Window { window, ask_again }) => (Some(window), ask_again),
+            Ok(RenewalInfo::NotOffered) => (None, ASK_AGAIN),
             Err(error) => {
                 tracing::info!(%error, "no renewal information: the certificate is renewed at two thirds of its lifetime");
                 (None, ASK_AGAIN)

@@ -16,8 +16,14 @@ use crate::cli::client::output::{CommandError, Listed, Output, Shown, word};
 pub(crate) enum CertificateCommand {
     /// List the certificates that an ACME authority issues for the region, with their expiry and the last failure.
     List,
-    /// Order a new certificate of the region now. The one before stays in use until it is there.
-    Renew,
+    /// Order a new certificate now: of the region, or of an own domain. The one before stays in use until it is there.
+    Renew {
+        /// Account of the own domain.
+        #[arg(requires = "domain")]
+        account: Option<AccountId>,
+        /// The own domain, also one with an uploaded certificate.
+        domain: Option<DomainName>,
+    },
     /// Serve this certificate for an own domain. The gateway orders none for the domain then.
     Upload {
         account: AccountId,
@@ -35,7 +41,14 @@ impl CertificateCommand {
     pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
             Self::List => output.list::<CertificateView>("/certificates", &[], None),
-            Self::Renew => output.act::<CertificateView>("/certificates/renew", None),
+            Self::Renew {
+                account: Some(account),
+                domain: Some(domain),
+            } => {
+                let path = format!("{}/certificate/renew", domain::path(&account, &domain));
+                output.act::<DomainView>(&path, None)
+            }
+            Self::Renew { .. } => output.act::<CertificateView>("/certificates/renew", None),
             Self::Upload {
                 account,
                 domain,

@@ -4,7 +4,7 @@ const REGION: &str =
     "several machines; gateway/tests/it/region/commands.rs runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-pub(crate) const NOT_RUN: [(&str, &str, &str); 56] = [
+pub(crate) const NOT_RUN: [(&str, &str, &str); 57] = [
     ("README.md", "./test", "it would run itself"),
     (
         "docs/agent.md",
@@ -25,6 +25,11 @@ pub(crate) const NOT_RUN: [(&str, &str, &str); 56] = [
         "docs/own-domains.md",
         "gw-gateway domain add",
         "DNS of a customer; gateway/tests/it/identity/own_domains.rs runs the commands with BIND",
+    ),
+    (
+        "docs/own-domains.md",
+        "gw-gateway certificate renew",
+        "an own domain; gateway/tests/it/identity/own_domains/renewals.rs renews one",
     ),
     (
         "docs/own-domains.md",

@@ -151,6 +151,7 @@ impl Authority {
             }),
             order: None,
             failures: None,
+            renewal_requested: None,
             created_at: now,
             managed_by: None,
             material: Arc::new(Secret::new(serde_json::to_string(&material)?)),

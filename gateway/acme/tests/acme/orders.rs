@@ -146,3 +146,24 @@ fn an_old_order_is_given_up() {
     );
     assert_no_records(&named);
 }
+
+#[test]
+fn an_order_of_another_authority_is_given_up() {
+    if !usable(&PROGRAMS) {
+        return;
+    }
+    let (_named, _pebble, orders) = everything(|options| options);
+    let mut state = State::default();
+    let error = run(async {
+        while state.order.is_none() {
+            orders.advance(&mut state, Timestamp::now()).await.unwrap();
+        }
+        "https://other.test/dir".clone_into(&mut state.order.as_mut().unwrap().directory);
+        issue(&orders, &mut state).await.unwrap_err()
+    });
+    assert!(
+        error.message.contains("another authority is configured"),
+        "{error}"
+    );
+    run(issue(&orders, &mut state)).unwrap();
+}

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use gw_acme::schedule::Window;
-use gw_acme::{Orders, Rfc2136, State};
+use gw_acme::{Orders, RenewalInfo, Rfc2136, State};
 use gw_base::clock::Timestamp;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -48,7 +48,8 @@ fn the_window_of_the_directory_is_read_and_pebble_has_none() {
     let (named, pebble, orders) = everything(|options| options);
     let mut state = State::default();
     run(issue(&orders, &mut state)).unwrap();
-    assert_eq!(run(orders.renewal_window(&state)).unwrap(), None);
+    let answer = run(orders.renewal_info(&state)).unwrap();
+    assert_eq!(answer, RenewalInfo::NotOffered);
 
     let at = |time: i64| {
         OffsetDateTime::from_unix_timestamp(time)
@@ -67,7 +68,10 @@ fn the_window_of_the_directory_is_read_and_pebble_has_none() {
     thread::spawn(move || serve(&listener, &info));
     state.account.as_mut().unwrap().directory = with_info.directory.clone();
     let orders = Orders::new(with_info, Arc::new(Rfc2136::new(updates(&named))));
-    let (window, ask_again) = run(orders.renewal_window(&state)).unwrap().unwrap();
+    let answer = run(orders.renewal_info(&state)).unwrap();
+    let RenewalInfo::Window { window, ask_again } = answer else {
+        panic!("{answer:?}")
+    };
     let expected = Window {
         start: Timestamp(1000),
         end: Timestamp(2000),

@@ -5,15 +5,14 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use futures_util::stream::iter;
 use gw_base::clock::Timestamp;
 use gw_base::process::background::Tasks;
 use gw_region::Owner;
 use gw_shared::id::DomainName;
 use gw_store::{DomainRecord, DomainState, Records};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep_until};
 
+use super::places::Places;
 use crate::control::Control;
 use crate::control::records::domain::{self, look_every};
 use crate::limits::DOMAIN_LOOKUPS;
@@ -21,10 +20,16 @@ use crate::limits::DOMAIN_LOOKUPS;
 /// Time between two looks at which domains are due.
 const EVERY: Duration = Duration::from_secs(10);
 
+/// Shortest time between two looks at which domains are due.
+const LOOK_AFTER: Duration = Duration::from_secs(1);
+/// Shortest time between two looks when the look at a domain has ended.
+const LOOK_AFTER_END: Duration = Duration::from_millis(100);
+
 /// Looks of this process.
 struct Looks {
     control: Arc<Control>,
     tasks: Tasks,
+    places: Places<()>,
     began: Timestamp,
     /// Time of the last look at each domain.
     last: HashMap<DomainName, Timestamp>,
@@ -33,51 +38,61 @@ struct Looks {
 
 /// Starts to look at DNS for the own domains whose services this node owns.
 pub(super) fn look(control: &Arc<Control>, tasks: &Tasks) {
-    let mut looks = Looks {
+    let looks = Looks {
         control: Arc::clone(control),
         tasks: tasks.clone(),
+        places: Places::new(DOMAIN_LOOKUPS),
         began: Timestamp::now(),
         last: HashMap::new(),
         spread: RandomState::new(),
     };
-    let mut changed = control.domains_changed();
-    tasks.spawn_until_stopped("proofs of own domains", async move {
-        loop {
-            if looks.control.has_store() {
-                looks.look().await;
-            }
-            tokio::select! {
-                () = sleep(EVERY) => {}
-                _ = changed.changed() => sleep(Duration::from_secs(1)).await,
-            }
-        }
-    });
+    tasks.spawn_until_stopped("proofs of own domains", looks.run());
 }
 
 impl Looks {
-    async fn look(&mut self) {
+    async fn run(mut self) {
+        let mut changed = self.control.domains_changed();
+        loop {
+            if self.control.has_store() {
+                self.begin_due();
+            }
+            let looked = Instant::now();
+            let mut next = looked + EVERY;
+            while Instant::now() < next {
+                tokio::select! {
+                    _ = self.places.ended() => next = next.min(looked + LOOK_AFTER_END),
+                    _ = changed.changed() => next = next.min(looked + LOOK_AFTER),
+                    () = sleep_until(next) => {}
+                }
+            }
+        }
+    }
+
+    /// Begins the looks that are due and have a place.
+    fn begin_due(&mut self) {
         let now = Timestamp::now();
         let control = Arc::clone(&self.control);
         let due = control.look_at(|records| {
             self.last
                 .retain(|name, _| records.domains.contains_key(name));
-            self.due(records, now)
+            let chosen = self.places.choose(self.due(records, now)).into_iter();
+            let chosen = chosen.map(|(_, it)| (it.id.clone(), it.account.clone()));
+            chosen.collect::<Vec<_>>()
         });
-        for name in &due {
+        for (name, account) in due {
             self.last.insert(name.clone(), now);
+            let (control, tasks) = (Arc::clone(&self.control), self.tasks.clone());
+            let domain = name.clone();
+            self.places.begin(domain, account, async move {
+                tasks
+                    .blocking("a look at DNS", move || look_once(&control, &name))
+                    .await;
+            });
         }
-        let looks = due.into_iter().map(|name| {
-            let control = Arc::clone(&self.control);
-            self.tasks
-                .blocking("a look at DNS", move || look_once(&control, &name))
-        });
-        iter(looks)
-            .buffer_unordered(DOMAIN_LOOKUPS)
-            .for_each(|_| std::future::ready(()))
-            .await;
     }
 
-    fn due(&self, records: &Records, now: Timestamp) -> Vec<DomainName> {
+    /// The domains that are to be looked up, each with the time of the last look.
+    fn due<'a>(&self, records: &'a Records, now: Timestamp) -> Vec<(Timestamp, &'a DomainRecord)> {
         let placement = self.control.local_node().placement();
         let is_here = |record: &&DomainRecord| {
             let hostname = self
@@ -89,8 +104,10 @@ impl Looks {
                 matches!(placement.owner(&hostname), Owner::Here)
             })
         };
-        let due = records.domains.values().filter(|it| self.is_due(it, now));
-        due.filter(is_here).map(|it| it.id.clone()).collect()
+        let all = records.domains.values();
+        let due = all.filter(|it| self.is_due(it, now) && !self.places.has(&it.id));
+        let last = |it: &DomainRecord| self.last.get(&it.id).copied().unwrap_or(Timestamp(0));
+        due.filter(is_here).map(|it| (last(it), it)).collect()
     }
 
     fn is_due(&self, record: &DomainRecord, now: Timestamp) -> bool {

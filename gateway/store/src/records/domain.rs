@@ -40,6 +40,9 @@ pub struct DomainRecord {
     /// Failed orders in a row; `None` after a success.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failures: Option<AcmeFailures>,
+    /// Time at which a new certificate was asked for; `None` once it is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub renewal_requested: Option<Timestamp>,
     /// Time of creation.
     pub created_at: Timestamp,
     /// What manages the record by documents; `None` if nothing does.
@@ -271,6 +274,7 @@ impl RecordKind for DomainRecord {
                 retry_after_seconds: Some(3),
                 reason: "reason".into(),
             }),
+            renewal_requested: Some(Timestamp(4)),
             created_at: Timestamp(1),
             managed_by: ManagerName::new("git").ok(),
             material: Arc::new(Secret::new("{}".into())),

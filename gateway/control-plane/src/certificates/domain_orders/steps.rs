@@ -1,11 +1,10 @@
-//! Orders certificates of own domains. Proofs are in the handshakes of the listener (RFC 8737), or in responses of the listener
+//! Steps of the orders of own domains. Proofs are in the handshakes of the listener (RFC 8737), or in responses of the listener
 //! in plain HTTP (RFC 8555 §8.3) if there is one and the authority has refused the former.
 
-use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use gw_acme::schedule::{Situation, Validity};
 use gw_acme::{AcmeError, Certificate, FailureKind, OrderState, Orders, Progress, State};
 use gw_base::clock::Timestamp;
 use gw_base::process::background::Tasks;
@@ -13,18 +12,17 @@ use gw_base::tls::certificate::Pair;
 use gw_shared::id::DomainName;
 use gw_store::{
     AcmeRecord, DomainCertificate, DomainCertificateSource, DomainChallenge, DomainChallengeKind,
-    DomainMaterial, DomainOrder, DomainRecord, DomainState, Records, ServedPair,
+    DomainMaterial, DomainOrder, DomainRecord, DomainState, ServedPair,
 };
 use tokio::time::sleep;
 
-use super::lease::Lease;
-use super::{failures, known_failures};
+use super::renewal_windows::KnownWindow;
+use crate::certificates::lease::Lease;
+use crate::certificates::{failures, json};
 use crate::control::records::certificate::parsed;
 use crate::control::records::domain::{self, sealed};
 use crate::control::{Control, ControlError};
-use crate::limits::{
-    CERTIFICATE_LOOK_EVERY, CERTIFICATE_STORE_RETRY, DOMAIN_CERTIFICATE_BYTES, DOMAIN_ORDERS,
-};
+use crate::limits::{CERTIFICATE_LOOK_EVERY, CERTIFICATE_STORE_RETRY, DOMAIN_CERTIFICATE_BYTES};
 
 /// Time for which no order goes on after the authority was not reached.
 const UNREACHABLE_PAUSE: Duration = Duration::from_secs(10);
@@ -33,160 +31,166 @@ const RATE_LIMITED_PAUSE: Duration = Duration::from_secs(10 * 60);
 /// Time until the next order of a domain that DNS did not prove when it was due.
 const UNPROVED_PAUSE: Duration = Duration::from_secs(5 * 60);
 
-/// Orders of this process.
-pub(super) struct DomainOrders {
+/// Steps of orders, which run beside each other.
+pub(super) struct Steps {
     control: Arc<Control>,
-    /// Orders with proofs in handshakes.
-    orders: Orders,
-    /// Orders with proofs in plain HTTP; `None` without a listener for it.
-    over_http: Option<Orders>,
+    orders: OrdersByProof,
     tasks: Tasks,
     lease: Lease,
-    /// Time of the next step of orders that wait.
-    waits: HashMap<DomainName, Timestamp>,
-    /// Time until which the authority is left alone.
-    paused: Timestamp,
+    /// Time until which the authority is left alone, as a [`Timestamp`].
+    paused: AtomicI64,
 }
 
-impl DomainOrders {
+/// Orders by the place of their proofs.
+pub(in crate::certificates) struct OrdersByProof {
+    pub(in crate::certificates) in_handshakes: Orders,
+    /// `None` without a listener for plain HTTP.
+    pub(in crate::certificates) over_http: Option<Orders>,
+}
+
+/// Time of the next step of an order.
+enum Next {
+    After(Duration),
+    /// No step is made before this time. Others may take the place meanwhile.
+    NotBefore(Timestamp),
+}
+
+impl OrdersByProof {
+    fn of_domain(&self, domain: &DomainName) -> Self {
+        let names = || vec![domain.to_string()];
+        Self {
+            in_handshakes: self.in_handshakes.of_names(names()),
+            over_http: self.over_http.as_ref().map(|it| it.of_names(names())),
+        }
+    }
+}
+
+impl Steps {
     pub(super) fn new(
         control: &Arc<Control>,
-        orders: Orders,
-        over_http: Option<Orders>,
+        orders: OrdersByProof,
         tasks: &Tasks,
         lease: Lease,
     ) -> Self {
         Self {
             control: Arc::clone(control),
             orders,
-            over_http,
             tasks: tasks.clone(),
             lease,
-            waits: HashMap::new(),
-            paused: Timestamp(0),
+            paused: AtomicI64::new(0),
         }
     }
 
-    /// Orders certificates until the tasks stop.
-    pub(super) async fn run(mut self) {
-        let mut changed = self.control.domains_changed();
-        loop {
-            let wait = self.step().await;
-            tokio::select! {
-                () = sleep(wait) => {}
-                _ = changed.changed() => {}
-            }
-        }
+    pub(super) fn control(&self) -> &Arc<Control> {
+        &self.control
     }
 
-    /// Makes one step of each order that is due, and returns the time until the next one.
-    async fn step(&mut self) -> Duration {
+    /// The account at the authority if this process may order now, or else the time until it may.
+    pub(super) fn account(&self, now: Timestamp) -> Result<State, Duration> {
         if !self.control.has_store() {
-            return CERTIFICATE_STORE_RETRY;
+            return Err(CERTIFICATE_STORE_RETRY);
         }
-        let now = Timestamp::now();
-        if self.paused > now {
-            return self.paused.since(now).min(CERTIFICATE_LOOK_EVERY);
+        let paused = Timestamp(self.paused.load(Ordering::Relaxed));
+        if paused > now {
+            return Err(paused.since(now));
         }
         let region = self.control.acme_record();
         if let Some(wait) = self.lease.of_another(&region, now) {
-            return wait.min(CERTIFICATE_LOOK_EVERY);
+            return Err(wait);
         }
         // The task for the certificate of the region registers the account, and reports what is wrong with its record.
-        let account = parsed(&region)
+        let account = parsed(&region).ok();
+        account
+            .filter(|it| self.orders.in_handshakes.has_account(it))
+            .ok_or(CERTIFICATE_STORE_RETRY)
+    }
+
+    /// Takes the lease, or extends it if its end is near. Returns whether this process has it.
+    pub(super) async fn hold_lease(&self, now: Timestamp) -> bool {
+        if self.lease.is_held(&self.control.acme_record(), now) {
+            return true;
+        }
+        let lease = self.lease.clone();
+        self.store_region("certificate.lease", move |record| {
+            lease.check(record, now)?;
+            lease.extend(record, now);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Asks the authority when it wants the certificate of the domain renewed.
+    pub(super) async fn ask_window(&self, record: &DomainRecord) -> KnownWindow {
+        let now = Timestamp::now();
+        let state = self
+            .account(now)
             .ok()
-            .filter(|it| self.orders.has_account(it));
-        let Some(account) = account else {
-            return CERTIFICATE_STORE_RETRY;
+            .and_then(|account| state_of(&account, record).ok());
+        let answer = match &state {
+            Some(state) => self.orders.in_handshakes.renewal_info(state).await,
+            None => return KnownWindow::new(record.certificate, None, now),
         };
-        let control = Arc::clone(&self.control);
-        let (due, next) = control.look_at(|records| {
-            self.waits
-                .retain(|name, _| records.domains.contains_key(name));
-            self.due(records, now)
-        });
-        if due.is_empty() {
-            let wait = next.map_or(CERTIFICATE_LOOK_EVERY, |next| next.since(now));
-            return wait.clamp(Duration::from_secs(1), CERTIFICATE_LOOK_EVERY);
+        if let Err(error) = &answer {
+            tracing::info!(domain = %record.id, %error, "no renewal information: the certificate is renewed at two thirds of its lifetime");
         }
-        if !self.lease.is_held(&region, now) && !self.extend_lease(now).await {
-            return CERTIFICATE_STORE_RETRY;
-        }
-        for record in due {
-            self.advance(&account, record).await;
-            if self.paused > now {
-                break;
-            }
-        }
-        Duration::ZERO
+        KnownWindow::new(record.certificate, answer.ok(), now)
     }
 
-    /// The domains whose order goes on or begins now, and the time at which the next one is due.
-    fn due(&self, records: &Records, now: Timestamp) -> (Vec<DomainRecord>, Option<Timestamp>) {
-        let is_begun = |it: &&DomainRecord| it.order.is_some();
-        let running = records.domains.values().filter(is_begun).count();
-        let mut room = DOMAIN_ORDERS.saturating_sub(running);
-        let (mut due, mut next) = (Vec::new(), None::<Timestamp>);
-        for record in records.domains.values().filter(|it| may_order(it)) {
-            let at = self.next_step(record, now);
-            let has_room = record.order.is_some() || room > 0;
-            if at <= now && has_room {
-                room = room.saturating_sub(usize::from(record.order.is_none()));
-                due.push(record.clone());
-            } else if at > now {
-                next = Some(next.map_or(at, |next| next.min(at)));
+    /// Makes the steps of a domain's order one after another, until it ends, fails, or cannot go on. Begins an order if there is none.
+    /// Returns the time before which no further step is made.
+    pub(super) async fn run(self: Arc<Self>, name: DomainName) -> Timestamp {
+        let orders = self.orders.of_domain(&name);
+        let mut is_begun = false;
+        loop {
+            let now = Timestamp::now();
+            let Ok(account) = self.account(now) else {
+                return now;
+            };
+            let record = self.control.look_at(|records| {
+                records
+                    .domains
+                    .get(&name)
+                    .filter(|it| may_order(it))
+                    .cloned()
+            });
+            // The domain may be removed, or get a certificate in another way.
+            let Some(record) = record.filter(|it| it.order.is_some() || !is_begun) else {
+                return now;
+            };
+            is_begun = true;
+            match self.advance(&orders, &account, record).await {
+                Next::After(wait) => sleep(wait).await,
+                Next::NotBefore(time) => return time,
             }
         }
-        (due, next)
-    }
-
-    fn next_step(&self, record: &DomainRecord, now: Timestamp) -> Timestamp {
-        let wait = self.waits.get(&record.id).copied().unwrap_or(now);
-        if record.order.is_some() {
-            return wait;
-        }
-        let validity = record.certificate.map(|it| Validity {
-            not_before: it.not_before,
-            not_after: it.not_after,
-        });
-        let failures = record.failures.as_ref().map(known_failures);
-        let situation = Situation {
-            validity,
-            window: None,
-            failures,
-            seed: seed(record),
-        };
-        situation.next_attempt(now).max(wait)
     }
 
     /// Makes the next step of the order of a domain.
-    async fn advance(&mut self, region: &State, record: DomainRecord) {
+    async fn advance(&self, orders: &OrdersByProof, region: &State, record: DomainRecord) -> Next {
         let now = Timestamp::now();
-        let name = record.id.clone();
-        if record.order.is_none() && !self.is_proved(&name).await {
+        let name = &record.id;
+        if record.order.is_none() && !self.is_proved(name).await {
             // The domain is still active if its DNS servers did not answer.
-            self.waits.insert(name, now.after(UNPROVED_PAUSE));
-            return;
+            return Next::NotBefore(now.after(UNPROVED_PAUSE));
         }
         let mut state = match state_of(region, &record) {
             Ok(state) => state,
             Err(error) => {
                 tracing::error!(domain = %name, %error, "the certificate of an own domain cannot be ordered; remove the domain, and add it again");
-                self.waits.insert(name, now.after(CERTIFICATE_LOOK_EVERY));
-                return;
+                return Next::NotBefore(now.after(CERTIFICATE_LOOK_EVERY));
             }
         };
-        let orders = match (self.challenge_kind(&record), &self.over_http) {
+        let orders = match (self.challenge_kind(&record), &orders.over_http) {
             (DomainChallengeKind::Http, Some(over_http)) => over_http,
-            _ => &self.orders,
+            _ => &orders.in_handshakes,
         };
-        let orders = orders.of_names(vec![name.to_string()]);
         let progress = orders.advance(&mut state, now).await;
         if !orders.has_account(&state) {
-            return self.lose_account(&state, now).await;
+            self.lose_account(&state, now).await;
+            return Next::NotBefore(now.after(CERTIFICATE_STORE_RETRY));
         }
         match progress {
-            Ok(Progress::Wait(wait)) => drop(self.waits.insert(name, now.after(wait))),
+            Ok(Progress::Wait(wait)) => Next::After(wait),
             Ok(Progress::Changed) => self.store(&record, "domain.order", state, |_| {}).await,
             Ok(Progress::Issued) if size(&state) > DOMAIN_CERTIFICATE_BYTES => {
                 let error = AcmeError::new(
@@ -197,20 +201,26 @@ impl DomainOrders {
                     ),
                 );
                 // The certificate before stays in use.
-                let Ok(State { certificate, .. }) = state_of(region, &record) else {
-                    return;
-                };
-                state.certificate = certificate;
-                self.note_failure(&record, state, error, now).await;
+                let before = state_of(region, &record).ok();
+                state.certificate = before.and_then(|it| it.certificate);
+                self.note_failure(&record, state, error, now).await
             }
             Ok(Progress::Issued) => {
-                let forget_failures = |record: &mut DomainRecord| record.failures = None;
-                self.store(&record, "domain.issue", state, forget_failures)
-                    .await;
+                let certificate = state.certificate.as_ref().and_then(issued);
+                let finish = move |record: &mut DomainRecord| {
+                    record.certificate = certificate;
+                    record.failures = None;
+                    record.renewal_requested = None;
+                };
+                self.store(&record, "domain.issue", state, finish).await
             }
-            Ok(Progress::GivenUp(error)) | Err(error) => {
-                self.note_failure(&record, state, error, now).await;
+            Ok(Progress::GivenUp(error)) => self.note_failure(&record, state, error, now).await,
+            // An authority that is away is noted once for each domain.
+            Err(error) if error.kind == FailureKind::Unreachable && is_noted(&record) => {
+                self.pause(&error, now);
+                Next::NotBefore(now)
             }
+            Err(error) => self.note_failure(&record, state, error, now).await,
         }
     }
 
@@ -219,7 +229,7 @@ impl DomainOrders {
     fn challenge_kind(&self, record: &DomainRecord) -> DomainChallengeKind {
         let challenge = record.order.as_ref().and_then(|it| it.challenge.as_ref());
         let refused = record.failures.as_ref().filter(|it| it.kind == "refused");
-        match (challenge, &self.over_http) {
+        match (challenge, &self.orders.over_http) {
             (Some(challenge), _) => challenge.kind,
             (None, Some(_)) if refused.is_some_and(|it| it.count % 2 == 1) => {
                 DomainChallengeKind::Http
@@ -229,28 +239,30 @@ impl DomainOrders {
     }
 
     async fn note_failure(
-        &mut self,
+        &self,
         record: &DomainRecord,
         state: State,
         error: AcmeError,
         now: Timestamp,
-    ) {
+    ) -> Next {
         tracing::warn!(domain = %record.id, %error, "no certificate for an own domain; it is tried again");
-        if let Some(pause) = pause_of_all(&error) {
-            self.paused = now.after(pause);
-        }
+        self.pause(&error, now);
         let known = record.failures.as_ref();
-        // An authority that is away is noted once for each domain.
-        if error.kind == FailureKind::Unreachable
-            && known.is_some_and(|it| it.kind == "unreachable")
-        {
-            return;
-        }
         let count = known.map_or(0, |it| it.count).saturating_add(1);
         let note = move |record: &mut DomainRecord| {
             record.failures = Some(failures(&error, count, now));
         };
-        self.store(record, "domain.failure", state, note).await;
+        match self.store(record, "domain.failure", state, note).await {
+            Next::After(_) => Next::NotBefore(now),
+            not_stored => not_stored,
+        }
+    }
+
+    /// Leaves the authority alone for a while if `error` asks for it.
+    fn pause(&self, error: &AcmeError, now: Timestamp) {
+        if let Some(pause) = pause_of_all(error) {
+            self.paused.fetch_max(now.after(pause).0, Ordering::Relaxed);
+        }
     }
 
     /// Whether DNS proves the domain right now. Stores what it says.
@@ -262,14 +274,15 @@ impl DomainOrders {
         matches!(looked, Some(Ok(true)))
     }
 
-    /// Stores a step that was made with `before`, unless the domain has another certificate or holder since.
+    /// Stores a step that was made with `before`, unless the domain has another certificate or holder since. The next step follows
+    /// at once if it is stored.
     async fn store(
-        &mut self,
+        &self,
         before: &DomainRecord,
         action: &'static str,
         state: State,
         update: impl Fn(&mut DomainRecord) + Send + 'static,
-    ) {
+    ) -> Next {
         let control = Arc::clone(&self.control);
         let lease = self.lease.clone();
         let kind = self.challenge_kind(before);
@@ -290,24 +303,14 @@ impl DomainOrders {
                 Ok(())
             })
         };
-        self.waits.remove(name);
-        if let Some(Err(error)) = self.tasks.blocking("a step of an order", stored).await {
-            tracing::warn!(domain = %name, %error, "a step of the order of a certificate is not stored; it is made again");
-            self.waits.insert(
-                name.clone(),
-                Timestamp::now().after(CERTIFICATE_STORE_RETRY),
-            );
+        match self.tasks.blocking("a step of an order", stored).await {
+            Some(Ok(())) => return Next::After(Duration::ZERO),
+            Some(Err(error)) => {
+                tracing::warn!(domain = %name, %error, "a step of the order of a certificate is not stored; it is made again");
+            }
+            None => {}
         }
-    }
-
-    async fn extend_lease(&self, now: Timestamp) -> bool {
-        let lease = self.lease.clone();
-        self.store_region("certificate.lease", move |record| {
-            lease.check(record, now)?;
-            lease.extend(record, now);
-            Ok(())
-        })
-        .await
+        Next::NotBefore(Timestamp::now().after(CERTIFICATE_STORE_RETRY))
     }
 
     /// Stores that the authority does not know the account any more: it is registered again for the region.
@@ -318,7 +321,7 @@ impl DomainOrders {
             lease.check(record, now)?;
             let mut region = parsed(record)?;
             region.account.clone_from(&account);
-            record.state = super::json(&region)?;
+            record.state = json(&region)?;
             Ok(())
         })
         .await;
@@ -342,12 +345,22 @@ impl DomainOrders {
     }
 }
 
-/// Whether the gateway orders certificates for a domain. It begins none for a domain that DNS does not prove now.
-fn may_order(record: &DomainRecord) -> bool {
-    let is_uploaded = record
-        .certificate
-        .is_some_and(|it| it.source == DomainCertificateSource::Uploaded);
-    !is_uploaded && (record.order.is_some() || record.state == DomainState::Active)
+/// Whether the gateway orders certificates for a domain. It begins none for a domain that DNS does not prove now, and replaces an
+/// uploaded one only on request.
+pub(super) fn may_order(record: &DomainRecord) -> bool {
+    let is_wanted = !is_uploaded(record) || record.renewal_requested.is_some();
+    is_wanted && (record.order.is_some() || record.state == DomainState::Active)
+}
+
+fn is_uploaded(record: &DomainRecord) -> bool {
+    let certificate = record.certificate;
+    certificate.is_some_and(|it| it.source == DomainCertificateSource::Uploaded)
+}
+
+/// Whether the record says that the authority is away.
+fn is_noted(record: &DomainRecord) -> bool {
+    let failures = record.failures.as_ref();
+    failures.is_some_and(|it| it.kind == "unreachable")
 }
 
 /// Bytes of chain and key.
@@ -362,7 +375,11 @@ fn state_of(region: &State, record: &DomainRecord) -> Result<State, String> {
         .map_err(|error| format!("its material is not JSON of this version: {error}"))?;
     let order = material.order.map(serde_json::from_value::<OrderState>);
     let certificate = material.served.map(|served| Certificate {
-        names: vec![record.id.to_string()],
+        // The authority does not know an uploaded certificate, so that an order does not replace it there.
+        names: match is_uploaded(record) {
+            true => Vec::new(),
+            false => vec![record.id.to_string()],
+        },
         chain: served.chain,
         key: served.key,
         received: record.created_at,
@@ -377,7 +394,18 @@ fn state_of(region: &State, record: &DomainRecord) -> Result<State, String> {
     })
 }
 
-/// Writes order and certificate into the record.
+/// An issued certificate as the record describes it.
+fn issued(certificate: &Certificate) -> Option<DomainCertificate> {
+    let pair = Pair::from_pem(&certificate.chain, certificate.key.reveal()).ok()?;
+    let (not_before, not_after) = pair.first_validity()?;
+    Some(DomainCertificate {
+        not_before,
+        not_after,
+        source: DomainCertificateSource::Acme,
+    })
+}
+
+/// Writes order, chain and key into the record.
 fn write_state(
     record: &mut DomainRecord,
     state: &State,
@@ -396,16 +424,6 @@ fn write_state(
         chain: certificate.chain.clone(),
         key: certificate.key.clone(),
     });
-    if let Some(served) = &served {
-        let validity = Pair::from_pem(&served.chain, served.key.reveal())
-            .ok()
-            .and_then(|pair| pair.first_validity());
-        record.certificate = validity.map(|(not_before, not_after)| DomainCertificate {
-            not_before,
-            not_after,
-            source: DomainCertificateSource::Acme,
-        });
-    }
     let order = order.map(serde_json::to_value).transpose();
     let material = DomainMaterial {
         served,
@@ -426,18 +444,6 @@ fn pause_of_all(error: &AcmeError) -> Option<Duration> {
         }
         FailureKind::Refused | FailureKind::Proof => None,
     }
-}
-
-/// A number that stays the same for a certificate.
-fn seed(record: &DomainRecord) -> u64 {
-    let end = record.certificate.map_or(0, |it| it.not_after.0);
-    let bytes = record.id.as_str().bytes();
-    // FNV-1a: the schedule mixes the bits.
-    bytes
-        .chain(end.to_le_bytes())
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        })
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Own domains: names of customers that lead to their services.
 
+mod certificate;
 mod claim;
 mod label;
 mod listed;
@@ -10,16 +11,13 @@ use std::sync::Arc;
 use gw_base::clock::Timestamp;
 use gw_base::page::{Page, PageQuery};
 use gw_base::service::hostname::Region;
-use gw_base::tls::certificate::Pair;
 use gw_shared::id::{AccountId, DomainName, ServiceId};
 use gw_shared::identity::secret::Secret;
 use gw_shared::version::later_members::LaterMembers;
-use gw_store::{
-    DomainCertificate, DomainCertificateSource, DomainMaterial, DomainRecord, DomainState,
-    RecordId, Records, ServedPair, Step, StoredRecord,
-};
+use gw_store::{DomainMaterial, DomainRecord, DomainState, RecordId, Records, Step, StoredRecord};
 use serde_json::json;
 
+pub use self::certificate::{renew, upload};
 pub(crate) use self::claim::look_every;
 use self::claim::{Claim, Finding, note};
 pub use self::label::{DomainChanges, change};
@@ -32,7 +30,7 @@ use super::account;
 use super::name::manager_after;
 use super::service;
 use crate::control::{Actor, Control, ControlError, Plan};
-use crate::limits::{DOMAIN_CERTIFICATE_BYTES, DOMAINS_PER_SERVICE};
+use crate::limits::DOMAINS_PER_SERVICE;
 
 /// Looks DNS up, and adds a domain to a service; the flag says whether it is new there. A domain that another service has moves
 /// if DNS proves the new claim, and not that of the holder. Blocks.
@@ -210,6 +208,7 @@ fn new_record(
         certificate: None,
         order: None,
         failures: None,
+        renewal_requested: None,
         created_at: now,
         managed_by: None,
         material: Arc::new(Secret::new("{}".to_owned())),
@@ -333,70 +332,6 @@ pub fn remove(
     })
 }
 
-/// Serves this certificate for a domain. The gateway orders none for it then.
-pub fn upload(
-    control: &Control,
-    actor: &Actor,
-    account: &str,
-    name: &str,
-    new: &NewDomainCertificate,
-) -> Result<DomainView, ControlError> {
-    let size = new.chain.len() + new.key.reveal().len();
-    if size > DOMAIN_CERTIFICATE_BYTES {
-        let message = format!(
-            "chain and key have {size} bytes, and may have {DOMAIN_CERTIFICATE_BYTES}; leave out the root and other certificates that clients do not need"
-        );
-        return Err(ControlError::invalid("chain", message));
-    }
-    control.change(actor, |records, now| {
-        let mut record = find(records, account, name)?.clone();
-        let served = ServedPair {
-            chain: new.chain.clone(),
-            key: new.key.clone(),
-        };
-        let certificate = checked_pair(&record.id, &served, now)?;
-        record.certificate = Some(certificate);
-        record.failures = None;
-        record.order = None;
-        record.material = Arc::new(sealed(&DomainMaterial {
-            served: Some(served),
-            ..DomainMaterial::default()
-        })?);
-        Ok(Plan {
-            action: "domain.certificate",
-            account: Some(record.account.clone()),
-            target: record.id.to_string(),
-            detail: json!({ "not_after": certificate.not_after.to_string() }),
-            output: view_of(control, records, &record),
-            steps: vec![Step::Put(StoredRecord::Domain(record))],
-        })
-    })
-}
-
-/// Checks an uploaded certificate: names, key and validity.
-fn checked_pair(
-    name: &DomainName,
-    served: &ServedPair,
-    now: Timestamp,
-) -> Result<DomainCertificate, ControlError> {
-    let invalid = |message: String| ControlError::invalid("chain", message);
-    let pair = Pair::from_pem(&served.chain, served.key.reveal()).map_err(invalid)?;
-    if let Some(problem) = pair.does_not_serve(name.as_str()) {
-        return Err(ControlError::invalid("chain", problem));
-    }
-    if let Some(untimely) = pair.untimely(now) {
-        return Err(ControlError::invalid("chain", untimely));
-    }
-    let (not_before, not_after) = pair.first_validity().ok_or_else(|| {
-        ControlError::invalid("chain", "the first certificate has no validity".to_owned())
-    })?;
-    Ok(DomainCertificate {
-        not_before,
-        not_after,
-        source: DomainCertificateSource::Uploaded,
-    })
-}
-
 /// The material of a record, as it is stored.
 pub(crate) fn sealed(material: &DomainMaterial) -> Result<Secret, ControlError> {
     serde_json::to_string(material)
@@ -425,7 +360,7 @@ fn missing(account: &str, name: &str) -> ControlError {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use gw_store::{AccountRecord, DomainsMax};
 
     use super::*;
@@ -434,7 +369,7 @@ mod tests {
         record_of("acme", service)
     }
 
-    fn record_of(account: &str, service: &str) -> DomainRecord {
+    pub(crate) fn record_of(account: &str, service: &str) -> DomainRecord {
         let account = AccountId::new(account).unwrap();
         let name = DomainName::new("api.customer.test").unwrap();
         new_record(

@@ -26,7 +26,7 @@ use crate::support::processes::process::{Running, Served, gw_gateway};
 pub(super) struct Setup {
     pub(super) prepared: Prepared,
     pub(super) named: Named,
-    pebble: Pebble,
+    pub(super) pebble: Pebble,
     pub(super) served: Served,
     _agent: Running,
 }

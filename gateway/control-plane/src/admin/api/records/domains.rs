@@ -23,6 +23,7 @@ pub(crate) fn routes() -> OpenApiRouter<Admin> {
         .routes(routes!(show_domain, change_domain, remove_domain))
         .routes(routes!(check_domain))
         .routes(routes!(upload_certificate))
+        .routes(routes!(renew_certificate))
 }
 
 /// Add an own domain to a service. Adding it again changes nothing. Looks up in DNS whether the account controls the name; without a
@@ -151,6 +152,23 @@ async fn upload_certificate(
 ) -> Result<Json<DomainView>, Problem> {
     admin
         .ask(move |control| domain::upload(control, &actor, &account, &name, &new))
+        .await
+        .map(Json)
+}
+
+/// Order a new certificate for an own domain now, also in place of an uploaded one. The one before stays in use until it is there.
+#[utoipa::path(
+    post, path = "/accounts/{account}/domains/{domain}/certificate/renew", tag = "domains",
+    params(("account" = String, Path, description = "Account id"), ("domain" = String, Path, description = "Name of the domain"), AppliedDocumentFields),
+    responses((status = 200, description = "As it is now", body = DomainView), ReadProblems, WriteProblems),
+)]
+async fn renew_certificate(
+    State(admin): State<Admin>,
+    By(actor): By,
+    Path((account, name)): Path<(String, String)>,
+) -> Result<Json<DomainView>, Problem> {
+    admin
+        .ask(move |control| domain::renew(control, &actor, &account, &name))
         .await
         .map(Json)
 }

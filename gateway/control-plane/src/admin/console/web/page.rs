@@ -94,6 +94,7 @@ fn in_words(note: &str) -> Option<&'static str> {
         "saved" => "Saved. The workers apply it at once.",
         "deleted" => "Deleted.",
         "checked" => "Looked up in DNS.",
+        "renewed" => "A new certificate is ordered. The one before stays in use until it is there.",
         "uploaded" => "Uploaded. New handshakes use it at once.",
         "approved" => "Approved. The agent gets its certificate at its next poll.",
         "revoked" => "Revoked. Its tunnels have ended, and its certificate is refused.",

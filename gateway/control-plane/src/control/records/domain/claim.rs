@@ -146,6 +146,7 @@ mod tests {
             certificate: None,
             order: None,
             failures: None,
+            renewal_requested: None,
             created_at: Timestamp(0),
             managed_by: None,
             material: Arc::new(Secret::new("{}".to_owned())),

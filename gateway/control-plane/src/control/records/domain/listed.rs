@@ -62,7 +62,7 @@ fn end_of_certificate(record: &DomainRecord, now: Timestamp) -> Option<(String, 
     let (within, remedy) = match certificate.source {
         DomainCertificateSource::Uploaded => (
             CERTIFICATE_ENDS_WITHIN,
-            "upload the next one, or remove the domain and add it again for one of the ACME authority",
+            "upload the next one, or order one of the ACME authority with `gw-gateway certificate renew ACCOUNT DOMAIN`",
         ),
         DomainCertificateSource::Acme => (
             CERTIFICATE_ENDS_WITHIN.min(lifetime / 4),

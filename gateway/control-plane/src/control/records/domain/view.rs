@@ -50,6 +50,10 @@ pub struct DomainView {
     /// The certificate; absent until there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<DomainCertificateView>,
+    /// Time at which a new certificate was asked for, RFC 3339; absent once it is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
+    pub renewal_requested: Option<String>,
     /// Failed orders in a row.
     pub failures: u32,
     /// Cause of the last failure and what to do; absent without one.
@@ -140,7 +144,7 @@ pub struct NewDomainCertificate {
     pub key: Secret,
 }
 /// Message for a domain without a certificate.
-const NO_AUTHORITY: &str = "no authority issues its certificate: set terms_accepted in the table [acme] of the configuration, or upload one with \
+pub(super) const NO_AUTHORITY: &str = "no authority issues its certificate: set terms_accepted in the table [acme] of the configuration, or upload one with \
                             `gw-gateway certificate upload`";
 
 /// A record as the API shows it.
@@ -172,6 +176,7 @@ pub(super) fn view_of(control: &Control, records: &Records, record: &DomainRecor
             source: it.source,
             not_after: it.not_after.to_string(),
         }),
+        renewal_requested: record.renewal_requested.map(|it| it.to_string()),
         failures: record.failures.as_ref().map_or(0, |it| it.count),
         last_failure: last_failure(control, records, record),
         managed_by: record.managed_by.clone(),

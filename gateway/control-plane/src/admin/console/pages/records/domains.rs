@@ -42,6 +42,10 @@ pub(crate) fn routes() -> Router<Admin> {
             "/accounts/{account}/domains/{domain}/certificate",
             post(upload),
         )
+        .route(
+            "/accounts/{account}/domains/{domain}/certificate/renew",
+            post(renew),
+        )
         .route("/accounts/{account}/domains/{domain}/delete", post(delete))
 }
 
@@ -135,6 +139,27 @@ async fn check(
     let check = move |control: &Control| domain::check(control, &Actor::Admin, &account, &name);
     let domain = admin.look(check).await?;
     Ok(Redirect::to(&format!("{}?note=checked", address(&domain))).into_response())
+}
+
+async fn renew(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path((account, name)): Path<(String, String)>,
+    Extension(mut form): Extension<Form>,
+) -> Result<Response, ErrorPage> {
+    let renew = {
+        let (account, name) = (account.clone(), name.clone());
+        move |control: &Control| domain::renew(control, &Actor::Admin, &account, &name)
+    };
+    match admin.attempt(renew).await? {
+        Ok(domain) => {
+            let address = format!("{}?note=renewed", address(&domain));
+            return Ok(Redirect::to(&address).into_response());
+        }
+        Err(error) => form.refused_by(error)?,
+    }
+    let page = page(&admin, visit, account, name, form).await?;
+    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
 }
 
 async fn upload(
