@@ -27,7 +27,7 @@ use gw_store::PostgresSettings;
 use gw_telemetry::request_log::AccessLogTarget;
 use gw_telemetry::request_log::archive::ArchiveSettings;
 
-pub use self::acme::{AcmeConfig, Challenge, TLS_KEY as TLS};
+pub use self::acme::{AcmeConfig, Challenge, TLS_KEY as TLS, parse_contact, parse_dns_server};
 use self::nodes::REGION_KEY_PREVIOUS;
 pub use self::nodes::{REGION_KEY, REGION_KEY_NEXT};
 pub use gw_base::client_address::{ProxyProtocol, TrustedProxies};

@@ -292,7 +292,8 @@ fn parse_directory(text: &str) -> Option<String> {
     valid.then(|| text.to_owned())
 }
 
-fn parse_contact(text: &str) -> Option<String> {
+/// Reads a mail address. `None` if the text is none.
+pub fn parse_contact(text: &str) -> Option<String> {
     let (local, domain) = text.split_once('@')?;
     let valid = text.len() <= 254
         && !local.is_empty()
@@ -309,7 +310,8 @@ fn parse_challenge(text: &str) -> Option<&'static str> {
         .find(|known| *known == text)
 }
 
-fn parse_dns_server(text: &str) -> Option<SocketAddr> {
+/// Reads the address of a DNS server, with or without its port. `None` if the text is none.
+pub fn parse_dns_server(text: &str) -> Option<SocketAddr> {
     let with_port = text.parse::<SocketAddr>().ok();
     with_port.or_else(|| Some(SocketAddr::new(text.parse::<IpAddr>().ok()?, DNS_PORT)))
 }

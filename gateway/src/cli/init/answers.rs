@@ -9,6 +9,7 @@ use gw_shared::command::Failure;
 use gw_shared::id::AccountId;
 
 use super::InitArguments;
+use super::authority::AcmeAnswers;
 
 /// Everything that `init` has to know. Paths are absolute.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,15 +24,6 @@ pub(super) struct Answers {
     /// Certificate and key; the development CA without.
     pub(super) tls: Option<(PathBuf, PathBuf)>,
     pub(super) acme: Option<AcmeAnswers>,
-}
-
-/// The ACME authority that issues the certificate.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct AcmeAnswers {
-    /// Mail address for the authority.
-    pub(super) contact: String,
-    /// Its directory; that of Let's Encrypt without.
-    pub(super) directory: Option<String>,
 }
 
 const DOMAIN: &str = "gw.localhost";
@@ -91,14 +83,14 @@ impl Answers {
             None if is_root => DATA_DIR_OF_ROOT.into(),
             None => config.with_file_name("gw-data"),
         };
-        let tls = match (given.tls_certificate, given.tls_key, dialogue) {
-            (Some(certificate), Some(key), _) => Some((certificate, key)),
-            (None, None, Some(dialogue)) if !is_local(&domain) && given.acme_contact.is_none() => {
-                dialogue.certificate()?
-            }
-            _ => None,
+        let files = given.tls_certificate.zip(given.tls_key);
+        let mut dialogue = dialogue.filter(|_| files.is_none() && !is_local(&domain));
+        let acme = AcmeAnswers::collect(given.acme_contact, given.acme_directory, &mut dialogue)?;
+        let files = match dialogue.filter(|_| acme.is_none()) {
+            Some(dialogue) => dialogue.certificate()?,
+            None => files,
         };
-        let tls = tls.map(|(certificate, key)| {
+        let tls = files.map(|(certificate, key)| {
             Ok::<_, Failure>((
                 full_path("--tls-certificate", &certificate)?,
                 full_path("--tls-key", &key)?,
@@ -116,10 +108,7 @@ impl Answers {
             listen,
             admin_listen,
             tls: tls.transpose()?,
-            acme: given.acme_contact.map(|contact| AcmeAnswers {
-                contact,
-                directory: given.acme_directory,
-            }),
+            acme,
         })
     }
 
@@ -141,15 +130,15 @@ fn default_listen(is_root: bool, is_local: bool) -> SocketAddr {
     }
 }
 
-fn full_path(option: &str, path: &Path) -> Result<PathBuf, Failure> {
+pub(super) fn full_path(option: &str, path: &Path) -> Result<PathBuf, Failure> {
     absolute(path).map_err(|error| Failure::Usage(format!("{option}: {}: {error}", path.display())))
 }
 
 /// A question, and the option that answers it too.
-struct Question<'a> {
-    option: &'a str,
-    text: &'a str,
-    default: Option<&'a str>,
+pub(super) struct Question<'a> {
+    pub(super) option: &'a str,
+    pub(super) text: &'a str,
+    pub(super) default: Option<&'a str>,
 }
 
 impl Question<'static> {
@@ -198,7 +187,7 @@ pub(super) struct Dialogue<'a> {
 
 impl Dialogue<'_> {
     /// Asks until `parse` accepts the answer. An empty line is the default.
-    fn ask<T>(
+    pub(super) fn ask<T>(
         &mut self,
         question: &Question<'_>,
         parse: impl Fn(&str) -> Result<T, String>,
@@ -331,7 +320,7 @@ mod tests {
 
     #[test]
     fn a_terminal_is_asked_for_what_the_options_do_not_give() {
-        let lines = "EXAMPLE\nexample.com\n\nno\nacme\n\n/c.pem\n/k.pem\n";
+        let lines = "EXAMPLE\nexample.com\n\nno\nacme\n\n\n/c.pem\n/k.pem\n";
         let (answers, asked) = collect(InitArguments::default(), true, Some(lines));
         let answers = answers.unwrap();
         assert_eq!(
@@ -376,5 +365,43 @@ mod tests {
 
         let (answers, _) = collect(InitArguments::default(), false, Some("example.com\n"));
         assert!(answers.unwrap_err().contains("--region: no answer"));
+    }
+
+    #[test]
+    fn a_terminal_is_asked_for_an_authority_and_its_proofs() {
+        let begin = "example.com\n\nacme\n\n";
+        let acme = |rest: &str| {
+            let lines = format!("{begin}{rest}");
+            let (answers, asked) = collect(InitArguments::default(), true, Some(&lines));
+            let answers = answers.unwrap();
+            assert_eq!(answers.tls, None, "{asked}");
+            (answers.acme.unwrap(), asked)
+        };
+        let (answers, asked) = acme("nobody\nadmin@example.com\n\n");
+        assert_eq!(answers.contact, "admin@example.com");
+        assert_eq!((answers.directory, answers.updates), (None, None));
+        assert!(
+            asked.contains("\"nobody\": it must be a mail address"),
+            "{asked}"
+        );
+
+        let (answers, asked) = acme("admin@example.com\nhost\n192.0.2.53\n\nacme\n/acme.key\n");
+        let updates = answers.updates.unwrap();
+        assert_eq!(updates.server.to_string(), "192.0.2.53:53");
+        assert_eq!(updates.key_name, "acme");
+        assert_eq!(updates.key_file, Path::new("/acme.key"));
+        for refused in ["\"host\": it must be ADDRESS", "\"\": it must not be empty"] {
+            assert!(asked.contains(refused), "{refused}: {asked}");
+        }
+
+        let given = InitArguments {
+            acme_contact: Some("admin@example.com".into()),
+            acme_directory: Some("https://ca.test/dir".into()),
+            ..Default::default()
+        };
+        let (answers, _) = collect(given, true, Some(&format!("{begin}\n")));
+        let acme = answers.unwrap().acme.unwrap();
+        assert_eq!(acme.directory.as_deref(), Some("https://ca.test/dir"));
+        assert_eq!(acme.updates, None);
     }
 }

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::fs::{self, Permissions};
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use gw_interface::config::Config;
+use gw_interface::config::{Challenge, Config};
 use gw_shared::command::{self, Failure};
 use gw_shared::files;
 
@@ -88,12 +89,21 @@ fn has_answers(config: &Config, answered: &Config) -> bool {
         && config.admin_listen == answered.admin_listen
         && config.certificate == answered.certificate
         && authority(config) == authority(answered)
+        && updates(answered).is_none_or(|answered| updates(config) == Some(answered))
 }
 
 /// Directory and contacts of the ACME authority.
 fn authority(config: &Config) -> Option<(&String, &Vec<String>)> {
     let settings = &config.acme.as_ref()?.settings;
     Some((&settings.directory, &settings.contacts))
+}
+
+/// Server and key of the DNS updates.
+fn updates(config: &Config) -> Option<(SocketAddr, &str, &Path)> {
+    match config.acme.as_ref()?.challenge.as_ref()? {
+        Challenge::Rfc2136(it) => Some((it.server, &it.key_name, &it.key_file)),
+        Challenge::Hook(_) | Challenge::TlsAlpn => None,
+    }
 }
 
 /// Writes a file that all users may read, and its folder if that is missing.
@@ -151,7 +161,19 @@ fn text(answers: &Answers) -> String {
         set(&mut text, "tls", "acme");
         set(&mut text, "contact", vec![acme.contact.clone()]);
         set(&mut text, "terms_accepted", true);
-        set(&mut text, "challenge", "tls-alpn");
+        match &acme.updates {
+            Some(updates) => {
+                set(&mut text, "challenge", "dns-rfc2136");
+                set(&mut text, "server", updates.server.to_string());
+                set(&mut text, "key_name", updates.key_name.as_str());
+                set(
+                    &mut text,
+                    "key_file",
+                    updates.key_file.display().to_string(),
+                );
+            }
+            None => set(&mut text, "challenge", "tls-alpn"),
+        }
         if let Some(directory) = &acme.directory {
             set(&mut text, "directory", directory.as_str());
         }
@@ -182,10 +204,10 @@ fn set(text: &mut String, key: &str, value: impl Into<toml::Value>) {
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
 
     use gw_shared::id::AccountId;
 
+    use super::super::authority::{AcmeAnswers, DnsUpdates};
     use super::*;
 
     fn answers(folder: &Path) -> Answers {
@@ -200,6 +222,34 @@ mod tests {
             tls: None,
             acme: None,
         }
+    }
+
+    #[test]
+    fn an_authority_with_proofs_in_dns_issues_for_all_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let acme = |updates| AcmeAnswers {
+            contact: "admin@example.com".to_owned(),
+            directory: None,
+            updates,
+        };
+        let names = |acme| {
+            let answers = Answers {
+                acme: Some(acme),
+                ..answers(folder.path())
+            };
+            let (config, _) = write(&answers, true).unwrap();
+            config.acme.unwrap().settings.names
+        };
+        assert_eq!(names(acme(None)), ["us1.gw.localhost"]);
+        let updates = DnsUpdates {
+            server: "192.0.2.53:53".parse().unwrap(),
+            key_name: "acme".to_owned(),
+            key_file: folder.path().join("acme.key"),
+        };
+        assert_eq!(
+            names(acme(Some(updates))),
+            ["us1.gw.localhost", "*.us1.gw.localhost"]
+        );
     }
 
     #[test]

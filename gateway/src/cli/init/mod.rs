@@ -1,6 +1,7 @@
 //! `gw-gateway init`: from nothing to a gateway that runs: its configuration, its service of systemd, an account.
 
 mod answers;
+mod authority;
 mod configuration;
 mod first_request;
 mod next_steps;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use gw_base::tls::CertificateSource;
-use gw_interface::config::Config;
+use gw_interface::config::{Challenge, Config};
 use gw_shared::command::{quoted, sudo};
 
 use super::answers::Answers;
@@ -111,12 +111,18 @@ fn names_and_certificate(answers: &Answers, config: &Config) -> String {
     }
     if let Some(acme) = &config.acme {
         text += &format!(
-            "\nCertificate: for {apex}, ordered now at {}. Until it is there, the gateway answers with one of a development CA; \
-             `gw-gateway certificate list` shows its state.\nFor *.{apex} the authority needs a proof in DNS: set acme.challenge \
-             to \"dns-rfc2136\" or \"dns-hook\" in {}, and restart the gateway.\n",
+            "\nCertificate: for {}, ordered now at {}. Until it is there, the gateway answers with one of a development CA; \
+             `gw-gateway certificate list` shows its state.\n",
+            acme.settings.names.join(" and "),
             acme.settings.directory,
-            answers.config.display()
         );
+        if matches!(acme.challenge, Some(Challenge::TlsAlpn)) {
+            text += &format!(
+                "For *.{apex} the authority needs a proof in DNS: set acme.challenge to \"dns-rfc2136\" or \"dns-hook\" in {}, and \
+                 restart the gateway.\n",
+                answers.config.display()
+            );
+        }
     }
     if development_authority(config).is_none() {
         return text;
