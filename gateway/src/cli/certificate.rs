@@ -1,6 +1,7 @@
 //! `gw-gateway certificate`
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use gw_control_plane::control::{CertificateView, DomainView, NewDomainCertificate};
@@ -56,14 +57,21 @@ impl CertificateCommand {
                 key,
             } => {
                 let new = NewDomainCertificate {
-                    chain: files::read_text(&certificate)?,
-                    key: Secret::new(files::read_text(&key)?),
+                    chain: read("--certificate", &certificate)?,
+                    key: Secret::new(read("--key", &key)?),
                 };
                 let path = format!("{}/certificate", domain::path(&account, &domain));
                 output.act::<DomainView>(&path, Some(&json!(new)))
             }
         }
     }
+}
+
+fn read(option: &str, file: &Path) -> Result<String, CommandError> {
+    fs::read_to_string(file).map_err(|error| {
+        let problem = files::cannot_read(file, &error);
+        CommandError::File(format!("{option}: {problem}"))
+    })
 }
 
 impl Shown for CertificateView {

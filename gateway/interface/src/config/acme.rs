@@ -197,6 +197,8 @@ impl Config {
 
 fn challenge(keys: &mut Keys<'_>, given: &Given, dns_servers: &[SocketAddr]) -> Option<Challenge> {
     let dns_servers = dns_servers.to_vec();
+    let mut errors = keys.errors.iter();
+    let is_refused = errors.any(|error| error.starts_with("acme.challenge:"));
     let mut missing = |key: &str, why: &str| {
         keys.errors.push(format!("acme.{key}: missing; {why}"));
     };
@@ -230,6 +232,7 @@ fn challenge(keys: &mut Keys<'_>, given: &Given, dns_servers: &[SocketAddr]) -> 
             }))
         }
         Some(_) => Some(Challenge::TlsAlpn),
+        None if is_refused => None,
         None => {
             missing(
                 "challenge",

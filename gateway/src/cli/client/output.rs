@@ -48,6 +48,9 @@ pub(crate) enum CommandError {
     NotCompared(String),
     #[error("account {0} was not deleted: its id was not typed; repeat the command, or add --yes")]
     NotConfirmed(String),
+    /// A file that an option names cannot be read.
+    #[error("{0}")]
+    File(String),
     /// Mistakes in documents, or in how they are applied.
     #[error("{0}")]
     Documents(String),
