@@ -219,6 +219,36 @@ fn a_successor_goes_on_with_the_order_of_its_predecessor() {
     assert_eq!(prepared.pebble.count("accounts in memory"), 1);
 }
 
+#[test]
+fn the_authority_is_told_once_all_live_nodes_use_the_proof() {
+    if !usable(&PROGRAMS) {
+        return;
+    }
+    let Some(mut nodes) = Nodes::none_yet() else {
+        return;
+    };
+    nodes.region.add();
+    nodes.passage.lead_to(nodes.region.node(0).address);
+    nodes.region.add();
+    nodes.region.wait_for_members(2);
+    nodes.await_issue(0);
+
+    // The other node takes part in the region, and answers nothing.
+    let other = nodes.region.node(1).process.id();
+    assert!(send_signal(other, "STOP"));
+    let before = nodes.passage.came();
+    let is_published = (0..ORDERS_MAX).any(|_| {
+        nodes.region.post(0, "/certificates/renew", &json!({}));
+        await_publication(&nodes.region.node(0).log)
+    });
+    assert!(is_published, "the authority asks for a proof");
+    nodes.passage.await_more_than(before);
+    let status = nodes.region.status(0);
+    let others = status["nodes"].as_array().unwrap().iter();
+    let states: Vec<_> = others.map(|node| &node["state"]).collect();
+    assert_eq!(states, ["live", "dead"], "{status}");
+}
+
 /// Waits until the proof of an order is published. Returns `false` if the authority issues without one.
 #[track_caller]
 fn await_publication(log: &Log) -> bool {
