@@ -64,8 +64,13 @@ impl<S: Read + Write> Peer<S> {
     }
 
     pub(crate) fn send(&mut self, bytes: impl AsRef<[u8]>) {
-        self.stream.write_all(bytes.as_ref()).unwrap();
-        self.stream.flush().unwrap();
+        self.try_send(bytes).unwrap();
+    }
+
+    /// As [`Self::send`], to a peer that may have gone.
+    pub(crate) fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
+        self.stream.write_all(bytes.as_ref())?;
+        self.stream.flush()
     }
 
     /// Reads a request head and leaves the body unread.
