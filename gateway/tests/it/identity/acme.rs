@@ -3,6 +3,7 @@
 mod authority_away;
 mod other_processes;
 mod passage;
+mod rate_limits;
 mod renewals;
 
 use std::collections::BTreeSet;
@@ -20,6 +21,7 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, ServerName};
 use serde_json::Value;
 
+use crate::support::acme_front::Front;
 use crate::support::acme_servers::free_address;
 use crate::support::acme_servers::named::{KEY_NAME, Named};
 use crate::support::acme_servers::pebble::{Options, Pebble};
@@ -53,6 +55,21 @@ impl Prepared {
     fn with(port: u16, options: impl FnOnce(Options) -> Options, challenge: &str) -> Self {
         let named = Named::start("eu1 A 127.0.0.1");
         let pebble = Pebble::start(options(Options::new(named.address)));
+        let directory = pebble.directory();
+        Self::at(named, pebble, &directory, port, challenge)
+    }
+
+    /// A gateway whose requests to the authority go through a front.
+    fn with_front() -> (Self, Front) {
+        let named = Named::start("eu1 A 127.0.0.1");
+        let pebble = Pebble::start(Options::new(named.address));
+        let front = Front::start(&pebble);
+        let prepared = Self::at(named, pebble, &front.directory(), 0, "");
+        (prepared, front)
+    }
+
+    /// A gateway that uses the authority with this directory.
+    fn at(named: Named, pebble: Pebble, directory: &str, port: u16, challenge: &str) -> Self {
         let prepared = Self {
             folder: tempfile::tempdir().unwrap(),
             named,
@@ -73,7 +90,7 @@ impl Prepared {
              \"127.0.0.1:0\"\nworkers = 2\nlog_format = \"json\"\ntls = \"acme\"\ndns_servers = [\"{server}\"]\n[acme]\ndirectory = {:?}\nca_file = {:?}\n\
              contact = [\"admin@example.test\"]\nterms_accepted = true\n{challenge}",
             prepared.path("data"),
-            prepared.pebble.directory(),
+            directory,
             prepared.pebble.ca_file(),
         );
         fs::write(prepared.path("gateway.toml"), text).unwrap();

@@ -1,5 +1,6 @@
 //! Own domains: proofs in DNS, certificates of an ACME authority and uploaded ones, and names that must not be served.
 
+mod rate_limits;
 mod renewals;
 mod reused_accounts;
 mod setup;
@@ -18,7 +19,7 @@ use rustls::{ClientConfig, HandshakeKind, NamedGroup};
 use rustls_pki_types::ServerName;
 use serde_json::{Value, json};
 
-use self::setup::{Setup, open};
+use self::setup::{Changes, Setup, open};
 use crate::support::acme_servers::free_address;
 use crate::support::acme_servers::named::Named;
 use crate::support::acme_servers::pebble::{Options, Pebble};
@@ -408,9 +409,13 @@ fn port_80_proves_and_redirects_a_domain_whose_tls_ends_elsewhere() {
     if !usable(&PROGRAMS) {
         return;
     }
-    let (address, plain) = (free_address(), free_address());
-    // Nothing listens where the authority connects for a proof in a handshake.
-    let setup = Setup::with(address, free_address().port(), Some(plain));
+    let plain = free_address();
+    let setup = Setup::with(Changes {
+        // Nothing listens where the authority connects for a proof in a handshake.
+        tls_port: Some(free_address().port()),
+        plain: Some(plain),
+        ..Changes::default()
+    });
     setup
         .named
         .update(&[&format!("add {DOMAIN} 1 CNAME {HOST}")]);
@@ -438,6 +443,7 @@ fn port_80_proves_and_redirects_a_domain_whose_tls_ends_elsewhere() {
         .arg(format!("http://{DOMAIN}:{}/a?b=c", plain.port()))
         .output()
         .unwrap();
-    let (port, text) = (address.port(), String::from_utf8(output.stdout).unwrap());
+    let port = setup.address().port();
+    let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(text, format!("308 https://{DOMAIN}:{port}/a?b=c"));
 }

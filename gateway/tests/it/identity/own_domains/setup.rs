@@ -11,39 +11,55 @@ use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use rustls_pki_types::ServerName;
 use serde_json::Value;
 
+use crate::support::acme_front::Front;
 use crate::support::acme_servers::free_address;
 use crate::support::acme_servers::named::Named;
-use crate::support::acme_servers::pebble::{Options, Pebble};
+use crate::support::acme_servers::pebble::{Options as PebbleOptions, Pebble};
 use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, HOST, client_config_of, socket};
 use crate::support::peers::http1_peer::Peer;
+use crate::support::processes::machine::Machine;
 use crate::support::processes::prepared::Prepared;
-use crate::support::processes::process::{Running, Served, gw_gateway};
+use crate::support::processes::process::{Running, Served, gw_gateway, serve, serve_command};
 
 /// A gateway with an agent and a backend that answers with the host of the request, a DNS server with the zone
-/// `customer.test`, and an authority.
+/// `customer.test`, and an authority behind a front.
 pub(super) struct Setup {
     pub(super) prepared: Prepared,
     pub(super) named: Named,
     pub(super) pebble: Pebble,
+    pub(super) front: Front,
     pub(super) served: Served,
+    machine: Option<Machine>,
     _agent: Running,
+}
+
+/// What a test changes.
+#[derive(Default)]
+pub(super) struct Changes {
+    /// Where the authority connects for a proof in a handshake, in place of the gateway.
+    pub(super) tls_port: Option<u16>,
+    /// Where the gateway listens in plain HTTP.
+    pub(super) plain: Option<SocketAddr>,
+    /// The machine whose clock the gateway has.
+    pub(super) machine: Option<Machine>,
 }
 
 impl Setup {
     pub(super) fn new() -> Self {
-        let address = free_address();
-        Self::with(address, address.port(), None)
+        Self::with(Changes::default())
     }
 
-    /// A gateway that listens at `address`, and in plain HTTP at `plain`. The authority connects to `tls_port`, or in plain HTTP.
-    pub(super) fn with(address: SocketAddr, tls_port: u16, plain: Option<SocketAddr>) -> Self {
+    pub(super) fn with(changes: Changes) -> Self {
         let named = Named::start("");
-        let mut options = Options::new(named.address);
-        options.tls_port = tls_port;
-        options.http_port = plain.map_or(options.http_port, |plain| plain.port());
+        let address = free_address();
+        let mut options = PebbleOptions::new(named.address);
+        options.tls_port = changes.tls_port.unwrap_or(address.port());
+        options.http_port = changes.plain.map_or(options.http_port, |it| it.port());
         let pebble = Pebble::start(options);
+        let front = Front::start(&pebble);
+        let plain = changes.plain;
         let listen_http = plain.map(|plain| format!("listen_http = \"{plain}\"\n"));
         let prepared = Prepared::new();
         let config = format!(
@@ -53,10 +69,11 @@ impl Setup {
                 .replace("127.0.0.1:0\"\nadmin", &format!("{address}\"\nadmin")),
             listen_http.unwrap_or_default(),
             named.address,
-            pebble.directory(),
+            front.directory(),
             pebble.ca_file(),
         );
-        let served = prepared.serve_with(&config);
+        fs::write(prepared.path("gateway.toml"), config).unwrap();
+        let served = start(&prepared, changes.machine.as_ref());
         let backend = backend::start(|mut peer| {
             while let Ok((head, ..)) = peer.request() {
                 let host = head.authority.to_string();
@@ -72,11 +89,29 @@ impl Setup {
             prepared,
             named,
             pebble,
+            front,
             served,
+            machine: changes.machine,
             _agent: agent,
         };
-        fs::write(setup.root(), setup.pebble.issuing_root()).unwrap();
+        setup.trust_authority();
         setup
+    }
+
+    /// Lets callers trust the authority from now on.
+    pub(super) fn trust_authority(&self) {
+        fs::write(self.root(), self.pebble.issuing_root()).unwrap();
+    }
+
+    /// Sets the clock of the machine to this difference from the right time.
+    pub(super) fn set_clock(&self, difference: &str) {
+        self.machine.as_ref().unwrap().set(difference);
+    }
+
+    /// Ends the gateway, which removes the shared memory of the machine's clock.
+    pub(super) fn stop(mut self) {
+        self.served.process.signal("TERM");
+        assert_eq!(self.served.process.exit_code(), Some(0));
     }
 
     /// The root of the issued certificates.
@@ -109,8 +144,7 @@ impl Setup {
 
     /// Lets DNS lead `domain` to the demo's service, and waits for the certificate.
     pub(super) fn serve(&self, domain: &str) {
-        self.named
-            .update(&[&format!("add {domain} 1 CNAME {HOST}")]);
+        self.lead_here(domain);
         self.add(domain).unwrap();
         self.await_certificate(domain);
     }
@@ -129,10 +163,22 @@ impl Setup {
 
     /// The domain as the API shows it.
     pub(super) fn show(&self, domain: &str) -> Value {
+        let list = self.list();
+        let found = list.into_iter().find(|item| item["name"] == domain);
+        found.unwrap_or(Value::Null)
+    }
+
+    /// The domains of the demo's account.
+    pub(super) fn list(&self) -> Vec<Value> {
         let list = self.command(&["domain", "list", "demo"]).unwrap();
-        let items = list.get("items").unwrap_or(&list).as_array().unwrap();
-        let found = items.iter().find(|item| item["name"] == domain);
-        found.cloned().unwrap_or(Value::Null)
+        let items = list.get("items").unwrap_or(&list).as_array();
+        items.unwrap().clone()
+    }
+
+    /// Lets DNS lead `domain` to the demo's service.
+    pub(super) fn lead_here(&self, domain: &str) {
+        let add = format!("add {domain} 1 CNAME {HOST}");
+        self.named.update(&[&add]);
     }
 
     /// Status and body of a request, by curl, which trusts the authority.
@@ -184,6 +230,15 @@ impl Setup {
             "GET / HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
         ));
         caller.response().status.as_u16()
+    }
+}
+
+/// Starts the gateway, on this machine if there is one.
+fn start(prepared: &Prepared, machine: Option<&Machine>) -> Served {
+    let mut command = serve_command(&prepared.path("gateway.toml"));
+    match machine {
+        Some(machine) => serve(machine.run(&mut command)),
+        None => serve(&mut command),
     }
 }
 
