@@ -4,6 +4,7 @@ mod authority_away;
 mod other_processes;
 mod passage;
 mod rate_limits;
+mod renewal_info;
 mod renewals;
 
 use std::collections::BTreeSet;
