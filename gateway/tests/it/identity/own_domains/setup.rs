@@ -108,6 +108,14 @@ impl Setup {
         self.machine.as_ref().unwrap().set(difference);
     }
 
+    /// Ends the gateway by a signal, and starts it again after `meanwhile`.
+    pub(super) fn restart(&mut self, signal: &str, meanwhile: impl FnOnce(&Self)) {
+        self.served.process.signal(signal);
+        self.served.process.exit_code();
+        meanwhile(self);
+        self.served = start(&self.prepared, self.machine.as_ref());
+    }
+
     /// Ends the gateway, which removes the shared memory of the machine's clock.
     pub(super) fn stop(mut self) {
         self.served.process.signal("TERM");
@@ -179,6 +187,15 @@ impl Setup {
     pub(super) fn lead_here(&self, domain: &str) {
         let add = format!("add {domain} 1 CNAME {HOST}");
         self.named.update(&[&add]);
+    }
+
+    pub(super) fn check(&self, domain: &str) -> Value {
+        let checked = self.command(&["domain", "check", "demo", domain]);
+        checked.unwrap()
+    }
+
+    pub(super) fn remove(&self, domain: &str) {
+        self.command(&["domain", "remove", "demo", domain]).unwrap();
     }
 
     /// Status and body of a request, by curl, which trusts the authority.
