@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use gw_gateway::demo::About;
+use rcgen::{CertificateParams, KeyPair};
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use rustls_pki_types::ServerName;
 use serde_json::Value;
@@ -198,6 +199,35 @@ impl Setup {
         self.command(&["domain", "remove", "demo", domain]).unwrap();
     }
 
+    /// Uploads a certificate for `domain`, which is the root that callers trust from then on.
+    pub(super) fn upload(&self, domain: &str, files: &Pair) {
+        let [certificate, key] = [&files.certificate, &files.key].map(|it| it.to_str().unwrap());
+        let shown = self.command(&[
+            "certificate",
+            "upload",
+            "demo",
+            domain,
+            "--certificate",
+            certificate,
+            "--key",
+            key,
+        ]);
+        assert_eq!(shown.unwrap()["certificate"]["source"], "uploaded");
+        fs::copy(&files.certificate, self.root()).unwrap();
+    }
+
+    /// Adds a domain with an uploaded certificate, without an order at the authority, and waits until it is served.
+    pub(super) fn serve_uploaded(&self, domain: &str) {
+        self.add(domain).unwrap();
+        self.upload(domain, &Pair::write(&self.prepared, domain, |_| {}));
+        self.lead_here(domain);
+        assert_eq!(self.check(domain)["status"], "active");
+        let config = self.caller(&[b"http/1.1"]);
+        eventually("a handshake with the certificate", || {
+            self.connect(&config, domain)
+        });
+    }
+
     /// Status and body of a request, by curl, which trusts the authority.
     pub(super) fn get(&self, domain: &str) -> (String, String) {
         let port = self.served.address.port();
@@ -247,6 +277,43 @@ impl Setup {
             "GET / HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
         ));
         caller.response().status.as_u16()
+    }
+}
+
+/// Files with a self-signed certificate and its key.
+pub(super) struct Pair {
+    pub(super) certificate: PathBuf,
+    pub(super) key: PathBuf,
+}
+
+impl Pair {
+    /// Makes a certificate for `domain`, after `adjust`.
+    pub(super) fn write(
+        prepared: &Prepared,
+        domain: &str,
+        adjust: impl FnOnce(&mut CertificateParams),
+    ) -> Self {
+        Self::write_in(&prepared.path(""), domain, adjust)
+    }
+
+    /// As [`Self::write`], in this folder.
+    pub(super) fn write_in(
+        folder: &Path,
+        domain: &str,
+        adjust: impl FnOnce(&mut CertificateParams),
+    ) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new([domain.to_owned()]).unwrap();
+        adjust(&mut params);
+        let certificate = params.self_signed(&key).unwrap();
+        let path = |end: &str| folder.join(format!("{domain}.{end}"));
+        let pair = Self {
+            certificate: path("pem"),
+            key: path("key"),
+        };
+        fs::write(&pair.certificate, certificate.pem()).unwrap();
+        fs::write(&pair.key, key.serialize_pem()).unwrap();
+        pair
     }
 }
 
