@@ -2,6 +2,7 @@
 
 mod connections;
 mod kills;
+mod lost_proofs;
 mod pending_orders;
 mod rate_limits;
 mod renewals;
