@@ -7,6 +7,7 @@ mod pending_orders;
 mod rate_limits;
 mod renewals;
 mod reused_accounts;
+mod service_settings;
 mod setup;
 
 use std::fs;
