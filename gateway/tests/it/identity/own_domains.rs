@@ -9,6 +9,7 @@ mod renewals;
 mod reused_accounts;
 mod service_settings;
 mod setup;
+mod uploads;
 
 use std::fs;
 use std::process::Command;
