@@ -1,6 +1,7 @@
 //! Certificates of an ACME authority: the first one, renewal, an authority that is away, kills, and proofs in handshakes.
 
 mod authority_away;
+mod files;
 mod other_processes;
 mod passage;
 mod rate_limits;

@@ -1,0 +1,102 @@
+//! The ways from files with a certificate to ACME and back, by the steps of docs/certificates.md.
+
+use std::fs;
+use std::path::Path;
+
+use rcgen::{CertificateParams, KeyPair};
+
+use super::{APEX, Connection, PROGRAMS, Prepared};
+use crate::support::eventually;
+use crate::support::processes::process::{Served, gw_gateway, serve, serve_command};
+use crate::support::processes::successor::{Successor, replace};
+use crate::support::programs::usable;
+
+/// A gateway whose process is replaced after each change of its configuration.
+struct Replaced<'a> {
+    prepared: &'a Prepared,
+    served: Served,
+    /// The latest of its successors.
+    successors: Vec<Successor>,
+}
+
+impl Replaced<'_> {
+    /// Checks a configuration, and replaces the process.
+    fn use_configuration(&mut self, text: &str) {
+        check(self.prepared, text).unwrap();
+        let latest = self.successors.last().map(|it| it.0);
+        let id = latest.unwrap_or(self.served.process.id());
+        self.successors.push(replace(id, &self.served.log));
+    }
+
+    /// The certificate of new connections, once it is one of this root.
+    fn certificate(&self, root: &Path) -> Vec<u8> {
+        eventually("a certificate of the root", || {
+            Some(Connection::open_to(root, APEX, self.served.address)?.certificate())
+        })
+    }
+}
+
+/// `gw-gateway serve --check` with this configuration, or its message.
+fn check(prepared: &Prepared, text: &str) -> Result<(), String> {
+    let path = prepared.path("gateway.toml");
+    fs::write(&path, text).unwrap();
+    let output = gw_gateway()
+        .args(["serve", "--check", "--config"])
+        .arg(path)
+        .output()
+        .unwrap();
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8(output.stderr).unwrap()),
+    }
+}
+
+#[test]
+fn a_gateway_goes_from_files_to_acme_and_back() {
+    if !usable(&PROGRAMS) {
+        return;
+    }
+    let prepared = Prepared::new();
+    let root = prepared.root();
+    let (file, key_file) = (prepared.path("server.crt"), prepared.path("server.key"));
+    let key = KeyPair::generate().unwrap();
+    let names = [APEX.to_owned(), format!("*.{APEX}")];
+    let certificate = CertificateParams::new(names)
+        .unwrap()
+        .self_signed(&key)
+        .unwrap();
+    fs::write(&file, certificate.pem()).unwrap();
+    fs::write(&key_file, key.serialize_pem()).unwrap();
+    let with_acme = fs::read_to_string(prepared.path("gateway.toml")).unwrap();
+    let files = format!("tls_certificate = {file:?}\ntls_key = {key_file:?}\n");
+    let (common, _) = with_acme.split_once("tls = \"acme\"\n").unwrap();
+    let with_files = format!("{common}{files}");
+    check(&prepared, &with_files).unwrap();
+    let mut gateway = Replaced {
+        prepared: &prepared,
+        served: serve(&mut serve_command(&prepared.path("gateway.toml"))),
+        successors: Vec::new(),
+    };
+    assert_eq!(gateway.certificate(&file), certificate.der().to_vec());
+
+    let both = with_acme.replace("tls = \"acme\"\n", &format!("tls = \"acme\"\n{files}"));
+    let error = check(&prepared, &both).unwrap_err();
+    assert!(
+        error.contains("tls: \"acme\" and tls_certificate exclude each other"),
+        "{error}"
+    );
+    gateway.use_configuration(&with_acme);
+    let issued = gateway.certificate(&root);
+    assert!(prepared.answers(gateway.served.address, APEX));
+    eventually("the certificate is valid", || {
+        (prepared.certificate(&gateway.served)["status"] == "valid").then_some(())
+    });
+
+    gateway.use_configuration(&with_files);
+    assert_eq!(gateway.certificate(&file), certificate.der().to_vec());
+    // The record stays in the store: the certificate is used again without an order.
+    gateway.use_configuration(&with_acme);
+    assert_eq!(gateway.certificate(&root), issued);
+    assert_eq!(prepared.pebble.count("orders in the db"), 1);
+    assert_eq!(prepared.pebble.count("accounts in memory"), 1);
+}
