@@ -3,6 +3,7 @@
 mod connections;
 mod kills;
 mod lost_proofs;
+mod nodes;
 mod pending_orders;
 mod rate_limits;
 mod renewals;

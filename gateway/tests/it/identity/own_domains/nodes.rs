@@ -1,0 +1,126 @@
+//! Domains that are removed at one node of a region, and connections for them at other nodes and processes.
+
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::setup::{Pair, open};
+use super::{DOMAIN, OTHER};
+use crate::support::acme_servers::named::Named;
+use crate::support::eventually;
+use crate::support::peers::caller::{Caller, HOST, client_config_of};
+use crate::support::peers::held_backend::HeldBackend;
+use crate::support::processes::prepared::administer_at;
+use crate::support::processes::region::Region;
+use crate::support::processes::successor::replace;
+use crate::support::programs::usable;
+use crate::support::stopwatch::within;
+
+/// Longest time until a removal is in force everywhere.
+const REMOVED_WITHIN: Duration = Duration::from_secs(5);
+/// Connections to a process that drains, each for one request.
+const KEPT: usize = 20;
+
+/// Sends a request; the owner of the service may be another node.
+fn send(region: &Region, caller: &mut Caller, domain: &str, target: &str) {
+    let key = region.service_key();
+    caller.send(format!(
+        "GET {target} HTTP/1.1\r\nHost: {domain}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
+    ));
+}
+
+fn ask(region: &Region, caller: &mut Caller, domain: &str) -> u16 {
+    send(region, caller, domain, "/");
+    caller.response().status.as_u16()
+}
+
+/// Adds a domain with an uploaded certificate at the first node. Returns a way to connect for it to the second one.
+fn serve(region: &Region, named: &Named, domain: &'static str) -> impl Fn() -> Option<Caller> {
+    named.update(&[&format!("add {domain} 1 CNAME {HOST}")]);
+    let path = "/accounts/demo/services/echo/domains";
+    let added = region.post(0, path, &json!({ "name": domain }));
+    assert_eq!(added["status"], "active", "{added}");
+    let folder = region.data(0);
+    let pair = Pair::write_in(&folder, domain, |_| {});
+    let [chain, key] = [&pair.certificate, &pair.key].map(|it| fs::read_to_string(it).unwrap());
+    let path = format!("/accounts/demo/domains/{domain}/certificate");
+    region.post(0, &path, &json!({ "chain": chain, "key": key }));
+    let versions = rustls::DEFAULT_VERSIONS;
+    let config = client_config_of(versions, &pair.certificate, &[b"http/1.1"], None);
+    let config = Arc::new(config);
+    let about = region.about(1);
+    let connect = move || open(&config, domain, &about);
+    eventually("a handshake at the other node", &connect);
+    connect
+}
+
+/// Removes a domain at the first node.
+fn remove(region: &Region, domain: &str) {
+    let address = region.node(0).admin_address;
+    let path = format!("/accounts/demo/domains/{domain}");
+    let token = region.admin_token();
+    let removed = administer_at(
+        address,
+        token.trim(),
+        "DELETE",
+        &path,
+        &Value::Null.to_string(),
+    );
+    assert_eq!(removed.0, 204);
+}
+
+#[test]
+fn a_domain_that_is_removed_at_a_node_is_refused_at_another_and_by_its_predecessor() {
+    if !usable(&["named", "postgresql"]) {
+        return;
+    }
+    let named = Named::start("");
+    let configuration = format!("dns_servers = [\"{}\"]\n", named.address);
+    let Some(region) = Region::start_with(2, false, &configuration) else {
+        return;
+    };
+    let backend = HeldBackend::start();
+    let _agent = region.run_agent(&backend.url);
+    region.owner();
+    let connect = serve(&region, &named, DOMAIN);
+    let mut kept = connect().unwrap();
+    assert_eq!(ask(&region, &mut kept, DOMAIN), 200);
+    remove(&region, DOMAIN);
+    within(REMOVED_WITHIN, "a removal at another node", || {
+        eventually("the open connection refuses the domain", || {
+            (ask(&region, &mut kept, DOMAIN) == 421).then_some(())
+        });
+        eventually("no handshake has the certificate of the domain", || {
+            connect().is_none().then_some(())
+        });
+    });
+
+    // A request that runs keeps the predecessor.
+    let connect = serve(&region, &named, OTHER);
+    let mut running = connect().unwrap();
+    let mut kept: Vec<Caller> = (0..KEPT)
+        .map(|_| {
+            let mut caller = connect().unwrap();
+            assert_eq!(ask(&region, &mut caller, OTHER), 200);
+            caller
+        })
+        .collect();
+    send(&region, &mut running, OTHER, "/held");
+    backend.wait_for_held();
+    let other = region.node(1);
+    let _successor = replace(other.process.id(), &other.log);
+    let mut old = kept.pop().unwrap();
+    assert_eq!(ask(&region, &mut old, OTHER), 200, "the predecessor serves");
+    remove(&region, OTHER);
+    within(REMOVED_WITHIN, "a removal at a predecessor", || {
+        eventually("an open connection refuses the domain", || {
+            let mut caller = kept.pop().expect("a kept connection");
+            std::thread::sleep(REMOVED_WITHIN / u32::try_from(KEPT).unwrap());
+            (ask(&region, &mut caller, OTHER) == 421).then_some(())
+        });
+    });
+    backend.release();
+    assert_eq!(running.response().status, 200);
+}
