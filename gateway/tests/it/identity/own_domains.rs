@@ -5,6 +5,7 @@ mod kills;
 mod lost_proofs;
 mod nodes;
 mod pending_orders;
+mod quota;
 mod rate_limits;
 mod renewals;
 mod reused_accounts;

@@ -1,6 +1,5 @@
 //! Helpers of the tests: callers, backends, agents, processes, and a complete gateway and agent in this process.
 
-#[allow(dead_code, reason = "tests to come use the rest")]
 pub(crate) mod acme_front;
 #[path = "../../../acme/tests/servers/mod.rs"]
 #[allow(dead_code, reason = "other tests use the rest")]
