@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::setup::{Pair, open};
-use super::{DOMAIN, OTHER};
+use super::setup::{Pair, Setup, open};
+use super::{DOMAIN, OTHER, PROGRAMS};
 use crate::support::acme_servers::named::Named;
 use crate::support::eventually;
 use crate::support::peers::caller::{Caller, HOST, client_config_of};
@@ -36,29 +37,34 @@ fn ask(region: &Region, caller: &mut Caller, domain: &str) -> u16 {
     caller.response().status.as_u16()
 }
 
-/// Adds a domain with an uploaded certificate at the first node. Returns a way to connect for it to the second one.
-fn serve(region: &Region, named: &Named, domain: &'static str) -> impl Fn() -> Option<Caller> {
+/// Adds a domain with an uploaded certificate at a node. Returns a way to connect for it to another one.
+fn serve(
+    region: &Region,
+    named: &Named,
+    domain: &'static str,
+    [node, another]: [usize; 2],
+) -> impl Fn() -> Option<Caller> {
     named.update(&[&format!("add {domain} 1 CNAME {HOST}")]);
     let path = "/accounts/demo/services/echo/domains";
-    let added = region.post(0, path, &json!({ "name": domain }));
+    let added = region.post(node, path, &json!({ "name": domain }));
     assert_eq!(added["status"], "active", "{added}");
     let folder = region.data(0);
     let pair = Pair::write_in(&folder, domain, |_| {});
     let [chain, key] = [&pair.certificate, &pair.key].map(|it| fs::read_to_string(it).unwrap());
     let path = format!("/accounts/demo/domains/{domain}/certificate");
-    region.post(0, &path, &json!({ "chain": chain, "key": key }));
+    region.post(node, &path, &json!({ "chain": chain, "key": key }));
     let versions = rustls::DEFAULT_VERSIONS;
     let config = client_config_of(versions, &pair.certificate, &[b"http/1.1"], None);
     let config = Arc::new(config);
-    let about = region.about(1);
+    let about = region.about(another);
     let connect = move || open(&config, domain, &about);
-    eventually("a handshake at the other node", &connect);
+    eventually("a handshake at another node", &connect);
     connect
 }
 
-/// Removes a domain at the first node.
-fn remove(region: &Region, domain: &str) {
-    let address = region.node(0).admin_address;
+/// Removes a domain at a node.
+fn remove(region: &Region, domain: &str, node: usize) {
+    let address = region.node(node).admin_address;
     let path = format!("/accounts/demo/domains/{domain}");
     let token = region.admin_token();
     let removed = administer_at(
@@ -69,6 +75,18 @@ fn remove(region: &Region, domain: &str) {
         &Value::Null.to_string(),
     );
     assert_eq!(removed.0, 204);
+}
+
+/// Sends a request on one connection after the other until one is refused. A process that drains ends each with its response.
+fn await_refusal(kept: Vec<Caller>, ask: impl Fn(&mut Caller) -> u16) {
+    let pause = REMOVED_WITHIN / u32::try_from(KEPT).unwrap();
+    for mut caller in kept {
+        match ask(&mut caller) {
+            200 => thread::sleep(pause),
+            status => return assert_eq!(status, 421),
+        }
+    }
+    panic!("no connection refuses the domain");
 }
 
 #[test]
@@ -83,11 +101,13 @@ fn a_domain_that_is_removed_at_a_node_is_refused_at_another_and_by_its_predecess
     };
     let backend = HeldBackend::start();
     let _agent = region.run_agent(&backend.url);
-    region.owner();
-    let connect = serve(&region, &named, DOMAIN);
+    // Connections are to the owner of the service: other nodes ask it, and it looks at the name of a request, too.
+    let owner = region.owner();
+    let nodes = [1 - owner, owner];
+    let connect = serve(&region, &named, DOMAIN, nodes);
     let mut kept = connect().unwrap();
     assert_eq!(ask(&region, &mut kept, DOMAIN), 200);
-    remove(&region, DOMAIN);
+    remove(&region, DOMAIN, nodes[0]);
     within(REMOVED_WITHIN, "a removal at another node", || {
         eventually("the open connection refuses the domain", || {
             (ask(&region, &mut kept, DOMAIN) == 421).then_some(())
@@ -98,7 +118,7 @@ fn a_domain_that_is_removed_at_a_node_is_refused_at_another_and_by_its_predecess
     });
 
     // A request that runs keeps the predecessor.
-    let connect = serve(&region, &named, OTHER);
+    let connect = serve(&region, &named, OTHER, nodes);
     let mut running = connect().unwrap();
     let mut kept: Vec<Caller> = (0..KEPT)
         .map(|_| {
@@ -109,18 +129,38 @@ fn a_domain_that_is_removed_at_a_node_is_refused_at_another_and_by_its_predecess
         .collect();
     send(&region, &mut running, OTHER, "/held");
     backend.wait_for_held();
-    let other = region.node(1);
-    let _successor = replace(other.process.id(), &other.log);
+    let replaced = region.node(owner);
+    let _successor = replace(replaced.process.id(), &replaced.log);
     let mut old = kept.pop().unwrap();
     assert_eq!(ask(&region, &mut old, OTHER), 200, "the predecessor serves");
-    remove(&region, OTHER);
+    remove(&region, OTHER, nodes[0]);
     within(REMOVED_WITHIN, "a removal at a predecessor", || {
-        eventually("an open connection refuses the domain", || {
-            let mut caller = kept.pop().expect("a kept connection");
-            std::thread::sleep(REMOVED_WITHIN / u32::try_from(KEPT).unwrap());
-            (ask(&region, &mut caller, OTHER) == 421).then_some(())
-        });
+        await_refusal(kept, |caller| ask(&region, caller, OTHER));
     });
     backend.release();
     assert_eq!(running.response().status, 200);
+}
+
+#[test]
+fn a_domain_that_is_removed_is_refused_by_a_predecessor() {
+    if !usable(&PROGRAMS) {
+        return;
+    }
+    let setup = Setup::new();
+    setup.serve_uploaded(DOMAIN);
+    let config = setup.caller(&[b"http/1.1"]);
+    let mut kept: Vec<Caller> = (0..KEPT)
+        .map(|_| {
+            let mut caller = setup.connect(&config, DOMAIN).unwrap();
+            assert_eq!(setup.ask(&mut caller, DOMAIN), 200);
+            caller
+        })
+        .collect();
+    let _successor = replace(setup.served.process.id(), &setup.served.log);
+    let mut old = kept.pop().unwrap();
+    assert_eq!(setup.ask(&mut old, DOMAIN), 200, "the predecessor serves");
+    setup.remove(DOMAIN);
+    within(REMOVED_WITHIN, "a removal at a predecessor", || {
+        await_refusal(kept, |caller| setup.ask(caller, DOMAIN));
+    });
 }
