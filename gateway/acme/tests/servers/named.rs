@@ -64,7 +64,7 @@ impl Named {
             .spawn()
             .unwrap();
         Self {
-            _server: Server::accepting(child, &[address]),
+            _server: Server::accepting(child, &[address]).expect("named runs"),
             folder,
             address,
         }

@@ -11,6 +11,9 @@ use tempfile::TempDir;
 
 use super::{Server, free_address};
 
+/// Starts of Pebble until one succeeds.
+const STARTS_MAX: usize = 5;
+
 /// A running Pebble.
 pub(crate) struct Pebble {
     server: Server,
@@ -66,9 +69,12 @@ impl Pebble {
     pub(crate) fn start(options: Options) -> Self {
         let folder = tempfile::tempdir().unwrap();
         make_certificates(&folder);
-        let address = free_address();
-        let management = free_address();
-        let server = run(&folder, &options, address, management);
+        let started = (0..STARTS_MAX).find_map(|_| {
+            let [address, management] = [free_address(), free_address()];
+            let server = run(&folder, &options, address, management)?;
+            Some((server, address, management))
+        });
+        let (server, address, management) = started.expect("Pebble runs");
         Self {
             server,
             folder,
@@ -127,11 +133,17 @@ impl Pebble {
 
     /// Starts it again, at the same address. It has forgotten accounts and orders.
     pub(crate) fn start_again(&mut self) {
-        self.server = run(&self.folder, &self.options, self.address, self.management);
+        let server = run(&self.folder, &self.options, self.address, self.management);
+        self.server = server.expect("Pebble runs");
     }
 }
 
-fn run(folder: &TempDir, options: &Options, address: SocketAddr, management: SocketAddr) -> Server {
+fn run(
+    folder: &TempDir,
+    options: &Options,
+    address: SocketAddr,
+    management: SocketAddr,
+) -> Option<Server> {
     let path = |name: &str| folder.path().join(name);
     let mut pebble = json!({
         "listenAddress": address.to_string(),

@@ -1,11 +1,8 @@
 //! Certificates of own domains that an administrator orders.
 
-use std::fs;
-
-use rcgen::{CertificateParams, KeyPair};
 use serde_json::Value;
 
-use super::setup::Setup;
+use super::setup::{Pair, Setup};
 use super::{DOMAIN, PROGRAMS};
 use crate::support::eventually;
 use crate::support::programs::usable;
@@ -22,27 +19,6 @@ impl Setup {
             let is_there = shown.get("renewal_requested").is_none();
             (is_there && shown["certificate"] != *before).then(|| shown["certificate"].clone())
         })
-    }
-
-    fn upload_own(&self) -> Value {
-        let key = KeyPair::generate().unwrap();
-        let parameters = CertificateParams::new([DOMAIN.to_owned()]).unwrap();
-        let certificate = parameters.self_signed(&key).unwrap();
-        let [chain, private_key] = ["own.pem", "own.key"].map(|name| self.prepared.path(name));
-        fs::write(&chain, certificate.pem()).unwrap();
-        fs::write(&private_key, key.serialize_pem()).unwrap();
-        let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
-        let uploaded = self.command(&[
-            "certificate",
-            "upload",
-            "demo",
-            DOMAIN,
-            "--certificate",
-            &path(&chain),
-            "--key",
-            &path(&private_key),
-        ]);
-        uploaded.unwrap()["certificate"].clone()
     }
 }
 
@@ -69,8 +45,9 @@ fn a_certificate_is_renewed_on_request_also_in_place_of_an_uploaded_one() {
     assert_eq!(setup.pebble.count("orders in the db"), orders + 1);
     assert_eq!(setup.ask(&mut caller, DOMAIN), 200);
 
-    let uploaded = setup.upload_own();
-    assert_eq!(uploaded["source"], "uploaded");
+    setup.upload(DOMAIN, &Pair::write(&setup.prepared, DOMAIN, |_| {}));
+    setup.trust_authority();
+    let uploaded = setup.show(DOMAIN)["certificate"].clone();
     setup.renew().unwrap();
     let third = setup.await_renewal(&uploaded);
     assert_eq!(third["source"], "acme");
