@@ -239,6 +239,7 @@ impl Front {
             .wait_timeout_while(state, SOON, |state| different(state) < count)
             .unwrap();
         let found = different(&state);
+        drop(state);
         assert!(found >= count, "{found} of {count} requests: {kind:?}");
     }
 }
