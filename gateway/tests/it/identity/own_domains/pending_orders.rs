@@ -1,36 +1,67 @@
 //! Orders that stay pending at the authority.
 
+use serde_json::Value;
+
 use super::PROGRAMS;
 use super::setup::Setup;
-use crate::support::acme_front::{Kind, Verdict, keep_pending};
+use crate::support::acme_front::{Kind, Request, Verdict, keep_pending};
 use crate::support::eventually;
 use crate::support::peers::caller::HOST;
 use crate::support::programs::usable;
 
-/// Orders of one account that are open at once (docs/own-domains.md).
-const ORDERS_MAX: usize = 8;
-/// Domains of the test, as many as a service may have.
-const DOMAINS: usize = 20;
+/// Orders that are open at once (docs/own-domains.md).
+const ORDERS_MAX: usize = 16;
+/// Orders of one account among them.
+const OF_ACCOUNT_MAX: usize = 8;
+/// Two services of different accounts, and the beginning of the names of their domains.
+const SERVICES: [[&str; 3]; 2] = [["demo", "echo", "d"], ["rival", "api", "r"]];
+/// Domains of each.
+const DOMAINS: usize = 11;
+
+/// Domains of an account.
+fn domains(setup: &Setup, account: &str) -> Vec<Value> {
+    let list = setup.command(&["domain", "list", account]).unwrap();
+    let items = list.get("items").unwrap_or(&list).as_array();
+    items.unwrap().clone()
+}
+
+/// Adds the domains of both services.
+fn add(setup: &Setup) {
+    setup.command(&["account", "create", "rival"]).unwrap();
+    setup
+        .command(&["service", "create", "rival", "api"])
+        .unwrap();
+    for [account, service, beginning] in SERVICES {
+        let names: Vec<String> = (0..DOMAINS)
+            .map(|number| format!("{beginning}{number}.customer.test"))
+            .collect();
+        let records: Vec<String> = names
+            .iter()
+            .map(|name| format!("add {name} 1 CNAME {account}--{service}.eu1.gw.localhost"))
+            .collect();
+        let records: Vec<&str> = records.iter().map(String::as_str).collect();
+        setup.named.update(&records);
+        for name in names {
+            let added = setup.command(&["domain", "add", account, service, &name]);
+            assert_eq!(added.unwrap()["status"], "active");
+        }
+    }
+}
+
+/// Number of orders for domains of an account, by the beginning of their names.
+fn count(orders: &[Request], beginning: &str) -> usize {
+    let of_account = |order: &&Request| order.name().starts_with(beginning);
+    orders.iter().filter(of_account).count()
+}
 
 #[test]
-fn eight_orders_of_an_account_are_open_at_once_and_leave_room_for_others() {
+fn sixteen_orders_are_open_at_once_and_the_others_follow() {
     if !usable(&PROGRAMS) {
         return;
     }
     let setup = Setup::new();
     setup.front.set(keep_pending);
-    let domains: Vec<String> = (0..DOMAINS)
-        .map(|number| format!("d{number}.customer.test"))
-        .collect();
-    let records: Vec<String> = domains
-        .iter()
-        .map(|domain| format!("add {domain} 1 CNAME {HOST}"))
-        .collect();
-    let records: Vec<&str> = records.iter().map(String::as_str).collect();
-    setup.named.update(&records);
-    for domain in &domains {
-        assert_eq!(setup.add(domain).unwrap()["status"], "active");
-    }
+    add(&setup);
     setup.front.await_different(Kind::Challenge, ORDERS_MAX);
     // The gateway looks at each of them again.
     let told = setup.front.requests(Kind::Challenge).len();
@@ -38,37 +69,26 @@ fn eight_orders_of_an_account_are_open_at_once_and_leave_room_for_others() {
         let now = setup.front.requests(Kind::Challenge).len();
         (now >= told + ORDERS_MAX).then_some(())
     });
-    assert_eq!(setup.front.requests(Kind::NewOrder).len(), ORDERS_MAX);
+    let orders = setup.front.requests(Kind::NewOrder);
+    assert_eq!(orders.len(), ORDERS_MAX);
     let mut caller = setup.prepared.connect(setup.address());
     assert_eq!(setup.ask(&mut caller, HOST), 200);
-    let without = setup.list();
-    assert_eq!(without.len(), DOMAINS);
-    assert!(without.iter().all(|it| it.get("certificate").is_none()));
-
-    // Another account does not wait for them.
-    let other = "d.other.customer.test";
-    setup
-        .named
-        .update(&[&format!("add {other} 1 CNAME other--api.eu1.gw.localhost")]);
-    for command in [
-        &["account", "create", "other"][..],
-        &["service", "create", "other", "api"],
-        &["domain", "add", "other", "api", other],
-    ] {
-        setup.command(command).unwrap();
+    for [account, _, beginning] in SERVICES {
+        assert_eq!(count(&orders, beginning), OF_ACCOUNT_MAX, "{account}");
+        let without = domains(&setup, account);
+        assert_eq!(without.len(), DOMAINS);
+        assert!(without.iter().all(|it| it.get("certificate").is_none()));
     }
-    eventually("the order of another account", || {
-        (setup.front.orders_of(other).len() == 1).then_some(())
-    });
 
     setup.front.set(|_| Verdict::Forward);
-    eventually("all domains have a certificate", || {
-        assert_eq!(setup.ask(&mut caller, HOST), 200);
-        let list = setup.list();
-        list.iter()
-            .all(|it| it["certificate"]["source"] == "acme")
-            .then_some(())
-    });
+    for [account, ..] in SERVICES {
+        eventually("all domains have a certificate", || {
+            assert_eq!(setup.ask(&mut caller, HOST), 200);
+            let list = domains(&setup, account);
+            let has_one = |it: &Value| it["certificate"]["source"] == "acme";
+            list.iter().all(has_one).then_some(())
+        });
+    }
     // An order ends with its certificate.
     let mut open = 0_usize;
     for kind in setup.front.kinds() {
@@ -77,9 +97,8 @@ fn eight_orders_of_an_account_are_open_at_once_and_leave_room_for_others() {
             Kind::Certificate => open -= 1,
             _ => continue,
         }
-        assert!(open <= ORDERS_MAX + 1, "{open} orders are open");
+        assert!(open <= ORDERS_MAX, "{open} orders are open");
     }
-    for domain in &domains {
-        assert_eq!(setup.front.orders_of(domain).len(), 1, "{domain}");
-    }
+    let orders = setup.front.requests(Kind::NewOrder);
+    assert_eq!(orders.len(), SERVICES.len() * DOMAINS, "one for each");
 }
