@@ -22,7 +22,7 @@ use crate::support::peers::caller::{Caller, HOST, client_config_of, socket};
 use crate::support::peers::http1_peer::Peer;
 use crate::support::processes::machine::Machine;
 use crate::support::processes::prepared::Prepared;
-use crate::support::processes::process::{Running, Served, gw_gateway, serve, serve_command};
+use crate::support::processes::process::{Running, Served, gw_gateway, hold, serve, serve_command};
 
 /// A gateway with an agent and a backend that answers with the host of the request, a DNS server with the zone
 /// `customer.test`, and an authority behind a front.
@@ -111,6 +111,8 @@ impl Setup {
 
     /// Ends the gateway by a signal, and starts it again after `meanwhile`.
     pub(super) fn restart(&mut self, signal: &str, meanwhile: impl FnOnce(&Self)) {
+        // No other program takes the port meanwhile.
+        let _held = hold(self.address());
         self.served.process.signal(signal);
         self.served.process.exit_code();
         meanwhile(self);
