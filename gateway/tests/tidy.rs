@@ -8,6 +8,8 @@
 
 #[path = "tidy/groups.rs"]
 mod groups;
+#[path = "tidy/log_fields.rs"]
+mod log_fields;
 #[path = "tidy/rfc.rs"]
 mod rfc;
 #[path = "tidy/unknown_members.rs"]

@@ -93,7 +93,7 @@ impl Updates {
             .find(|program| program.target == TARGET)
         else {
             return tracing::warn!(
-                target = TARGET,
+                platform = TARGET,
                 "the gateway has no program for this architecture"
             );
         };

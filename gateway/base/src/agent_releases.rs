@@ -156,7 +156,7 @@ impl AgentReleases {
                         size,
                         ..
                     } = &program.description;
-                    tracing::info!(%version, target, size, folder = %folder.display(), "agents are offered a program");
+                    tracing::info!(%version, platform = target, size, folder = %folder.display(), "agents are offered a program");
                     loaded.push(program);
                 }
                 Err(error) => {

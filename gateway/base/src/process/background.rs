@@ -238,7 +238,7 @@ fn note_panic(name: &str, panic: &Box<dyn Any + Send>) {
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or_default();
-    tracing::error!(message, "{name} panicked; please report it");
+    tracing::error!(panic = message, "{name} panicked; please report it");
 }
 
 impl Running {

@@ -242,7 +242,7 @@ pub fn note_roll_backs<'a>(control: &Control, programs: impl Iterator<Item = &'a
             json!({ "target": target, "sha256": sha256, "replaces": replaces }),
         );
         if let Err(error) = noted {
-            tracing::error!(%version, target, %error, "the roll-back of agents is not in the audit log");
+            tracing::error!(%version, platform = target, %error, "the roll-back of agents is not in the audit log");
         }
     }
 }
@@ -289,7 +289,7 @@ pub(crate) fn note(
             tracing::info!(
                 actor = entry.actor,
                 action,
-                target = entry.target,
+                object = entry.target,
                 "audited"
             );
             control.apply(&after, vec![(position, Vec::new())]);

@@ -199,7 +199,7 @@ impl Control {
                 tracing::info!(
                     actor = entry.actor,
                     action = plan.action,
-                    target = entry.target,
+                    object = entry.target,
                     "changed"
                 );
                 self.apply(&after, vec![(position, plan.steps)]);

@@ -122,7 +122,7 @@ impl LineWriter {
 
     fn reopen(&mut self) {
         match self.output.reopen() {
-            Ok(()) => tracing::info!(target = %self.output.target(), "access log reopened"),
+            Ok(()) => tracing::info!(output = %self.output.target(), "access log reopened"),
             Err(error) => {
                 let path = self.output.target();
                 tracing::error!(%path, %error, "access log: cannot open the file again: the old one stays in use");
