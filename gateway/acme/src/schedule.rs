@@ -102,7 +102,11 @@ impl Situation {
             FailureKind::Refused | FailureKind::Proof => step(&REFUSED),
             FailureKind::RateLimited => Duration::from_secs(RATE_LIMITED),
         };
-        let asked = failures.retry_after.map(|time| time.min(RETRY_AFTER_MAX));
+        // Times of failures are cut to whole seconds.
+        let cut = Duration::from_secs(1);
+        let asked = failures
+            .retry_after
+            .map(|time| time.min(RETRY_AFTER_MAX) + cut);
         let wait = match failures.kind {
             FailureKind::RateLimited => asked.unwrap_or(base),
             _ => asked.unwrap_or_default().max(base),

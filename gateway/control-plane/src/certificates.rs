@@ -254,8 +254,9 @@ impl Keeper {
             Ok(RenewalInfo::Window { window, ask_again }) => (Some(window), ask_again),
             Ok(RenewalInfo::NotOffered) => (None, ASK_AGAIN),
             Err(error) => {
-                tracing::info!(%error, "no renewal information: the certificate is renewed at two thirds of its lifetime");
-                (None, ASK_AGAIN)
+                tracing::info!(%error, "no renewal information: the window before counts, or two thirds of the lifetime");
+                let known = known.filter(|known| known.chain == chain);
+                (known.and_then(|known| known.window), ASK_AGAIN)
             }
         };
         self.window = Some(KnownWindow {

@@ -85,7 +85,11 @@ impl RenewalWindows {
         at <= now
     }
 
-    pub(super) fn note(&mut self, domain: DomainName, known: KnownWindow) {
+    /// Takes an answer over. Without one, the window before stays.
+    pub(super) fn note(&mut self, domain: DomainName, mut known: KnownWindow) {
+        let before = self.known.get(&domain);
+        let before = before.filter(|it| it.not_after == known.not_after);
+        known.window = known.window.or_else(|| before?.window);
         if known.is_offered {
             self.known.insert(domain, known);
         } else {
@@ -141,7 +145,12 @@ mod tests {
         windows.note(record.id.clone(), known);
         assert_eq!(windows.of(&record), Some(window));
         assert!(!windows.is_due(&record, Timestamp(first.0 + 59)));
-        assert!(windows.is_due(&record, Timestamp(first.0 + 60)));
+        let next = Timestamp(first.0 + 60);
+        assert!(windows.is_due(&record, next));
+        let unanswered = KnownWindow::new(record.certificate, None, next);
+        windows.note(record.id.clone(), unanswered);
+        assert_eq!(windows.of(&record), Some(window));
+        assert!(!windows.is_due(&record, next));
         let renewed = certified(2000);
         assert_eq!(windows.of(&renewed), None);
         assert!(windows.is_due(&renewed, first));

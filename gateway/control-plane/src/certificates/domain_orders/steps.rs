@@ -131,7 +131,7 @@ impl Steps {
             None => return KnownWindow::new(record.certificate, None, now),
         };
         if let Err(error) = &answer {
-            tracing::info!(domain = %record.id, %error, "no renewal information: the certificate is renewed at two thirds of its lifetime");
+            tracing::info!(domain = %record.id, %error, "no renewal information: the window before counts, or two thirds of the lifetime");
         }
         KnownWindow::new(record.certificate, answer.ok(), now)
     }
