@@ -203,7 +203,7 @@ impl Steps {
                 // The certificate before stays in use.
                 let before = state_of(region, &record).ok();
                 state.certificate = before.and_then(|it| it.certificate);
-                self.note_failure(&record, state, error, now).await
+                self.note_failure(&record, state, error).await
             }
             Ok(Progress::Issued) => {
                 let certificate = state.certificate.as_ref().and_then(issued);
@@ -214,13 +214,13 @@ impl Steps {
                 };
                 self.store(&record, "domain.issue", state, finish).await
             }
-            Ok(Progress::GivenUp(error)) => self.note_failure(&record, state, error, now).await,
+            Ok(Progress::GivenUp(error)) => self.note_failure(&record, state, error).await,
             // An authority that is away is noted once for each domain.
             Err(error) if error.kind == FailureKind::Unreachable && is_noted(&record) => {
                 self.pause(&error, now);
                 Next::NotBefore(now)
             }
-            Err(error) => self.note_failure(&record, state, error, now).await,
+            Err(error) => self.note_failure(&record, state, error).await,
         }
     }
 
@@ -238,13 +238,9 @@ impl Steps {
         }
     }
 
-    async fn note_failure(
-        &self,
-        record: &DomainRecord,
-        state: State,
-        error: AcmeError,
-        now: Timestamp,
-    ) -> Next {
+    async fn note_failure(&self, record: &DomainRecord, state: State, error: AcmeError) -> Next {
+        // The waits count from here: the step may have taken long.
+        let now = Timestamp::now();
         tracing::warn!(domain = %record.id, %error, "no certificate for an own domain; it is tried again");
         self.pause(&error, now);
         let known = record.failures.as_ref();
