@@ -3,6 +3,7 @@
 mod connections;
 mod kills;
 mod lost_proofs;
+mod many_orders;
 mod nodes;
 mod pending_orders;
 mod quota;
