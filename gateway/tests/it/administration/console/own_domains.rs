@@ -75,6 +75,13 @@ fn a_domain_is_added_checked_given_a_certificate_and_removed_with_forms() {
     let kept = stranger.post(&format!("{DOMAIN}/certificate"), &fields);
     assert!(kept.status == 303 && !kept.text.contains("not-shown"));
 
+    let renewed = browser.submit(DOMAIN, &format!("{DOMAIN}/certificate/renew"), &[]);
+    assert_eq!(renewed.status, 422);
+    assert!(
+        renewed.text.contains("no authority issues its certificate"),
+        "{}",
+        renewed.text
+    );
     certificates_are_uploaded(&mut browser);
     quota_is_shown(&mut browser);
 

@@ -1,5 +1,6 @@
 //! An authority that is away for the whole last third of a certificate's lifetime.
 
+use std::fs;
 use std::process::Command;
 use std::time::Instant;
 
@@ -8,6 +9,7 @@ use serde_json::Value;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{APEX, Connection, PATH, PROGRAMS, Prepared, RENEWED_WITHIN};
+use crate::administration::console::browser::Browser;
 use crate::support::acme_servers::pebble::Options;
 use crate::support::eventually;
 use crate::support::processes::process::{Served, gw_gateway};
@@ -101,6 +103,13 @@ fn the_alarms_grow_while_the_authority_is_away_for_the_whole_last_third() {
     let (verdict, found) = doctor(&prepared, &served);
     assert_eq!(verdict, "failed", "{found}");
     assert!(found.contains("expired on "), "{found}");
+    let token = fs::read_to_string(prepared.path("data/admin.token")).unwrap();
+    let mut browser = Browser::at(format!("http://{}", served.admin_address));
+    assert_eq!(browser.sign_in(token.trim(), "/").status, 303);
+    let overview = browser.get("/").text;
+    for part in ["expired on ", "orders failed"] {
+        assert!(overview.contains(part), "{part}: {overview}");
+    }
     assert!(serves(&served), "the old certificate stays in use");
     assert_eq!(connection.request(), 200);
 

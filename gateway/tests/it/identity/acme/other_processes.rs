@@ -191,19 +191,24 @@ fn a_node_goes_on_with_the_order_of_a_lost_node_after_its_lease() {
     assert_eq!(orders, 1 + renewals, "the same order");
 }
 
+/// A gateway that proves its apex in handshakes, whose authority connects through `passage`.
+fn prepared_behind(passage: &Passage) -> Prepared {
+    let with_port = |mut options: Options| {
+        options.tls_port = passage.port();
+        options
+    };
+    let prepared = Prepared::with(0, with_port, "challenge = \"tls-alpn\"\n");
+    prepared.root();
+    prepared
+}
+
 #[test]
 fn a_successor_goes_on_with_the_order_of_its_predecessor() {
     if !usable(&PROGRAMS) {
         return;
     }
     let passage = Passage::closed();
-    let port = passage.port();
-    let with_port = |mut options: Options| {
-        options.tls_port = port;
-        options
-    };
-    let prepared = Prepared::with(0, with_port, "challenge = \"tls-alpn\"\n");
-    prepared.root();
+    let prepared = prepared_behind(&passage);
     let served = prepared.serve();
     passage.await_more_than(0);
     // The authority waits for the answer of the listener.
@@ -268,13 +273,7 @@ fn the_authority_is_told_once_a_draining_predecessor_uses_the_proof() {
         return;
     }
     let passage = Passage::closed();
-    let port = passage.port();
-    let with_port = |mut options: Options| {
-        options.tls_port = port;
-        options
-    };
-    let prepared = Prepared::with(0, with_port, "challenge = \"tls-alpn\"\n");
-    prepared.root();
+    let prepared = prepared_behind(&passage);
     let served = prepared.serve();
     passage.lead_to(served.address);
     prepared.await_certificate(&served, &[]);
