@@ -59,7 +59,7 @@ impl AuthorityClient {
         }
     }
 
-    /// A client that shares the connections, and not what it knows of the last answer.
+    /// A client with the same connections and a `Retry-After` of its own.
     pub(crate) fn beside(&self) -> Self {
         Self {
             agent: self.agent.clone(),

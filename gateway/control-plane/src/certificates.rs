@@ -23,7 +23,7 @@ use gw_shared::identity::secret::Secret;
 use gw_store::{AcmeFailures, AcmeRecord};
 use tokio::time::sleep;
 
-use self::domain_orders::{DomainOrders, OrdersByProof};
+use self::domain_orders::{DomainOrders, OrdersByProof, Steps};
 use self::lease::Lease;
 use crate::admin::Admin;
 use crate::control::records::certificate::parsed;
@@ -84,8 +84,11 @@ pub fn keep(admin: &Admin, acme: Option<&AcmeConfig>, answers_http: bool, tasks:
         in_handshakes: orders(in_handshakes),
         over_http,
     };
-    let of_domains = DomainOrders::new(control, of_domains, tasks, lease.clone());
-    tasks.spawn_until_stopped("certificates of own domains", of_domains.run());
+    let steps = Steps::new(control, of_domains, tasks, lease.clone());
+    tasks.spawn_until_stopped(
+        "certificates of own domains",
+        DomainOrders::new(steps).run(),
+    );
     let mut keeper = Keeper {
         control: Arc::clone(control),
         orders: orders(publisher),

@@ -9,18 +9,15 @@ use std::time::Duration;
 
 use gw_acme::schedule::{Situation, Validity, Window};
 use gw_base::clock::Timestamp;
-use gw_base::process::background::Tasks;
 use gw_shared::id::DomainName;
 use gw_store::{DomainRecord, Records};
 use tokio::time::{Instant, sleep_until};
 
 use self::renewal_windows::{KnownWindow, RenewalWindows};
-pub(super) use self::steps::OrdersByProof;
-use self::steps::{Steps, may_order};
+use self::steps::may_order;
+pub(super) use self::steps::{OrdersByProof, Steps};
 use super::known_failures;
-use super::lease::Lease;
 use super::places::Places;
-use crate::control::Control;
 use crate::limits::{CERTIFICATE_LOOK_EVERY, CERTIFICATE_STORE_RETRY, DOMAIN_ORDERS};
 
 /// Shortest time between two looks at which domains are due.
@@ -57,14 +54,9 @@ enum Due {
 }
 
 impl DomainOrders {
-    pub(super) fn new(
-        control: &Arc<Control>,
-        orders: OrdersByProof,
-        tasks: &Tasks,
-        lease: Lease,
-    ) -> Self {
+    pub(super) fn new(steps: Steps) -> Self {
         Self {
-            steps: Arc::new(Steps::new(control, orders, tasks, lease)),
+            steps: Arc::new(steps),
             places: Places::new(DOMAIN_ORDERS),
             waits: HashMap::new(),
             windows: RenewalWindows::new(Timestamp::now()),

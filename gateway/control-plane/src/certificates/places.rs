@@ -35,8 +35,8 @@ impl<T: 'static> Places<T> {
         self.taken.contains_key(domain)
     }
 
-    /// Chooses from the domains that are due those whose work begins now. The accounts with the least work come first. Of an
-    /// account, the domain with the lowest rank comes first.
+    /// Chooses the domains whose work begins now, from those in `due`. Accounts with the least work come first, then the lowest
+    /// ranks.
     pub(super) fn choose<'a, R: Ord + Copy>(
         &self,
         mut due: Vec<(R, &'a DomainRecord)>,

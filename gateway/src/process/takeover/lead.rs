@@ -191,6 +191,7 @@ mod tests {
         AccountRecord, AuditEntry, Revision, SqliteStore, Step, Store, StoreSource, StoredRecord,
     };
     use tempfile::TempDir;
+    use tokio::runtime::{Builder, Runtime};
 
     use super::super::{Predecessor, Successor};
     use super::*;
@@ -201,6 +202,10 @@ mod tests {
         handles: Arc<WorkerHandles>,
         worker: Inbox<WorkerMessage>,
         background: Background,
+    }
+
+    fn runtime() -> Runtime {
+        Builder::new_current_thread().build().unwrap()
     }
 
     fn start(folder: &TempDir) -> Process {
@@ -228,11 +233,8 @@ mod tests {
 
         /// Waits until the records have reached `revision`.
         fn has_reached(&self, revision: Revision) {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .build()
-                .unwrap();
             let mut applied = self.control.applied_revision();
-            runtime
+            runtime()
                 .block_on(applied.wait_for(|applied| *applied >= revision))
                 .unwrap();
         }
@@ -331,9 +333,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let first = start(&folder);
         let second = take_over(&first, &folder, || ());
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .build()
-            .unwrap();
+        let runtime = runtime();
         for name in ["second", "third"] {
             second.create_account(name);
             let revision = second.control.revision();

@@ -32,7 +32,7 @@ const RATE_LIMITED_PAUSE: Duration = Duration::from_secs(10 * 60);
 const UNPROVED_PAUSE: Duration = Duration::from_secs(5 * 60);
 
 /// Steps of orders, which run beside each other.
-pub(super) struct Steps {
+pub(in crate::certificates) struct Steps {
     control: Arc<Control>,
     orders: OrdersByProof,
     tasks: Tasks,
@@ -66,7 +66,7 @@ impl OrdersByProof {
 }
 
 impl Steps {
-    pub(super) fn new(
+    pub(in crate::certificates) fn new(
         control: &Arc<Control>,
         orders: OrdersByProof,
         tasks: &Tasks,
@@ -98,7 +98,7 @@ impl Steps {
         if let Some(wait) = self.lease.of_another(&region, now) {
             return Err(wait);
         }
-        // The task for the certificate of the region registers the account, and reports what is wrong with its record.
+        // The task for the certificate of the region registers the account, and logs errors of its record.
         let account = parsed(&region).ok();
         account
             .filter(|it| self.orders.in_handshakes.has_account(it))
@@ -261,7 +261,7 @@ impl Steps {
         }
     }
 
-    /// Whether DNS proves the domain right now. Stores what it says.
+    /// Looks DNS up, stores the finding, and returns whether it proves the domain.
     async fn is_proved(&self, name: &DomainName) -> bool {
         let control = Arc::clone(&self.control);
         let name = name.clone();

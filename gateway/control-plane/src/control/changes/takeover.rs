@@ -19,7 +19,7 @@ pub(crate) struct UnsentChanges {
     /// Changes are missing. The follower cannot go on.
     has_gap: bool,
     changed: watch::Sender<()>,
-    /// Revision that the follower uses. The highest one if it does not say what it uses.
+    /// Revision that the follower uses; the largest number if it acknowledges nothing.
     acknowledged: watch::Sender<Revision>,
 }
 

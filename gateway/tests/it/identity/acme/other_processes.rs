@@ -60,6 +60,17 @@ impl Nodes {
         })
     }
 
+    /// A region of two nodes, the first of which has ordered. The authority connects to it.
+    fn two() -> Option<Self> {
+        let mut nodes = Self::none_yet()?;
+        nodes.region.add();
+        nodes.passage.lead_to(nodes.region.node(0).address);
+        nodes.region.add();
+        nodes.region.wait_for_members(2);
+        nodes.await_issue(0);
+        Some(nodes)
+    }
+
     /// The certificate of a node, if it is of the authority.
     fn certificate(&self, node: usize) -> Option<Vec<u8>> {
         let address = self.region.node(node).address;
@@ -98,14 +109,9 @@ fn a_node_shows_the_proof_of_an_order_of_another_node() {
     if !usable(&PROGRAMS) {
         return;
     }
-    let Some(mut nodes) = Nodes::none_yet() else {
+    let Some(nodes) = Nodes::two() else {
         return;
     };
-    nodes.region.add();
-    nodes.passage.lead_to(nodes.region.node(0).address);
-    nodes.region.add();
-    nodes.region.wait_for_members(2);
-    nodes.await_issue(0);
     let [first, _] = [0, 1].map(|node| {
         eventually("the first certificate on each node", || {
             nodes.certificate(node)
@@ -229,14 +235,9 @@ fn the_authority_is_told_once_all_live_nodes_use_the_proof() {
     if !usable(&PROGRAMS) {
         return;
     }
-    let Some(mut nodes) = Nodes::none_yet() else {
+    let Some(nodes) = Nodes::two() else {
         return;
     };
-    nodes.region.add();
-    nodes.passage.lead_to(nodes.region.node(0).address);
-    nodes.region.add();
-    nodes.region.wait_for_members(2);
-    nodes.await_issue(0);
 
     // The other node takes part in the region, and answers nothing.
     let other = nodes.region.node(1).process.id();

@@ -43,8 +43,7 @@ impl<'a> Ordered<'a> {
     /// The next entry of the audit log with one of these actions.
     fn next_action(&self, actions: &[&str]) -> String {
         self.setup.served.log.find(|line| {
-            let action = line["fields"]["action"].as_str();
-            let action = action.or(line["action"].as_str())?;
+            let action = line["action"].as_str()?;
             actions.contains(&action).then(|| action.to_owned())
         })
     }

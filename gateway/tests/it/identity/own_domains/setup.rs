@@ -43,7 +43,7 @@ pub(super) struct Changes {
     pub(super) tls_port: Option<u16>,
     /// Where the gateway listens in plain HTTP.
     pub(super) plain: Option<SocketAddr>,
-    /// The machine whose clock the gateway has.
+    /// Machine that sets the clock of the gateway.
     pub(super) machine: Option<Machine>,
 }
 

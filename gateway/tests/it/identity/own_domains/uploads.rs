@@ -1,4 +1,4 @@
-//! Domains whose certificate the customer brings.
+//! Domains with an uploaded certificate.
 
 use rcgen::CertificateParams;
 use time::{Duration, OffsetDateTime};
