@@ -174,7 +174,7 @@ async fn backend() {
 /// Sends a GET on a new connection. Returns the response.
 async fn get(region: &Rc<RefCell<Region>>, service: &PlannedService, target: &str) -> String {
     let config = region.borrow().certificates().caller(b"http/1.1").unwrap();
-    let name = service.hostname.clone().try_into().unwrap();
+    let name = service.hostname.to_string().try_into().unwrap();
     let session = UnbufferedClientConnection::new(config, name).unwrap();
     let stream = TlsStream::new(Socket::connect(GATEWAY, None).await.unwrap(), session);
     stream.handshake().await.unwrap();

@@ -396,6 +396,7 @@ impl Store for SqliteStore {
                     .open_record(StoredRecord::read(&kind, &document)?)?,
             );
         }
+        records.compact();
         Ok(Snapshot {
             position: self.newest()?,
             records,

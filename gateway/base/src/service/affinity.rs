@@ -23,7 +23,7 @@ pub enum Affinity {
     /// A cookie that the gateway sets.
     Cookie(CookieName),
     /// The value of a field that callers send.
-    Header(HeaderName),
+    Header(Box<HeaderName>),
     /// The address of the client.
     Client,
 }
@@ -81,7 +81,7 @@ impl Affinity {
         if is_of_hop || [header::HOST, header::TE, header::VIA].contains(&name) {
             return Err(InvalidAffinity::NotOfCaller(name));
         }
-        Ok(Self::Header(name))
+        Ok(Self::Header(Box::new(name)))
     }
 }
 

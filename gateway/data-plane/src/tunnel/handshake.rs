@@ -222,7 +222,7 @@ fn admit(
     let not_allowed = || Error::AgentNotAllowed(head.authority.to_string());
     let service = directory.service(&label).ok_or_else(not_allowed)?;
     if !agent.may_serve(service) {
-        return Err(Error::AgentNotAllowed(service.hostname.clone()));
+        return Err(Error::AgentNotAllowed(service.hostname.to_string()));
     }
     // The server name has routed the connection to the owner of its service. `Host` names another service.
     if service.owner != tunnels.worker {

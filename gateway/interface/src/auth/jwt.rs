@@ -177,7 +177,7 @@ fn check_claims(
     if now.0 < claims.nbf {
         return Err(Error::TokenExpired("it is not valid yet"));
     }
-    if claims.aud != service.audience {
+    if !service.is_audience(&claims.aud) {
         return Err(Error::TokenAudienceMismatch);
     }
     check_credential(directory, service, claims.client_id.as_str())
@@ -208,7 +208,7 @@ impl Claims {
             iss: issuer.to_owned(),
             sub: client.clone(),
             client_id: client.clone(),
-            aud: service.audience.clone(),
+            aud: service.audience(),
             scope: scope(&service.account, &service.id),
             iat: now.0,
             nbf: now.0,

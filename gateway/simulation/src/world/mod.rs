@@ -234,7 +234,7 @@ impl World {
         Ok(Caller {
             number,
             gateway: GATEWAY,
-            hostname: service.hostname.clone(),
+            hostname: service.hostname.to_string(),
             service_key: service.key.clone(),
             tls: self.region.borrow().certificates().caller(protocol)?,
             ledger: Rc::clone(&self.ledger),
@@ -372,7 +372,7 @@ fn service_plan(number: usize, service: &scenario::Service) -> ServicePlan {
                 scenario::Affinity::None => Affinity::None,
                 scenario::Affinity::Client => Affinity::Client,
                 scenario::Affinity::Header => {
-                    Affinity::Header(http::HeaderName::from_static(SESSION))
+                    Affinity::Header(Box::new(http::HeaderName::from_static(SESSION)))
                 }
                 scenario::Affinity::Cookie => Affinity::Cookie(CookieName::default()),
             },

@@ -108,12 +108,13 @@ impl<'a> AuthenticRecords<'a> {
     fn finish(self, region: &Row, recent: &[Row]) -> Result<(Snapshot, RecordSet), StoreError> {
         let Self {
             position,
-            records,
+            mut records,
             set,
             refused,
             authenticator,
             ..
         } = self;
+        records.compact();
         refused.check()?;
         if !is_tag(
             &self.authenticator.region(&position, set.sum()),

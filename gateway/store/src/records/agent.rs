@@ -205,7 +205,9 @@ impl Directory {
             .services
             .iter()
             .filter_map(|service| self.service(&label(service)?));
-        services.map(|service| service.hostname.clone()).collect()
+        services
+            .map(|service| service.hostname.to_string())
+            .collect()
     }
 }
 

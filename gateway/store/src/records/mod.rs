@@ -235,6 +235,12 @@ macro_rules! kinds {
                     $(RecordId::$variant(id) => drop(self.$place.remove(id)),)*
                 }
             }
+
+            /// Moves the records into as few nodes of the maps as possible. Insertion in ascending order leaves them half
+            /// full.
+            pub(super) fn compact(&mut self) {
+                $(compact(&mut self.$place);)*
+            }
         }
 
         impl Directory {
@@ -277,6 +283,13 @@ kinds! {
     "ticket_key" ticket_keys TicketKey(TicketKeyRecord);
     "domain" domains Domain(DomainRecord);
     "deleted_account" deleted_accounts DeletedAccount(DeletedAccountRecord);
+}
+
+/// Fills the nodes of `map`, as [`BTreeMap::append`] does unless one of the maps is empty.
+fn compact<K: Ord, V>(map: &mut BTreeMap<K, V>) {
+    if let Some(last) = map.pop_last() {
+        map.append(&mut BTreeMap::from([last]));
+    }
 }
 
 fn unknown_kind(kind: &str) -> StoreError {

@@ -62,9 +62,7 @@ pub struct Service {
     /// `{account}--{service}`: the first label of the hostname, and the name of the service within workers.
     pub label: Arc<str>,
     /// `{account}--{service}.{region}.{domain}`
-    pub hostname: String,
-    /// `aud` of the service's tokens: `https://{hostname}`, never with a port.
-    pub audience: String,
+    pub hostname: Box<str>,
     /// The worker that holds the bucket and the tunnels of this service.
     pub owner: WorkerId,
     /// Account that the service belongs to.
@@ -84,6 +82,18 @@ pub struct Captures {
     pub requests: bool,
     /// Bodies of responses are captured.
     pub responses: bool,
+}
+
+impl Service {
+    /// `aud` of the service's tokens: `https://{hostname}`, never with a port.
+    pub fn audience(&self) -> String {
+        format!("https://{}", self.hostname)
+    }
+
+    /// Whether `aud` is that of the service's tokens.
+    pub fn is_audience(&self, aud: &str) -> bool {
+        aud.strip_prefix("https://") == Some(&*self.hostname)
+    }
 }
 
 impl RecordKind for ServiceRecord {
@@ -113,8 +123,7 @@ impl RecordKind for ServiceRecord {
         let service = Service {
             label: Arc::clone(&label),
             owner: ownership::owner(&hostname, all.workers),
-            audience: format!("https://{hostname}"),
-            hostname,
+            hostname: hostname.into(),
             account: self.account.clone(),
             id: self.id.clone(),
             captures: Captures {
