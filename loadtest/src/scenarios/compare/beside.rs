@@ -1,15 +1,17 @@
-//! Latency of small requests beside downloads of the same service.
+//! Latency of small requests beside downloads of the same service, and beside new connections.
 
 use std::path::Path;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use super::Bench;
 use super::figures::{Case, Column, Sample, Work};
 use super::peers::LARGE;
 use super::programs::wrk;
 use super::setups::{Kind, Setup};
-use crate::failure::Failure;
-use crate::latency::Latency;
+use crate::client::Target;
+use crate::failure::{Failure, ensure};
+use crate::latency::{Latency, joined};
 use crate::report::millis;
 
 const KINDS: [Kind; 7] = [
@@ -22,6 +24,10 @@ const KINDS: [Kind; 7] = [
     Kind::NullTls,
 ];
 const DOWNLOADS: u32 = 8;
+/// New connections per second.
+const CONNECTIONS: u32 = 500;
+/// Callers that make them in turns.
+const CONNECTORS: u32 = 10;
 /// Time for the downloads to reach their speed.
 const BUILDS_UP: Duration = Duration::from_millis(500);
 
@@ -29,17 +35,19 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
     let wrk = wrk::find()?;
     let setups = bench.start_all(&KINDS)?;
     let length = Duration::from_secs(bench.options.seconds.into());
-    let case = |name: &str| Case::new("beside", name, Work::Gigabyte, Column::P99);
-    let alone = bench.compare(&setups, case("alone"), |setup| {
+    let case = |name: &str, work| Case::new("beside", name, work, Column::P99);
+    let alone = bench.compare(&setups, case("alone", Work::Gigabyte), |setup| {
         small_requests(setup, length)
     })?;
+    let name = format!("beside {CONNECTIONS} new connections/s");
+    let connections = bench.compare(&setups, case(&name, Work::Connection), |setup| {
+        beside_connections(setup, length)
+    })?;
     let name = format!("beside {DOWNLOADS} downloads");
-    Ok(vec![
-        alone,
-        bench.compare(&setups, case(&name), |setup| {
-            beside_downloads(&wrk, setup, bench.options.seconds)
-        })?,
-    ])
+    let downloads = bench.compare(&setups, case(&name, Work::Gigabyte), |setup| {
+        beside_downloads(&wrk, setup, bench.options.seconds)
+    })?;
+    Ok(vec![alone, connections, downloads])
 }
 
 fn small_requests(setup: &Setup, length: Duration) -> Result<Sample, Failure> {
@@ -59,4 +67,38 @@ fn beside_downloads(wrk: &Path, setup: &Setup, seconds: u32) -> Result<Sample, F
     let sample = small_requests(setup, length)?;
     let megabytes_per_second = downloads.finish()?;
     Ok(sample.with(Column::Rate, megabytes_per_second))
+}
+
+fn beside_connections(setup: &Setup, length: Duration) -> Result<Sample, Failure> {
+    let begin = Instant::now();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let connectors = (0..CONNECTORS)
+            .map(|number| {
+                let due = begin + number * Duration::from_secs(1) / CONNECTIONS;
+                let is_over = &is_over;
+                scope.spawn(move || connect_until(&setup.target, due, is_over))
+            })
+            .collect();
+        let sample = small_requests(setup, length);
+        is_over.store(true, Ordering::Relaxed);
+        let connections: u32 = joined(connectors).sum::<Result<_, _>>()?;
+        let per_second = f64::from(connections) / begin.elapsed().as_secs_f64();
+        Ok(sample?.with(Column::Rate, per_second))
+    })
+}
+
+/// Makes the connections of one caller, with a request on each, the first one at `due`. Returns their number.
+fn connect_until(target: &Target, mut due: Instant, is_over: &AtomicBool) -> Result<u32, Failure> {
+    let mut connections = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        let answer = target.connect()?.ask("/")?;
+        ensure(answer.head.status == 200, || {
+            format!("a new connection got {}", answer.head.status)
+        })?;
+        connections += 1;
+        due += CONNECTORS * Duration::from_secs(1) / CONNECTIONS;
+    }
+    Ok(connections)
 }
