@@ -303,49 +303,49 @@ pub fn is_epoll() -> bool {
 /// Starts a task on this thread's reactor. A panic ends only the task: its values are dropped, so its connection
 /// closes, and the panic is counted.
 pub fn spawn(task: impl Future<Output = ()> + 'static) {
-    start(task, false);
+    start(Box::pin(task), false);
 }
 
 /// As [`spawn`], for a task without which the thread is of no use. A panic ends the reactor, see [`Driver::run`].
 pub fn spawn_essential(task: impl Future<Output = ()> + 'static) {
-    start(task, true);
+    start(Box::pin(task), true);
 }
 
-fn start(task: impl Future<Output = ()> + 'static, is_essential: bool) {
+/// Boxed: monoio moves a future several times before it has its place, and that of a request has kilobytes.
+type BoxedFuture = Pin<Box<dyn Future<Output = ()>>>;
+
+fn start(future: BoxedFuture, is_essential: bool) {
     drop(monoio::spawn(Task {
-        future: AssertUnwindSafe(task).catch_unwind(),
+        future: AssertUnwindSafe(future).catch_unwind(),
         place: TaskKey(None),
         is_essential,
     }));
 }
 
-pin_project_lite::pin_project! {
-    /// A task of [`spawn`]. An async block would contain room for the future twice.
-    struct Task<F> {
-        #[pin]
-        future: CatchUnwind<AssertUnwindSafe<F>>,
-        place: TaskKey,
-        is_essential: bool,
-    }
+/// A task of [`spawn`].
+struct Task {
+    future: CatchUnwind<AssertUnwindSafe<BoxedFuture>>,
+    place: TaskKey,
+    is_essential: bool,
 }
 
 /// Key of a task in `TASKS`, once it has begun.
 struct TaskKey(Option<usize>);
 
-impl<F: Future<Output = ()>> Future for Task<F> {
+impl Future for Task {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let this = self.project();
+        let this = self.get_mut();
         if IS_ENDING.get() {
             return Poll::Ready(());
         }
         this.place
             .0
             .get_or_insert_with(|| TASKS.with_borrow_mut(|tasks| tasks.insert(cx.waker().clone())));
-        if let Err(panic) = ready!(this.future.poll(cx)) {
+        if let Err(panic) = ready!(this.future.poll_unpin(cx)) {
             PANICS.set(PANICS.get() + 1);
-            if !*this.is_essential {
+            if !this.is_essential {
                 tracing::error!("a task panicked; its connection is closed");
             } else if let Some(failure) = FAILURE.take() {
                 // Fails if the reactor has ended.

@@ -1,6 +1,6 @@
 //! Header fields: names, and the rules for relaying them (RFC 9110 §7.6).
 
-use http::header::{self, HeaderName, HeaderValue};
+use http::header::{self, HeaderName, HeaderValue, InvalidHeaderName};
 
 use super::framing::is_of_connection;
 use crate::http::Fields;
@@ -16,6 +16,19 @@ pub const X_GW_VERSION: HeaderName = HeaderName::from_static("x-gw-version");
 pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+
+/// The name of a field. As [`HeaderName::from_bytes`], which copies each name that HTTP does not define; names that the gateway
+/// adds to each request are not copied if they have no upper case.
+pub(super) fn field_name(name: &[u8]) -> Result<HeaderName, InvalidHeaderName> {
+    match name {
+        b"x-forwarded-for" => Ok(X_FORWARDED_FOR),
+        b"x-forwarded-host" => Ok(X_FORWARDED_HOST),
+        b"x-forwarded-proto" => Ok(X_FORWARDED_PROTO),
+        b"x-gw-request-id" => Ok(X_GW_REQUEST_ID),
+        b"x-gw-service-key" => Ok(X_GW_SERVICE_KEY),
+        _ => HeaderName::from_bytes(name),
+    }
+}
 
 /// Removes the fields of a request that are not relayed: the fields of RFC 9110 §7.6.1, fields that `Connection` names,
 /// fields for which `drop` returns true, and names that some servers confuse with framing fields
@@ -149,6 +162,24 @@ pub fn end_to_end_trailers(mut trailers: Fields) -> Fields {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_those_of_the_http_crate() {
+        for name in [
+            X_FORWARDED_FOR,
+            X_FORWARDED_HOST,
+            X_FORWARDED_PROTO,
+            X_GW_REQUEST_ID,
+            X_GW_SERVICE_KEY,
+            HeaderName::from_static("x-forwarded-port"),
+            header::VIA,
+        ] {
+            for text in [name.as_str(), &name.as_str().to_ascii_uppercase()] {
+                assert_eq!(field_name(text.as_bytes()).unwrap(), name);
+            }
+        }
+        assert!(field_name(b"x forwarded for").is_err());
+    }
 
     fn map(fields: &[(&'static str, &'static str)]) -> Fields {
         fields

@@ -1,7 +1,9 @@
-//! Conversion of raw file descriptors into borrowed and owned ones, and the socket options that no safe crate reads.
+//! Conversion of raw file descriptors into borrowed and owned ones, the socket options that no safe crate reads, and receives into
+//! memory that is not initialized.
 #![allow(
     unsafe_code,
-    reason = "monoio's sockets implement AsRawFd/IntoRawFd but neither AsFd nor Into<OwnedFd>; TCP_INFO and SO_MEMINFO need libc"
+    reason = "monoio's sockets implement AsRawFd/IntoRawFd but neither AsFd nor Into<OwnedFd>; TCP_INFO and SO_MEMINFO need libc; \
+              BytesMut has no safe way to receive into memory that is not initialized"
 )]
 
 use std::io;
@@ -9,8 +11,10 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use bytes::{BufMut, BytesMut};
 use monoio::net::TcpStream;
 use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::net::RecvFlags;
 
 use super::buffers::BufferUse;
 
@@ -69,6 +73,21 @@ fn inherited(entry: &str) -> io::Result<(OwnedFd, String)> {
     // SAFETY: the descriptor is open. The parent process left it open for this process to own, and only one call takes it.
     let fd = unsafe { OwnedFd::from_raw_fd(number) };
     Ok((fd, name.to_owned()))
+}
+
+/// Appends arrived bytes to `buffer`, at most `room`, without a wait. Does not initialize the room first: most messages are
+/// much shorter.
+pub(super) fn recv_buf(
+    socket: BorrowedFd<'_>,
+    buffer: &mut BytesMut,
+    room: usize,
+) -> rustix::io::Result<usize> {
+    buffer.reserve(room);
+    let spare = &mut buffer.spare_capacity_mut()[..room];
+    let (_, received) = rustix::net::recv(socket, spare, RecvFlags::DONTWAIT)?;
+    // SAFETY: the kernel has written `received` bytes behind those of `buffer`, at most `room`.
+    unsafe { buffer.advance_mut(received) };
+    Ok(received)
 }
 
 /// State of a TCP connection in the kernel.

@@ -251,21 +251,34 @@ impl Socket {
 
     /// Reads arrived bytes into `buffer`; `Ok(0)` is the end of the stream.
     pub fn poll_recv(&self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
+        self.poll_recv_with(cx, buffer.len(), |socket| {
+            rustix::net::recv(socket, &mut *buffer, RecvFlags::DONTWAIT)
+                .map(|(_, received)| received)
+        })
+    }
+
+    /// Reads with `recv`, which has room for `room` bytes, once bytes have arrived.
+    fn poll_recv_with(
+        &self,
+        cx: &mut Context<'_>,
+        room: usize,
+        mut recv: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
         loop {
             if self.drained.get() {
                 ready!(self.poll_readable(cx))?;
                 self.drained.set(false);
                 self.reads_in_a_row.set(0);
             }
-            match rustix::net::recv(self.as_fd(), &mut *buffer, RecvFlags::DONTWAIT) {
-                Ok((_, received)) => {
+            match recv(self.as_fd()) {
+                Ok(received) => {
                     let in_a_row = self.reads_in_a_row.get() + 1;
                     self.reads_in_a_row.set(in_a_row);
                     self.connected
                         .received
                         .set(self.connected.received.get() + received as u64);
                     self.drained
-                        .set(received < buffer.len() || in_a_row >= READS_PER_TURN);
+                        .set(received < room || in_a_row >= READS_PER_TURN);
                     if let Some(last_received) = self.last_received.get() {
                         last_received.set(Instant::now());
                     }
@@ -290,27 +303,16 @@ impl Socket {
         cx: &mut Context<'_>,
         buffer: &mut BytesMut,
     ) -> Poll<io::Result<usize>> {
-        if self.drained.get() {
-            ready!(self.poll_readable(cx))?;
-            self.drained.set(false);
-            self.reads_in_a_row.set(0);
-        }
-        let filled = buffer.len();
         let room = self.room.get();
-        buffer.resize(filled + room, 0);
-        let result = self.poll_recv(cx, &mut buffer[filled..]);
-        let received = if let Poll::Ready(Ok(received)) = result {
-            received
-        } else {
-            0
-        };
-        buffer.truncate(filled + received);
+        let received = ready!(self.poll_recv_with(cx, room, |socket| {
+            raw_fd::recv_buf(socket, buffer, room)
+        }))?;
         self.room.set(if received == room {
             RECEIVE_LARGE
         } else {
             RECEIVE_SMALL
         });
-        result
+        Poll::Ready(Ok(received))
     }
 
     /// Whether neither bytes nor the end of the stream have arrived: an idle connection can be reused.

@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use bytes::Bytes;
-use http::header::{self, HeaderName, HeaderValue};
+use http::header::{self, HeaderValue};
 use http::uri::{Authority, PathAndQuery};
 use http::{Method, StatusCode};
 
@@ -12,7 +12,7 @@ use super::{
     ResponseHead, USERINFO, expects_continue,
 };
 use crate::http::Fields;
-use crate::http::fields::has_too_many_connection_options;
+use crate::http::fields::{field_name, has_too_many_connection_options};
 use crate::http::framing::announced;
 use crate::http::upgrade::UpgradeProtocol;
 
@@ -303,8 +303,8 @@ fn collect_fields<'a, 'b: 'a>(
 ) -> Result<Fields, InvalidHead> {
     let mut headers = Fields::with_capacity(fields.size_hint().1.unwrap_or_default() + ROOM);
     for field in fields {
-        let name = HeaderName::from_bytes(field.name.as_bytes())
-            .map_err(|_| InvalidHead::Syntax("field name"))?;
+        let name =
+            field_name(field.name.as_bytes()).map_err(|_| InvalidHead::Syntax("field name"))?;
         let value = HeaderValue::from_maybe_shared(head.slice_ref(field.value))
             .map_err(|_| InvalidHead::Syntax("field value"))?;
         headers.append(name, value);

@@ -1,3 +1,5 @@
+use http::HeaderName;
+
 use super::*;
 use crate::http::write::{ConnectionField, write_request, write_response};
 
