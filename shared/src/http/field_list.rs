@@ -21,6 +21,12 @@ impl Fields {
         Self(Vec::with_capacity(capacity))
     }
 
+    /// An empty list with room for the `received` fields of a message, and for those that an intermediary adds.
+    pub fn with_room_for(received: usize) -> Self {
+        const ADDED: usize = 8;
+        Self::with_capacity(received + ADDED)
+    }
+
     /// Number of fields. Several fields of one name count separately.
     pub fn len(&self) -> usize {
         self.0.len()
@@ -154,7 +160,7 @@ impl Extend<(HeaderName, HeaderValue)> for Fields {
 /// From the map of a library. Its fields of one name follow each other.
 impl From<HeaderMap> for Fields {
     fn from(map: HeaderMap) -> Self {
-        let mut fields = Self::with_capacity(map.len());
+        let mut fields = Self::with_room_for(map.len());
         let mut named = None;
         for (name, value) in map {
             // Further values of a field come without its name.

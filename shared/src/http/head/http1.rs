@@ -294,14 +294,11 @@ fn split_off_host<'a, 'b>(
     )
 }
 
-/// Room for the fields that an intermediary adds.
-const ROOM: usize = 8;
-
 fn collect_fields<'a, 'b: 'a>(
     head: &Bytes,
     fields: impl Iterator<Item = &'a httparse::Header<'b>>,
 ) -> Result<Fields, InvalidHead> {
-    let mut headers = Fields::with_capacity(fields.size_hint().1.unwrap_or_default() + ROOM);
+    let mut headers = Fields::with_room_for(fields.size_hint().1.unwrap_or_default());
     for field in fields {
         let name =
             field_name(field.name.as_bytes()).map_err(|_| InvalidHead::Syntax("field name"))?;
