@@ -52,7 +52,7 @@ fn ratios_of_cpu_time_are_those_of_the_results() {
 }
 
 /// Rows of the second table that are of the same run: title, section, case, quantity.
-const ROWS: [(&str, &str, &str, &str); 7] = [
+const ROWS: [(&str, &str, &str, &str); 8] = [
     (
         "CPU of a new connection with one request",
         "handshakes",
@@ -78,6 +78,12 @@ const ROWS: [(&str, &str, &str, &str); 7] = [
         "p50_ms",
     ),
     ("small request alone, p99", "beside", "alone", "p99_ms"),
+    (
+        "the same beside 500 new connections per second, p99",
+        "beside",
+        "beside 500 new connections/s",
+        "p99_ms",
+    ),
     (
         "the same beside eight downloads of its service, p99",
         "beside",

@@ -25,6 +25,16 @@ fn region() -> Region {
     Region::new("eu1", "example.com")
 }
 
+#[test]
+fn compact_maps_have_the_same_records() {
+    for count in [0, 1, 2, 1000] {
+        let numbers: BTreeMap<u32, u32> = (0..count).map(|number| (number, number)).collect();
+        let mut compacted = numbers.clone();
+        compact(&mut compacted);
+        assert_eq!(compacted, numbers);
+    }
+}
+
 /// The contents of a directory as text, in a fixed order.
 fn contents(directory: &Directory) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
