@@ -15,7 +15,7 @@ use crate::report::per_mille;
 pub(crate) const CALLERS: u32 = 16;
 /// Requests on one connection. A caller opens another one then, so that the balancer chooses a node. Fewer than one request
 /// in a hundred has a TLS handshake, so that the 99th percentile has none.
-const PER_CONNECTION: usize = 200;
+pub(crate) const PER_CONNECTION: usize = 200;
 
 const PATH: &str = "/hello";
 /// Lengths of request bodies, in turns.
@@ -30,6 +30,8 @@ pub(crate) struct Load {
     /// Requests per second of all; `None` for requests that follow each other at once.
     pub(crate) rate: Option<u32>,
     pub(crate) methods: Methods,
+    /// Requests on one connection.
+    pub(crate) per_connection: usize,
 }
 
 /// Methods of the requests of a caller.
@@ -111,6 +113,7 @@ impl Callers {
             callers,
             rate: Some(rate),
             methods: Methods::Get,
+            per_connection: PER_CONNECTION,
         })
     }
 
@@ -120,9 +123,11 @@ impl Callers {
             callers,
             rate,
             methods,
+            per_connection,
         } = load;
         let callers = *callers;
         let methods = *methods;
+        let per_connection = *per_connection;
         let stop = Arc::<AtomicBool>::default();
         let sent = Arc::<AtomicUsize>::default();
         let every = rate.map_or(Duration::ZERO, |rate| {
@@ -133,7 +138,9 @@ impl Callers {
             let stop = Arc::clone(&stop);
             let sent = Arc::clone(&sent);
             let first = Instant::now() + every * number / callers;
-            std::thread::spawn(move || call(&target, first, every, methods, &stop, &sent))
+            std::thread::spawn(move || {
+                call(&target, first, every, methods, per_connection, &stop, &sent)
+            })
         };
         let threads = (0..callers).map(caller).collect();
         Self {
@@ -174,6 +181,7 @@ fn call(
     first: Instant,
     every: Duration,
     methods: Methods,
+    per_connection: usize,
     stop: &AtomicBool,
     sent: &AtomicUsize,
 ) -> Outcome {
@@ -189,10 +197,10 @@ fn call(
         let began = Instant::now();
         due = (due + every).max(began);
         let is_used = connection.as_ref().is_some_and(|(_, used)| *used > 0);
-        let mut exchanged = exchange(target, body, &mut connection);
+        let mut exchanged = exchange(target, body, per_connection, &mut connection);
         if exchanged == Err(What::Ended) && is_used && body.is_none() {
             outcome.sent_again += 1;
-            exchanged = exchange(target, body, &mut connection);
+            exchanged = exchange(target, body, per_connection, &mut connection);
         }
         let is_post = body.is_some();
         match exchanged {
@@ -224,6 +232,7 @@ impl Methods {
 fn exchange(
     target: &Target,
     body: Option<u64>,
+    per_connection: usize,
     kept: &mut Option<(Connection, usize)>,
 ) -> Result<(), What> {
     let (mut connection, used) = match kept.take() {
@@ -241,7 +250,7 @@ fn exchange(
             answer.error_code().unwrap_or_default()
         )));
     }
-    if connection.is_reusable() && used + 1 < PER_CONNECTION {
+    if connection.is_reusable() && used + 1 < per_connection {
         *kept = Some((connection, used + 1));
     }
     Ok(())

@@ -114,7 +114,6 @@ impl<'a> AuthenticRecords<'a> {
             authenticator,
             ..
         } = self;
-        records.compact();
         refused.check()?;
         if !is_tag(
             &self.authenticator.region(&position, set.sum()),
@@ -123,6 +122,7 @@ impl<'a> AuthenticRecords<'a> {
             return Err(forged_set(position.revision));
         }
         let recent = history(authenticator, &position, recent)?;
+        records.compact();
         Ok((
             Snapshot {
                 position,

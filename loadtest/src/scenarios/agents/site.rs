@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::admin_api::AdminApi;
-use crate::callers::{Callers, Load, Methods};
+use crate::callers::{Callers, Load, Methods, PER_CONNECTION};
 use crate::client::Target;
 use crate::demo::{self, Demo, UNLIMITED};
 use crate::enrolled::{Enrolled, TUNNELS_WITHIN};
@@ -194,6 +194,7 @@ impl Pool<'_> {
             callers,
             rate,
             methods,
+            per_connection: PER_CONNECTION,
         }))
     }
 

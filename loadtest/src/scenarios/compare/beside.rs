@@ -1,7 +1,6 @@
 //! Latency of small requests beside downloads of the same service, and beside new connections.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Bench;
@@ -9,9 +8,9 @@ use super::figures::{Case, Column, Sample, Work};
 use super::peers::LARGE;
 use super::programs::wrk;
 use super::setups::{Kind, Setup};
-use crate::client::Target;
-use crate::failure::{Failure, ensure};
-use crate::latency::{Latency, joined};
+use crate::callers::{Callers, Load, Methods};
+use crate::failure::Failure;
+use crate::latency::Latency;
 use crate::report::millis;
 
 const KINDS: [Kind; 7] = [
@@ -71,34 +70,19 @@ fn beside_downloads(wrk: &Path, setup: &Setup, seconds: u32) -> Result<Sample, F
 
 fn beside_connections(setup: &Setup, length: Duration) -> Result<Sample, Failure> {
     let begin = Instant::now();
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let connectors = (0..CONNECTORS)
-            .map(|number| {
-                let due = begin + number * Duration::from_secs(1) / CONNECTIONS;
-                let is_over = &is_over;
-                scope.spawn(move || connect_until(&setup.target, due, is_over))
-            })
-            .collect();
-        let sample = small_requests(setup, length);
-        is_over.store(true, Ordering::Relaxed);
-        let connections: u32 = joined(connectors).sum::<Result<_, _>>()?;
-        let per_second = f64::from(connections) / begin.elapsed().as_secs_f64();
-        Ok(sample?.with(Column::Rate, per_second))
-    })
-}
-
-/// Makes the connections of one caller, with a request on each, the first one at `due`. Returns their number.
-fn connect_until(target: &Target, mut due: Instant, is_over: &AtomicBool) -> Result<u32, Failure> {
-    let mut connections = 0;
-    while !is_over.load(Ordering::Relaxed) {
-        std::thread::sleep(due.saturating_duration_since(Instant::now()));
-        let answer = target.connect()?.ask("/")?;
-        ensure(answer.head.status == 200, || {
-            format!("a new connection got {}", answer.head.status)
-        })?;
-        connections += 1;
-        due += CONNECTORS * Duration::from_secs(1) / CONNECTIONS;
+    let callers = Callers::send(&Load {
+        targets: vec![setup.target.clone()],
+        callers: CONNECTORS,
+        rate: Some(CONNECTIONS),
+        methods: Methods::Get,
+        per_connection: 1,
+    });
+    let sample = small_requests(setup, length);
+    let outcome = callers.stop()?;
+    if let Some(failed) = outcome.failed.first() {
+        let what = format!("{}: a new connection: {}", setup.name, failed.what);
+        return Err(Failure::new(what));
     }
-    Ok(connections)
+    let per_second = outcome.answered.len() as f64 / begin.elapsed().as_secs_f64();
+    Ok(sample?.with(Column::Rate, per_second))
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::site::Site;
 use super::world::Machine;
-use crate::callers::{Callers, Failed, Load, Methods, Outcome};
+use crate::callers::{Callers, Failed, Load, Methods, Outcome, PER_CONNECTION};
 use crate::client::Target;
 use crate::failure::Failure;
 
@@ -65,6 +65,7 @@ impl Watch {
                 callers,
                 rate: Some(rate),
                 methods: Methods::Get,
+                per_connection: PER_CONNECTION,
             };
             Ok((
                 *pair,
