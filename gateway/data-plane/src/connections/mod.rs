@@ -325,10 +325,7 @@ impl ConnectionGuard {
         } else {
             limits::DISCARD_WITHIN
         };
-        let client = self
-            .address_slot
-            .as_ref()
-            .map_or(Claimant::Unshared, |slot| Claimant::Address(slot.address()));
+        let client = Claimant::counted(self.address_slot.as_ref());
         self.connections.discards.run(client, within, discard).await
     }
 
