@@ -85,6 +85,8 @@ pub const TINY_PIECE_WAIT: Duration = Duration::from_millis(1);
 
 /// Concurrent handshakes of one worker. A further one ends the oldest.
 pub const HANDSHAKES: usize = 4 * KIB;
+/// Such handshakes of one client address. A further one ends the oldest of that address.
+pub const HANDSHAKES_PER_ADDRESS: usize = KIB;
 /// Own domains of one worker whose certificates stay ready for handshakes. Beyond, that of the domain without a handshake for
 /// the longest time is read again with its next one.
 pub const DOMAIN_CERTIFICATES: NonZeroUsize = NonZeroUsize::new(1024).unwrap();

@@ -89,16 +89,19 @@ impl Ingress {
         let Ok(socket) = Socket::from_fd(fd) else {
             return;
         };
-        let Some(mut guard) = self.register(&socket, &self.handshakes, Claimant::Unshared) else {
-            return;
-        };
         let address = origin.peer.ip();
+        let mut slot = None;
         if !self.trusted_proxies.contains(address) {
             match self.arrivals.count(address) {
-                Ok(slot) => guard.counts_for(Some(slot)),
+                Ok(counted) => slot = Some(counted),
                 Err(too_many) => return self.counters.turned_away.increment(too_many.reason()),
             }
         }
+        let claimant = Claimant::counted(slot.as_ref());
+        let Some(mut guard) = self.register(&socket, &self.handshakes, claimant) else {
+            return;
+        };
+        guard.counts_for(slot);
         self.welcome(
             Greeting {
                 socket,

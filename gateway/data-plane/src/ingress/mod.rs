@@ -156,16 +156,16 @@ impl Ingress {
         if let Err(error) = socket.keep_alive(limits::CALLER_KEEP_ALIVE) {
             tracing::debug!(%error, "no TCP keep-alive");
         }
-        let (unfinished, claimant) = match (&self.acceptor.plain_http, entrance, &slot) {
-            (Some(plain), Entrance::PlainHttp, Some(slot)) => {
-                (&plain.unanswered, Claimant::Address(slot.address()))
-            }
-            (Some(plain), Entrance::PlainHttp, None) => (&plain.unanswered, Claimant::Unshared),
-            _ => (&self.handshakes, Claimant::Unshared),
+        let unfinished = match (&self.acceptor.plain_http, entrance) {
+            (Some(plain), Entrance::PlainHttp) => &plain.unanswered,
+            _ => &self.handshakes,
         };
-        let mut guard = self.register(&socket, unfinished, claimant)?;
+        let mut guard = self.register(&socket, unfinished, Claimant::counted(slot.as_ref()))?;
         let (peer, received) = self.announced(&socket, peer, proxy).await?;
         if slot.is_none() && !self.trusted_proxies.contains(peer.ip()) {
+            guard.has_shaken_hands();
+            let claimant = Claimant::counted(slot.as_ref());
+            guard.shakes_hands(self.begin_handshake(&socket, unfinished, claimant));
             slot = Some(self.count_connection(peer)?);
         }
         guard.counts_for(slot);

@@ -229,12 +229,12 @@ impl Ingress {
             };
             slot = Some(counted);
         }
-        guard.counts_for(slot);
         guard.shakes_hands(self.begin_handshake(
             &greeting.socket,
             &self.handshakes,
-            Claimant::Unshared,
+            Claimant::counted(slot.as_ref()),
         ));
+        guard.counts_for(slot);
         self.take_tunnel(
             greeting,
             ConnectionOrigin {

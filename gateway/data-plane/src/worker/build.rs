@@ -257,7 +257,7 @@ impl Common {
             acceptor,
             arrivals: Arrivals::new(config.connections_per_address, config.new_connections),
             connections: Rc::clone(connections),
-            handshakes: Handshakes::new(limits::HANDSHAKES, limits::HANDSHAKES),
+            handshakes: Handshakes::new(limits::HANDSHAKES, limits::HANDSHAKES_PER_ADDRESS),
             node_handshakes: Handshakes::new(
                 limits::NODE_HANDSHAKES,
                 limits::NODE_HANDSHAKES_PER_ADDRESS,

@@ -1,5 +1,7 @@
 //! Attacks by callers. The attacker loses its connection, and other connections are still served.
 
+mod stalled_handshakes;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::thread;

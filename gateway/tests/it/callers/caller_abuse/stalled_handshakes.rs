@@ -1,0 +1,77 @@
+//! Handshakes that go no further: each client address has a share of the places of a worker.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::time::{Duration, Instant};
+
+use crate::support::peers::proxy_protocol::{socket_from, tcp4_of};
+use crate::support::processes::prepared::Prepared;
+use crate::support::processes::process::Served;
+
+/// Handshakes of one client address on one worker.
+const PER_ADDRESS: usize = 1024;
+/// Less than the time of a handshake, after which the gateway ends it whatever the others do.
+const IN_TIME: Duration = Duration::from_secs(4);
+
+/// A gateway with one worker.
+fn start(settings: &str) -> Served {
+    let prepared = Prepared::new();
+    let config = prepared.config().replace("workers = 2", "workers = 1");
+    prepared.serve_with(&format!("{config}{settings}"))
+}
+
+fn gave_way(served: &Served) -> usize {
+    served.metric("gw_connections_ended_early_total", "\"handshake\"")
+}
+
+fn is_open(stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    let peeked = stream.peek(&mut [0]);
+    peeked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+}
+
+/// Opens one connection more than the share of an address by `stall`, after two by `other`. The
+/// gateway has to end the oldest one of the address alone.
+fn ends_the_oldest(served: &Served, stall: impl Fn() -> TcpStream, other: impl Fn() -> TcpStream) {
+    // On a busy machine the time of the handshakes may end meanwhile.
+    let is_shown = (0..5).any(|_| {
+        let (before, began) = (gave_way(served), Instant::now());
+        let others = [other(), other()];
+        let mut stalled: Vec<TcpStream> = (0..=PER_ADDRESS).map(|_| stall()).collect();
+        let end = stalled[0].read(&mut [0]);
+        let (count, are_open) = (
+            gave_way(served) - before,
+            stalled[1..].iter().chain(&others).all(is_open),
+        );
+        let is_in_time = began.elapsed() < IN_TIME;
+        if is_in_time {
+            let end = end.unwrap_or_else(|error| panic!("the oldest one goes on: {error}"));
+            assert_eq!((end, count, are_open), (0, 1, true));
+        }
+        is_in_time
+    });
+    assert!(is_shown, "too slow");
+}
+
+#[test]
+fn an_address_with_its_share_of_stalled_handshakes_loses_its_own_oldest_one() {
+    let served = start("");
+    let from = |last| socket_from(Ipv4Addr::new(127, 0, 0, last), served.address);
+    ends_the_oldest(&served, || from(1), || from(2));
+}
+
+#[test]
+fn a_client_that_a_proxy_announces_has_the_share_of_an_address_and_the_proxy_none() {
+    let served =
+        start("trusted_proxies = [{ address = \"127.0.0.1\", proxy_protocol = \"required\" }]\n");
+    let announce = |client: [u8; 4]| {
+        let mut stream = socket_from(Ipv4Addr::LOCALHOST, served.address);
+        stream.write_all(&tcp4_of(client)).unwrap();
+        stream
+    };
+    ends_the_oldest(
+        &served,
+        || announce([198, 51, 100, 1]),
+        || announce([198, 51, 100, 2]),
+    );
+}
