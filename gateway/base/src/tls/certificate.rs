@@ -12,6 +12,7 @@ use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
+use x509_parser::public_key::PublicKey;
 
 use crate::clock::Timestamp;
 use crate::service::hostname::Region;
@@ -141,7 +142,8 @@ pub fn read_pair(
 }
 
 impl Pair {
-    /// Reads a chain and its key from PEM, and checks that they belong together. The reason names neither.
+    /// Reads a chain and its key from PEM. Checks that they belong together and [are
+    /// quick](is_quick). The reason names neither.
     pub fn from_pem(chain: &str, key: &str) -> Result<Self, String> {
         let chain: Vec<_> = CertificateDer::pem_slice_iter(chain.as_bytes())
             .collect::<Result<_, _>>()
@@ -152,6 +154,10 @@ impl Pair {
         let key = PrivateKeyDer::from_pem_slice(key.as_bytes())
             .map_err(|error| format!("the key is not PEM: {error}"))?;
         check_key(&chain, &key).map_err(|error| format!("the key {error}"))?;
+        if !is_quick(&chain[0]) {
+            let slow = "the key is of a kind with which handshakes take too long";
+            return Err(format!("{slow}; {USE_QUICK}"));
+        }
         Ok(Self { chain, key })
     }
 
@@ -263,6 +269,21 @@ pub fn check_key(
         Ok(_) => Ok(()),
         Err(rustls::Error::InconsistentKeys(_)) => Err("does not match the certificate".to_owned()),
         Err(error) => Err(error.to_string()),
+    }
+}
+
+/// What to do about a certificate that is not [quick](is_quick).
+pub const USE_QUICK: &str = "use ECDSA P-256 or P-384, Ed25519, or RSA with 2048 to 4096 bits";
+
+/// Whether handshakes with a certificate that passed [`check_key`] take little time.
+pub fn is_quick(certificate: &CertificateDer<'_>) -> bool {
+    let parsed = X509Certificate::from_der(certificate).ok();
+    match parsed.as_ref().map(|(_, it)| it.public_key().parsed()) {
+        Some(Ok(PublicKey::RSA(key))) => (2048..=4096).contains(&key.key_size()),
+        Some(Ok(PublicKey::EC(point))) => point.key_size() <= 384,
+        // Ed25519: rustls has no other kind.
+        Some(Ok(PublicKey::Unknown(_))) => true,
+        _ => false,
     }
 }
 
@@ -378,5 +399,38 @@ pub fn validity(chain: &[CertificateDer<'_>], now: Timestamp) -> ChainValidity {
         (Some(from), _) if from > now => ChainValidity::NotYet { from },
         (_, Some(until)) => ChainValidity::Until(until),
         (_, None) => ChainValidity::Unreadable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, KeyPair};
+
+    use super::*;
+
+    /// The RSA key of the file is not stored: its certificate is enough.
+    const RSA_8192: &str = include_str!("../../../tests/it/data/rsa-8192.pem");
+
+    #[test]
+    fn keys_with_slow_handshakes_are_refused_and_name_the_others() {
+        let read = |algorithm: &'static rcgen::SignatureAlgorithm| {
+            let key = KeyPair::generate_for(algorithm).unwrap();
+            let params = CertificateParams::new(["api.customer.test".to_owned()]).unwrap();
+            let chain = params.self_signed(&key).unwrap();
+            Pair::from_pem(&chain.pem(), &key.serialize_pem()).err()
+        };
+        for quick in [
+            &rcgen::PKCS_ECDSA_P256_SHA256,
+            &rcgen::PKCS_ECDSA_P384_SHA384,
+            &rcgen::PKCS_ED25519,
+            // 2048 bits.
+            &rcgen::PKCS_RSA_SHA256,
+        ] {
+            assert_eq!(read(quick), None);
+        }
+        let refused = read(&rcgen::PKCS_ECDSA_P521_SHA512).unwrap();
+        assert!(refused.contains("RSA with 2048 to 4096 bits"), "{refused}");
+        let rsa = CertificateDer::from_pem_slice(RSA_8192.as_bytes()).unwrap();
+        assert!(!is_quick(&rsa));
     }
 }

@@ -58,6 +58,10 @@ fn server_certificate(
 ) {
     let part = |part: &str| format!("{check}: {part}");
     match certificate::check_key(chain, key) {
+        Ok(()) if !certificate::is_quick(&chain[0]) => {
+            let found = "handshakes with it delay other connections";
+            out.warning(part("key"), found, certificate::USE_QUICK);
+        }
         Ok(()) => out.ok(part("key"), "the key matches the certificate"),
         Err(error) => {
             let advice = format!("set {} to the key of the first certificate", keys.key);
@@ -240,6 +244,21 @@ mod tests {
         assert_eq!(found["certificate: key"], Failed);
         let found = verdicts(|out| order(out, "chain", &chain[1..]));
         assert_eq!(found["chain"], Failed);
+    }
+
+    #[test]
+    fn a_key_with_slow_handshakes_causes_a_warning() {
+        let key = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P521_SHA512).unwrap();
+        let params = CertificateParams::new(NAMES.map(str::to_owned)).unwrap();
+        let chain = [params.self_signed(&key).unwrap().der().clone()];
+        let region = Region::new("eu1", "example.com");
+        let key = PrivateKeyDer::from(key);
+        let (keys, now) = (PairKeys::CALLERS, IN_2029);
+        let found = verdicts(|out| {
+            server_certificate(out, "certificate", keys, &chain, &key, Some(&region), now);
+        });
+        assert_eq!(found["certificate: key"], Verdict::Warning);
+        assert_eq!(found["certificate: names"], Verdict::Ok);
     }
 
     #[test]

@@ -70,6 +70,15 @@ pub enum DomainState {
     Disabled,
 }
 
+impl DomainRecord {
+    /// Why the certificate is not served, if it is not.
+    pub fn unusable_certificate(&self) -> Option<String> {
+        self.certificate?;
+        let error = served_pair(&self.material).err()?;
+        Some(format!("the region's certificate is served: {error}"))
+    }
+}
+
 impl DomainState {
     /// Whether requests for the domain are relayed, and orders made.
     pub fn is_served(self) -> bool {
@@ -168,12 +177,7 @@ pub struct Domain {
 impl Domain {
     /// Reads the certificate and its key. `None` if there is none. Takes the time of parsing them.
     pub fn certificate(&self) -> Option<Result<Pair, String>> {
-        self.has_certificate.then(|| {
-            let material: DomainMaterial = serde_json::from_str(self.material.reveal())
-                .map_err(|error| format!("not JSON of this version: {error}"))?;
-            let pair = material.served.ok_or("it has none")?;
-            Pair::from_pem(&pair.chain, pair.key.reveal())
-        })
+        self.has_certificate.then(|| served_pair(&self.material))
     }
 
     /// The key authorization that answers the challenge with this token (RFC 8555 §8.3).
@@ -191,6 +195,13 @@ impl Domain {
 
 /// Does not print the certificate.
 impl fmt::Debug for Domain {
+fn served_pair(material: &Secret) -> Result<Pair, String> {
+    let material: DomainMaterial = serde_json::from_str(material.reveal())
+        .map_err(|error| format!("not JSON of this version: {error}"))?;
+    let pair = material.served.ok_or("it has none")?;
+    Pair::from_pem(&pair.chain, pair.key.reveal())
+}
+
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {}", self.name, self.label)
     }

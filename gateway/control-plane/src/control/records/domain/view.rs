@@ -30,7 +30,7 @@ pub struct DomainView {
     /// Start of `status`, RFC 3339.
     #[schema(format = DateTime)]
     pub since: String,
-    /// What the last look at DNS found, if it proved nothing, and what to do.
+    /// Why DNS proved nothing at the last look, or why the certificate is not served; what to do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finding: Option<String>,
     /// Time at which a domain without a proof is no longer served, RFC 3339.
@@ -153,13 +153,14 @@ pub(super) fn view_of(control: &Control, records: &Records, record: &DomainRecor
     let hostname = region.tenant_hostname(&record.account, &record.service);
     let account = records.accounts.get(&record.account);
     let is_lost = record.state == DomainState::Lost;
+    let finding = record.finding.clone();
     DomainView {
         name: record.id.clone(),
         account: record.account.clone(),
         service: record.service.clone(),
         status: record.state,
         since: record.since.to_string(),
-        finding: record.finding.clone(),
+        finding: finding.or_else(|| record.unusable_certificate()),
         served_until: is_lost.then(|| record.since.after(DOMAIN_GRACE).to_string()),
         cname: DnsRecordView {
             name: record.id.to_string(),
