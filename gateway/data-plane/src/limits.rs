@@ -87,6 +87,11 @@ pub const TINY_PIECE_WAIT: Duration = Duration::from_millis(1);
 pub const HANDSHAKES: usize = 4 * KIB;
 /// Such handshakes of one client address. A further one ends the oldest of that address.
 pub const HANDSHAKES_PER_ADDRESS: usize = KIB;
+/// Time of a worker for handshakes of one account's own domains, in microseconds: 50 ms at once,
+/// then a quarter of all. Further steps wait.
+pub const DOMAIN_TIME: Rate = Rate::new(50_000, 60 * 250_000).unwrap();
+/// Additional wait of first steps, so that later ones go first. The bucket takes longer to fill.
+pub const DOMAIN_TIME_PAUSE: Duration = Duration::from_millis(100);
 /// Own domains of one worker whose certificates stay ready for handshakes. Beyond, that of the domain without a handshake for
 /// the longest time is read again with its next one.
 pub const DOMAIN_CERTIFICATES: NonZeroUsize = NonZeroUsize::new(1024).unwrap();

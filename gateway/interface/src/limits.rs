@@ -20,8 +20,8 @@ pub const TOKEN_LIFETIME_MAX: Duration = Duration::from_hours(24);
 
 /// Waiting requests of workers to the control plane. More are refused (503).
 pub const CONTROL_JOBS: usize = 256;
-/// Client addresses, or agents, in one table of limits. A further one replaces the least recently used. Seven sixteenths of a power
-/// of two, so that the hash table never grows (see `rate_limit::addresses`).
+/// Clients in one table of limits. A further one replaces the least recently used. Seven sixteenths
+/// of a power of two, so that the hash table never grows (see `rate_limit::addresses`).
 pub const ADDRESSES: NonZeroUsize = NonZeroUsize::new(14 * KIB).unwrap();
 
 /// Time without contact to PostgreSQL and peers after which an isolated node refuses requests, if it is to.

@@ -9,7 +9,6 @@ pub(crate) mod proxy_protocol;
 mod splice;
 
 use std::cell::RefCell;
-use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -163,10 +162,10 @@ impl Ingress {
         let mut guard = self.register(&socket, unfinished, Claimant::counted(slot.as_ref()))?;
         let (peer, received) = self.announced(&socket, peer, proxy).await?;
         if slot.is_none() && !self.trusted_proxies.contains(peer.ip()) {
+            slot = Some(self.count_connection(peer)?);
             guard.has_shaken_hands();
             let claimant = Claimant::counted(slot.as_ref());
             guard.shakes_hands(self.begin_handshake(&socket, unfinished, claimant));
-            slot = Some(self.count_connection(peer)?);
         }
         guard.counts_for(slot);
         Some(Arrival {
@@ -265,26 +264,25 @@ impl Ingress {
         let challenge = certificates.challenge.as_ref();
         let challenge = challenge.filter(|_| is_challenge(&greeting.hello));
         let domain = self.own_domain(&greeting.hello).filter(|_| !tunnel);
-        let config = match (challenge, &domain) {
-            (Some(challenge), _) => Arc::clone(challenge),
-            (None, _) if tunnel => Arc::clone(&certificates.tunnel),
-            (None, Some(domain)) => self
-                .domain_certificates
-                .borrow_mut()
-                .config(&certificates.public, domain),
-            (None, None) => Arc::clone(&certificates.public),
-        };
+        let account = domain.as_ref().map(|domain| &domain.account);
         let peer_end = greeting.socket.closer();
+        let handshake = async {
+            let config = match (challenge, &domain) {
+                (Some(challenge), _) => Arc::clone(challenge),
+                (None, _) if tunnel => Arc::clone(&certificates.tunnel),
+                // Reads the certificate, in the time of the account.
+                (None, Some(domain)) => self
+                    .domain_certificates
+                    .borrow_mut()
+                    .config(&certificates.public, domain),
+                (None, None) => Arc::clone(&certificates.public),
+            };
+            greeting.accept(config).await
+        };
         let handshake = self
             .handshakes
-            .one_a_turn(|| peer_end.is_hung_up(), greeting.accept(config));
-        let left = || {
-            Err(io::Error::new(
-                io::ErrorKind::UnexpectedEof,
-                "the peer did not wait for an answer",
-            ))
-        };
-        let stream: TlsStream = match handshake.await.unwrap_or_else(left) {
+            .one_a_turn(account, || peer_end.is_hung_up(), handshake);
+        let stream: TlsStream = match handshake.await {
             Ok(stream) => stream,
             Err(error) => return self.handshake_failed(peer, &error),
         };

@@ -279,10 +279,10 @@ impl Ingress {
         let stream = if claimant == Claimant::Known {
             handshake.await?
         } else {
-            let in_turn = self
-                .node_handshakes
-                .one_a_turn(|| other_end.is_hung_up(), handshake);
-            in_turn.await.ok_or(NotANode::CutOff)??
+            let in_turn =
+                self.node_handshakes
+                    .one_a_turn(None, || other_end.is_hung_up(), handshake);
+            in_turn.await?
         };
         let certificate = stream
             .peer_certificate()

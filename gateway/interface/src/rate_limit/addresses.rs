@@ -1,4 +1,4 @@
-//! Limits per client address, for clients that have not authenticated, and per agent.
+//! Limits per client address, for clients that have not authenticated, per agent and per account.
 
 use std::collections::hash_map::RandomState;
 use std::hash::Hash;
@@ -14,7 +14,7 @@ use lru::LruCache;
 
 use super::Bucket;
 
-/// A bucket for each recently seen client, which is an address or an agent.
+/// A bucket for each recently seen client, which is an address, an agent or an account.
 ///
 /// Bounded: beyond [`limits::ADDRESSES`] the least recently used client is forgotten; its bucket had the most time to
 /// refill.
@@ -108,6 +108,13 @@ impl<K: Hash + Eq> ClientLimits<K> {
             until_one,
             until_full: bucket.until_full(now),
         })
+    }
+
+    /// Takes time out of the bucket of a client, as [`Bucket::spend`].
+    pub fn spend(&mut self, client: K, time: Duration, now: Instant) {
+        let bucket = || Bucket::new(self.rate, now);
+        let bucket = self.buckets.get_or_insert_mut(client, bucket);
+        bucket.spend(time, now);
     }
 
     /// The refusal that [`Self::take`] would return, if any. Takes nothing and adds no client: a check before each

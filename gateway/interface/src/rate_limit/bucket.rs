@@ -44,6 +44,13 @@ impl Bucket {
         }
     }
 
+    /// Takes this time from a bucket of microseconds, at most a burst. It owes what it lacks.
+    pub fn spend(&mut self, time: Duration, now: Instant) {
+        let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+        let spent = self.rate.interval() * micros.min(self.rate.burst());
+        self.full_at = self.full_at.max(now) + spent;
+    }
+
     /// Time until there is a request to take; zero if there is one.
     pub fn until_one(&self, now: Instant) -> Duration {
         (self.until_full(now) + self.rate.interval()).saturating_sub(self.rate.time_to_fill())
@@ -191,6 +198,38 @@ mod tests {
         assert_eq!(bucket.take(half), Err(Duration::from_millis(50)));
         bucket.set_rate(rate(10, 60), half);
         assert_eq!(bucket.take(half), Err(Duration::from_millis(500)));
+    }
+
+    proptest! {
+        /// In any period, steps that wait take the burst, the rate and one step at most.
+        #[test]
+        fn steps_that_are_charged_after_them_keep_to_the_rate(
+            steps in prop::collection::vec((1u64..20_000, 0u64..30_000), 1..200),
+        ) {
+            // A quarter of the time, in microseconds.
+            let mut bucket = Bucket::new(rate(50_000, 60 * 250_000), Instant::now());
+            let mut now = bucket.full_at;
+            let mut taken: Vec<(Instant, Duration)> = Vec::new();
+            for (step, pause) in steps {
+                now += bucket.until_one(now);
+                let step = Duration::from_micros(step);
+                taken.push((now, step));
+                now += step;
+                bucket.spend(step, now);
+                let last = bucket.until_full(now).as_micros();
+                prop_assert!(last <= 4 * (50_000 + step.as_micros()), "owes at most the step");
+                for (at, (began, _)) in taken.iter().enumerate() {
+                    let all: Duration = taken[at..].iter().map(|(_, step)| *step).sum();
+                    let most = Duration::from_millis(50) + (now - *began) / 4 + step;
+                    prop_assert!(all <= most, "{all:?} in {:?}", now - *began);
+                }
+                now += Duration::from_micros(pause);
+            }
+            // A step that took longer than the burst owes no more.
+            bucket.spend(Duration::from_hours(1), now);
+            bucket.spend(Duration::ZERO, now);
+            prop_assert!(bucket.until_full(now) <= Duration::from_millis(4 * (50 + 50 + 20)));
+        }
     }
 
     proptest! {

@@ -164,6 +164,8 @@ pub struct ServedPair {
 pub struct Domain {
     /// The name.
     pub name: DomainName,
+    /// Account that the domain belongs to.
+    pub account: AccountId,
     /// Label of the service that the domain leads to.
     pub label: Arc<str>,
     /// Whether requests for the domain are relayed.
@@ -193,8 +195,6 @@ impl Domain {
     }
 }
 
-/// Does not print the certificate.
-impl fmt::Debug for Domain {
 fn served_pair(material: &Secret) -> Result<Pair, String> {
     let material: DomainMaterial = serde_json::from_str(material.reveal())
         .map_err(|error| format!("not JSON of this version: {error}"))?;
@@ -202,6 +202,8 @@ fn served_pair(material: &Secret) -> Result<Pair, String> {
     Pair::from_pem(&pair.chain, pair.key.reveal())
 }
 
+/// Does not print the certificate.
+impl fmt::Debug for Domain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {}", self.name, self.label)
     }
@@ -243,6 +245,7 @@ impl RecordKind for DomainRecord {
             .map(|it| Arc::clone(&it.value));
         let domain = Domain {
             name: self.id.clone(),
+            account: self.account.clone(),
             label: label.into(),
             is_served: self.state.is_served(),
             key_authorization,

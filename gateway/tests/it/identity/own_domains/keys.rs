@@ -1,0 +1,199 @@
+//! Kinds of keys of own domains, and what their handshakes may cost.
+
+use std::io::{ErrorKind, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gw_base::clock::Timestamp;
+use gw_gateway::demo::{Demo, Options};
+use gw_shared::id::{AccountId, DomainName, ServiceId};
+use gw_shared::identity::secret::Secret;
+use gw_shared::version::later_members::LaterMembers;
+use gw_store::{
+    DomainCertificate, DomainCertificateSource, DomainRecord, DomainState, StoredRecord,
+};
+use rcgen::{CertificateParams, KeyPair, RsaKeySize, SignatureAlgorithm};
+use rustls::{CertificateError, ClientConnection, Error, SignatureScheme};
+use rustls_pki_types::PrivateKeyDer;
+use serde_json::json;
+
+use super::DOMAIN;
+use crate::support::admin_api::Api;
+use crate::support::peers::caller::{connect, get, session, socket};
+use crate::support::setup;
+use crate::support::{demo, options, reports};
+
+/// A domain of another account.
+const OTHER: &str = "shop.rival.test";
+/// Handshakes at once.
+const FLOOD: u32 = 60;
+/// Time of a worker that the handshakes of one account's domains take at once, and then a quarter.
+const AT_ONCE: Duration = Duration::from_millis(50);
+
+/// A certificate for `domain` and its key, PEM.
+fn pair(domain: &str, key: &KeyPair) -> (String, String) {
+    let params = CertificateParams::new([domain.to_owned()]).unwrap();
+    let certificate = params.self_signed(key).unwrap();
+    (certificate.pem(), key.serialize_pem())
+}
+
+fn generated(algorithm: &'static SignatureAlgorithm) -> KeyPair {
+    KeyPair::generate_for(algorithm).unwrap()
+}
+
+/// Stores an active domain with an uploaded certificate, without the checks of an upload.
+fn store(demo: &Demo, account: &str, service: &str, domain: &str, key: &KeyPair) {
+    let (chain, key) = pair(domain, key);
+    let material = json!({ "served": { "chain": chain, "key": key } });
+    let record = DomainRecord {
+        id: DomainName::new(domain).unwrap(),
+        account: AccountId::new(account).unwrap(),
+        service: ServiceId::new(service).unwrap(),
+        state: DomainState::Active,
+        since: Timestamp::now(),
+        finding: None,
+        certificate: Some(DomainCertificate {
+            not_before: Timestamp(0),
+            not_after: Timestamp(i64::from(u32::MAX)),
+            source: DomainCertificateSource::Uploaded,
+        }),
+        order: None,
+        failures: None,
+        renewal_requested: None,
+        created_at: Timestamp::now(),
+        managed_by: None,
+        material: Arc::new(Secret::new(material.to_string())),
+        later: LaterMembers::default(),
+    };
+    let control = demo.gateway().control();
+    control.put(&StoredRecord::Domain(record)).unwrap();
+    reports(demo);
+}
+
+/// The error of a caller that trusts the authority of the region.
+fn refusal(demo: &Demo, domain: &str) -> CertificateError {
+    let mut session: ClientConnection = session(&demo.about, domain, &[b"http/1.1"], None);
+    let mut socket = socket(&demo.about);
+    let error = loop {
+        if let Err(error) = session.complete_io(&mut socket) {
+            break error.into_inner().unwrap();
+        }
+    };
+    match *error.downcast::<Error>().unwrap() {
+        Error::InvalidCertificate(error) => error,
+        error => panic!("{error}"),
+    }
+}
+
+#[test]
+fn a_certificate_with_slow_handshakes_is_refused_and_a_stored_one_is_not_served() {
+    let demo = demo(None);
+    let quick = generated(&rcgen::PKCS_ECDSA_P384_SHA384);
+    store(&demo, "demo", "echo", DOMAIN, &quick);
+    assert_eq!(refusal(&demo, DOMAIN), CertificateError::UnknownIssuer);
+
+    let slow = generated(&rcgen::PKCS_ECDSA_P521_SHA512);
+    let (chain, key) = pair(DOMAIN, &slow);
+    let path = format!("/accounts/demo/domains/{DOMAIN}");
+    let api = Api(&demo.about);
+    let upload = json!({ "chain": chain, "key": key });
+    let refused = api.ask("POST", &format!("{path}/certificate"), &upload);
+    assert_eq!(refused.status, 422, "{refused:?}");
+    let text = refused.body.to_string();
+    assert!(
+        text.contains("ECDSA P-256 or P-384, Ed25519, or RSA"),
+        "{text}"
+    );
+    assert!(api.get(&path).body.get("finding").is_none());
+
+    store(&demo, "demo", "echo", DOMAIN, &slow);
+    let shown = api.get(&path).body;
+    let finding = shown["finding"].as_str().unwrap();
+    assert!(
+        finding.starts_with("the region's certificate is served"),
+        "{finding}"
+    );
+    assert!(finding.contains("use ECDSA P-256"), "{finding}");
+    let refused = refusal(&demo, DOMAIN);
+    let CertificateError::NotValidForNameContext { presented, .. } = refused else {
+        panic!("the certificate of the region is for other names: {refused}");
+    };
+    assert!(
+        presented
+            .iter()
+            .any(|name| name.contains("eu1.gw.localhost"))
+    );
+}
+
+/// The time of one signature, at least.
+fn cost(key: &KeyPair) -> Duration {
+    let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    let key = rustls::crypto::aws_lc_rs::sign::any_supported_type(&key).unwrap();
+    let signer = key
+        .choose_scheme(&[SignatureScheme::RSA_PSS_SHA256])
+        .unwrap();
+    let signature = || {
+        let began = Instant::now();
+        signer.sign(b"a transcript").unwrap();
+        began.elapsed()
+    };
+    (0..10).map(|_| signature()).min().unwrap()
+}
+
+/// Whether the gateway has neither answered nor ended a connection.
+fn waits(stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    let peeked = stream.peek(&mut [0]);
+    stream.set_nonblocking(false).unwrap();
+    peeked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+}
+
+#[test]
+fn a_flood_of_expensive_handshakes_takes_a_quarter_of_a_worker_and_delays_no_other_account() {
+    let demo = Demo::start(&Options {
+        workers: 1,
+        ..options(None)
+    })
+    .unwrap();
+    setup::service(demo.gateway().control(), "rival", "api");
+    let expensive = KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, RsaKeySize::_4096).unwrap();
+    store(&demo, "demo", "echo", DOMAIN, &expensive);
+    let quick = generated(&rcgen::PKCS_ECDSA_P256_SHA256);
+    store(&demo, "rival", "api", OTHER, &quick);
+
+    let hellos = (0..FLOOD).map(|_| {
+        let mut hello = Vec::new();
+        session(&demo.about, DOMAIN, &[b"http/1.1"], None)
+            .write_tls(&mut hello)
+            .unwrap();
+        (socket(&demo.about), hello)
+    });
+    let mut flood: Vec<(TcpStream, Vec<u8>)> = hellos.collect();
+    let began = Instant::now();
+    for (stream, hello) in &mut flood {
+        stream.write_all(hello).unwrap();
+    }
+    // They come last, and do not wait for the flood.
+    assert_eq!(refusal(&demo, OTHER), CertificateError::UnknownIssuer);
+    let mut caller = connect(&demo);
+    caller.send(get(&demo, "/"));
+    assert_eq!(caller.response().status, 200);
+    let waiting = flood.iter().filter(|(stream, _)| waits(stream)).count();
+    assert!(waiting > 0, "all of the flood went first");
+
+    let answered = flood.iter().filter(|(stream, _)| {
+        let mut first = [0];
+        // The content type of a record with a handshake (RFC 8446 §5.1). Ended in vain after 5 s.
+        stream
+            .peek(&mut first)
+            .is_ok_and(|count| count == 1 && first[0] == 22)
+    });
+    let answered = u32::try_from(answered.count()).unwrap();
+    let took = began.elapsed();
+    let all = cost(&expensive) * answered.saturating_sub(1);
+    assert!(
+        answered > 1 && took >= 4 * all.saturating_sub(AT_ONCE),
+        "{answered} in {took:?}: {all:?}"
+    );
+}
