@@ -9,8 +9,6 @@ use gw_shared::id::AgentId;
 use gw_shared::telemetry::trace::{
     self, Finished, KeyValue, Span, SpanContext, SpanKind, SpanQueue, Tracer,
 };
-use http::header::HeaderValue;
-use http::uri::Authority;
 use http::{Method, StatusCode};
 
 /// Tracing on the agent's thread.
@@ -64,9 +62,9 @@ impl Recording {
 pub(crate) struct AgentSpan {
     pub(crate) context: SpanContext,
     agent_id: AgentId,
-    request_id: Option<HeaderValue>,
+    request_id: Option<Box<str>>,
     /// Hostname of the service.
-    service: Authority,
+    service: Box<str>,
     method: Method,
     path: Box<str>,
     slots_in_use: u32,
@@ -100,11 +98,13 @@ impl AgentSpan {
         request: &RequestHead,
         slots_in_use: u32,
     ) -> Self {
+        let request_id = request.headers.get(X_GW_REQUEST_ID);
         Self {
             context,
             agent_id,
-            request_id: request.headers.get(X_GW_REQUEST_ID).cloned(),
-            service: request.authority.clone(),
+            // Copies: a span that waits for its export keeps no other bytes of the head.
+            request_id: request_id.and_then(|id| id.to_str().ok()).map(Into::into),
+            service: request.authority.host().into(),
             method: request.method.clone(),
             path: trace::path(request.target.path()),
             slots_in_use,
@@ -140,10 +140,10 @@ impl Finished for AgentSpan {
             |name: &'static str, value: String| attributes.push(KeyValue::new(name, value));
         add("url.path", self.path.into());
         add("gw.agent_id", self.agent_id.to_string());
-        if let Some(id) = self.request_id.as_ref().and_then(|id| id.to_str().ok()) {
-            add("gw.request_id", id.to_owned());
+        if let Some(id) = self.request_id {
+            add("gw.request_id", id.into());
         }
-        let label = self.service.host().split('.').next();
+        let label = self.service.split('.').next();
         if let Some((account, service)) = label.and_then(|label| label.split_once("--")) {
             add("gw.account", account.to_owned());
             add("gw.service", service.to_owned());

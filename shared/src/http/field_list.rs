@@ -85,6 +85,11 @@ impl Fields {
         });
     }
 
+    /// Frees the memory of removed fields.
+    pub fn shrink_to_fit(&mut self) {
+        self.0.shrink_to_fit();
+    }
+
     pub fn clear(&mut self) {
         self.0.clear();
     }
@@ -173,15 +178,27 @@ impl From<HeaderMap> for Fields {
     }
 }
 
-/// For a library that takes a map.
+/// For a library that takes a map. HPACK encoders keep values beyond their message, in the table of the connection (RFC 7541
+/// §2.3.2). So the values of a large message are copied: one of them would keep all bytes that it arrived in.
 impl From<Fields> for HeaderMap {
     fn from(fields: Fields) -> Self {
+        /// Bytes of values from which on they are copied.
+        const LARGE: usize = 1024;
+        let is_large = fields.values().map(HeaderValue::len).sum::<usize>() >= LARGE;
         let mut map = Self::with_capacity(fields.len());
         for (name, value) in fields {
-            map.append(name, value);
+            map.append(name, if is_large { detached(&value) } else { value });
         }
         map
     }
+}
+
+/// A copy of the value, which keeps no other bytes of its message.
+fn detached(value: &HeaderValue) -> HeaderValue {
+    // Never fails: the bytes are those of a value.
+    let mut copy = HeaderValue::from_bytes(value.as_bytes()).unwrap_or_else(|_| value.clone());
+    copy.set_sensitive(value.is_sensitive());
+    copy
 }
 
 #[cfg(test)]
@@ -265,5 +282,24 @@ mod tests {
         assert_eq!(map.get_all("x-a").iter().collect::<Vec<_>>(), ["1", "3"]);
         let list = Fields::from(map);
         assert_eq!(list, fields(&[("x-a", "1"), ("x-a", "3"), ("accept", "2")]));
+    }
+
+    #[test]
+    fn a_map_keeps_no_bytes_of_a_large_message() {
+        for (size, is_copied) in [(1000, false), (1100, true)] {
+            let message = bytes::Bytes::from(vec![b'v'; size]);
+            let value = |part| HeaderValue::from_maybe_shared(message.slice(part)).unwrap();
+            let list = Fields::from_iter([(ACCEPT, value(0..10)), (HOST, value(10..size))]);
+            let map = HeaderMap::from(list.clone());
+            let place = |value: &HeaderValue| value.as_bytes().as_ptr();
+            for (name, value) in list.iter() {
+                assert_eq!(map[name], *value);
+                assert_eq!(place(&map[name]) != place(value), is_copied, "{size}");
+            }
+        }
+        let mut secret = HeaderValue::from_maybe_shared("s".repeat(2000)).unwrap();
+        secret.set_sensitive(true);
+        let map = HeaderMap::from(Fields::from_iter([(COOKIE, secret)]));
+        assert!(map[COOKIE].is_sensitive());
     }
 }

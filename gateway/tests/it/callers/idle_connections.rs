@@ -2,11 +2,16 @@
 
 use std::io::{Read, Write};
 
+use bytes::Bytes;
 use gw_gateway::demo::About;
+use http::{HeaderName, HeaderValue, Response};
 
+use crate::support::eventually;
 use crate::support::peers::caller::{HOST, Tls, session, socket};
+use crate::support::peers::http2_backend;
 use crate::support::peers::http2_frames::{
-    DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame, get_with_padding,
+    self, CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, WINDOW_UPDATE,
+    frame, get_with_padding, indexed,
 };
 use crate::support::processes::prepared::Prepared;
 
@@ -34,6 +39,82 @@ fn connection(about: &About) -> Tls {
         until_answered(&mut stream, id);
     }
     stream
+}
+
+/// Sends a request with its own `x-number`, which the tables of all encoders on its way keep, and 30 KB in other fields.
+/// Receives the response, which has the same field and 50 KB in others.
+fn exchange(stream: &mut Tls, key: &str, id: u32, number: &str) {
+    let path = http2_frames::get("/", Some(key));
+    let padding: Vec<String> = (0..10).map(|at| format!("x-padding-{at}")).collect();
+    let value = "p".repeat(3000);
+    let others = padding.iter().map(|name| (name.as_str(), &*value));
+    let number = indexed("x-number", number);
+    let block = [
+        path,
+        number,
+        http2_frames::block(&others.collect::<Vec<_>>()),
+    ]
+    .concat();
+    let (first, rest) = block.split_at(16 * 1024);
+    let head = frame(HEADERS, END_STREAM, id, first);
+    let rest = frame(CONTINUATION, END_HEADERS, id, rest);
+    stream.write_all(&[head, rest].concat()).unwrap();
+    until_answered(stream, id);
+}
+
+#[test]
+fn an_idle_http2_connection_keeps_nothing_of_large_heads() {
+    /// Requests of the connection, more than the tables of encoders have room for.
+    const EXCHANGES: u32 = 100;
+    /// Most growth of a process. The heads of these responses are 5 MB at the gateway, those of the requests 3 MB at the agent.
+    const GROWTH: usize = 1024 * 1024;
+    let backend = http2_backend::start(async |request, mut respond| {
+        let mut response = Response::new(());
+        let number = request.headers()["x-number"].clone();
+        response.headers_mut().insert("x-number", number);
+        for at in 0..10 {
+            let name = HeaderName::try_from(format!("x-padding-{at}")).unwrap();
+            let value = HeaderValue::try_from("p".repeat(5000)).unwrap();
+            response.headers_mut().insert(name, value);
+        }
+        let mut stream = respond.send_response(response, false).unwrap();
+        stream.send_data(Bytes::from_static(b"body"), true).unwrap();
+    });
+    let prepared = Prepared::new();
+    let gateway = prepared.serve_with(&prepared.config().replace("workers = 2", "workers = 1"));
+    let agent = prepared.run_agent(gateway.address.port(), &backend);
+    eventually("the tunnel is open", || {
+        let mut caller = prepared.connect(gateway.address);
+        caller.send(
+            prepared
+                .get("/")
+                .replace("\r\n\r\n", "\r\nx-number: 0\r\n\r\n"),
+        );
+        (caller.response().status == 200).then_some(())
+    });
+    let about = prepared.about(gateway.address);
+    let mut stream = Tls::new(session(&about, HOST, &[b"h2"], None), socket(&about));
+    stream.write_all(PREFACE).unwrap();
+    stream.write_all(&frame(SETTINGS, 0, 0, &[])).unwrap();
+    let mut exchanges = |from: u32, number: &dyn Fn(u32) -> String| {
+        for at in from..from + EXCHANGES {
+            // Room for the response.
+            let window = frame(WINDOW_UPDATE, 0, 0, &1000_u32.to_be_bytes());
+            stream.write_all(&window).unwrap();
+            let number = number(at);
+            exchange(&mut stream, prepared.service_key(), 2 * at + 1, &number);
+        }
+        (gateway.resident(), agent.resident())
+    };
+    // The same value takes one place in each table.
+    let before = exchanges(0, &|_| "0".to_owned());
+    let after = exchanges(EXCHANGES, &|at| at.to_string());
+    let growth = (
+        after.0.saturating_sub(before.0),
+        after.1.saturating_sub(before.1),
+    );
+    eprintln!("gateway {} bytes, agent {} bytes", growth.0, growth.1);
+    assert!(growth.0 <= GROWTH && growth.1 <= GROWTH, "{growth:?}");
 }
 
 /// Receives frames up to the end of the stream.

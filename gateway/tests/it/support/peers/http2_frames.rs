@@ -70,14 +70,21 @@ pub(crate) fn get(target: &str, key: Option<&str>) -> Vec<u8> {
 /// The header block of a GET request with its own path and `x-number` field. The decoder adds both to its table
 /// (RFC 7541 §6.2.1), and does not add another field with `padding` bytes.
 pub(crate) fn get_with_padding(number: u32, padding: usize) -> Vec<u8> {
-    const WITH_INDEXING: u8 = 0x40;
     let mut block = get(&format!("/{number}"), None);
     let path = block.len() - format!("/{number}").len() - 2;
     block[path] |= WITH_INDEXING;
-    let name = block.len();
-    field(&mut block, Err("x-number"), &number.to_string());
-    block[name] |= WITH_INDEXING;
+    block.extend(indexed("x-number", &number.to_string()));
     field(&mut block, Err("x-padding"), &"p".repeat(padding));
+    block
+}
+
+/// Bit of a literal field that the decoder adds to its table (RFC 7541 §6.2.1).
+const WITH_INDEXING: u8 = 0x40;
+
+/// A field that the decoder adds to its table.
+pub(crate) fn indexed(name: &str, value: &str) -> Vec<u8> {
+    let mut block = block(&[(name, value)]);
+    block[0] |= WITH_INDEXING;
     block
 }
 

@@ -50,6 +50,20 @@ impl Running {
         assert!(send_signal(self.0.id(), signal));
     }
 
+    /// Resident memory of the process, in bytes.
+    pub(crate) fn resident(&self) -> usize {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap();
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:"))
+            .unwrap();
+        line.trim()
+            .trim_end_matches(" kB")
+            .parse::<usize>()
+            .unwrap()
+            * 1024
+    }
+
     pub(crate) fn exit_code(&mut self) -> Option<i32> {
         eventually("the process has ended", || self.0.try_wait().unwrap()).code()
     }
@@ -147,16 +161,7 @@ impl Served {
 
     /// Resident memory of the process, in bytes.
     pub(crate) fn resident(&self) -> usize {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
-        let line = status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:"))
-            .unwrap();
-        line.trim()
-            .trim_end_matches(" kB")
-            .parse::<usize>()
-            .unwrap()
-            * 1024
+        self.process.resident()
     }
 }
 
