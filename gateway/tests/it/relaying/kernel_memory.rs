@@ -1,0 +1,91 @@
+//! Kernel memory of the connections of callers that read nothing, as the kernel counts it.
+
+use std::process::Command;
+
+use http::Method;
+
+use crate::support::peers::backend;
+use crate::support::peers::caller::Caller;
+use crate::support::processes::prepared::Prepared;
+use crate::support::programs::usable;
+
+const MIB: usize = 1024 * 1024;
+const RELAY_MEMORY: usize = 64 * MIB;
+/// An account on one worker has half of what callers have, which is half of [`RELAY_MEMORY`]. A socket takes up to twice its limit
+/// between two measurements.
+const KERNEL_MEMORY: usize = RELAY_MEMORY / 4 + 8 * MIB;
+/// Callers: enough to fill five times as much.
+const CALLERS: usize = 400;
+
+/// Bytes that wait in the sockets of the connections to this port.
+fn held(port: u16) -> usize {
+    let output = Command::new("ss")
+        .args([
+            "-tmnOH",
+            "state",
+            "established",
+            "sport",
+            "=",
+            &format!(":{port}"),
+        ])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    // `skmem:(r0,rb131072,t0,tb87040,f0,w0,o0,bl0,d0)`: received, sent and reserved bytes are `r`, `w` and `f` (ss(8)).
+    let of_socket = |fields: &str| -> usize {
+        let number = |field: &str| {
+            let digits = field.trim_start_matches(['r', 'w', 'f']);
+            (digits.len() + 1 == field.len()).then(|| digits.parse::<usize>().ok())?
+        };
+        fields.split(',').filter_map(number).sum()
+    };
+    text.lines()
+        .filter_map(|line| line.split_once("skmem:("))
+        .filter_map(|(_, rest)| rest.split_once(')'))
+        .map(|(fields, _)| of_socket(fields))
+        .sum()
+}
+
+#[test]
+fn callers_that_read_nothing_hold_little_kernel_memory() {
+    if !usable(&["ss"]) {
+        return;
+    }
+    let backend = backend::start(|mut peer| {
+        while let Ok(head) = peer.request_head() {
+            let size = if head.target.path() == "/" {
+                0
+            } else {
+                4 * MIB
+            };
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n");
+            // Fails once the caller has gone.
+            if peer
+                .try_send(head)
+                .and_then(|()| peer.try_send(vec![b'x'; size]))
+                .is_err()
+            {
+                return;
+            }
+        }
+    });
+    let prepared = Prepared::new();
+    let memory = format!("workers = 1\nrelay_memory_mib = {}", RELAY_MEMORY / MIB);
+    let gateway = prepared.serve_with(&prepared.config().replace("workers = 2", &memory));
+    let _agent = prepared.run_agent(gateway.address.port(), &backend);
+    prepared.wait_for_tunnel(gateway.address);
+    let mut most = 0;
+    let mut callers: Vec<Caller> = Vec::new();
+    for _ in 0..CALLERS {
+        let mut caller = prepared.connect(gateway.address);
+        caller.send(prepared.get("/large"));
+        // Fails if the connection was reset to make room.
+        let _ = caller.response_head(&Method::GET);
+        callers.push(caller);
+        most = most.max(held(gateway.address.port()));
+    }
+    eprintln!("{most} bytes for {} connections", callers.len());
+    assert!((MIB..=KERNEL_MEMORY).contains(&most), "{most}");
+    drop(callers);
+    prepared.wait_for_tunnel(gateway.address);
+}
