@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use gw_shared::http::framing::{self, Framing};
-use gw_shared::http::{Fields, InvalidHead, Part, RequestHead};
-use gw_shared::http2::stream as streams;
+use gw_shared::http::{Fields, InvalidBody, InvalidHead, Part, RequestHead};
+use gw_shared::http2::stream::{self as streams, StreamError};
 use gw_shared::net::Acknowledger;
 use gw_shared::runtime;
 use h2::client::{ResponseFuture, SendRequest};
@@ -398,7 +398,10 @@ impl Http2Response {
             received
         })
         .await
-        .map_err(|_| cut_short())?;
+        .map_err(|error| match error {
+            StreamError::Closed => cut_short(),
+            StreamError::TrailersTooLarge => InvalidBody::Trailers.into(),
+        })?;
         if let Part::Trailers(trailers) = &received {
             if self.is_switched {
                 return Err(TRAILERS_OF_A_SWITCH.into());

@@ -86,6 +86,7 @@ pub(crate) async fn read_head_or_refuse(
             *buffer = BytesMut::new();
         } else if !begun {
             begun = true;
+            guard.begins_head();
             guard.expect_by(Instant::now() + limits::HEAD);
         }
         // An error of the connection is an end, too.

@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use gw_base::service::rate::Rate;
+use gw_shared::http::body::{TRAILER_FIELDS_MAX, TRAILERS_MAX};
 use gw_shared::http::head::HeadLimits;
 use gw_shared::{net, tunnel};
 
@@ -45,13 +46,15 @@ pub const HTTP2_STREAMS: u32 = 100;
 pub const HTTP2_CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
 /// Bytes of the response of one stream that wait for the caller's window or socket.
 pub const HTTP2_SEND_BUFFER: usize = 32 * KIB;
-/// Largest header list of a request (RFC 9113 §6.5.2), and most bytes of its header block. A list beyond
-/// [`REQUEST_HEAD`] and below this gets an error response. A longer block ends the connection; a longer list in a shorter
+/// Largest header list of a request (RFC 9113 §6.5.2), and most bytes of its header block. SETTINGS announce
+/// [`REQUEST_HEAD`]; a list beyond it and below this gets an error response. A longer block ends the connection; a longer list in a shorter
 /// block gets a 431 of h2, which carries no request id.
 pub const HTTP2_HEADER_LIST: u32 = 128 * 1024;
 /// Memory of a header list, in multiples of its counted size: its smallest fields count 33 bytes each and take 104 in a
 /// `HeaderMap` that is two thirds full and was copied when it grew.
 const HTTP2_HEADER_LIST_COST: usize = 6;
+/// Memory of a field, beside its bytes, in a head or in trailers that wait.
+const HTTP2_FIELD_COST: usize = 128;
 /// Requests that the caller may reset on one HTTP/2 connection (rapid reset, CVE-2023-44487). More end the connection.
 pub const HTTP2_RESETS: Rate = Rate::new(500, 6000).unwrap();
 /// Streams of one HTTP/2 connection that the h2 crate resets because of errors of the caller (CVE-2025-8671). More end
@@ -108,6 +111,16 @@ pub const PLAIN_HEAD: HeadLimits = HeadLimits {
 /// Memory of such a connection: a head with one more receive, and its answer, in which a byte of the target may take three.
 pub const PLAIN_CONNECTION_MAX: usize =
     PLAIN_HEAD.head + 64 * KIB + 3 * PLAIN_HEAD.target + 8 * KIB;
+/// Requests of one worker whose heads are incomplete, or that announced an empty body and have not ended. A further one ends the connection of the oldest.
+pub const UNFINISHED_HEADS: usize = KIB;
+/// Such requests of one client address.
+pub const UNFINISHED_HEADS_PER_ADDRESS: usize = 256;
+/// Memory of such a request over HTTP/1.1: a head with one more receive, in a buffer that has grown.
+pub const UNFINISHED_HEAD_MAX: usize = 2 * (REQUEST_HEAD.head + 32 * KIB);
+/// Responses of the gateway, on one worker, for which their callers of HTTP/2 have no window. A further one ends the oldest.
+pub const UNREAD_REFUSALS: usize = 256;
+/// Such responses to one client address.
+pub const UNREAD_REFUSALS_PER_ADDRESS: usize = 64;
 /// Requests of one connection that are refused before authentication. More end the connection.
 pub const REFUSALS: Rate = Rate::new(1000, 600).unwrap();
 /// Records of unauthenticated requests to the apex, per worker: 2 a second of the largest size are some 0.5 GB in 7
@@ -275,10 +288,15 @@ pub const AGENT_MESSAGE: usize = tunnel::frame::MESSAGE_TEXT_MAX;
 /// and the send buffer.
 const CALLER_CONNECTION_MAX: usize =
     READ_AHEAD + 64 * KIB + REQUEST_HEAD.head + net::tls::SEND_BUFFER;
-/// Additional memory of one HTTP/2 connection if neither the caller nor the backends read: request bodies, responses, a
-/// header list being read.
+/// A head that waits for the end of its body, and trailers that wait for the reader of theirs.
+const HTTP2_WAITING_LISTS: usize = REQUEST_HEAD.head
+    + REQUEST_HEAD.fields * HTTP2_FIELD_COST
+    + TRAILERS_MAX
+    + TRAILER_FIELDS_MAX * HTTP2_FIELD_COST;
+/// Additional memory of one HTTP/2 connection if neither the caller nor the backends read: request bodies, responses, heads
+/// and trailers of requests, a header list being read.
 const HTTP2_CONNECTION_MAX: usize = HTTP2_CONNECTION_WINDOW as usize
-    + HTTP2_STREAMS as usize * HTTP2_SEND_BUFFER
+    + HTTP2_STREAMS as usize * (HTTP2_SEND_BUFFER + HTTP2_WAITING_LISTS)
     + HTTP2_HEADER_LIST as usize * HTTP2_HEADER_LIST_COST;
 /// Additional memory for interim responses, which credit does not limit.
 const HTTP2_INTERIM_MAX: usize = HTTP2_STREAMS as usize * tunnel::response::INTERIM_BYTES;
@@ -293,6 +311,11 @@ const CROSS_CORE_MAX: usize = 2 * PIPE_MEMORY;
 
 // Memory of a flood of handshakes.
 const _: () = assert!(HANDSHAKES * HANDSHAKE_MAX <= 192 * MIB);
+// Memory of a flood of requests without a credential whose heads are incomplete, or whose refusals are not read.
+const _: () = assert!(UNFINISHED_HEADS * UNFINISHED_HEAD_MAX <= 128 * MIB);
+const _: () = assert!(
+    UNREAD_REFUSALS * (HTTP2_CONNECTION_WINDOW as usize + HTTP2_WAITING_LISTS) <= 1100 * MIB
+);
 // Memory of a flood of connections in plain HTTP.
 const _: () = assert!(PLAIN_CONNECTIONS * PLAIN_CONNECTION_MAX <= 28 * MIB);
 // Memory of a stalled caller with a large response, for a request that crosses workers.
@@ -316,7 +339,7 @@ const _: () = assert!(CROSS_CORE_REQUESTS * 2 * PIPE_FRAMES * 64 <= 16 * MIB);
 // The mailbox has room for the wakes of all requests that cross cores, and for other messages.
 const _: () = assert!(MAILBOX >= CROSS_CORE_REQUESTS + CROSS_CORE_REQUESTS / 2);
 // Memory of an HTTP/2 caller that stalls all its streams, without its relays.
-const _: () = assert!(HTTP2_CONNECTION_MAX <= 8 * MIB && HTTP2_INTERIM_MAX <= 8 * MIB);
+const _: () = assert!(HTTP2_CONNECTION_MAX <= 15 * MIB && HTTP2_INTERIM_MAX <= 8 * MIB);
 // A message fits in the queue of control messages, and the queue is small compared to the memory of a tunnel's streams.
 const _: () = assert!(CONTROL_QUEUE >= tunnel::control::MESSAGE_MAX && CONTROL_QUEUE <= MIB / 4);
 // The least window has room for four frames: a peer is granted the next bytes before it has used up all.

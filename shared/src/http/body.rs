@@ -11,9 +11,10 @@ use crate::http::Fields;
 
 /// Longest chunk-size line, extensions included, in bytes.
 const SIZE_LINE_MAX: usize = 4096;
-/// Largest trailer section, in bytes, and most fields in it.
-const TRAILERS_MAX: usize = 16 * 1024;
-const TRAILER_FIELDS_MAX: usize = 64;
+/// Largest trailer section of a request, and of a response of a backend, in bytes.
+pub const TRAILERS_MAX: usize = 16 * 1024;
+/// Most fields in such a section.
+pub const TRAILER_FIELDS_MAX: usize = 64;
 
 /// A piece of a body.
 #[derive(Debug, PartialEq)]

@@ -104,6 +104,7 @@ pub fn join_cookies(headers: &mut Fields) {
     if let Ok(joined) = HeaderValue::from_maybe_shared(bytes::Bytes::from(cookies.join(&b"; "[..])))
     {
         headers.insert(header::COOKIE, joined);
+        headers.shrink_to_fit();
     }
 }
 

@@ -1,6 +1,5 @@
 //! Bounds on message heads, and the error for a refused head.
 
-use http::Method;
 use http::header::{self, HeaderName, HeaderValue};
 
 /// Bounds on a message head.
@@ -14,11 +13,11 @@ pub struct HeadLimits {
 }
 
 impl HeadLimits {
-    /// Checks a request of HTTP/2 as if it were written as HTTP/1.1.
+    /// Checks a request head. `other_parts` is the size of all but target and fields, in bytes.
     pub fn check<'a>(
         &self,
-        method: &Method,
         target: &str,
+        other_parts: usize,
         fields: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>,
     ) -> Result<(), InvalidHead> {
         /// Bytes of `: ` and CRLF in a field line.
@@ -26,7 +25,7 @@ impl HeadLimits {
         if target.len() > self.target {
             return Err(InvalidHead::TargetTooLong(self.target));
         }
-        let mut size = method.as_str().len() + target.len();
+        let mut size = target.len() + other_parts;
         let mut cookies = 0;
         let mut others = 0;
         for (name, value) in fields {

@@ -3,30 +3,41 @@
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
+use h2::Reason;
 
+use crate::http::body::{TRAILER_FIELDS_MAX, TRAILERS_MAX};
 use crate::http::{Fields, Part};
 
-/// Error of a stream that ended before its body.
+/// Why a body did not arrive whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StreamClosed {
-    /// Only the stream has ended: the connection continues.
-    pub is_reset: bool,
+pub enum StreamError {
+    /// The stream or its connection has ended.
+    Closed,
+    /// The trailers are over [`TRAILERS_MAX`] or [`TRAILER_FIELDS_MAX`]. The other direction of the stream is still open.
+    TrailersTooLarge,
 }
 
-impl From<h2::Error> for StreamClosed {
+impl From<h2::Error> for StreamError {
     fn from(error: h2::Error) -> Self {
-        Self {
-            is_reset: error.is_reset(),
+        let has_ended = error.is_reset() || error.is_go_away() || error.is_io();
+        if !has_ended && error.reason() == Some(Reason::ENHANCE_YOUR_CALM) {
+            Self::TrailersTooLarge
+        } else {
+            Self::Closed
         }
     }
 }
+
+// The h2 crate drops larger trailers than those of HTTP/1.1.
+const _: () =
+    assert!(h2::TRAILERS_MAX == TRAILERS_MAX && h2::TRAILER_FIELDS_MAX == TRAILER_FIELDS_MAX);
 
 /// Sends all of `data` as the peer's window and the send buffer allow; `last` also ends the stream.
 pub async fn send(
     stream: &mut h2::SendStream<Bytes>,
     mut data: Bytes,
     last: bool,
-) -> Result<(), StreamClosed> {
+) -> Result<(), StreamError> {
     std::future::poll_fn(|cx| poll_send(stream, cx, &mut data, last)).await
 }
 
@@ -36,7 +47,7 @@ pub fn poll_send(
     cx: &mut Context<'_>,
     data: &mut Bytes,
     last: bool,
-) -> Poll<Result<(), StreamClosed>> {
+) -> Poll<Result<(), StreamError>> {
     while !data.is_empty() {
         stream.reserve_capacity(data.len());
         let mut capacity = stream.capacity();
@@ -44,7 +55,7 @@ pub fn poll_send(
             capacity = match ready!(stream.poll_capacity(cx)) {
                 Some(Ok(capacity)) => capacity,
                 Some(Err(error)) => return Poll::Ready(Err(error.into())),
-                None => return Poll::Ready(Err(StreamClosed { is_reset: false })),
+                None => return Poll::Ready(Err(StreamError::Closed)),
             };
         }
         let piece = data.split_to(capacity.min(data.len()));
@@ -58,12 +69,12 @@ pub fn poll_send(
 pub fn finish(
     stream: &mut h2::SendStream<Bytes>,
     trailers: Option<Fields>,
-) -> Result<(), StreamClosed> {
+) -> Result<(), StreamError> {
     match trailers {
         Some(trailers) => stream.send_trailers(trailers.into()),
         None => stream.send_data(Bytes::new(), true),
     }
-    .map_err(StreamClosed::from)
+    .map_err(StreamError::from)
 }
 
 /// Pieces below the first size are merged with pieces that arrived after them, up to the second size, in bytes: a small
@@ -76,7 +87,7 @@ const MERGED_MAX: usize = 16 * 1024;
 pub fn poll_receive(
     stream: &mut h2::RecvStream,
     cx: &mut Context<'_>,
-) -> Poll<Result<Part, StreamClosed>> {
+) -> Poll<Result<Part, StreamError>> {
     while let Some(data) = ready!(stream.poll_data(cx)) {
         match data {
             Ok(data) if data.is_empty() => {}

@@ -196,6 +196,37 @@ fn http_2_field_values_with_padding_are_malformed() {
 }
 
 #[test]
+fn http_2_trailers_over_the_limits_cut_the_response() {
+    let urls = http2_backend(
+        h2::server::Builder::new(),
+        |request, mut respond, _| async move {
+            let fields: usize = request.uri().path()[1..].parse().unwrap();
+            let mut sent = respond.send_response(Response::new(()), false).unwrap();
+            sent.send_data(Bytes::from_static(b"body"), false).unwrap();
+            let trailer = |at: usize| {
+                let name = http::HeaderName::try_from(format!("x-{at}")).unwrap();
+                (name, HeaderValue::try_from("v".repeat(at)).unwrap())
+            };
+            let status = ("grpc-status".parse().unwrap(), HeaderValue::from(0));
+            let trailers = (0..fields).map(trailer).chain([status]);
+            sent.send_trailers(trailers.collect()).unwrap();
+        },
+    );
+    with_tunnel(&urls, |gateway| async move {
+        // 64 fields; one more; more than the header list that SETTINGS allow.
+        for (path, is_whole) in [("/63", true), ("/64", false), ("/400", false)] {
+            let exchange = gateway.send(get(path));
+            exchange.response().await;
+            assert_eq!(exchange.bytes(4).await, b"body");
+            let end = exchange.body().await;
+            let expected = Closed::Reset("GW_BACKEND_INVALID_RESPONSE".into());
+            assert_eq!(end.is_ok(), is_whole, "{path}");
+            assert!(is_whole || end == Err(expected), "{path}");
+        }
+    });
+}
+
+#[test]
 fn extended_connect_has_no_content_length() {
     let mut settings = h2::server::Builder::new();
     settings.enable_connect_protocol();

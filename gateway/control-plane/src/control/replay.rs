@@ -93,7 +93,8 @@ pub(crate) fn start(
     }
     let method = edits.method(method)?;
     let (target, headers) = edits.head(&target, request.headers)?;
-    let checked = limits::REQUEST_HEAD.check(&method, target.as_str(), headers.iter());
+    let checked =
+        limits::REQUEST_HEAD.check(target.as_str(), method.as_str().len(), headers.iter());
     checked.map_err(|invalid| {
         let field = if matches!(invalid, InvalidHead::TargetTooLong(_)) {
             "target"

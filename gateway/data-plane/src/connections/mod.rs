@@ -2,8 +2,9 @@
 //!
 //! One sweep per tick checks all deadlines. There is no timer per connection, so setting a deadline is one store.
 
-mod discards;
 pub(crate) mod handshakes;
+pub(crate) mod unfinished;
+mod waits;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -16,8 +17,9 @@ use gw_shared::net::{Closer, Socket};
 use gw_telemetry::counters::Counter;
 use slab::Slab;
 
-use crate::connections::discards::Discards;
-use crate::connections::handshakes::HandshakeGuard;
+use crate::connections::handshakes::{HandshakeGuard, Handshakes};
+use crate::connections::unfinished::UnfinishedHeads;
+use crate::connections::waits::Waits;
 use crate::memory::sockets::{SocketMemory, SocketUse, WatchedSocket};
 
 /// Table of the connections of a worker.
@@ -32,7 +34,11 @@ pub(crate) struct Connections {
     evicting: Cell<usize>,
     /// Number of connections that were ended to make room.
     pub(crate) evicted: Counter,
-    discards: Discards,
+    discards: Waits,
+    unread_refusals: Waits,
+    unfinished_heads: Rc<Handshakes>,
+    /// Number of connections that were ended because they had the oldest of these.
+    pub(crate) ended_unfinished: Counter,
     socket_memory: Rc<SocketMemory>,
 }
 
@@ -71,7 +77,8 @@ pub(crate) struct ConnectionGuard {
     socket: WatchedSocket,
     /// Count against the limit of the client address.
     address_slot: Option<AddressSlot>,
-    _handshake: Option<HandshakeGuard>,
+    /// Counts the handshake, or an incomplete head.
+    unfinished: Cell<Option<HandshakeGuard>>,
 }
 
 impl Connections {
@@ -83,7 +90,16 @@ impl Connections {
             draining_since: Cell::new(None),
             evicting: Cell::new(0),
             evicted: Counter::default(),
-            discards: Discards::new(limits::DISCARDS, limits::DISCARDS_PER_ADDRESS),
+            discards: Waits::new(limits::DISCARDS, limits::DISCARDS_PER_ADDRESS),
+            unread_refusals: Waits::new(
+                limits::UNREAD_REFUSALS,
+                limits::UNREAD_REFUSALS_PER_ADDRESS,
+            ),
+            unfinished_heads: Handshakes::new(
+                limits::UNFINISHED_HEADS,
+                limits::UNFINISHED_HEADS_PER_ADDRESS,
+            ),
+            ended_unfinished: Counter::default(),
             socket_memory,
         })
     }
@@ -124,7 +140,7 @@ impl Connections {
             entry,
             socket,
             address_slot: None,
-            _handshake: None,
+            unfinished: Cell::default(),
         })
     }
 
@@ -325,8 +341,28 @@ impl ConnectionGuard {
         } else {
             limits::DISCARD_WITHIN
         };
-        let client = Claimant::counted(self.address_slot.as_ref());
-        self.connections.discards.run(client, within, discard).await
+        let discards = &self.connections.discards;
+        discards.run(self.claimant(), within, discard).await
+    }
+
+    /// Runs `refusal`, which waits for the peer to take a response of the gateway. Returns `None` if that takes too long, or if
+    /// another such response takes its place.
+    pub(crate) async fn unread_refusal<T>(&self, refusal: impl Future<Output = T>) -> Option<T> {
+        let refusals = &self.connections.unread_refusals;
+        refusals.run(self.claimant(), limits::HEAD, refusal).await
+    }
+
+    /// What counts the incomplete heads of the connection.
+    pub(crate) fn unfinished_heads(&self) -> UnfinishedHeads {
+        UnfinishedHeads {
+            connections: Rc::clone(&self.connections),
+            closer: self.entry.closer.clone(),
+            claimant: self.claimant(),
+        }
+    }
+
+    fn claimant(&self) -> Claimant {
+        Claimant::counted(self.address_slot.as_ref())
     }
 
     /// Holds `slot` until the connection ends.
@@ -336,11 +372,20 @@ impl ConnectionGuard {
 
     /// Counts the connection as a handshake until [`Self::has_shaken_hands`].
     pub(crate) fn shakes_hands(&mut self, handshake: HandshakeGuard) {
-        self._handshake = Some(handshake);
+        self.unfinished.set(Some(handshake));
     }
 
-    pub(crate) fn has_shaken_hands(&mut self) {
-        self._handshake = None;
+    /// The handshake is complete, or the head that began to arrive.
+    pub(crate) fn has_shaken_hands(&self) {
+        self.unfinished.take();
+    }
+
+    /// Counts an incomplete head over HTTP/1.1 until [`Self::has_shaken_hands`] or [`Self::busy`], unless the connection counts
+    /// already.
+    pub(crate) fn begins_head(&self) {
+        let counted = self.unfinished.take();
+        let counted = counted.unwrap_or_else(|| self.unfinished_heads().begin());
+        self.unfinished.set(Some(counted));
     }
 
     /// No request runs. The next one has to begin by `deadline`.
@@ -404,6 +449,7 @@ impl ConnectionGuard {
         self.entry.expected.set(false);
         self.entry.deadline.set(None);
         self.entry.watcher.take();
+        self.unfinished.take();
     }
 }
 

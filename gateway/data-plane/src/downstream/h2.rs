@@ -15,8 +15,8 @@ use gw_base::error::Error;
 use gw_interface::rate_limit::Bucket;
 use gw_shared::http::framing::{check_values_of_http2, length_of};
 use gw_shared::http::head::request_of_http2;
-use gw_shared::http::{InvalidHead, InvalidHeadParts, Part};
-use gw_shared::http2::stream;
+use gw_shared::http::{InvalidBody, InvalidHead, InvalidHeadParts, Part};
+use gw_shared::http2::stream::StreamError;
 use gw_shared::net::{Closer, TlsStream};
 use gw_shared::runtime;
 use gw_shared::tunnel::window;
@@ -41,7 +41,8 @@ fn settings() -> h2::server::Builder {
         .initial_window_size(window::FIRST)
         .initial_connection_window_size(limits::HTTP2_CONNECTION_WINDOW)
         .max_concurrent_streams(limits::HTTP2_STREAMS)
-        .max_header_list_size(limits::HTTP2_HEADER_LIST)
+        .max_header_list_size(limits::REQUEST_HEAD.head as u32)
+        .received_header_list_size(limits::HTTP2_HEADER_LIST)
         .max_send_buffer_size(limits::HTTP2_SEND_BUFFER)
         .max_local_error_reset_streams(Some(limits::HTTP2_ERROR_RESETS))
         .max_pending_accept_reset_streams(limits::HTTP2_UNSEEN_RESETS)
@@ -73,7 +74,7 @@ pub(crate) fn serve_on(
     guard: ConnectionGuard,
 ) -> impl Future<Output = ()> {
     guard.expect_by(Instant::now() + limits::HEAD);
-    let meter = Rc::new(Meter::new(Instant::now()));
+    let meter = Rc::new(Meter::new(Instant::now(), guard.unfinished_heads()));
     // Boxed: the connection does not keep the memory of its beginning.
     let handshake =
         Box::pin(settings().handshake::<_, Bytes>(Metered::new(stream, Rc::clone(&meter))));
@@ -282,28 +283,32 @@ async fn serve_request(
     connection: Open,
 ) {
     let (parts, mut body) = request.into_parts();
-    if is_to_be_empty(&parts.method, &parts.headers) && !ends_without_data(&mut body).await {
+    let is_head = parts.method == Method::HEAD;
+    let is_to_be_empty = is_to_be_empty(&parts.method, &parts.headers);
+    let has_body = !body.is_end_stream();
+    // Before the first wait, in which a head over the limits would be held.
+    let head = request_of_http2(parts, has_body, limits::REQUEST_HEAD)
+        .map_err(|refused| (refused.0, InvalidHeadParts::of_http2(refused.1)));
+    let guard = &connection.0.guard;
+    if head.is_ok() && is_to_be_empty && !ends_without_data(&mut body, guard).await {
         // The h2 crate or the caller has reset the stream; otherwise dropping it does.
         return connection.0.count_reset();
     }
-    let has_body = !body.is_end_stream();
     let stream = RefCell::new(ResponseStream::Asked(respond));
-    let mut response =
-        H2ResponseSink::new(parts.method == Method::HEAD, &stream, &connection.0.meter);
+    let mut response = H2ResponseSink::new(is_head, &stream, &connection.0.meter, guard);
     let mut body = H2RequestBody {
         body: Incoming::new(body),
         unreleased: 0,
         switched: false,
         stream: &stream,
     };
-    let outcome = match request_of_http2(parts, has_body, limits::REQUEST_HEAD) {
+    let outcome = match head {
         Ok(head) => {
             router
                 .serve(head, &connection.0.peer, &mut body, &mut response)
                 .await
         }
-        Err(refused) => {
-            let (invalid, parts) = *refused;
+        Err((invalid, head)) => {
             let error = Error::invalid_head(invalid.clone());
             if let InvalidHead::Malformed(reason) = invalid {
                 tracing::debug!(reason, "malformed request of HTTP/2");
@@ -311,7 +316,6 @@ async fn serve_request(
                 stream.borrow_mut().reset(Reason::PROTOCOL_ERROR);
                 return connection.0.count_refusal();
             }
-            let head = InvalidHeadParts::of_http2(parts);
             router
                 .refuse_invalid_head(head, &connection.0.peer, &error, &mut response)
                 .await
@@ -342,7 +346,7 @@ fn is_to_be_empty(method: &Method, headers: &HeaderMap) -> bool {
 
 /// Waits until a body that was announced as empty has ended, trailers aside, before the request is served: data would
 /// contradict the announcement (RFC 9113 §8.1.1). Has the time limit of a head.
-async fn ends_without_data(body: &mut RecvStream) -> bool {
+async fn ends_without_data(body: &mut RecvStream, guard: &ConnectionGuard) -> bool {
     if body.is_end_stream() {
         return true;
     }
@@ -355,6 +359,7 @@ async fn ends_without_data(body: &mut RecvStream) -> bool {
             }
         }
     };
+    let _counted = guard.unfinished_heads().begin();
     runtime::timeout(limits::HEAD, ends).await.unwrap_or(false)
 }
 
@@ -409,7 +414,8 @@ impl RequestBody for H2RequestBody<'_> {
                 Err(BodyError::Gone)
             }
             Ok(part) => Ok(part),
-            Err(stream::StreamClosed { .. }) => Err(BodyError::Gone),
+            Err(StreamError::TrailersTooLarge) => Err(BodyError::Malformed(InvalidBody::Trailers)),
+            Err(StreamError::Closed) => Err(BodyError::Gone),
         }
     }
 

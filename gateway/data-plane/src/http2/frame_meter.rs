@@ -9,6 +9,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
+use crate::connections::unfinished::UnfinishedHeads;
 use crate::limits;
 use gw_interface::rate_limit::Bucket;
 use gw_shared::net::TlsStream;
@@ -172,16 +173,18 @@ pub(crate) struct Meter {
     /// Notified when the connection takes bytes again, and when it has ended.
     passed: Notify,
     is_gone: Cell<bool>,
+    unfinished: UnfinishedHeads,
 }
 
 impl Meter {
-    pub(crate) fn new(now: Instant) -> Self {
+    pub(crate) fn new(now: Instant, unfinished: UnfinishedHeads) -> Self {
         Self {
             frames: RefCell::new(FrameMeter::new(now)),
             abuse: Cell::default(),
             blocked: Cell::default(),
             passed: Notify::new(),
             is_gone: Cell::default(),
+            unfinished,
         }
     }
 
@@ -278,9 +281,13 @@ impl<S: CallerStream> AsyncRead for Metered<S> {
             // Later bytes arrive in another turn.
             meter.weight = 0;
             if meter.block.is_some() {
-                let due = this
-                    .head_due
-                    .get_or_insert_with(|| Box::pin(runtime::sleep(limits::HEAD)));
+                let due = this.head_due.get_or_insert_with(|| {
+                    let counted = this.meter.unfinished.begin();
+                    Box::pin(async move {
+                        runtime::sleep(limits::HEAD).await;
+                        drop(counted);
+                    })
+                });
                 ready!(due.as_mut().poll(cx));
                 this.meter.end_for(HEADER_LIST, cx);
             }

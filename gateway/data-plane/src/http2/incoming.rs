@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::{Either, select};
 use gw_shared::http::Part;
-use gw_shared::http2::stream::{self, StreamClosed};
+use gw_shared::http2::stream::{self, StreamError};
 use h2::RecvStream;
 
 /// A received body, with the data that waits for the next hop.
@@ -29,17 +29,14 @@ impl Incoming {
     }
 
     /// Receives the next piece, waiting data first. An error means that the body was cut off.
-    pub(crate) fn poll_receive(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<Part, StreamClosed>> {
+    pub(crate) fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Part, StreamError>> {
         match self.waiting.as_mut().and_then(|waiting| waiting.next()) {
             Some(data) => Poll::Ready(Ok(Part::Data(data))),
             None => stream::poll_receive(&mut self.stream, cx),
         }
     }
 
-    pub(crate) async fn receive(&mut self) -> Result<Part, StreamClosed> {
+    pub(crate) async fn receive(&mut self) -> Result<Part, StreamError> {
         std::future::poll_fn(|cx| self.poll_receive(cx)).await
     }
 

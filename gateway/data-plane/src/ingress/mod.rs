@@ -256,7 +256,7 @@ impl Ingress {
         self: Rc<Self>,
         greeting: Greeting,
         origin: ConnectionOrigin,
-        mut guard: ConnectionGuard,
+        guard: ConnectionGuard,
     ) {
         let ConnectionOrigin { peer, via } = origin;
         let tunnel = is_tunnel(&greeting.hello);

@@ -60,7 +60,7 @@ impl Ingress {
         self: Rc<Self>,
         greeting: Greeting,
         agent: SocketAddr,
-        mut guard: ConnectionGuard,
+        guard: ConnectionGuard,
         mut to: SpliceTo,
     ) {
         let Some(nodes) = self.nodes.clone() else {

@@ -134,7 +134,7 @@ impl Ingress {
         let Arrival {
             socket,
             received: mut buffer,
-            mut guard,
+            guard,
             ..
         } = arrival;
         let head =

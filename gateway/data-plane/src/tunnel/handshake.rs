@@ -157,7 +157,10 @@ async fn read_upgrade(
     guard: &ConnectionGuard,
 ) -> Option<Result<RequestHead, Error>> {
     let head = match http1::read_head(stream, buffer, guard, HEAD_LIMITS).await {
-        Ok(head) => head?,
+        Ok(head) => {
+            guard.has_shaken_hands();
+            head?
+        }
         Err(error) => return Some(Err(Error::invalid_head(error))),
     };
     Some(tunnels.freeze.over().await.map(|()| head))

@@ -547,6 +547,7 @@ impl Worker {
         let mut reasons = self.counters.by_reason();
         let elsewhere = [
             ("idle", &self.connections.evicted),
+            ("unfinished", &self.connections.ended_unfinished),
             ("memory", &self.socket_memory.shed),
         ];
         let counted = elsewhere

@@ -1,6 +1,7 @@
 //! Attacks by callers. The attacker loses its connection, and other connections are still served.
 
 mod stalled_handshakes;
+mod waiting_header_lists;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;

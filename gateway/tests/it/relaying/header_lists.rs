@@ -2,13 +2,15 @@
 
 use std::io::{Read, Write};
 
+use bytes::Bytes;
 use gw_gateway::demo::Demo;
-use http::Method;
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
 use crate::support::peers::caller::{HOST, Tls};
-use crate::support::peers::http2_caller::{connect, on_a_reactor};
+use crate::support::peers::http2_backend;
+use crate::support::peers::http2_caller::{connect, on_a_reactor, whole};
 use crate::support::peers::http2_frames::{
-    CONTINUATION, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, SETTINGS, frame,
+    CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, SETTINGS, frame,
 };
 use crate::support::peers::{caller, http2_frames};
 use crate::support::{demo, eventually, reports};
@@ -38,6 +40,74 @@ fn a_list_of_up_to_128_kib_gets_an_error_with_a_request_id() {
     });
 }
 
+#[test]
+fn settings_announce_the_limit_of_a_request_head() {
+    const MAX_HEADER_LIST_SIZE: [u8; 2] = [0, 6];
+    let demo = demo(None);
+    let mut caller = RawCaller::connect(&demo);
+    caller.receive_until(SETTINGS);
+    let announced = caller.payloads(SETTINGS)[0]
+        .chunks(6)
+        .find(|setting| setting.starts_with(&MAX_HEADER_LIST_SIZE));
+    assert_eq!(announced.unwrap()[2..], (32 * KIB as u32).to_be_bytes());
+}
+
+/// Each of these would be refused by an agent that gets it, which would count against the agent.
+#[test]
+fn pseudo_header_fields_count_as_parts_of_the_head() {
+    let demo = demo(None);
+    let key = demo.about.service_key.clone();
+    let long_port = format!("{HOST}:{}443", "0".repeat(40 * KIB));
+    let long_protocol = "p".repeat(40 * KIB);
+    for (authority, protocol) in [(&*long_port, "p"), (HOST, &*long_protocol)] {
+        let block = http2_frames::block(&[
+            (":method", "CONNECT"),
+            (":protocol", protocol),
+            (":scheme", "https"),
+            (":authority", authority),
+            (":path", "/"),
+            ("x-gw-service-key", &key),
+        ]);
+        let mut caller = RawCaller::connect(&demo);
+        caller.send(&in_frames(1, &block));
+        caller.receive_until(DATA);
+        let body: serde_json::Value = serde_json::from_slice(caller.payloads(DATA)[0]).unwrap();
+        assert_eq!(body["error"]["code"], "GW_HEADERS_TOO_LARGE");
+    }
+}
+
+#[test]
+fn trailers_over_the_limits_are_malformed() {
+    let demo = demo(Some(http2_backend::http2()));
+    on_a_reactor(async {
+        let caller = connect(&demo).await;
+        let trailers = |fields: usize, size: usize| -> HeaderMap {
+            let value = HeaderValue::try_from("v".repeat(size)).unwrap();
+            let name = |at: usize| HeaderName::try_from(format!("x-{at:02}")).unwrap();
+            (0..fields).map(|at| (name(at), value.clone())).collect()
+        };
+        let most = 16 * KIB - "x-00: \r\n".len();
+        for (what, trailers, expected) in [
+            ("64 fields", trailers(64, 1), 200),
+            ("65 fields", trailers(65, 1), 400),
+            ("16 KiB", trailers(1, most), 200),
+            ("a byte more", trailers(1, most + 1), 400),
+            ("130 KiB", trailers(10, 13 * KIB), 400),
+        ] {
+            let post = caller.request(&Method::POST, "/");
+            let (response, mut body) = caller.begin(post, false).await;
+            body.send_data(Bytes::from_static(b"data"), false).unwrap();
+            body.send_trailers(trailers).unwrap();
+            let response = whole(response).await;
+            assert_eq!(response.status, expected, "{what}");
+            if expected == 400 {
+                assert_eq!(response.json()["error"]["code"], "GW_BAD_REQUEST", "{what}");
+            }
+        }
+        assert_eq!(caller.get("/after").await.status, 200);
+    });
+}
+
 /// A header block of a request that decodes to some hundred bytes plus 4,032 bytes per repetition: it adds a field to
 /// the dynamic table and then refers to it (RFC 7541 §2.3.3).
 fn amplified(repetitions: usize) -> Vec<u8> {
@@ -56,6 +126,11 @@ fn literal(stream: u32, size: usize) -> Vec<u8> {
         block.extend([0x10, 1, b'x', 127, 0xe9, 0x06]);
         block.extend([b'y'; 1000]);
     }
+    in_frames(stream, &block)
+}
+
+/// The frames of a header block that ends its stream.
+fn in_frames(stream: u32, block: &[u8]) -> Vec<u8> {
     let chunks: Vec<&[u8]> = block.chunks(16 * KIB).collect();
     let last = chunks.len() - 1;
     let frames = chunks.iter().enumerate().map(|(at, chunk)| {

@@ -10,6 +10,7 @@ use super::{
     CONNECT, Framing, HeadLimits, HttpVersion, InvalidHead, RequestHead, USERINFO, expects_continue,
 };
 use crate::http::Fields;
+use crate::http::fields::join_cookies;
 use crate::http::framing::check_values_of_http2;
 use crate::http::upgrade::UpgradeProtocol;
 
@@ -24,11 +25,14 @@ pub fn request_of_http2(
     has_body: bool,
     limits: HeadLimits,
 ) -> Result<RequestHead, Box<(InvalidHead, Parts)>> {
-    let target = parts.uri.path_and_query().map_or("", PathAndQuery::as_str);
-    if let Err(too_large) = limits.check(&parts.method, target, parts.headers.iter()) {
+    if let Err(too_large) = check_size(&parts, limits) {
         return Err(Box::new((too_large, parts)));
     }
-    let headers = Fields::from(std::mem::take(&mut parts.headers));
+    let mut headers = Fields::from(std::mem::take(&mut parts.headers));
+    if headers.len() > limits.fields {
+        // Cookies alone may be that many. A list of them takes a multiple of their bytes.
+        join_cookies(&mut headers);
+    }
     let checked = match check_http2(&parts, &headers, has_body) {
         Ok(checked) => checked,
         Err(invalid) => {
@@ -54,6 +58,22 @@ pub fn request_of_http2(
         expects_continue,
         upgrade,
     })
+}
+
+/// Checks the size of a request head as if it were written as HTTP/1.1.
+fn check_size(parts: &Parts, limits: HeadLimits) -> Result<(), InvalidHead> {
+    let Parts {
+        method,
+        uri,
+        headers,
+        extensions,
+        ..
+    } = parts;
+    let target = uri.path_and_query().map_or("", PathAndQuery::as_str);
+    let authority = uri.authority().map_or("", Authority::as_str);
+    let protocol = extensions.get::<Protocol>().map_or("", Protocol::as_str);
+    let others = method.as_str().len() + authority.len() + protocol.len();
+    limits.check(target, others, headers.iter())
 }
 
 type CheckedHttp2 = (PathAndQuery, Authority, Framing, Option<UpgradeProtocol>);

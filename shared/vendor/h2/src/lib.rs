@@ -135,6 +135,20 @@ mod share;
 #[cfg_attr(feature = "unstable", allow(missing_docs))]
 pub mod fuzz_bridge;
 
+/// Largest trailer section that is kept, in bytes of its field lines.
+pub const TRAILERS_MAX: usize = 16 * 1024;
+
+/// Most fields of a trailer section that is kept.
+pub const TRAILER_FIELDS_MAX: usize = 64;
+
+fn are_trailers_kept(fields: &http::HeaderMap) -> bool {
+    const SEPARATORS: usize = ": \r\n".len();
+    let lines = fields
+        .iter()
+        .map(|(name, value)| name.as_str().len() + value.len() + SEPARATORS);
+    fields.len() <= TRAILER_FIELDS_MAX && lines.sum::<usize>() <= TRAILERS_MAX
+}
+
 pub use crate::error::{Error, Reason};
 pub use crate::share::{FlowControl, Ping, PingPong, Pong, RecvStream, SendStream, StreamId};
 

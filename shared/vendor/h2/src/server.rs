@@ -247,6 +247,9 @@ pub struct Builder {
     /// Initial `Settings` frame to send as part of the handshake.
     settings: Settings,
 
+    /// Largest header list that is received, if it is not the announced one.
+    received_header_list_size: Option<u32>,
+
     /// Initial target window size for new connections.
     initial_target_connection_window_size: Option<u32>,
 
@@ -392,7 +395,8 @@ where
             codec.set_max_recv_frame_size(max as usize);
         }
 
-        if let Some(max) = builder.settings.max_header_list_size() {
+        let announced = builder.settings.max_header_list_size();
+        if let Some(max) = builder.received_header_list_size.or(announced) {
             codec.set_max_recv_header_list_size(max as usize);
         }
 
@@ -665,6 +669,7 @@ impl Builder {
             reset_stream_max: proto::DEFAULT_RESET_STREAM_MAX,
             pending_accept_reset_stream_max: proto::DEFAULT_REMOTE_RESET_STREAM_MAX,
             settings: Settings::default(),
+            received_header_list_size: None,
             initial_target_connection_window_size: None,
             max_send_buffer_size: proto::DEFAULT_MAX_SEND_BUFFER_SIZE,
             local_max_error_reset_streams: Some(proto::DEFAULT_LOCAL_RESET_COUNT_MAX),
@@ -809,6 +814,13 @@ impl Builder {
     /// ```
     pub fn max_header_list_size(&mut self, max: u32) -> &mut Self {
         self.settings.set_max_header_list_size(Some(max));
+        self
+    }
+
+    /// Sets the size of the largest header list that is received, if it is
+    /// larger than the one that `max_header_list_size` announces.
+    pub fn received_header_list_size(&mut self, max: u32) -> &mut Self {
+        self.received_header_list_size = Some(max);
         self
     }
 

@@ -414,6 +414,11 @@ impl RecvStream {
     }
 
     /// Get optional trailers for this stream.
+    ///
+    /// Trailers over [`TRAILERS_MAX`](crate::TRAILERS_MAX) or
+    /// [`TRAILER_FIELDS_MAX`](crate::TRAILER_FIELDS_MAX) are dropped. In their
+    /// place there is an error with the reason `ENHANCE_YOUR_CALM` which is
+    /// neither a reset nor a GOAWAY: the stream stays open for the response.
     pub async fn trailers(&mut self) -> Result<Option<HeaderMap>, crate::Error> {
         crate::poll_fn(move |cx| self.poll_trailers(cx)).await
     }
@@ -429,7 +434,8 @@ impl RecvStream {
         cx: &mut Context,
     ) -> Poll<Result<Option<HeaderMap>, crate::Error>> {
         match ready!(self.inner.inner.poll_trailers(cx)) {
-            Some(Ok(map)) => Poll::Ready(Ok(Some(map))),
+            Some(Ok(Some(map))) => Poll::Ready(Ok(Some(map))),
+            Some(Ok(None)) => Poll::Ready(Err(crate::Reason::ENHANCE_YOUR_CALM.into())),
             Some(Err(e)) => Poll::Ready(Err(e.into())),
             None => Poll::Ready(Ok(None)),
         }

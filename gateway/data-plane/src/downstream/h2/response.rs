@@ -1,6 +1,7 @@
 //! Responses on streams of HTTP/2.
 
 use std::cell::RefCell;
+use std::pin::pin;
 use std::task::{Context, Poll};
 
 use crate::limits;
@@ -14,6 +15,7 @@ use h2::server::SendResponse;
 use h2::{Reason, SendStream};
 use http::{Method, Response, StatusCode};
 
+use crate::connections::ConnectionGuard;
 use crate::http_message::{CallerGone, RelayedHead, ResponseSink, size_of_fields};
 use crate::http2::frame_meter::Meter;
 use crate::http2::unsent::Unsent;
@@ -53,6 +55,7 @@ pub(super) struct H2ResponseSink<'a> {
     unsent: Option<Unsent>,
     stream: &'a RefCell<ResponseStream>,
     meter: &'a Meter,
+    guard: &'a ConnectionGuard,
 }
 
 /// Bytes of a response that may still wait in h2 when the response is complete. A larger response keeps its charge until h2
@@ -65,6 +68,7 @@ impl<'a> H2ResponseSink<'a> {
         is_head: bool,
         stream: &'a RefCell<ResponseStream>,
         meter: &'a Meter,
+        guard: &'a ConnectionGuard,
     ) -> Self {
         Self {
             is_head,
@@ -73,6 +77,7 @@ impl<'a> H2ResponseSink<'a> {
             unsent: None,
             stream,
             meter,
+            guard,
         }
     }
 
@@ -233,7 +238,7 @@ impl ResponseSink for H2ResponseSink<'_> {
 
     fn begin_own_response(&mut self, _request_is_readable: bool) {}
 
-    /// Does not wait for a caller without an open window.
+    /// Waits for a caller without an open window, as long as for a head.
     async fn whole(&mut self, response: Response<Vec<u8>>) -> Result<(), CallerGone> {
         let (parts, body) = response.into_parts();
         let head = RelayedHead {
@@ -242,14 +247,16 @@ impl ResponseSink for H2ResponseSink<'_> {
             has_body: !body.is_empty(),
             upgrade: None,
         };
-        let sent = async {
+        let guard = self.guard;
+        let mut sent = pin!(async {
             self.head(head).await?;
             self.data(body.into(), true).await?;
             self.end(None).await
-        };
-        runtime::timeout(limits::HEAD, sent)
-            .await
-            .unwrap_or(Err(CallerGone))
+        });
+        if let Poll::Ready(sent) = futures_util::poll!(&mut sent) {
+            return sent;
+        }
+        guard.unread_refusal(sent).await.unwrap_or(Err(CallerGone))
     }
 }
 

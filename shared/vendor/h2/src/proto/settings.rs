@@ -59,10 +59,6 @@ impl Settings {
                         codec.set_max_recv_frame_size(max as usize);
                     }
 
-                    if let Some(max) = local.max_header_list_size() {
-                        codec.set_max_recv_header_list_size(max as usize);
-                    }
-
                     if let Some(val) = local.header_table_size() {
                         codec.set_recv_header_table_size(val as usize);
                     }

@@ -62,7 +62,8 @@ pub(super) struct Recv {
 pub(super) enum Event {
     Headers(peer::PollMessage),
     Data(DataEvent),
-    Trailers(HeaderMap),
+    /// `None` for trailers over the limits.
+    Trailers(Option<HeaderMap>),
     InformationalHeaders(peer::PollMessage),
 }
 
@@ -427,7 +428,11 @@ impl Recv {
             return Err(Error::library_reset(stream.id, Reason::PROTOCOL_ERROR));
         }
 
-        let trailers = frame.into_fields();
+        // Trailers wait until the body before them was read: what is over the
+        // limits is dropped here, and reported in place of the trailers.
+        let trailers = Some(frame)
+            .filter(|frame| !frame.is_over_size() && crate::are_trailers_kept(frame.fields()))
+            .map(frame::Headers::into_fields);
 
         // Push the frame onto the stream's recv buffer
         stream
@@ -1240,7 +1245,7 @@ impl Recv {
         &mut self,
         cx: &Context,
         stream: &mut Stream,
-    ) -> Poll<Option<Result<HeaderMap, proto::Error>>> {
+    ) -> Poll<Option<Result<Option<HeaderMap>, proto::Error>>> {
         match stream.pending_recv.pop_front(&mut self.buffer) {
             Some(Event::Trailers(trailers)) => Poll::Ready(Some(Ok(trailers))),
             Some(event) => {

@@ -1542,7 +1542,10 @@ impl OpaqueStreamRef {
             })
     }
 
-    pub fn poll_trailers(&mut self, cx: &Context) -> Poll<Option<Result<HeaderMap, proto::Error>>> {
+    pub fn poll_trailers(
+        &mut self,
+        cx: &Context,
+    ) -> Poll<Option<Result<Option<HeaderMap>, proto::Error>>> {
         let mut me = self.inner.lock().unwrap();
         let me = &mut *me;
 

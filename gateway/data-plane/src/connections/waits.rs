@@ -1,4 +1,5 @@
-//! Rests of requests that are received only to be dropped, on one worker.
+//! Waits for callers, on one worker, in which a request is held that gets no response but one of the gateway: its rest is
+//! received only to be dropped, or to see that there is none, or the refusal is not read.
 //!
 //! A caller that sends a refused request may read the response only after it has sent everything, and closing a connection
 //! with unread bytes resets it, which can destroy the response (RFC 9112 §9.6). So the rest is received for a while. That
@@ -14,69 +15,68 @@ use gw_interface::rate_limit::{Claimant, Places};
 use gw_shared::runtime;
 use tokio::sync::Notify;
 
-/// The discards under way, each with its end.
-pub(crate) struct Discards(RefCell<Places<Rc<Notify>>>);
+/// The waits under way, each with its end.
+pub(crate) struct Waits(RefCell<Places<Rc<Notify>>>);
 
-/// Counts a discard until dropped.
-struct CountedDiscard<'a> {
-    discards: &'a Discards,
+/// Counts a wait until dropped.
+struct CountedWait<'a> {
+    waits: &'a Waits,
     number: u64,
     end: Rc<Notify>,
 }
 
-impl Discards {
+impl Waits {
     pub(super) fn new(limit: usize, per_address: usize) -> Self {
         Self(RefCell::new(Places::new(limit, per_address)))
     }
 
-    /// Runs `discard`, which receives the rest of a request of this client. Returns `None` if that takes longer than `within`,
-    /// or if a later one takes its place.
+    /// Runs `wait` for this client. Returns `None` if that takes longer than `within`, or if a later one takes its place.
     pub(super) async fn run<T>(
         &self,
         client: Claimant,
         within: Duration,
-        discard: impl Future<Output = T>,
+        wait: impl Future<Output = T>,
     ) -> Option<T> {
         let counted = self.begin(client);
         match select(
-            pin!(runtime::timeout(within, discard)),
+            pin!(runtime::timeout(within, wait)),
             pin!(counted.end.notified()),
         )
         .await
         {
-            Either::Left((discarded, _)) => discarded.ok(),
+            Either::Left((done, _)) => done.ok(),
             Either::Right(((), _)) => None,
         }
     }
 
-    /// Number of discards that are under way.
+    /// Number of waits that are under way.
     #[cfg(feature = "simulation_support")]
     pub(super) fn len(&self) -> usize {
         self.0.borrow().holders().count()
     }
 
-    /// Ends all discards.
+    /// Ends all waits.
     pub(super) fn end(&self) {
         self.0.borrow().holders().for_each(|end| end.notify_one());
     }
 
-    fn begin(&self, client: Claimant) -> CountedDiscard<'_> {
+    fn begin(&self, client: Claimant) -> CountedWait<'_> {
         let end = Rc::new(Notify::new());
         let (number, older) = self.0.borrow_mut().take(client, Rc::clone(&end));
         if let Some(older) = older {
             older.notify_one();
         }
-        CountedDiscard {
-            discards: self,
+        CountedWait {
+            waits: self,
             number,
             end,
         }
     }
 }
 
-impl Drop for CountedDiscard<'_> {
+impl Drop for CountedWait<'_> {
     fn drop(&mut self) {
-        self.discards.0.borrow_mut().free(self.number);
+        self.waits.0.borrow_mut().free(self.number);
     }
 }
 
@@ -95,9 +95,9 @@ mod tests {
     }
 
     #[test]
-    fn a_discard_beyond_a_limit_ends_the_oldest() {
-        let discards = Discards::new(4, 2);
-        let run = |client| Box::pin(discards.run(client, LONG, pending::<()>()));
+    fn a_wait_beyond_a_limit_ends_the_oldest() {
+        let waits = Waits::new(4, 2);
+        let run = |client| Box::pin(waits.run(client, LONG, pending::<()>()));
         Driver::choose()
             .unwrap()
             .block_on(async {
@@ -124,29 +124,29 @@ mod tests {
                     }
                 }
                 assert_eq!(ended, [0, 1]);
-                discards.end();
+                waits.end();
                 for left in &mut all[2..] {
                     assert_eq!(futures_util::poll!(left), std::task::Poll::Ready(None));
                 }
-                assert!(discards.0.borrow().holders().next().is_none());
+                assert!(waits.0.borrow().holders().next().is_none());
             })
             .unwrap();
     }
 
     #[test]
-    fn a_discard_returns_its_output_or_its_end_in_time() {
-        let discards = Discards::new(1, 1);
+    fn a_wait_returns_its_output_or_its_end_in_time() {
+        let waits = Waits::new(1, 1);
         Driver::choose()
             .unwrap()
             .block_on(async {
-                assert_eq!(discards.run(address(1), LONG, ready(5)).await, Some(5));
+                assert_eq!(waits.run(address(1), LONG, ready(5)).await, Some(5));
                 assert_eq!(
-                    discards
+                    waits
                         .run(address(1), Duration::from_millis(1), pending::<()>())
                         .await,
                     None
                 );
-                assert!(discards.0.borrow().holders().next().is_none());
+                assert!(waits.0.borrow().holders().next().is_none());
             })
             .unwrap();
     }

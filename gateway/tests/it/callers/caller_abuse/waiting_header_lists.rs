@@ -1,0 +1,232 @@
+//! Memory of the gateway process for header lists that wait: heads for their end or that of their body, trailers for a reader.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::Ipv4Addr;
+
+use gw_gateway::demo::About;
+use http::Method;
+
+use crate::support::eventually;
+use crate::support::peers::backend;
+use crate::support::peers::caller::{HOST, Tls, session, socket};
+use crate::support::peers::http2_frames::{
+    ACK, CONTINUATION, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, SETTINGS, block, frame,
+    indexed,
+};
+use crate::support::peers::proxy_protocol::socket_from;
+use crate::support::processes::prepared::Prepared;
+
+/// Connections, enough to tell what they hold from what the process holds anyway.
+const CONNECTIONS: usize = 10;
+/// Concurrent requests of one connection.
+const STREAMS: u32 = 100;
+/// Most bytes of one connection: 100 heads of 32 KiB, with the memory of 100 fields each, and the same for the largest trailers.
+const CONNECTION: usize = 8 * 1024 * 1024;
+/// Fields in a list that is just below the limit of 128 KiB, each of 33 bytes (RFC 7541 §4.1).
+const MANY: usize = 3800;
+
+const SETTINGS_INITIAL_WINDOW_SIZE: u16 = 4;
+/// Index of the latest field of the decoder's table (RFC 7541 §2.3.3).
+const LATEST: u8 = 0x80 | 62;
+
+/// Fields of a POST, with the key of the service if there is one.
+fn post<'a>(key: Option<&'a str>, others: &[(&'a str, &'a str)]) -> Vec<u8> {
+    let request = [
+        (":method", "POST"),
+        (":scheme", "https"),
+        (":authority", HOST),
+        (":path", "/"),
+    ];
+    let key = key.map(|key| ("x-gw-service-key", key));
+    block(&[&request[..], others, key.as_slice()].concat())
+}
+
+/// A header block in HEADERS and CONTINUATION frames.
+fn head(stream: u32, flags: u8, block: &[u8]) -> Vec<u8> {
+    let chunks = block.chunks(16 * 1024);
+    let last = chunks.len() - 1;
+    let frames = chunks.enumerate().flat_map(|(at, chunk)| {
+        let end = if at == last { END_HEADERS } else { 0 };
+        let (kind, flags) = if at == 0 {
+            (HEADERS, flags)
+        } else {
+            (CONTINUATION, 0)
+        };
+        frame(kind, flags | end, stream, chunk)
+    });
+    frames.collect()
+}
+
+/// A request of two field blocks, the second of which ends it.
+fn with_trailers(stream: u32, fields: &[u8], trailers: &[u8]) -> Vec<u8> {
+    [head(stream, 0, fields), head(stream, END_STREAM, trailers)].concat()
+}
+
+/// The frames of one connection: `request` makes those of a stream.
+fn connection(request: impl Fn(u32) -> Vec<u8>) -> Vec<u8> {
+    let no_window = [&SETTINGS_INITIAL_WINDOW_SIZE.to_be_bytes()[..], &[0; 4]].concat();
+    let requests = (0..STREAMS).flat_map(|number| request(2 * number + 1));
+    let mut frames = [PREFACE, &frame(SETTINGS, 0, 0, &no_window)].concat();
+    frames.extend(requests);
+    frames.extend(frame(PING, 0, 0, b"the last"));
+    frames
+}
+
+/// Opens a connection, sends the frames, and receives up to the answer to their PING, by when the gateway has read them all.
+fn send(about: &About, frames: &[u8]) -> Tls {
+    let mut stream = Tls::new(session(about, HOST, &[b"h2"], None), socket(about));
+    stream.write_all(frames).unwrap();
+    stream.flush().unwrap();
+    loop {
+        let mut head = [0; 9];
+        match stream.read_exact(&mut head) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            result => result.unwrap(),
+        }
+        let [a, b, c, kind, flags, ..] = head;
+        let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
+        stream.read_exact(&mut payload).unwrap();
+        if kind == PING && flags & ACK != 0 {
+            return stream;
+        }
+    }
+}
+
+#[test]
+fn header_lists_that_wait_are_bounded() {
+    let prepared = Prepared::new();
+    // Answers nothing but GET, so that all other requests wait.
+    let backend = backend::start(|mut peer| {
+        while let Ok(head) = peer.request_head() {
+            if head.method == Method::GET && head.upgrade.is_none() {
+                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+            }
+        }
+    });
+    let gateway = prepared.serve_with(&prepared.config().replace("workers = 2", "workers = 1"));
+    let _agent = prepared.run_agent(gateway.address.port(), &backend);
+    prepared.wait_for_tunnel(gateway.address);
+    let about = prepared.about(gateway.address);
+
+    let key = prepared.service_key();
+    let repeated = [indexed("x", ""), vec![LATEST; MANY]].concat();
+    let cookies = [indexed("cookie", ""), vec![LATEST; 3000]].concat();
+    let distinct: Vec<String> = (0..1800).map(|number| format!("x{number}")).collect();
+    let distinct: Vec<(&str, &str)> = distinct.iter().map(|name| (name.as_str(), "")).collect();
+    let distinct = block(&distinct);
+    let large = block(&[("x", &"v".repeat(30 * 1024))]);
+    let upgrade = block(&[
+        (":method", "CONNECT"),
+        (":protocol", "websocket"),
+        (":scheme", "https"),
+        (":authority", HOST),
+        (":path", "/"),
+        ("x-gw-service-key", key),
+    ]);
+    let no_data = post(None, &[("content-length", "0")]);
+    let cases: [(&str, Vec<u8>); 7] = [
+        (
+            "trailers behind a refusal without a window",
+            connection(|stream| with_trailers(stream, &post(None, &[]), &repeated)),
+        ),
+        (
+            "trailers with distinct names",
+            connection(|stream| with_trailers(stream, &post(None, &[]), &distinct)),
+        ),
+        (
+            "trailers behind an extended CONNECT",
+            connection(|stream| with_trailers(stream, &upgrade, &repeated)),
+        ),
+        (
+            "trailers of requests that wait for a response",
+            connection(|stream| with_trailers(stream, &post(Some(key), &[]), &repeated)),
+        ),
+        (
+            "heads over the limits that announce no data",
+            connection(|stream| head(stream, 0, &[&no_data[..], &repeated].concat())),
+        ),
+        (
+            "heads within the limits that announce no data",
+            connection(|stream| head(stream, 0, &[&no_data[..], &large].concat())),
+        ),
+        (
+            "heads of cookies that announce no data",
+            connection(|stream| head(stream, 0, &[&no_data[..], &cookies].concat())),
+        ),
+    ];
+    for (what, frames) in &cases {
+        // The first connection allocates what the process keeps.
+        drop(send(&about, frames));
+        let before = gateway.resident();
+        let open: Vec<Tls> = (0..CONNECTIONS).map(|_| send(&about, frames)).collect();
+        let growth = gateway.resident().saturating_sub(before);
+        eprintln!("{what}: {} KiB a connection", growth / CONNECTIONS / 1024);
+        assert!(
+            growth <= CONNECTIONS * CONNECTION,
+            "{what}: {growth} bytes of {} connections",
+            open.len()
+        );
+    }
+}
+
+/// A head of HTTP/1.1 without its end, of nearly the largest size.
+fn unfinished_head() -> String {
+    format!(
+        "GET / HTTP/1.1\r\nHost: {HOST}\r\nX: {}",
+        "v".repeat(30 * 1024)
+    )
+}
+
+#[test]
+fn incomplete_heads_of_an_address_are_bounded() {
+    /// As docs/limits.md says.
+    const PER_ADDRESS: usize = 256;
+    /// Most memory of one such connection: a head with one more receive, in a buffer that has grown, and the connection.
+    const HEAD: usize = 144 * 1024;
+    const FLOOD: usize = 2 * PER_ADDRESS;
+    let prepared = Prepared::new();
+    let gateway = prepared.serve_with(&prepared.config().replace("workers = 2", "workers = 1"));
+    let about = prepared.about(gateway.address);
+    let from = |last: u8| {
+        let socket = socket_from(Ipv4Addr::new(127, 0, 0, last), gateway.address);
+        Tls::new(session(&about, HOST, &[b"http/1.1"], None), socket)
+    };
+    let ended = || gateway.metric("gw_connections_ended_early_total", "unfinished");
+    let begin = |mut stream: Tls| {
+        stream.write_all(unfinished_head().as_bytes()).unwrap();
+        stream.flush().unwrap();
+        stream
+    };
+    let mut bystander = begin(from(2));
+    drop(begin(from(3)));
+    let before = gateway.resident();
+    let flood: Vec<Tls> = (0..FLOOD).map(|_| begin(from(3))).collect();
+    eventually("the oldest heads have given way", || {
+        (ended() == FLOOD - PER_ADDRESS).then_some(())
+    });
+    let growth = gateway.resident().saturating_sub(before);
+    eprintln!("{} KiB for {} connections", growth / 1024, flood.len());
+    assert!(growth <= PER_ADDRESS * HEAD + 4 * 1024 * 1024, "{growth}");
+    // The request of another address goes on.
+    bystander.write_all(b"\r\n\r\n").unwrap();
+    let mut status = [0; 12];
+    bystander.read_exact(&mut status).unwrap();
+    assert_eq!(&status, b"HTTP/1.1 502");
+}
+
+#[test]
+fn requests_without_data_that_do_not_end_are_bounded() {
+    let prepared = Prepared::new();
+    let gateway = prepared.serve_with(&prepared.config().replace("workers = 2", "workers = 1"));
+    let about = prepared.about(gateway.address);
+    let frames = connection(|stream| {
+        let head = post(None, &[("content-length", "0")]);
+        frame(HEADERS, END_HEADERS, stream, &head)
+    });
+    let open: Vec<Tls> = (0..3).map(|_| send(&about, &frames)).collect();
+    // 300 requests wait, of which an address may have 256: the connection with the oldest has ended.
+    eventually("the oldest connection has ended", || {
+        (gateway.metric("gw_connections_ended_early_total", "unfinished") > 0).then_some(())
+    });
+    drop(open);
+}
