@@ -9,6 +9,13 @@ use gw_shared::tunnel;
 use crate::service::rate::Rate;
 
 const KIB: usize = 1024;
+const MIB: usize = 1024 * KIB;
+
+/// Free space of a file system below which request log, captured messages and an access log in a file are not written. The
+/// records of the gateway, and what revokes access, still are.
+pub const DISK_FLOOR: u64 = 256 * MIB as u64;
+/// Divisor of the size of a small file system, whose floor is that part of it.
+pub const DISK_FLOOR_PART: u64 = 8;
 
 /// Size of a request head of a caller.
 pub const REQUEST_HEAD: HeadLimits = HeadLimits {

@@ -1,6 +1,7 @@
-//! This process: its tasks and threads, its memory, freezes, and work with the rights of another user.
+//! This process: its tasks and threads, its memory and disk, freezes, and work with the rights of another user.
 
 pub mod background;
+pub mod disk;
 pub mod file_owner;
 pub mod freeze;
 pub mod memory_limit;
