@@ -123,9 +123,11 @@ pub const UNREAD_REFUSALS: usize = 256;
 pub const UNREAD_REFUSALS_PER_ADDRESS: usize = 64;
 /// Requests of one connection that are refused before authentication. More end the connection.
 pub const REFUSALS: Rate = Rate::new(1000, 600).unwrap();
-/// Records of unauthenticated requests to the apex, per worker: 2 a second of the largest size are some 0.5 GB in 7
-/// days. More are counted and not recorded.
-pub const APEX_RECORDS: Rate = Rate::new(1000, 120).unwrap();
+/// Records of unauthenticated requests on one worker: some 3 GB in 7 days, as each takes 1 KiB at
+/// most. More requests are counted and not recorded.
+pub const UNAUTHENTICATED_RECORDS: Rate = Rate::new(1000, 60 * 5).unwrap();
+/// Such records of one service, or of the apex.
+pub const UNAUTHENTICATED_RECORDS_PER_SERVICE: Rate = Rate::new(400, 60 * 2).unwrap();
 /// Bytes of captured bodies of running requests, per worker. Bodies without room are not captured. Growing buffers hold
 /// up to twice that.
 pub const CAPTURE_MEMORY: usize = 64 * MIB;

@@ -228,6 +228,7 @@ mod tests {
             bytes_out: 7,
             total: Duration::from_millis(4),
             response_head: None,
+            is_left_out: true,
         };
         counters.services.ended(&"acme--api".into(), sample);
         counters.requests.increment();

@@ -3,6 +3,7 @@
 
 mod report;
 mod response;
+mod unauthenticated;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::net::IpAddr;
@@ -13,7 +14,6 @@ use std::time::Instant;
 use bytes::Bytes;
 use gw_base::error::Error;
 use gw_base::principal::Principal;
-use gw_interface::rate_limit::Bucket;
 use gw_shared::http::{Fields, HttpVersion, InvalidHeadParts, RequestHead};
 use gw_shared::id::{RequestId, RequestIds};
 use gw_shared::telemetry::trace::{SpanContext, TraceContext};
@@ -25,6 +25,7 @@ use http::uri::{Authority, PathAndQuery};
 use http::{HeaderValue, Method, StatusCode};
 
 pub(crate) use self::response::{refuse, respond};
+pub(crate) use self::unauthenticated::UnauthenticatedRecords;
 use crate::http_message::{AttemptFailure, FailedAttempt, Outcome, Progress, RelayedHead};
 use crate::lifecycle::Lifecycle;
 
@@ -36,8 +37,7 @@ pub(crate) struct Observers {
     /// There is an access log, which has every request.
     pub(crate) records_all: bool,
     pub(crate) capture_budget: Rc<CaptureBudget>,
-    /// Bounds the records of apex requests that did not authenticate.
-    pub(crate) apex_records: RefCell<Bucket>,
+    pub(crate) unauthenticated: RefCell<UnauthenticatedRecords>,
     pub(crate) tracing: Tracing,
     pub(crate) requests_in_flight: Cell<usize>,
     pub(crate) lifecycle: Rc<Lifecycle>,

@@ -14,15 +14,13 @@ use http::uri::Authority;
 use super::{ApexRequest, RequestScope, RequestSummary};
 use crate::http_message::{FailedAttempt, Outcome};
 
-/// Longest target of an apex request that is kept, in bytes.
-const APEX_TARGET_MAX: usize = 512;
-
 impl RequestScope {
     pub(super) fn observe(&self, outcome: Outcome) {
         self.observers.counters.ended(outcome);
         let total = self.began.elapsed();
-        self.count_for_service(total);
-        let in_log = self.is_logged() || self.is_recorded_at_apex();
+        let is_wanted = self.is_logged() || self.apex.get().is_some();
+        let in_log = is_wanted && self.has_room_in_log();
+        self.count_for_service(total, is_wanted && !in_log);
         let is_recorded = in_log || self.observers.records_all;
         if !self.is_traced() && !is_recorded {
             return;
@@ -36,8 +34,11 @@ impl RequestScope {
         }
     }
 
-    fn count_for_service(&self, total: Duration) {
+    fn count_for_service(&self, total: Duration, is_left_out: bool) {
         let Some(service) = self.service.get() else {
+            if is_left_out {
+                self.observers.counters.apex_records_left_out.increment();
+            }
             return;
         };
         let sample = Sample {
@@ -50,6 +51,7 @@ impl RequestScope {
                 .answered
                 .get()
                 .map(|at| at.saturating_duration_since(self.began)),
+            is_left_out,
         };
         self.observers
             .counters
@@ -57,23 +59,23 @@ impl RequestScope {
             .ended(&service.label, sample);
     }
 
-    /// Whether this is an apex request with a record. Records of anonymous requests are limited by rate, so that they
-    /// do not fill the log.
-    fn is_recorded_at_apex(&self) -> bool {
-        let Some(apex) = self.apex.get() else {
-            return false;
-        };
-        let is_recorded = apex == ApexRequest::Authenticated
+    /// Whether the log takes the record: of each authenticated request, and of others at a rate.
+    fn has_room_in_log(&self) -> bool {
+        let by = self.by.take();
+        let is_authenticated = by.is_some() || self.apex.get() == Some(ApexRequest::Authenticated);
+        self.by.set(by);
+        is_authenticated
             || self
                 .observers
-                .apex_records
+                .unauthenticated
                 .borrow_mut()
-                .take(Instant::now())
-                .is_ok();
-        if !is_recorded {
-            self.observers.counters.apex_records_left_out.increment();
-        }
-        is_recorded
+                .take(self.label(), Instant::now())
+    }
+
+    /// Label of the service in records.
+    fn label(&self) -> Arc<str> {
+        let service = self.service.get();
+        service.map_or_else(|| APEX_LABEL.into(), |service| Arc::clone(&service.label))
     }
 
     fn timing(&self, total: Duration) -> Timing {
@@ -149,8 +151,7 @@ impl RequestScope {
         else {
             return;
         };
-        let label = self.service.get().map(|service| Arc::clone(&service.label));
-        let target = if label.is_some() {
+        let target = if self.service.get().is_some() {
             target.as_str().into()
         } else {
             without_values(target.as_str())
@@ -189,11 +190,8 @@ impl RequestScope {
                 .finish(self.answered.get().is_some())
                 .filter(|_| opened.is_some()),
         };
-        self.observers.recorder.borrow_mut().add(
-            &label.unwrap_or_else(|| APEX_LABEL.into()),
-            record,
-            in_log,
-        );
+        let mut recorder = self.observers.recorder.borrow_mut();
+        recorder.add(&self.label(), record, in_log);
     }
 }
 
@@ -257,13 +255,6 @@ fn path_of(target: &str) -> &str {
 /// Path and query of an apex request, without the values of the query: they can be secrets that no pattern recognises.
 fn without_values(target: &str) -> Box<str> {
     const KEPT: &str = "enrollment_id";
-    let target = if target.len() > APEX_TARGET_MAX {
-        // A secret that is cut would not be recognised when the record is masked: drop the cut word.
-        let is_word = |char: char| char.is_ascii() && !"/?&=".contains(char);
-        target[..target.floor_char_boundary(APEX_TARGET_MAX)].trim_end_matches(is_word)
-    } else {
-        target
-    };
     let Some((path, query)) = target.split_once('?') else {
         return target.into();
     };
@@ -372,12 +363,5 @@ mod tests {
         ] {
             assert_eq!(&*without_values(target), kept);
         }
-        assert_eq!(
-            without_values(&format!("/{}", "\u{e4}".repeat(400))).len(),
-            APEX_TARGET_MAX - 1
-        );
-        // The word at the cut is left out.
-        let before = format!("/{}/", "a".repeat(APEX_TARGET_MAX - 6));
-        assert_eq!(*without_values(&format!("{before}0123456789")), before);
     }
 }

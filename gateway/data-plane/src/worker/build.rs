@@ -34,7 +34,7 @@ use crate::lifecycle::Lifecycle;
 use crate::memory::relay::RelayMemory;
 use crate::memory::sockets::SocketMemory;
 use crate::relay::{AuthFailures, Relay};
-use crate::request_scope::Observers;
+use crate::request_scope::{Observers, UnauthenticatedRecords};
 use crate::route::Router;
 use crate::tunnel::waiting::grace::TunnelGrace;
 use crate::tunnel::{Registry, ReplacedKeys, Tunnels};
@@ -142,7 +142,7 @@ impl Common {
             records_all: recorder.wants_all(),
             recorder: RefCell::new(recorder),
             capture_budget: CaptureBudget::new(limits::CAPTURE_MEMORY),
-            apex_records: RefCell::new(Bucket::new(limits::APEX_RECORDS, Instant::now())),
+            unauthenticated: RefCell::new(UnauthenticatedRecords::new(Instant::now())),
             tracing: Tracing::new(traces),
             requests_in_flight: Cell::new(0),
             lifecycle: Rc::clone(&self.lifecycle),

@@ -1,8 +1,9 @@
-//! Limits per client address, for clients that have not authenticated, per agent and per account.
+//! Limits per client address, for clients that have not authenticated, per agent, per account and per service.
 
 use std::collections::hash_map::RandomState;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::limits;
@@ -14,7 +15,7 @@ use lru::LruCache;
 
 use super::Bucket;
 
-/// A bucket for each recently seen client, which is an address, an agent or an account.
+/// A bucket for each recently seen client, which is an address, an agent, an account or a service.
 ///
 /// Bounded: beyond [`limits::ADDRESSES`] the least recently used client is forgotten; its bucket had the most time to
 /// refill.
@@ -57,6 +58,7 @@ const TABLE_BYTES: usize = limits::ADDRESSES.get() * (ENTRY + 2 * size_of::<usiz
 // Bounds the memory of a flood of addresses.
 const _: () = assert!(PLACES.is_power_of_two() && TABLE_BYTES <= 3 * 1024 * 1024 / 2);
 const _: () = assert!(size_of::<(AgentId, Bucket)>() <= ENTRY);
+const _: () = assert!(size_of::<(Arc<str>, Bucket)>() <= ENTRY);
 
 impl AddressKey {
     /// The worker out of `workers` (at least one) that counts the apex requests of this client.

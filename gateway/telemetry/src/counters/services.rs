@@ -34,6 +34,8 @@ pub struct Sample {
     pub total: Duration,
     /// Time from the request's head to the response's head; `None` if there was no response.
     pub response_head: Option<Duration>,
+    /// The request log has no record of it, because its caller did not authenticate.
+    pub is_left_out: bool,
 }
 
 /// Counts since the worker started.
@@ -51,6 +53,8 @@ pub struct ServiceStats {
     pub total: Histogram,
     /// Times from the request's head to the response's head.
     pub response_head: Histogram,
+    /// Requests without a record in the request log, because their callers did not authenticate.
+    pub left_out: u64,
 }
 
 /// Counters of one service in a report.
@@ -126,6 +130,7 @@ impl ServiceStats {
         if let Some(response_head) = sample.response_head {
             self.response_head.observe(response_head);
         }
+        self.left_out += u64::from(sample.is_left_out);
     }
 
     fn count_code(&mut self, code: &'static str, count: u64) {
@@ -154,6 +159,7 @@ impl ServiceStats {
         self.bytes_out = self.bytes_out.saturating_add(other.bytes_out);
         self.total.add(&other.total);
         self.response_head.add(&other.response_head);
+        self.left_out = self.left_out.saturating_add(other.left_out);
     }
 
     /// Returns the difference to `earlier`; all counts if one is lower than in `earlier`, which means that counting
@@ -176,6 +182,7 @@ impl ServiceStats {
                 .codes
                 .iter()
                 .all(|(code, now)| *now >= code_before(code))
+            && self.left_out >= earlier.left_out
             && self.bytes_in >= earlier.bytes_in
             && self.bytes_out >= earlier.bytes_out;
         if !continues {
@@ -196,6 +203,7 @@ impl ServiceStats {
         delta.bytes_out -= earlier.bytes_out;
         delta.total = self.total.since(&earlier.total);
         delta.response_head = self.response_head.since(&earlier.response_head);
+        delta.left_out -= earlier.left_out;
         delta
     }
 }
@@ -242,21 +250,26 @@ pub fn write(out: &mut Exposition, services: &[ServiceReport]) {
             .iter()
             .for_each(|(code, count)| family.sample(&[("service", label), ("code", code)], count));
     }
-    let mut bytes = |name, help, value: fn(&ServiceReport) -> u64| {
+    let mut sums = |name, help, value: fn(&ServiceReport) -> u64| {
         let mut family = out.family(name, Kind::Counter, help);
         services
             .iter()
             .for_each(|service| family.sample(&[("service", &service.label)], value(service)));
     };
-    bytes(
+    sums(
         "gw_service_request_bytes_total",
         "Bytes of request bodies.",
         |service| service.stats.bytes_in,
     );
-    bytes(
+    sums(
         "gw_service_response_bytes_total",
         "Bytes of response bodies.",
         |service| service.stats.bytes_out,
+    );
+    sums(
+        "gw_service_records_left_out_total",
+        "Unauthenticated requests that were not recorded in the request log, beyond their rate.",
+        |service| service.stats.left_out,
     );
     let help = "Time from a request's head to the end of its response.";
     let mut family = out.family("gw_service_request_duration_seconds", Kind::Histogram, help);
@@ -285,6 +298,7 @@ mod tests {
         bytes_out: 1000,
         total: Duration::from_millis(3),
         response_head: Some(Duration::from_millis(2)),
+        is_left_out: false,
     };
     const LIMITED: Sample = Sample {
         status: Some(429),
@@ -293,6 +307,7 @@ mod tests {
         bytes_out: 80,
         total: Duration::from_micros(20),
         response_head: None,
+        is_left_out: true,
     };
 
     fn label(text: &str) -> Arc<str> {
@@ -321,7 +336,11 @@ mod tests {
         assert_eq!((&*report.label, report.stats.requests()), ("acme--api", 5));
         assert_eq!(report.stats.classes, [0, 2, 0, 1, 1, 1]);
         assert_eq!(report.stats.codes, [("GW_RATE_LIMIT_EXCEEDED", 1)]);
-        assert_eq!((report.stats.bytes_in, report.stats.bytes_out), (40, 4080));
+        let stats = &report.stats;
+        assert_eq!(
+            (stats.bytes_in, stats.bytes_out, stats.left_out),
+            (40, 4080, 1)
+        );
         assert_eq!(
             (
                 report.stats.total.count(),

@@ -21,6 +21,11 @@ pub use gw_base::principal::Principal as CallerId;
 
 /// Longest request target kept, in bytes. Equal to the limit of a request's target, so that none is cut.
 pub const TARGET_MAX: usize = 8 * 1024;
+/// Longest target kept of a request that did not authenticate, in bytes. Its record, which has
+/// neither attempts nor captured messages, takes 1 KiB at most.
+pub const UNAUTHENTICATED_TARGET_MAX: usize = 512;
+/// End of a target that was cut.
+const CUT: &str = "\u{2026}";
 /// Longest method kept, in bytes. Methods are ASCII.
 pub const METHOD_MAX: usize = 64;
 /// Most failed attempts kept.
@@ -262,17 +267,24 @@ impl RequestRecord {
         &self.method.as_str()[..self.method.as_str().len().min(METHOD_MAX)]
     }
 
-    /// The target without the secrets that `masker` finds, at most [`TARGET_MAX`] bytes. Masked before it is cut: a part
-    /// of a secret would not be recognised.
+    /// The target without the secrets that `masker` finds. One that is too long is cut and marked.
+    /// Masked before it is cut: a part of a secret would not be recognised.
     pub(super) fn masked_target(&self, masker: &Masker) -> Cow<'_, str> {
-        match masker.mask(self.target.as_bytes()) {
-            None => Cow::Borrowed(&self.target[..self.target.floor_char_boundary(TARGET_MAX)]),
-            Some(masked) => {
-                let mut masked = String::from_utf8_lossy(&masked).into_owned();
-                masked.truncate(masked.floor_char_boundary(TARGET_MAX));
-                Cow::Owned(masked)
-            }
+        let unauthenticated = self.by.is_none();
+        let most = if unauthenticated {
+            UNAUTHENTICATED_TARGET_MAX
+        } else {
+            TARGET_MAX
+        };
+        let target = match masker.mask(self.target.as_bytes()) {
+            None => Cow::Borrowed(&*self.target),
+            Some(masked) => Cow::Owned(String::from_utf8_lossy(&masked).into_owned()),
+        };
+        if target.len() <= most {
+            return target;
         }
+        let kept = target.floor_char_boundary(most - CUT.len());
+        Cow::Owned(format!("{}{CUT}", &target[..kept]))
     }
 }
 
@@ -410,7 +422,7 @@ pub enum Truncation {
 }
 
 impl Truncation {
-    /// Returns the name of the reason in the administration API: `size`, `memory` or `interrupted`.
+    /// Returns the name of the reason in the administration API, such as `size`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Size => "size",

@@ -133,6 +133,7 @@ fn secret_at_the_cut_of_a_target_is_masked() {
     let path = format!("/{}", "a".repeat(record::TARGET_MAX - 6));
     let record = RequestRecord {
         target: format!("{path}0123456789").into(),
+        by: Some(CallerId::Admin),
         ..RequestRecord::example(id(NOON_MS, 1))
     };
     log.queue().push(Batch {
@@ -141,7 +142,7 @@ fn secret_at_the_cut_of_a_target_is_masked() {
     log.flush();
     assert_eq!(
         log.search(&of_service()).unwrap().items[0].path,
-        format!("{path}gw_ad")
+        format!("{path}gw\u{2026}")
     );
 }
 

@@ -305,7 +305,8 @@ fn refused_heads_that_name_a_service_are_recorded() {
         (
             request(&demo, &format!("PUT /{long}?x"), "\r\n"),
             "PUT",
-            format!("/{}", &long[1..]),
+            // Requests without an authenticated caller are cut after 512 bytes.
+            format!("/{}\u{2026}", &long[..508]),
             "GW_HEADERS_TOO_LARGE",
         ),
         (
@@ -515,7 +516,7 @@ fn requests_to_the_apex_are_recorded_without_secrets_and_bodies() {
 
 #[test]
 fn records_of_unauthenticated_apex_requests_are_rate_limited() {
-    const BURST: usize = 1000;
+    const BURST: usize = 400;
     const MORE: usize = 200;
     let demo = demo(None);
     let api = Api(&demo.about);

@@ -237,6 +237,7 @@ impl LabelCounts {
             bytes_out: 1000,
             total: Duration::from_micros(900),
             response_head: Some(Duration::from_micros(800)),
+            is_left_out: false,
         };
         self.services
             .ended(&self.labels[number % self.labels.len()], sample);
