@@ -11,8 +11,8 @@ use crate::service::rate::Rate;
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
 
-/// Free space of a file system below which request log, captured messages and an access log in a file are not written. The
-/// records of the gateway, and what revokes access, still are.
+/// Free space of a file system below which request log and an access log in a file are not
+/// written. The rest is for changes, above all those that revoke access.
 pub const DISK_FLOOR: u64 = 256 * MIB as u64;
 /// Divisor of the size of a small file system, whose floor is that part of it.
 pub const DISK_FLOOR_PART: u64 = 8;

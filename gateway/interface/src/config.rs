@@ -139,6 +139,9 @@ gw_shared::configuration! {
         /// Longest time that a drain waits for running requests.
         pub drain: Duration = limits::DRAIN,
             keys.integer("drain_seconds", 0..=86_400).map(Duration::from_secs);
+        /// Bound on the files of the request log; `None` for a quarter of the disk.
+        pub request_log_max_bytes: Option<u64> = None,
+            keys.integer("request_log_max_bytes", 1 << 26..=1 << 50).map(Some);
         /// Where every request is written as a line of JSON; `None` without an access log.
         pub access_log: Option<AccessLogTarget> = None, Some(AccessLogTarget::take(keys));
         /// Where the request log is copied to; `None` if it is kept on this node only.

@@ -5,6 +5,7 @@ mod access_log;
 mod archive;
 mod certificate;
 mod issued;
+mod request_log;
 pub(super) mod store;
 mod unit;
 
@@ -145,6 +146,7 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
     if let StoreSettings::Postgres(settings) = &config.store {
         store::examine(out, config, settings);
     }
+    request_log::examine(out, config);
     if let Some(AccessLogTarget::File(path)) = &config.access_log {
         access_log::examine(out, path);
     }
@@ -503,5 +505,18 @@ mod tests {
                 && last.found.contains("region")
                 && last.found.contains("colour")
         );
+    }
+
+    #[test]
+    fn a_log_that_lost_days_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("requests");
+        std::fs::create_dir(&log).unwrap();
+        let region = gw_base::service::hostname::Region::new("eu1", "gw.localhost");
+        let config = Config::new(region, folder.path().to_owned());
+        let verdict = || verdicts(|out| request_log::examine(out, &config))["request log"];
+        assert_eq!(verdict(), Verdict::Ok);
+        std::fs::write(log.join("2026-11-20.removed"), "").unwrap();
+        assert_eq!(verdict(), Verdict::Warning);
     }
 }

@@ -234,6 +234,7 @@ impl Gateway {
             &requests,
             masker.clone(),
             config.access_log.as_ref(),
+            config.request_log_max_bytes,
         )?);
         let region_keys = region_keys(&control, config)?;
         if let (Some(settings), Some(keys), None) =

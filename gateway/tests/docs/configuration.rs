@@ -346,6 +346,7 @@ fn the_example_of_the_gateway_has_every_key_and_its_default() {
         "region_key_next",
         "region_key_previous",
         "relay_memory_mib",
+        "request_log_max_bytes",
         "seal_key",
         "secret_key_file",
         "store",

@@ -80,6 +80,7 @@ pub const VARIABLES: &[&str] = &[
     "GW_REGION_KEY_NEXT",
     "GW_REGION_KEY_PREVIOUS",
     "GW_RELAY_MEMORY_MIB",
+    "GW_REQUEST_LOG_MAX_BYTES",
     "GW_SEAL_KEY",
     "GW_SIGNING_KEY_DAYS",
     "GW_STANDBY",

@@ -1,4 +1,5 @@
-//! This process: its tasks and threads, its memory and disk, freezes, and work with the rights of another user.
+//! This process: its tasks and threads, its memory and disk, freezes, and work with the rights of
+//! another user.
 
 pub mod background;
 pub mod disk;

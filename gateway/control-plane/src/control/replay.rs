@@ -12,7 +12,7 @@ use gw_region::owners::ownership;
 use gw_shared::http::{Fields, InvalidHead};
 use gw_shared::id::RequestId;
 use gw_shared::telemetry::mask;
-use gw_telemetry::request_log::CapturedRequest;
+use gw_telemetry::request_log::{CapturedRequest, MessageCapture, Truncation};
 use http::Method;
 use http::header::{HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
@@ -73,7 +73,8 @@ pub(crate) fn start(
         target,
         request,
     } = kept;
-    let Some(request) = request else {
+    let is_kept = |request: &MessageCapture| request.body.truncated_by != Some(Truncation::Disk);
+    let Some(request) = request.filter(is_kept) else {
         return Err(not_captured(&view.id));
     };
     let new_body = edits.new_body()?;
@@ -134,7 +135,8 @@ pub(crate) fn start(
 /// The error for a request whose log record has no captured message.
 pub(crate) fn not_captured(id: &str) -> ControlError {
     let message = format!(
-        "request {id} was not captured: capture_request_body was off, or the request was not relayed"
+        "request {id} was not captured: capture_request_body was off, the request was not relayed, or its \
+         account had used its share of the disk"
     );
     ControlError::Conflict(message)
 }

@@ -105,7 +105,7 @@ fn all_keys_are_parsed() {
                  token_requests_per_minute = 1\nenrollment_requests_per_minute = 2\nauth_failures_per_minute = 1000000\n\
                  new_connections_per_minute = 3\nconnections_per_address = 4\n\
                  agent_mtls = false\nagent_certificate_hours = 2\ntoken_lifetime_seconds = 60\nsigning_key_days = 0\n\
-                 drain_seconds = 0\nrelay_memory_mib = 16\naccess_log = \"stdout\"\n\
+                 drain_seconds = 0\nrelay_memory_mib = 16\nrequest_log_max_bytes = 67108864\naccess_log = \"stdout\"\n\
                  [traces]\nendpoint = \"https://c:4318\"\nsample_ratio = 1\n";
     let config = parse(&format!("{MINIMAL}seal_key = \"s\"\n{given}")).unwrap();
     assert_eq!(config.seal_key, Some(PathBuf::from("s")));

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use gw_base::process::disk::DiskSpace;
 use gw_shared::doctor::Examination;
 use rustix::fs::Access;
 
@@ -15,8 +16,14 @@ pub(super) fn examine(out: &mut Examination, path: &Path) {
             Access::WRITE_OK | Access::EXEC_OK,
         )
     };
-    match rustix::fs::access(object, need) {
-        Ok(()) => out.ok("access_log", path.display().to_string()),
+    let has_room = || DiskSpace::of(object).and_then(|space| space.check(0));
+    match rustix::fs::access(object, need).map(|()| has_room()) {
+        Ok(Ok(())) => out.ok("access_log", path.display().to_string()),
+        Ok(Err(error)) => out.failed(
+            "access_log",
+            format!("{}: no lines are written: {error}", path.display()),
+            "free some space, or name a file on another disk",
+        ),
         Err(error) => out.failed(
             "access_log",
             format!("{}: cannot write to {}: {error}", path.display(), object.display()),

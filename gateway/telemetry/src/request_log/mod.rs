@@ -50,6 +50,7 @@ use self::writer::Writer;
 
 pub use access_log::{AccessLogStats, AccessLogTarget};
 pub use captures::capturing::{CaptureBudget, Capturing};
+pub use days::disk::LogDisk;
 #[cfg(feature = "simulation_support")]
 pub use queue::LogReceiver;
 pub use queue::{LogQueue, LogStats};
@@ -148,21 +149,31 @@ impl RequestLog {
     /// Opens or creates the log in `folder` (mode 0700, files 0600) and starts its thread, `gw-log`.
     pub fn open(folder: &Path) -> Result<Self, LogError> {
         let background = Background::start()?;
-        let log = Self::open_on(&background, folder, Masker::default(), None)?;
+        let log = Self::open_on(&background, folder, Masker::default(), None, None)?;
         Ok(log.keeping(background))
     }
 
     /// Like [`Self::open`], on a runtime that is there, and masks the secrets known to `masker` in records. With
-    /// `access_log`, also starts that log.
+    /// `access_log`, also starts that log. The files may take `max_bytes`, by default a quarter of the
+    /// disk.
     pub fn open_on(
         background: &Background,
         folder: &Path,
         masker: Masker,
         access_log: Option<&AccessLogTarget>,
+        max_bytes: Option<u64>,
     ) -> Result<Self, LogError> {
-        let now = Timestamp::now;
         let tasks = background.tasks();
-        Self::with_clock(tasks, folder, now, SETTLES_WITHIN, masker, access_log)
+        let now = Timestamp::now;
+        Self::with_clock(
+            tasks,
+            folder,
+            now,
+            SETTLES_WITHIN,
+            masker,
+            access_log,
+            max_bytes,
+        )
     }
 
     /// Like [`Self::open`], with another clock, which is trusted at once.
@@ -172,7 +183,8 @@ impl RequestLog {
     ) -> Result<Self, LogError> {
         let background = Background::start()?;
         let tasks = background.tasks();
-        let log = Self::with_clock(tasks, folder, now, Duration::ZERO, Masker::default(), None)?;
+        let masker = Masker::default();
+        let log = Self::with_clock(tasks, folder, now, Duration::ZERO, masker, None, None)?;
         Ok(log.keeping(background))
     }
 
@@ -188,6 +200,7 @@ impl RequestLog {
         settles_within: Duration,
         masker: Masker,
         access_log: Option<&AccessLogTarget>,
+        max_bytes: Option<u64>,
     ) -> Result<Self, LogError> {
         files::create_private_dir(folder)?;
         let access_log = access_log
@@ -205,6 +218,7 @@ impl RequestLog {
             settles_within,
             masker,
             access_queue,
+            max_bytes,
         )?;
         // A thread of its own: requests to the admin listener, which wait for it, may use up those for blocking work.
         tasks.thread("gw-log", move || writer.run(&receiver))?;

@@ -58,6 +58,12 @@ shared_counters! {
             "Records lost because the queue was full or a write failed.";
         captures_dropped: u64 = Counter "gw_request_log_captures_dropped_total",
             "Requests recorded without their captured messages, because the queue was full.";
+        over_share: u64 = Counter "gw_request_log_over_share_total",
+            "Records not written because their account had used its share of the day.";
+        captures_over_share: u64 = Counter "gw_request_log_captures_over_share_total",
+            "Requests recorded without captured messages: their account had used its share of the day.";
+        days_removed: u64 = Counter "gw_request_log_days_removed_total",
+            "Days removed early, because the files were larger than request_log_max_bytes.";
         out_of_range: u64 = Counter "gw_request_log_out_of_range_total",
             "Records not written because their day has expired or is in the future.";
         damaged: u64 = Counter "gw_request_log_damaged_total",
@@ -108,10 +114,10 @@ impl LogQueue {
         if cost.records == 0 {
             return;
         }
-        if !self.counters.reserve(cost) {
+        if !self.counters.reserve(cost, 1) {
             let captures = drop_captures(&mut batch);
             cost = Cost::of(&batch);
-            if captures == 0 || !self.counters.reserve(cost) {
+            if captures == 0 || !self.counters.reserve(cost, 1) {
                 return self.counters.lost(cost.records);
             }
             self.counters
@@ -137,7 +143,8 @@ impl LogQueue {
     pub fn push_past_log(&self, batch: Batch) {
         let cost = Cost::of(&batch);
         let counters = &self.counters;
-        let is_sent = counters.reserve(cost) && {
+        // Anyone can send such requests: half of the queue is left to the request log.
+        let is_sent = counters.reserve(cost, 2) && {
             let sent = self
                 .sender
                 .try_send(LogCommand::PassOn(Queued { batch, cost }))
@@ -250,13 +257,13 @@ impl LogCounters {
         }
     }
 
-    /// Reserves room for `cost`. Returns whether there was room.
-    fn reserve(&self, cost: Cost) -> bool {
+    /// Reserves room for `cost` in one of `part` parts of the queue. Returns whether there was room.
+    fn reserve(&self, cost: Cost, part: u64) -> bool {
         let [records, bytes] = [cost.records as u64, cost.bytes as u64];
         let queued_records = self.queued_records.fetch_add(records, Ordering::Relaxed);
         let queued_bytes = self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let fits = queued_records + records <= limits::LOG_QUEUE_RECORDS as u64
-            && queued_bytes + bytes <= limits::LOG_QUEUE_BYTES as u64;
+        let fits = queued_records + records <= limits::LOG_QUEUE_RECORDS as u64 / part
+            && queued_bytes + bytes <= limits::LOG_QUEUE_BYTES as u64 / part;
         if !fits {
             self.release(cost);
         }
@@ -317,6 +324,21 @@ mod tests {
         Batch {
             services: vec![("a--b".into(), (0..records).map(|_| record()).collect())],
         }
+    }
+
+    #[test]
+    fn records_of_the_access_log_alone_leave_half_of_the_queue() {
+        let counters = LogCounters::beside(Some(Arc::default()));
+        let (queue, _receiver) = queue(Arc::new(counters));
+        let mib = 1024 * 1024;
+        for _ in 0..40 {
+            queue.push_past_log(batch(1, mib - 2048));
+        }
+        let stats = queue.counters.stats();
+        assert_eq!((stats.queued_records, stats.access_log.dropped), (32, 8));
+        queue.push(batch(1, 30 * mib));
+        let stats = queue.counters.stats();
+        assert_eq!((stats.queued_records, stats.dropped), (33, 0));
     }
 
     #[test]

@@ -398,6 +398,16 @@ pub struct MessageCapture {
     pub body: BodyCapture,
 }
 
+impl MessageCapture {
+    /// Mark in place of a message for which the account has no share of the disk.
+    pub(super) fn without_room() -> Self {
+        let mut mark = Self::default();
+        mark.body.truncated = true;
+        mark.body.truncated_by = Some(Truncation::Disk);
+        mark
+    }
+}
+
 /// Captured beginning of a body.
 #[derive(Debug, Clone, Default)]
 pub struct BodyCapture {
@@ -419,6 +429,8 @@ pub enum Truncation {
     Memory,
     /// The message broke off before its end.
     Interrupted,
+    /// The account had used its share of the disk. Fields are left out, too.
+    Disk,
 }
 
 impl Truncation {
@@ -428,6 +440,7 @@ impl Truncation {
             Self::Size => "size",
             Self::Memory => "memory",
             Self::Interrupted => "interrupted",
+            Self::Disk => "disk",
         }
     }
 
@@ -437,6 +450,7 @@ impl Truncation {
             Self::Size => "longer than 1 MiB",
             Self::Memory => "no memory for more captures at that time",
             Self::Interrupted => "the message broke off",
+            Self::Disk => "the account had used its share of the disk for that day",
         }
     }
 }

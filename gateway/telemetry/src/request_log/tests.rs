@@ -18,6 +18,7 @@ use super::days::day::DAY_MS;
 use super::*;
 
 mod searches;
+mod shares;
 
 /// 2026-11-21T04:15:32.123Z
 const NOON_MS: u64 = 1_795_234_532_123;
@@ -32,9 +33,13 @@ struct Fixture {
 
 impl Fixture {
     fn new() -> Self {
+        Self::with_bound(None)
+    }
+
+    fn with_bound(max_bytes: Option<u64>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let seconds = Arc::new(AtomicI64::new((NOON_MS / 1000) as i64));
-        let log = open(&directory, &seconds);
+        let log = open(&directory, &seconds, max_bytes);
         Self {
             directory,
             seconds,
@@ -44,7 +49,7 @@ impl Fixture {
 
     fn reopen(&mut self) {
         self.log.close();
-        self.log = open(&self.directory, &self.seconds);
+        self.log = open(&self.directory, &self.seconds, None);
     }
 
     fn folder(&self) -> PathBuf {
@@ -71,12 +76,23 @@ impl Fixture {
     }
 }
 
-fn open(directory: &tempfile::TempDir, seconds: &Arc<AtomicI64>) -> RequestLog {
+fn open(
+    directory: &tempfile::TempDir,
+    seconds: &Arc<AtomicI64>,
+    max_bytes: Option<u64>,
+) -> RequestLog {
     let seconds = Arc::clone(seconds);
-    RequestLog::open_at(&directory.path().join("requests"), move || {
-        Timestamp(seconds.load(Ordering::Relaxed))
-    })
-    .unwrap()
+    let background = Background::start().unwrap();
+    let log = RequestLog::with_clock(
+        background.tasks(),
+        &directory.path().join("requests"),
+        move || Timestamp(seconds.load(Ordering::Relaxed)),
+        Duration::ZERO,
+        Masker::default(),
+        None,
+        max_bytes,
+    );
+    log.unwrap().keeping(background)
 }
 
 fn id(unix_ms: u64, number: u64) -> RequestId {
@@ -127,6 +143,7 @@ fn secret_at_the_cut_of_a_target_is_masked() {
         now,
         Duration::ZERO,
         masker,
+        None,
         None,
     )
     .unwrap();
@@ -383,7 +400,7 @@ fn day_expires_after_seven_days_and_late_records_are_not_written() {
 #[test]
 fn two_processes_write_the_same_day_and_both_find_all_records() {
     let fixture = Fixture::new();
-    let other = open(&fixture.directory, &fixture.seconds);
+    let other = open(&fixture.directory, &fixture.seconds, None);
     let ids: Vec<RequestId> = (0..200)
         .map(|number| id(NOON_MS + number * 20, number))
         .collect();

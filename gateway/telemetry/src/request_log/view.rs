@@ -28,8 +28,9 @@ pub struct CapturedView {
     pub bytes: u64,
     /// Whether less than the whole body was kept.
     pub truncated: bool,
-    /// Why: longer than 1 MiB (`size`), the memory for captures was used up (`memory`), or the message broke off
-    /// (`interrupted`). Null if it is whole, or was kept by a version that did not tell.
+    /// Why: longer than 1 MiB (`size`), the memory for captures was used up (`memory`), the message
+    /// broke off (`interrupted`), or the account had used its share of the disk for that day (`disk`:
+    /// the fields are left out, too). Null if it is whole, or was kept by a version that did not tell.
     #[serde(default)]
     pub truncated_by: Option<Truncation>,
 }

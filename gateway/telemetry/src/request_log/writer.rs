@@ -19,7 +19,9 @@ use super::alarm::Alarm;
 use super::block::{Encoder, SLOT_MS};
 use super::days::day::{Day, Now};
 use super::days::day_file::{DayFile, ORDER_SERVICE_BITS, OrderedRecord, Tools, set_aside};
+use super::days::disk::{LogDisk, mark_removed};
 use super::days::expiry::Expiry;
+use super::days::shares::LeftOut;
 use super::queue::{LogCommand, LogCounters, Queued};
 
 /// Time for which batches are collected before they are written together.
@@ -40,6 +42,8 @@ const COMPRESSION_LEVEL: i32 = 1;
 pub(super) struct Writer {
     folder: PathBuf,
     now: Now,
+    /// Bound on the bytes of the files; `None` for the default.
+    max_bytes: Option<u64>,
     counters: Arc<LogCounters>,
     files: BTreeMap<Day, DayFile>,
     tools: Tools,
@@ -64,6 +68,7 @@ impl Writer {
         settles_within: Duration,
         masker: Masker,
         access_log: Option<AccessLogQueue>,
+        max_bytes: Option<u64>,
     ) -> Result<Self, LogError> {
         let today = (now.today(), Instant::now());
         let tools = Tools {
@@ -73,10 +78,11 @@ impl Writer {
         };
         let mut expiry = Expiry::default();
         expiry.resume(&folder)?;
-        let files = not_synced(&folder)?;
+        let files = not_synced(&folder, LogDisk::measure(&folder, max_bytes)?.most)?;
         Ok(Self {
             folder,
             now,
+            max_bytes,
             counters,
             files,
             tools,
@@ -169,38 +175,46 @@ impl Writer {
         let kept = self.now.days();
         let day_of = |entry: &OrderedRecord<'_>| Day::of_ms(entry.second() * SLOT_MS);
         let all = entries.len();
+        let bytes = collected
+            .iter()
+            .map(|queued| queued.cost.bytes as u64)
+            .sum();
         entries.retain(|entry| kept.contains(&day_of(entry)));
         self.counters
             .out_of_range
             .fetch_add((all - entries.len()) as u64, Ordering::Relaxed);
         for entries in entries.chunk_by(|a, b| day_of(a) == day_of(b)) {
-            let result = self.write_day(day_of(&entries[0]), entries);
-            let counter = if result.is_ok() {
-                &self.counters.written
-            } else {
-                &self.counters.dropped
-            };
-            counter.fetch_add(entries.len() as u64, Ordering::Relaxed);
-            self.counters
-                .failing
-                .store(result.is_err(), Ordering::Relaxed);
-            self.alarm.note(
-                result.as_ref().map(drop),
-                if result.is_ok() {
-                    0
-                } else {
-                    entries.len() as u64
-                },
-            );
+            let all = entries.len() as u64;
+            let result = self.write_day(day_of(&entries[0]), entries, bytes);
+            let LeftOut { records, captures } = *result.as_ref().unwrap_or(&LeftOut::default());
+            let lost = if result.is_ok() { 0 } else { all };
+            let counters = &self.counters;
+            for (counter, count) in [
+                (&counters.written, all - lost - records),
+                (&counters.dropped, lost),
+                (&counters.over_share, records),
+                (&counters.captures_over_share, captures),
+            ] {
+                counter.fetch_add(count, Ordering::Relaxed);
+            }
+            counters.failing.store(lost > 0, Ordering::Relaxed);
+            self.alarm.note(result.as_ref().map(drop), lost);
         }
     }
 
-    fn write_day(&mut self, day: Day, entries: &[OrderedRecord<'_>]) -> Result<(), LogError> {
+    /// Writes `entries`, which take at most `bytes`.
+    fn write_day(
+        &mut self,
+        day: Day,
+        entries: &[OrderedRecord<'_>],
+        bytes: u64,
+    ) -> Result<LeftOut, LogError> {
+        let disk = self.make_room(bytes)?;
         let mut attempt = 0;
         loop {
             attempt += 1;
-            let error = match self.try_write_day(day, entries) {
-                Ok(()) => return Ok(()),
+            let error = match self.try_write_day(day, entries, &disk) {
+                Ok(left_out) => return Ok(left_out),
                 Err(error) => error,
             };
             // After an error the file is opened again.
@@ -218,19 +232,46 @@ impl Writer {
         }
     }
 
-    fn try_write_day(&mut self, day: Day, entries: &[OrderedRecord<'_>]) -> Result<(), LogError> {
+    /// Checks that there is room for `bytes`. Removes the oldest days first if the files are larger
+    /// than their bound, which shares prevent unless it was lowered.
+    fn make_room(&mut self, bytes: u64) -> Result<LogDisk, LogError> {
+        loop {
+            let disk = LogDisk::measure(&self.folder, self.max_bytes)?;
+            let is_old = |day: &Day| *day < self.now.today();
+            let Some(day) = disk.oldest.filter(is_old).filter(|_| disk.used > disk.most) else {
+                disk.check(bytes)?;
+                return Ok(disk);
+            };
+            tracing::warn!(%day, bytes = disk.used, request_log_max_bytes = disk.most,
+                "request log: the files are too large, the oldest day is removed; raise request_log_max_bytes");
+            self.files.retain(|open, _| *open > day);
+            self.expiry.begin(&self.folder, Day(day.0 + 1))?;
+            mark_removed(&self.folder, day)?;
+            self.counters.days_removed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn try_write_day(
+        &mut self,
+        day: Day,
+        entries: &[OrderedRecord<'_>],
+        disk: &LogDisk,
+    ) -> Result<LeftOut, LogError> {
         if !self.files.contains_key(&day) {
-            self.files.insert(day, DayFile::open(&self.folder, day)?);
+            let file = DayFile::open(&self.folder, day, disk.most)?;
+            self.files.insert(day, file);
             while self.files.len() > OPEN_DAYS
                 && let Some(oldest) = self.files.keys().copied().find(|open| *open != day)
             {
                 self.files.remove(&oldest);
             }
         }
-        match self.files.get_mut(&day) {
-            Some(file) => file.write(entries, &mut self.tools),
-            None => Ok(()),
-        }
+        let Some(file) = self.files.get_mut(&day) else {
+            return Ok(LeftOut::default());
+        };
+        let admitted = file.shares.admit(entries, disk.of_day());
+        file.write(&admitted, &mut self.tools)?;
+        Ok(file.shares.left_out)
     }
 
     /// Does the due maintenance: a checkpoint, and one step of removing expired files.
@@ -266,7 +307,7 @@ impl Writer {
 
 /// Opens the newest files with a write-ahead log. A process that was killed has not synced it, and there may be no more
 /// records of these days, with which it would be. A damaged file is found by its next reader or writer.
-fn not_synced(folder: &Path) -> io::Result<BTreeMap<Day, DayFile>> {
+fn not_synced(folder: &Path, most: u64) -> io::Result<BTreeMap<Day, DayFile>> {
     let mut days = Vec::new();
     for entry in fs::read_dir(folder)? {
         let name = entry?.file_name();
@@ -279,7 +320,7 @@ fn not_synced(folder: &Path) -> io::Result<BTreeMap<Day, DayFile>> {
     days.sort_unstable();
     let newest = days.into_iter().rev().take(OPEN_DAYS);
     Ok(newest
-        .filter_map(|day| Some((day, DayFile::open(folder, day).ok()?)))
+        .filter_map(|day| Some((day, DayFile::open(folder, day, most).ok()?)))
         .collect())
 }
 

@@ -310,9 +310,23 @@ fn a_full_disk_loses_lines_only_while_it_is_full() {
         "{failure}"
     );
     assert!(
-        failure["error"].as_str().unwrap().contains("No space left"),
+        failure["error"]
+            .as_str()
+            .unwrap()
+            .contains("free some space"),
         "{failure}"
     );
+    let config = format!(
+        "{}access_log = \"{}\"\n",
+        prepared.config(),
+        inside(&path).display()
+    );
+    fs::write(prepared.path("doctor.toml"), config).unwrap();
+    let mut doctor = gw_gateway();
+    doctor.args(["doctor", "--config"]);
+    let found = doctor.arg(prepared.path("doctor.toml")).output().unwrap();
+    let found = String::from_utf8(found.stdout).unwrap();
+    assert!(found.contains("no lines are written"), "{found}");
 
     drop(file);
     fs::remove_file(&filler).unwrap();

@@ -9,8 +9,11 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use gw_base::process::background::Background;
+use gw_base::process::disk::DiskSpace;
 use gw_shared::id::{RequestId, RequestIds, random_base62};
-use gw_telemetry::request_log::{Batch, RequestLog, RequestRecord, SearchQuery};
+use gw_shared::telemetry::mask::Masker;
+use gw_telemetry::request_log::{Batch, CallerId, RequestLog, RequestRecord, SearchQuery};
 
 use crate::support::programs;
 
@@ -161,13 +164,25 @@ fn fills_the_disk_and_frees_space() {
     let Some(folder) = env::var_os(FOLDER).map(PathBuf::from) else {
         return;
     };
-    fs::write(folder.join("filler"), vec![0; 1 << 20]).unwrap();
-    let log = RequestLog::open(&folder.join("requests")).unwrap();
+    // 384 KiB above the floor: less than the share of the account, which would be used up first.
+    let space = DiskSpace::of(&folder).unwrap();
+    let filler = space.free - space.floor() - 384 * 1024;
+    fs::write(folder.join("filler"), vec![0; filler as usize]).unwrap();
+    let background = Background::start().unwrap();
+    let open = || {
+        let most = Some(u64::MAX);
+        let folder = folder.join("requests");
+        RequestLog::open_on(&background, &folder, Masker::default(), None, most).unwrap()
+    };
+    let log = open();
     let ids = RequestIds::new();
     // Incompressible data.
     let write = || {
         let records: Vec<RequestRecord> = (0..20)
-            .map(|_| record(ids.next_id(), &format!("/{}", random_base62(2000))))
+            .map(|_| RequestRecord {
+                by: Some(CallerId::Admin),
+                ..record(ids.next_id(), &format!("/{}", random_base62(2000)))
+            })
             .collect();
         let ids: Vec<RequestId> = records.iter().map(|record| record.id).collect();
         push(&log, records);
@@ -198,13 +213,17 @@ fn fills_the_disk_and_frees_space() {
         "{stats:?}"
     );
     assert!(readable() && log.show(lost[0]).unwrap().is_none());
+    assert_eq!(stats.over_share, 0, "{stats:?}");
+    // The floor is still free.
+    let space = DiskSpace::of(&folder).unwrap();
+    assert!(space.free > space.floor() * 3 / 4, "{space:?}");
 
     fs::remove_file(folder.join("filler")).unwrap();
     let again = write();
     assert!(!log.stats().failing, "{:?}", log.stats());
     assert!(readable() && again.iter().all(|id| log.show(*id).unwrap().is_some()));
     log.close();
-    let log = RequestLog::open(&folder.join("requests")).unwrap();
+    let log = open();
     assert!(log.show(again[0]).unwrap().is_some() && log.stats().damaged == 0);
 }
 
@@ -214,8 +233,8 @@ fn a_full_disk_loses_only_records() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    // Mounts a file system of 4 MiB in a mount namespace that ends with the process.
-    let script = r#"mount -t tmpfs -o size=4m,mode=700 none "$1" && shift && exec "$@""#;
+    // Mounts a file system of 16 MiB in a mount namespace that ends with the process.
+    let script = r#"mount -t tmpfs -o size=16m,mode=700 none "$1" && shift && exec "$@""#;
     let mut command = Command::new("unshare");
     command
         .args([

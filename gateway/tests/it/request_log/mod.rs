@@ -3,6 +3,7 @@
 // Once:
 mod access_log;
 mod captures;
+mod disk;
 mod records;
 mod replay;
 mod usage;

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use gw_base::process::disk::DiskSpace;
 use rustix::fs::OFlags;
 
 use super::AccessLogTarget;
@@ -74,6 +75,11 @@ impl LogOutput {
         let none = |error| Unwritten { written: 0, error };
         if self.is_removed() {
             self.reopen().map_err(none)?;
+        }
+        if self.piece == FILE_PIECE {
+            let space = rustix::fs::fstatvfs(&self.file).map_err(|error| none(error.into()))?;
+            let room = DiskSpace::from(space).check(lines.len() as u64);
+            room.map_err(none)?;
         }
         if self.is_torn {
             self.write(b"\n").map_err(|(_, error)| none(error))?;

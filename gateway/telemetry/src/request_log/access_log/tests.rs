@@ -25,6 +25,7 @@ fn log(folder: &Path, target: &Path) -> RequestLog {
         &folder.join("requests"),
         masker,
         Some(&AccessLogTarget::File(target.to_owned())),
+        None,
     )
     .unwrap()
     .keeping(background)
@@ -283,6 +284,7 @@ fn a_file_that_cannot_be_opened_is_named() {
         &folder.path().join("requests"),
         Masker::default(),
         Some(&target),
+        None,
     )
     .unwrap_err();
     let expected = format!("access_log: cannot append to {target}: No such file or directory");

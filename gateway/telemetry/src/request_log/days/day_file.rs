@@ -16,11 +16,12 @@ use serde::{Deserialize, Serialize};
 use zstd::bulk::Compressor;
 
 use super::day::Day;
+use super::shares::Shares;
 use crate::request_log::LogError;
 use crate::request_log::block::{Encoder, SLOT_MS};
 use crate::request_log::captures::capture;
 use crate::request_log::captures::capture::StoredMessage;
-use crate::request_log::record::{Capture, MessageCapture, RequestRecord};
+use crate::request_log::record::{Capture, MessageCapture, RequestRecord, account_and_service};
 use crate::request_log::zone_map::ZoneMap;
 
 /// Bits of the block's number in a key. A key is service · second of the day · number.
@@ -65,8 +66,6 @@ const DAY_FILE: FileKind = FileKind {
         connection.pragma_update(None, "page_size", PAGE_BYTES)?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
         connection.pragma_update(None, "synchronous", "NORMAL")?;
-        connection.pragma_update(None, "wal_autocheckpoint", WAL_BYTES / PAGE_BYTES)?;
-        connection.pragma_update(None, "journal_size_limit", WAL_KEPT_BYTES)?;
         connection.pragma_update(None, "cache_size", -CACHE_KIB)
     },
 };
@@ -82,9 +81,9 @@ const READ_DAY_FILE: FileKind = FileKind {
 /// Page size. A page holds several blocks of a gateway with little traffic.
 const PAGE_BYTES: u32 = 8192;
 /// Size at which the WAL is copied into the file. It is large, so that a page written by many commits is copied once.
-const WAL_BYTES: u32 = 64 * 1024 * 1024;
-/// Size to which the WAL is truncated after a checkpoint, if readers let it grow beyond.
-const WAL_KEPT_BYTES: u32 = 2 * WAL_BYTES;
+const WAL_BYTES: u64 = 64 * 1024 * 1024;
+/// Part of the bound of the log at which it is copied before, if the bound is small.
+const WAL_PART: u64 = 64;
 /// Page cache of the writer and of each reader in KiB.
 const CACHE_KIB: i32 = 8 * 1024;
 const READER_CACHE_KIB: i32 = 4 * 1024;
@@ -99,6 +98,7 @@ pub(crate) struct DayFile {
     services: HashMap<Arc<str>, i64>,
     /// Keys known to be in the table `present`; not all of them.
     present: HashSet<i64>,
+    pub(crate) shares: Shares,
     /// There may be records since the last checkpoint, of this process or of one that was killed.
     pub(crate) dirty: bool,
 }
@@ -131,6 +131,17 @@ pub(crate) struct Tools {
 impl OrderedRecord<'_> {
     pub(crate) fn second(&self) -> u64 {
         self.order >> ORDER_SERVICE_BITS
+    }
+
+    /// The account whose share is used. Anyone can send requests that do not authenticate: they have
+    /// a share of their own, under the empty name of the apex.
+    pub(crate) fn account(&self) -> &str {
+        let is_known = self.record.by.is_some();
+        if is_known {
+            account_and_service(self.label).0
+        } else {
+            ""
+        }
     }
 }
 
@@ -167,11 +178,17 @@ pub(crate) fn second_of_key(key: i64) -> i64 {
 }
 
 impl DayFile {
-    /// Opens or creates the file of `day` (mode 0600).
-    pub(crate) fn open(folder: &Path, day: Day) -> Result<Self, LogError> {
+    /// Opens or creates the file of `day` (mode 0600), of a log that may take `most` bytes.
+    pub(crate) fn open(folder: &Path, day: Day, most: u64) -> Result<Self, LogError> {
         let path = folder.join(day.file_name());
         let connection = DAY_FILE.open(&path)?;
+        let wal = WAL_BYTES.min(most / WAL_PART);
+        let pages = (wal / u64::from(PAGE_BYTES)).max(1);
+        connection.pragma_update(None, "wal_autocheckpoint", pages.cast_signed())?;
+        // The size to which it is truncated after a checkpoint, if readers let it grow beyond.
+        connection.pragma_update(None, "journal_size_limit", (2 * wal).cast_signed())?;
         Ok(Self {
+            shares: Shares::load(&connection)?,
             path,
             connection,
             day,
@@ -192,9 +209,11 @@ impl DayFile {
             day,
             services,
             present,
+            shares,
             ..
         } = self;
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let before = size_of_file(&transaction)?;
         let mut new_services = Vec::new();
         let mut new_present = Vec::new();
         for arrival in entries.chunk_by(|a, b| a.second() == b.second()) {
@@ -232,11 +251,14 @@ impl DayFile {
                 ..Arrival::default()
             };
             for (service, entries) in own {
-                arrived.write_blocks(&transaction, service, &[(service, entries)], tools)?;
+                let records = [(service, entries)];
+                arrived.write_blocks(&transaction, service, &records, tools, shares)?;
             }
-            arrived.write_blocks(&transaction, MIXED, &mixed, tools)?;
+            arrived.write_blocks(&transaction, MIXED, &mixed, tools, shares)?;
             arrived.write(&transaction)?;
         }
+        let grown = size_of_file(&transaction)?.saturating_sub(before);
+        shares.save(&transaction, grown)?;
         transaction.commit()?;
         self.services.extend(new_services);
         if self.present.len() > PRESENT_MAX {
@@ -282,20 +304,24 @@ impl Arrival {
         service: i64,
         records: &[(i64, &[OrderedRecord<'_>])],
         tools: &mut Tools,
+        shares: &mut Shares,
     ) -> Result<(), LogError> {
         let records = records
             .iter()
-            .flat_map(|(service, entries)| entries.iter().map(|entry| (*service, entry.record)));
+            .flat_map(|(service, entries)| entries.iter().map(|entry| (*service, entry)));
         let mut records = records.peekable();
         while records.peek().is_some() {
             let mut builder = tools.encoder.begin(self.second_ms);
             let mut rows = 0;
             while !builder.is_full()
-                && let Some((service, record)) = records.next()
+                && let Some((service, entry)) = records.next()
             {
+                let record = entry.record;
                 let capture = record.capture.as_deref();
                 let capture = capture.map(|capture| {
-                    write_capture(connection, capture, &tools.masker, &mut tools.compressor)
+                    let admit = |bytes| shares.admit_capture(entry.account(), bytes);
+                    let compressor = &mut tools.compressor;
+                    write_capture(connection, capture, &tools.masker, compressor, admit)
                 });
                 builder.add(service, record, capture.transpose()?, &tools.masker)?;
                 self.fingerprints
@@ -342,26 +368,39 @@ impl Arrival {
     }
 }
 
-/// Writes captured messages and returns their key.
+/// Size of the file with the changes of this transaction.
+fn size_of_file(connection: &Connection) -> Result<u64, LogError> {
+    let pages = connection.pragma_query_value(None, "page_count", |row| row.get::<_, u32>(0))?;
+    Ok(u64::from(pages) * u64::from(PAGE_BYTES))
+}
+
+/// Writes captured messages, or marks if `admit` refuses their bytes. Returns their key.
 fn write_capture(
     connection: &Connection,
     capture: &Capture,
     masker: &Masker,
     compressor: &mut Compressor<'static>,
+    admit: impl FnOnce(u64) -> bool,
 ) -> Result<i64, LogError> {
-    let mut pack = |message: &Option<MessageCapture>| {
-        let packed = message
-            .as_ref()
-            .map(|message| capture::pack(message, masker, compressor))
-            .transpose()?;
-        Ok::<_, LogError>(
-            packed
-                .map(|StoredMessage { head, body }| (head, body))
-                .unzip(),
-        )
+    let mut pack = |message: &MessageCapture| capture::pack(message, masker, compressor);
+    let mut request = capture.request.as_ref().map(&mut pack).transpose()?;
+    let mut response = capture.response.as_ref().map(&mut pack).transpose()?;
+    let messages = || [&request, &response].into_iter().flatten();
+    let bytes: usize = messages()
+        .map(|message| message.head.len() + message.body.len())
+        .sum();
+    if !admit(bytes as u64) {
+        for message in [&mut request, &mut response].into_iter().flatten() {
+            *message = pack(&MessageCapture::without_room())?;
+        }
+    }
+    let columns = |message: Option<StoredMessage>| {
+        message
+            .map(|StoredMessage { head, body }| (head, body))
+            .unzip()
     };
-    let (request, request_body) = pack(&capture.request)?;
-    let (response, response_body) = pack(&capture.response)?;
+    let (request, request_body): (Option<Vec<u8>>, Option<Vec<u8>>) = columns(request);
+    let (response, response_body): (Option<Vec<u8>>, Option<Vec<u8>>) = columns(response);
     let mut insert =
         connection.prepare_cached("INSERT INTO capture VALUES (NULL, ?1, ?2, ?3, ?4)")?;
     Ok(insert.insert(params![request, response, request_body, response_body])?)

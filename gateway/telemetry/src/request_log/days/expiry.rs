@@ -13,7 +13,7 @@ use super::day::Day;
 /// Bytes removed in one step, which takes some milliseconds. There is one step per write, or one per second.
 pub(crate) const STEP_BYTES: u64 = 32 * 1024 * 1024;
 /// Suffix of the name of a file that is being removed.
-const EXPIRED: &str = ".expired";
+pub(crate) const EXPIRED: &str = ".expired";
 
 /// Files being removed.
 #[derive(Default)]

@@ -1,0 +1,171 @@
+//! What strangers and accounts can make the request log write, measured on the disk.
+
+use std::path::Path;
+use std::process::Command;
+
+use gw_gateway::demo::{Demo, Options};
+use gw_shared::id::random_base62;
+use serde_json::{Value, json};
+
+use crate::support::admin_api::Api;
+use crate::support::peers::backend;
+use crate::support::peers::caller::{HOST, connect, connect_to, request};
+use crate::support::processes::prepared::Prepared;
+use crate::support::processes::process::gw_gateway;
+use crate::support::processes::successor::admin;
+use crate::support::request_log::{call, capture_bodies, record};
+use crate::support::{eventually, options, setup};
+
+const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+const MIB: u64 = 1024 * 1024;
+
+/// Bytes that the file system has allocated for a folder.
+fn on_disk(folder: &Path) -> u64 {
+    let output = Command::new("du")
+        .args(["--summarize", "--block-size=1"])
+        .arg(folder)
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// The value of a metric without labels.
+fn value(metrics: &str, name: &str) -> u64 {
+    let line = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap().parse().unwrap()
+}
+
+#[test]
+fn strangers_do_not_fill_the_disk() {
+    const EACH: usize = 500;
+    let prepared = Prepared::new();
+    let (served, _agent) = prepared.start(&backend::answering(OK));
+    let before = on_disk(&prepared.path("data"));
+    let mut known = Vec::new();
+    // The address is limited after 600 failures, and its requests are refused with another code.
+    for connection in 0..9 {
+        let mut caller = prepared.connect(served.address);
+        let host = match connection {
+            0..8 => HOST,
+            _ => "eu1.gw.localhost",
+        };
+        for _ in 0..EACH {
+            let target = random_base62(8000);
+            caller.send(format!("GET /{target} HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+            assert_ne!(caller.response().status, 200);
+        }
+        let mut caller = prepared.connect(served.address);
+        caller.send(prepared.get("/known"));
+        let response = caller.response();
+        assert_eq!(response.status, 200);
+        known.push(response.header("x-gw-request-id").to_owned());
+    }
+    for id in &known {
+        eventually("authenticated requests have a record", || {
+            let path = format!("/requests/{id}");
+            let status = prepared.administer(served.admin_address, "GET", &path, &Value::Null);
+            (status == 200).then_some(())
+        });
+    }
+    let grown = on_disk(&prepared.path("data")) - before;
+    assert!(grown < 6 * MIB, "{grown} bytes for {} KiB", 9 * EACH * 8);
+    let left_out = served.metric("gw_service_records_left_out_total", "demo--echo");
+    assert!(left_out > 4 * EACH, "{left_out}");
+    let (_, metrics) = admin(served.admin_address, "/metrics");
+    assert!(value(&metrics, "gw_apex_records_left_out_total") > 0);
+    for name in [
+        "gw_request_log_dropped_total",
+        "gw_request_log_over_share_total",
+    ] {
+        assert_eq!(value(&metrics, name), 0, "{name}");
+    }
+
+    let token = std::fs::read_to_string(prepared.path("data/admin.token")).unwrap();
+    let found = gw_gateway()
+        .args(["request", "search", "--account", "demo", "--status", "429"])
+        .args(["--limit", "1", "--json"])
+        .env("GW_ADMIN_URL", format!("http://{}", served.admin_address))
+        .env("GW_ADMIN_TOKEN", token.trim())
+        .output()
+        .unwrap();
+    let text = String::from_utf8(found.stdout).unwrap();
+    let path = text.split("\"path\"").nth(1).unwrap();
+    assert!(
+        path.split('"').nth(1).unwrap().ends_with('\u{2026}'),
+        "{text}"
+    );
+    assert!(text.len() < 2048, "{text}");
+}
+
+#[test]
+fn a_flood_of_one_account_does_not_cost_another_its_records() {
+    const MAX: u64 = 64 * MIB;
+    let folder = tempfile::tempdir().unwrap();
+    let demo = Demo::start(&Options {
+        data_dir: Some(folder.path().to_owned()),
+        adjust: |config| config.request_log_max_bytes = Some(MAX),
+        ..options(Some(backend::answering(OK)))
+    })
+    .unwrap();
+    let api = Api(&demo.about);
+    capture_bodies(&api);
+    let metric = |name: &str| {
+        let address = demo.about.admin_url.strip_prefix("http://").unwrap();
+        value(&admin(address.parse().unwrap(), "/metrics").1, name)
+    };
+    let body = random_base62(256 * 1024);
+    let post = format!("Content-Length: {}\r\n\r\n{body}", body.len());
+    let ids: Vec<String> = (0..30)
+        .map(|_| call(&demo, &request(&demo, "POST /", &post)).1)
+        .collect();
+    let captured = |id: &String| record(&api, id)["captured_request"].clone();
+    assert_eq!(captured(&ids[0])["bytes"], body.len());
+    let last = captured(&ids[29]);
+    assert_eq!(
+        (&last["truncated_by"], &last["bytes"]),
+        (&json!("disk"), &json!(0))
+    );
+    let replayed = api.ask("POST", &format!("/requests/{}/replay", ids[29]), &json!({}));
+    assert_eq!(replayed.status, 409, "{replayed:?}");
+    assert_eq!(metric("gw_request_log_over_share_total"), 0);
+
+    let mut caller = connect(&demo);
+    let mut sent = 0;
+    while metric("gw_request_log_over_share_total") == 0 {
+        assert!(sent < 5000, "the account has no bound");
+        for _ in 0..100 {
+            let target = format!("GET /{}", random_base62(8000));
+            caller.send(request(&demo, &target, "\r\n"));
+            assert_eq!(caller.response().status, 200);
+        }
+        sent += 100;
+    }
+
+    let control = demo.gateway().control();
+    setup::service(control, "quiet", "api");
+    let (_, key) = setup::service_key(control, "quiet", &["api"]);
+    let host = "quiet--api.eu1.gw.localhost";
+    let tight = json!({ "burst": 1, "refill_per_minute": 1 });
+    let path = "/accounts/quiet/services/api";
+    assert_eq!(api.ask("PATCH", path, &tight).status, 200);
+    let ask = format!("GET / HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {key}\r\n\r\n");
+    let connect = || connect_to(&demo.about, host, &[b"http/1.1"], None);
+    // It waits for an agent. All others are refused at once.
+    let mut first = connect();
+    first.send(&ask);
+    let quiet = eventually("requests are refused", || {
+        let mut caller = connect();
+        caller.send(&ask);
+        let response = caller.response();
+        let id = response.header("x-gw-request-id").to_owned();
+        (response.status == 429).then_some(id)
+    });
+    assert_eq!(record(&api, &quiet)["account"], "quiet");
+    assert_eq!(metric("gw_request_log_dropped_total"), 0);
+    // Half of a day's tenth of the bound, the write-ahead logs, and pages that are not full.
+    let used = on_disk(&folder.path().join("requests"));
+    assert!(used < MAX / 20 + 2 * MAX / 64 + MIB, "{used}");
+}
