@@ -154,6 +154,7 @@ impl World {
                 id,
                 settings: ServiceSettings::default(),
                 created_at: now,
+                created_ms: None,
                 managed_by: None,
                 later: Default::default(),
             }));

@@ -41,9 +41,19 @@ impl Timestamp {
         Duration::from_secs(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
 
+    /// Milliseconds since the Unix epoch.
+    pub fn unix_ms(self) -> u64 {
+        u64::try_from(self.0).unwrap_or(0).saturating_mul(1000)
+    }
+
     pub(crate) fn to_datetime(self) -> OffsetDateTime {
         OffsetDateTime::from_unix_timestamp(self.0).unwrap_or(OffsetDateTime::UNIX_EPOCH)
     }
+}
+
+/// The first whole millisecond since the Unix epoch that has not begun.
+pub fn next_unix_ms() -> u64 {
+    u64::try_from(unix_us(now()) / 1000 + 1).unwrap_or(0)
 }
 
 /// RFC 3339, UTC: `2026-11-21T04:15:32Z`.

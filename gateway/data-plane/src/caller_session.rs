@@ -248,6 +248,7 @@ mod tests {
                 ..ServiceSettings::default()
             },
             created_at: Timestamp(1),
+            created_ms: None,
             managed_by: None,
             later: Default::default(),
         };

@@ -32,7 +32,7 @@ use gw_shared::runtime::{self, Driver, DriverError};
 use gw_shared::telemetry::mask::Masker;
 use gw_shared::telemetry::trace::{Exporter, ProgramIdentity, SpanCounts};
 use gw_telemetry::request_log::archive::ArchiveError;
-use gw_telemetry::request_log::{LogError, RequestLog};
+use gw_telemetry::request_log::{LogError, Names, RequestLog};
 use gw_telemetry::timeseries::{self, Series};
 use gw_telemetry::trace;
 use tokio::sync::{Mutex, Notify};
@@ -229,12 +229,14 @@ impl Gateway {
         let control = Arc::new(Control::open(config, handles.clone(), helpers.clone())?);
         let masker = Masker::new([control.admin_token()]);
         let requests = config.data_dir.join("requests");
+        let of_names = Arc::clone(&control);
         let request_log = Arc::new(RequestLog::open_on(
             &background,
             &requests,
             masker.clone(),
             config.access_log.as_ref(),
             config.request_log_max_bytes,
+            Names(Some(Arc::new(move || of_names.directory()))),
         )?);
         let region_keys = region_keys(&control, config)?;
         if let (Some(settings), Some(keys), None) =

@@ -40,9 +40,9 @@ pub use records::{
     AuthorityRecord, AuthorityRole, CallerSecretRecord, Captures, DeletedAccountRecord, Directory,
     Domain, DomainCertificate, DomainCertificateSource, DomainChallenge, DomainChallengeKind,
     DomainMaterial, DomainOrder, DomainRecord, DomainState, DomainsMax, EnrollmentRecord,
-    EnrollmentTokenRecord, Indexing, PublicKeyHash, RecordId, RecordKind, Records, SecretAccess,
-    ServedPair, Service, ServicePath, ServiceRecord, SigningKey, SigningKeyRecord, Step,
-    StoredRecord, TicketKeyRecord, TooManyDomains,
+    EnrollmentTokenRecord, Incarnation, Indexing, PublicKeyHash, RecordId, RecordKind, Records,
+    SecretAccess, ServedPair, Service, ServicePath, ServiceRecord, SigningKey, SigningKeyRecord,
+    Step, StoredRecord, TicketKeyRecord, TooManyDomains, label_of,
 };
 pub use sealed::Sealer;
 pub use sealing::CREDENTIAL as SEAL_KEY_CREDENTIAL;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 pub struct UsageRow {
     /// Day in UTC, `2026-11-21`.
     pub date: String,
-    /// `{account}--{service}`, or `other` for services without counters of their own.
+    /// `{account}--{service}@{created_ms}`, or `other` for services without counters of their own.
     pub label: String,
     /// The counts.
     pub amounts: UsageAmounts,
@@ -33,10 +33,8 @@ pub struct UsageQuery {
     pub since: String,
     /// Last day.
     pub until: String,
-    /// Beginning of labels, for example `acme--`; empty for all.
+    /// Beginning of labels: `acme--` or `acme--api@`; empty for all.
     pub label_prefix: String,
-    /// Only this label.
-    pub label: Option<String>,
     /// Only rows after this day and label.
     pub after: Option<(String, String)>,
     /// Most rows that are returned.

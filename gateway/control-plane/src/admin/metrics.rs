@@ -230,7 +230,7 @@ mod tests {
             response_head: None,
             is_left_out: true,
         };
-        counters.services.ended(&"acme--api".into(), sample);
+        counters.services.ended(&"acme--api".into(), 1, sample);
         counters.requests.increment();
         counters.attempts_over_budget.increment();
         counters.attempt_failed(AttemptFailure::BackendTls);

@@ -170,7 +170,9 @@ impl Admin {
 fn not_logged(id: RequestId) -> ControlError {
     ControlError::NotFound {
         kind: "request",
-        id: format!("{id} in the log: it was not logged, or is too old"),
+        id: format!(
+            "{id} in the log: it was not logged, is too old, or was made for an earlier account or service of the same name"
+        ),
         remedy: String::new(),
     }
 }

@@ -73,6 +73,7 @@ pub(crate) fn start(
         target,
         request,
     } = kept;
+    let service = service::show(control, &view.account, &view.service)?;
     let is_kept = |request: &MessageCapture| request.body.truncated_by != Some(Truncation::Disk);
     let Some(request) = request.filter(is_kept) else {
         return Err(not_captured(&view.id));
@@ -85,7 +86,6 @@ pub(crate) fn start(
             view.id
         )));
     }
-    let service = service::show(control, &view.account, &view.service)?;
     if !service.request_logging {
         return Err(ControlError::Conflict(format!(
             "request_logging of service {} is off, so the log would not record the replay; turn it on first",

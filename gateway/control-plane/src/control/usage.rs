@@ -8,7 +8,7 @@ use gw_base::clock::Timestamp;
 use gw_base::page::{Page, checked_limit};
 use gw_base::process::background::Tasks;
 use gw_shared::id::{AccountId, ServiceId, split_tenant_label, tenant_label};
-use gw_store::{UsageQuery, UsageRow};
+use gw_store::{UsageQuery, UsageRow, label_of};
 use gw_telemetry::timeseries::{FileError, Series, SeriesError, Usage};
 use serde::{Deserialize, Serialize};
 use time::{Date, Month};
@@ -81,7 +81,7 @@ impl From<UsageRow> for UsageView {
             label,
             amounts,
         } = row;
-        let (account, service) = split_tenant_label(&label).unzip();
+        let (account, service) = split_tenant_label(label_of(&label)).unzip();
         Self {
             date,
             account: account.map(String::from),
@@ -114,6 +114,7 @@ impl UsageFilter {
             }
             _ => None,
         };
+        let of_account = account.map_or_else(String::new, |account| format!("{account}--"));
         let since = date("since", self.since.as_deref(), "0001-01-01")?;
         let until = date("until", self.until.as_deref(), "9999-12-31")?;
         if until < since {
@@ -128,8 +129,7 @@ impl UsageFilter {
         Ok(UsageQuery {
             since,
             until,
-            label_prefix: account.map_or_else(String::new, |account| format!("{account}--")),
-            label,
+            label_prefix: label.map_or(of_account, |label| format!("{label}@")),
             after: after.transpose()?,
             limit: checked_limit(self.limit)?,
         })
@@ -163,7 +163,8 @@ fn date(field: &'static str, text: Option<&str>, default: &str) -> Result<String
     }
 }
 
-/// A page of usage, the newest day first. In a region it includes what the nodes have written so far.
+/// A page of usage, the newest day first, without that of earlier accounts and services of the same
+/// names. In a region it includes what the nodes have written so far.
 pub fn list(
     control: &Control,
     usage: &Usage,
@@ -192,6 +193,8 @@ pub fn list(
         .last()
         .filter(|_| has_more)
         .map(|last| format!("{}/{}", last.date, last.label));
+    let directory = control.directory();
+    rows.retain(|row| directory.shows_counts(&row.label));
     Ok(Page {
         items: rows.into_iter().map(UsageView::from).collect(),
         next_cursor,
@@ -250,8 +253,10 @@ mod tests {
             cursor: text("2026-11-21/acme--api"),
         };
         let query = filter.check().unwrap();
-        assert_eq!(query.label.as_deref(), Some("acme--api"));
-        assert_eq!((query.label_prefix.as_str(), query.limit), ("acme--", 7));
+        assert_eq!(
+            (query.label_prefix.as_str(), query.limit),
+            ("acme--api@", 7)
+        );
         assert_eq!(
             query.after,
             Some(("2026-11-21".to_owned(), "acme--api".to_owned()))

@@ -63,7 +63,7 @@ impl Relay {
         let scope = RequestScope::begin_replay(&self.observers, &request, original, caller);
         let id = scope.id;
         let mut response = Discard::default();
-        let opened = match self.open_replay(&scope, &label, request) {
+        let opened = match self.open_replay(&scope, original, &label, request) {
             Ok(Opening::Opened(request)) => Ok(request),
             Ok(Opening::OnNode(request)) => {
                 open_on_node(&scope, *request, &mut captured, &mut response).await
@@ -84,11 +84,16 @@ impl Relay {
     fn open_replay(
         &self,
         scope: &RequestScope,
+        original: RequestId,
         label: &str,
         request: RequestHead,
     ) -> Result<Opening, Error> {
         let directory = self.directory.get();
         let service = self.find(scope, &directory, label, &request)?;
+        // Deleted and created again since the captured request was read.
+        if original.unix_ms() < service.created_ms {
+            return Err(Error::ServiceNotFound);
+        }
         self.permit(service)?;
         let authenticated = Authenticated::administrator(service);
         scope.note(Stage::Authenticated(Some(&authenticated.by)));

@@ -56,7 +56,7 @@ impl RequestScope {
         self.observers
             .counters
             .services
-            .ended(&service.label, sample);
+            .ended(&service.label, service.created_ms, sample);
     }
 
     /// Whether the log takes the record: of each authenticated request, and of others at a rate.

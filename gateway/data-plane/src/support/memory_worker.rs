@@ -227,6 +227,7 @@ pub(crate) fn records(services: usize) -> Option<Records> {
                 ..ServiceSettings::default()
             },
             created_at,
+            created_ms: None,
             managed_by: None,
             later: Default::default(),
         }));

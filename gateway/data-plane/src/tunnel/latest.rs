@@ -6,9 +6,11 @@ use std::time::Instant;
 
 use crate::limits;
 use gw_shared::id::AgentId;
+use gw_store::Service;
 
-/// Events of agents that have authenticated, for at most [`limits::LATEST_EVENT_KEPT`].
-pub(super) struct LatestEvents<T>(HashMap<(AgentId, Arc<str>), (T, Instant)>);
+/// Events of agents that have authenticated, for at most [`limits::LATEST_EVENT_KEPT`], with the
+/// creation of their services.
+pub(super) struct LatestEvents<T>(HashMap<(AgentId, Arc<str>), (T, Instant, u64)>);
 
 impl<T> Default for LatestEvents<T> {
     fn default() -> Self {
@@ -18,17 +20,17 @@ impl<T> Default for LatestEvents<T> {
 
 impl<T> LatestEvents<T> {
     /// Replaces the event of this agent and service, or the oldest one if there are too many.
-    pub(super) fn record(&mut self, agent: &AgentId, label: &Arc<str>, event: T, now: Instant) {
-        let key = (agent.clone(), Arc::clone(label));
+    pub(super) fn record(&mut self, agent: &AgentId, service: &Service, event: T, now: Instant) {
+        let key = (agent.clone(), Arc::clone(&service.label));
         if self.0.len() >= limits::LATEST_EVENTS && !self.0.contains_key(&key) {
             let oldest = self
                 .0
                 .iter()
-                .min_by_key(|(_, (_, at))| *at)
+                .min_by_key(|(_, (_, at, _))| *at)
                 .map(|(key, _)| key.clone());
             oldest.map(|oldest| self.0.remove(&oldest));
         }
-        self.0.insert(key, (event, now));
+        self.0.insert(key, (event, now, service.created_ms));
     }
 
     pub(super) fn remove(&mut self, agent: &AgentId, label: &Arc<str>) {
@@ -37,9 +39,11 @@ impl<T> LatestEvents<T> {
         }
     }
 
-    /// Removes the events of all agents but those that `exist`.
-    pub(super) fn retain(&mut self, exist: impl Fn(&AgentId) -> bool) {
-        self.0.retain(|(agent, _), _| exist(agent));
+    /// Removes the events of all agents and services but those that `exist`: agent, label of the
+    /// service, and its creation.
+    pub(super) fn retain(&mut self, exist: impl Fn(&AgentId, &str, u64) -> bool) {
+        self.0
+            .retain(|(agent, label), (.., created_ms)| exist(agent, label, *created_ms));
     }
 
     /// Makes a report of each event from agent, service, event and the seconds since then.
@@ -52,9 +56,9 @@ impl<T> LatestEvents<T> {
         let recent = self
             .0
             .iter()
-            .filter(|(_, (_, at))| ago(at) < limits::LATEST_EVENT_KEPT);
+            .filter(|(_, (_, at, _))| ago(at) < limits::LATEST_EVENT_KEPT);
         recent
-            .map(|((agent, label), (event, at))| {
+            .map(|((agent, label), (event, at, _))| {
                 report(
                     agent.to_string(),
                     label.to_string(),
@@ -70,7 +74,23 @@ impl<T> LatestEvents<T> {
 mod tests {
     use std::time::Duration;
 
+    use gw_base::service::hostname::Region;
+    use gw_store::{Directory, Records, StoredRecord};
+    use serde_json::json;
+
     use super::*;
+
+    /// The service `acme--api`.
+    fn service() -> Arc<Service> {
+        let record = json!({ "service": {
+            "account": "acme", "id": "api", "modes": { "jwt": true, "service_key": true }, "enabled": true,
+            "rate": { "burst": 1, "refill_per_minute": 1 }, "created_ms": 1,
+        } });
+        let record = serde_json::from_value::<StoredRecord>(record).unwrap();
+        let region = Region::new("eu1", "example.com");
+        let directory = Directory::new(&Records::from_iter([record]), &region, 1);
+        Arc::clone(directory.service("acme--api").unwrap())
+    }
 
     fn agents<T>(latest: &LatestEvents<T>, now: Instant) -> Vec<String> {
         latest.report(now, |agent, _, _, _| agent)
@@ -79,7 +99,7 @@ mod tests {
     #[test]
     fn the_latest_events_are_kept_within_a_bound() {
         let now = Instant::now();
-        let service = Arc::from("acme--api");
+        let service = service();
         let mut latest = LatestEvents::default();
         let first = AgentId::random();
         latest.record(&first, &service, 0, now);
@@ -112,20 +132,23 @@ mod tests {
             .flatten()
             .collect();
         assert_eq!(found, [("acme--api".to_owned(), 8, 5)]);
-        latest.remove(&first, &service);
+        latest.remove(&first, &service.label);
         assert_eq!(agents(&latest, now).len(), limits::LATEST_EVENTS - 1);
     }
 
     #[test]
     fn events_end_with_their_time_and_with_their_agent() {
         let now = Instant::now();
-        let service = Arc::from("acme--api");
+        let service = service();
         let mut latest = LatestEvents::default();
         let deleted = AgentId::random();
         let stays = AgentId::random();
         latest.record(&deleted, &service, (), now);
         latest.record(&stays, &service, (), now);
-        latest.retain(|agent| *agent == stays);
+        let is_there = |agent: &AgentId, label: &str, created_ms| {
+            (label, created_ms) == ("acme--api", 1) && *agent == stays
+        };
+        latest.retain(is_there);
         let end = now + limits::LATEST_EVENT_KEPT;
         assert_eq!(
             agents(&latest, end - Duration::from_millis(1)),

@@ -69,6 +69,13 @@ pub(crate) enum Chosen {
     None,
 }
 
+/// Whether an agent exists, and a service with this label that was created at this time.
+fn exist(directory: &Directory) -> impl Fn(&AgentId, &str, u64) -> bool {
+    |agent, label, created_ms| {
+        directory.agent(agent.as_str()).is_some() && directory.is_service(label, created_ms)
+    }
+}
+
 impl Registry {
     pub(crate) fn new(tunnel_grace: Arc<TunnelGrace>) -> Self {
         let openings = Openings::new();
@@ -103,8 +110,7 @@ impl Registry {
         version: String,
         now: Instant,
     ) {
-        self.refused_versions
-            .record(agent, &service.label, version, now);
+        self.refused_versions.record(agent, service, version, now);
     }
 
     pub(crate) fn refused_versions(&self) -> Vec<RefusedVersion> {
@@ -128,10 +134,10 @@ impl Registry {
         directory: &Directory,
         now: Instant,
     ) {
-        // A deletion ends the tunnel after the records of the agent are gone.
-        if directory.agent(session.agent.as_str()).is_some() {
-            self.ended
-                .record(&session.agent, &session.service.label, reason, now);
+        // A deletion ends the tunnel after the records of the agent or the service are gone.
+        let Session { agent, service, .. } = session;
+        if exist(directory)(agent, &service.label, service.created_ms) {
+            self.ended.record(agent, service, reason, now);
         }
     }
 
@@ -148,11 +154,10 @@ impl Registry {
             })
     }
 
-    /// Forgets deleted agents.
+    /// Forgets deleted agents and services.
     pub(crate) fn retain(&mut self, directory: &Directory) {
-        let exists = |agent: &AgentId| directory.agent(agent.as_str()).is_some();
-        self.refused_versions.retain(exists);
-        self.ended.retain(exists);
+        self.refused_versions.retain(exist(directory));
+        self.ended.retain(exist(directory));
     }
 
     /// Adds a session. It replaces an older one of the same agent, which gets no more requests while the newer one is open.

@@ -50,6 +50,7 @@ fn records(modes: Modes) -> Records {
                 ..ServiceSettings::default()
             },
             created_at: NOW,
+            created_ms: None,
             managed_by: None,
             later: Default::default(),
         }));

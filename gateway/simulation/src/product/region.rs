@@ -115,6 +115,7 @@ impl Region {
                 capture_allowed: false,
                 domains_max: Default::default(),
                 created_at: NOT_BEFORE,
+                created_ms: None,
                 managed_by: None,
                 later: Default::default(),
             }));
@@ -124,6 +125,7 @@ impl Region {
             id: id.clone(),
             settings: plan.settings.clone(),
             created_at: NOT_BEFORE,
+            created_ms: None,
             managed_by: None,
             later: Default::default(),
         }));

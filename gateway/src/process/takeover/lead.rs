@@ -269,6 +269,7 @@ mod tests {
             capture_allowed: false,
             domains_max: Default::default(),
             created_at: Timestamp(1),
+            created_ms: None,
             managed_by: None,
             later: Default::default(),
         })

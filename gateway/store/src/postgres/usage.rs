@@ -22,9 +22,9 @@ const FORGET: &str = "DELETE FROM gw.usage WHERE date < $1::text::date";
 const SELECT: &str = "
     SELECT date::text, label, sum(requests)::bigint, sum(refusals)::bigint, sum(bytes_in)::bigint, sum(bytes_out)::bigint
     FROM gw.usage
-    WHERE date BETWEEN $1::text::date AND $2::text::date AND starts_with(label, $3) AND ($4::text IS NULL OR label = $4)
-        AND ($5::text IS NULL OR date < $5::text::date OR (date = $5::text::date AND label COLLATE \"C\" > $6))
-    GROUP BY date, label ORDER BY date DESC, label COLLATE \"C\" LIMIT $7";
+    WHERE date BETWEEN $1::text::date AND $2::text::date AND starts_with(label, $3)
+        AND ($4::text IS NULL OR date < $4::text::date OR (date = $4::text::date AND label COLLATE \"C\" > $5))
+    GROUP BY date, label ORDER BY date DESC, label COLLATE \"C\" LIMIT $6";
 
 impl PostgresStore {
     pub(super) fn write_usage(
@@ -70,7 +70,6 @@ impl PostgresStore {
                             &query.since,
                             &query.until,
                             &query.label_prefix,
-                            &query.label,
                             &after_date,
                             &after_label,
                             &limit,

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use gw_base::clock::Timestamp;
 use gw_shared::id::{AccountId, ManagerName};
 use gw_shared::version::later_members::LaterMembers;
+use rpds::HashTrieMapSync;
 use serde::{Deserialize, Serialize};
 
 use super::{Directory, Indexing, RecordKind};
@@ -25,6 +26,9 @@ pub struct AccountRecord {
     pub domains_max: DomainsMax,
     /// Time of creation.
     pub created_at: Timestamp,
+    /// The first millisecond after the creation, Unix time; `None` in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created_ms: Option<u64>,
     /// What manages the record by documents; `None` if nothing does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub managed_by: Option<ManagerName>,
@@ -100,9 +104,17 @@ impl fmt::Display for DomainsMax {
     }
 }
 
+impl AccountRecord {
+    fn index(&self, directory: &mut Directory) {
+        let created_ms = self.created_ms.unwrap_or(self.created_at.unix_ms());
+        directory.accounts.insert_mut(self.id.clone(), created_ms);
+    }
+}
+
 impl RecordKind for AccountRecord {
     type Id = AccountId;
-    type Index = ();
+    /// Unix time of the creation in milliseconds.
+    type Index = HashTrieMapSync<AccountId, u64>;
 
     fn id(&self) -> AccountId {
         self.id.clone()
@@ -110,17 +122,21 @@ impl RecordKind for AccountRecord {
 
     fn put_into(&self, directory: &mut Directory, all: &Indexing<'_>) {
         Self::remove_from(&self.id, directory, all);
+        self.index(directory);
     }
 
     /// Whether bodies may be captured depends on the account.
     fn remove_from(id: &AccountId, directory: &mut Directory, all: &Indexing<'_>) {
+        directory.accounts.remove_mut(id);
         for service in all.records.services_of(id) {
             service.put_into(directory, all);
         }
     }
 
     /// The services follow.
-    fn fill(_: &BTreeMap<AccountId, Self>, _: &mut Directory, _: &Indexing<'_>) {}
+    fn fill(records: &BTreeMap<AccountId, Self>, directory: &mut Directory, _: &Indexing<'_>) {
+        records.values().for_each(|record| record.index(directory));
+    }
 
     #[cfg(test)]
     fn sample() -> Self {
@@ -129,6 +145,7 @@ impl RecordKind for AccountRecord {
             capture_allowed: true,
             domains_max: DomainsMax(5),
             created_at: Timestamp(1),
+            created_ms: Some(1_001),
             managed_by: ManagerName::new("git").ok(),
             later: LaterMembers::default(),
         }

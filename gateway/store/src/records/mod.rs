@@ -11,6 +11,7 @@ mod caller_secret;
 mod deleted_account;
 mod domain;
 mod enrollment_token;
+mod incarnation;
 mod service;
 mod signing_key;
 mod ticket_key;
@@ -34,6 +35,7 @@ pub use self::domain::{
     DomainMaterial, DomainOrder, DomainRecord, DomainState, ServedPair,
 };
 pub use self::enrollment_token::{Approval, EnrollmentTokenRecord};
+pub use self::incarnation::{Incarnation, label_of};
 pub use self::service::{Captures, Service, ServicePath, ServiceRecord};
 pub use self::signing_key::{SigningKey, SigningKeyRecord};
 pub use self::ticket_key::TicketKeyRecord;

@@ -29,6 +29,9 @@ pub struct ServiceRecord {
     /// Time of creation; 0 in records of earlier versions.
     #[serde(default)]
     pub created_at: Timestamp,
+    /// The first millisecond after the creation, Unix time; `None` in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created_ms: Option<u64>,
     /// What manages the record by documents; `None` if nothing does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub managed_by: Option<ManagerName>,
@@ -69,6 +72,8 @@ pub struct Service {
     pub account: AccountId,
     /// Id of the service, unique in its account.
     pub id: ServiceId,
+    /// Unix time of the creation in milliseconds. Tells services of the same name apart.
+    pub created_ms: u64,
     /// Settings of the service.
     pub settings: ServiceSettings,
     /// As the settings say, if the account may capture.
@@ -126,6 +131,7 @@ impl RecordKind for ServiceRecord {
             hostname: hostname.into(),
             account: self.account.clone(),
             id: self.id.clone(),
+            created_ms: self.created_ms.unwrap_or(self.created_at.unix_ms()),
             captures: Captures {
                 requests: may_capture && self.settings.capture_request_body,
                 responses: may_capture && self.settings.capture_response_body,
@@ -159,6 +165,7 @@ impl RecordKind for ServiceRecord {
                 ..ServiceSettings::default()
             },
             created_at: Timestamp(2),
+            created_ms: Some(2_001),
             managed_by: ManagerName::new("git").ok(),
             later: LaterMembers::default(),
         }

@@ -98,6 +98,7 @@ fn account_record() -> impl Strategy<Value = StoredRecord> {
             capture_allowed,
             domains_max: domains_max.try_into().unwrap(),
             created_at: Timestamp(1),
+            created_ms: None,
             managed_by: None,
             later: Default::default(),
         })
@@ -128,6 +129,7 @@ fn service_record() -> impl Strategy<Value = StoredRecord> {
                 hsts_max_age_seconds: burst - 1,
             },
             created_at: Timestamp(1),
+            created_ms: None,
             managed_by: None,
             later: Default::default(),
         })

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::limits;
 use gw_shared::telemetry::metrics::{Exposition, Histogram, Kind};
-use gw_store::Directory;
+use gw_store::{Directory, label_of};
 
 /// Label of services without a place in the table. The label of a service contains `--`.
 pub const OTHER: &str = "other";
@@ -60,7 +60,7 @@ pub struct ServiceStats {
 /// Counters of one service in a report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceReport {
-    /// `{account}--{service}`, or [`OTHER`].
+    /// `{account}--{service}@{created_ms}`, or [`OTHER`].
     pub label: Arc<str>,
     /// Counts of the service.
     pub stats: ServiceStats,
@@ -69,21 +69,29 @@ pub struct ServiceReport {
 /// Counters of the services of one worker. Their number is bounded; further services are counted together.
 #[derive(Debug, Default)]
 pub struct ServiceCounters {
-    by_label: RefCell<HashMap<Arc<str>, ServiceStats>>,
+    /// With the time of creation of the service that they are of.
+    by_label: RefCell<HashMap<Arc<str>, (u64, ServiceStats)>>,
     other: RefCell<ServiceStats>,
     /// A request was counted as [`OTHER`].
     overflowed: Cell<bool>,
 }
 
 impl ServiceCounters {
-    /// Counts an ended request of the service `label`, on the worker of its caller's connection.
-    pub fn ended(&self, label: &Arc<str>, sample: Sample) {
+    /// Counts an ended request of the service `label` that was created at `created_ms`, on the
+    /// worker of its caller's connection. Ignores a request of an earlier service of this name.
+    pub fn ended(&self, label: &Arc<str>, created_ms: u64, sample: Sample) {
         let mut services = self.by_label.borrow_mut();
-        if let Some(stats) = services.get_mut(&**label) {
-            return stats.count(sample);
-        }
-        if services.len() < limits::SERVICES_COUNTED {
-            services.entry(Arc::clone(label)).or_default().count(sample);
+        if let Some((counted, stats)) = services.get_mut(&**label) {
+            if *counted < created_ms {
+                (*counted, *stats) = (created_ms, ServiceStats::default());
+            }
+            if *counted == created_ms {
+                stats.count(sample);
+            }
+        } else if services.len() < limits::SERVICES_COUNTED {
+            let mut stats = ServiceStats::default();
+            stats.count(sample);
+            services.insert(Arc::clone(label), (created_ms, stats));
         } else {
             self.overflowed.set(true);
             self.other.borrow_mut().count(sample);
@@ -94,16 +102,17 @@ impl ServiceCounters {
     pub fn retain(&self, directory: &Directory) {
         self.by_label
             .borrow_mut()
-            .retain(|label, _| directory.service(label).is_some());
+            .retain(|label, (created_ms, _)| directory.is_service(label, *created_ms));
     }
 
     /// Copies the counts of each service; those of services without a place in the table are summed as [`OTHER`].
     pub fn report(&self) -> Vec<ServiceReport> {
         let services = self.by_label.borrow();
-        let report = |(label, stats): (&Arc<str>, &ServiceStats)| ServiceReport {
-            label: Arc::clone(label),
-            stats: stats.clone(),
-        };
+        let report =
+            |(label, (created_ms, stats)): (&Arc<str>, &(u64, ServiceStats))| ServiceReport {
+                label: format!("{label}@{created_ms}").into(),
+                stats: stats.clone(),
+            };
         let mut reports: Vec<ServiceReport> = services.iter().map(report).collect();
         if self.overflowed.get() {
             reports.push(ServiceReport {
@@ -208,16 +217,17 @@ impl ServiceStats {
     }
 }
 
-/// Adds the reports of several workers by service, in the order of their labels.
+/// Adds the reports of several workers by service, in the order of their labels, which have no time
+/// of creation then.
 pub fn merged<'a>(reports: impl IntoIterator<Item = &'a ServiceReport>) -> Vec<ServiceReport> {
-    let mut sums: std::collections::BTreeMap<&Arc<str>, ServiceStats> =
+    let mut sums: std::collections::BTreeMap<&str, ServiceStats> =
         std::collections::BTreeMap::new();
     for ServiceReport { label, stats } in reports {
-        sums.entry(label).or_default().add(stats);
+        sums.entry(label_of(label)).or_default().add(stats);
     }
     sums.into_iter()
         .map(|(label, stats)| ServiceReport {
-            label: Arc::clone(label),
+            label: label.into(),
             stats,
         })
         .collect()
@@ -328,12 +338,15 @@ mod tests {
                 ..OK
             },
         ] {
-            services.ended(&api, sample);
+            services.ended(&api, 1, sample);
         }
         let [report] = &services.report()[..] else {
             panic!("one service")
         };
-        assert_eq!((&*report.label, report.stats.requests()), ("acme--api", 5));
+        assert_eq!(
+            (&*report.label, report.stats.requests()),
+            ("acme--api@1", 5)
+        );
         assert_eq!(report.stats.classes, [0, 2, 0, 1, 1, 1]);
         assert_eq!(report.stats.codes, [("GW_RATE_LIMIT_EXCEEDED", 1)]);
         let stats = &report.stats;
@@ -355,9 +368,9 @@ mod tests {
     fn services_beyond_the_maximum_are_counted_together_and_deleted_services_free_their_places() {
         let services = ServiceCounters::default();
         for number in 0..limits::SERVICES_COUNTED + 2 {
-            services.ended(&label(&format!("acme--s{number}")), OK);
+            services.ended(&label(&format!("acme--s{number}")), 1, OK);
         }
-        services.ended(&label("acme--s0"), OK);
+        services.ended(&label("acme--s0"), 1, OK);
         let reports = services.report();
         assert_eq!(reports.len(), limits::SERVICES_COUNTED + 1);
         let of = |name: &str| {
@@ -368,16 +381,31 @@ mod tests {
                 .stats
                 .requests()
         };
-        assert_eq!((of(OTHER), of("acme--s0"), of("acme--s7")), (2, 2, 1));
+        assert_eq!((of(OTHER), of("acme--s0@1"), of("acme--s7@1")), (2, 2, 1));
         services.retain(&Directory::default());
-        services.ended(&label("acme--new"), OK);
+        services.ended(&label("acme--new"), 1, OK);
         assert_eq!(
             services
                 .report()
                 .iter()
                 .map(|report| &*report.label)
                 .collect::<Vec<_>>(),
-            ["acme--new", OTHER]
+            ["acme--new@1", OTHER]
+        );
+    }
+
+    #[test]
+    fn a_service_that_is_created_again_is_counted_from_zero() {
+        let services = ServiceCounters::default();
+        for created_ms in [1, 1, 2, 1, 2, 2] {
+            services.ended(&label("acme--api"), created_ms, OK);
+        }
+        let [report] = &services.report()[..] else {
+            panic!("one service")
+        };
+        assert_eq!(
+            (&*report.label, report.stats.requests()),
+            ("acme--api@2", 3)
         );
     }
 
@@ -385,9 +413,9 @@ mod tests {
     fn workers_are_added_and_since_returns_the_difference() {
         let one = ServiceCounters::default();
         let two = ServiceCounters::default();
-        one.ended(&label("b--b"), OK);
-        two.ended(&label("a--a"), OK);
-        two.ended(&label("b--b"), LIMITED);
+        one.ended(&label("b--b"), 1, OK);
+        two.ended(&label("a--a"), 1, OK);
+        two.ended(&label("b--b"), 1, LIMITED);
         let both = [one.report(), two.report()].concat();
         let sums = merged(&both);
         assert_eq!(
@@ -403,7 +431,7 @@ mod tests {
             now.since(before),
             two.report()
                 .iter()
-                .find(|report| &*report.label == "b--b")
+                .find(|report| &*report.label == "b--b@1")
                 .unwrap()
                 .stats
         );

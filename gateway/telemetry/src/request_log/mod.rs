@@ -7,6 +7,7 @@ pub mod archive;
 mod block;
 mod captures;
 pub(crate) mod days;
+mod names;
 mod queue;
 pub mod record;
 mod recorder;
@@ -51,6 +52,7 @@ use self::writer::Writer;
 pub use access_log::{AccessLogStats, AccessLogTarget};
 pub use captures::capturing::{CaptureBudget, Capturing};
 pub use days::disk::LogDisk;
+pub use names::Names;
 #[cfg(feature = "simulation_support")]
 pub use queue::LogReceiver;
 pub use queue::{LogQueue, LogStats};
@@ -74,6 +76,7 @@ const SETTLES_WITHIN: Duration = Duration::from_mins(10);
 pub struct RequestLog {
     folder: PathBuf,
     now: Now,
+    names: Names,
     readers: Readers,
     queue: LogQueue,
     counters: Arc<LogCounters>,
@@ -149,23 +152,25 @@ impl RequestLog {
     /// Opens or creates the log in `folder` (mode 0700, files 0600) and starts its thread, `gw-log`.
     pub fn open(folder: &Path) -> Result<Self, LogError> {
         let background = Background::start()?;
-        let log = Self::open_on(&background, folder, Masker::default(), None, None)?;
+        let names = Names::default();
+        let log = Self::open_on(&background, folder, Masker::default(), None, None, names)?;
         Ok(log.keeping(background))
     }
 
     /// Like [`Self::open`], on a runtime that is there, and masks the secrets known to `masker` in records. With
-    /// `access_log`, also starts that log. The files may take `max_bytes`, by default a quarter of the
-    /// disk.
+    /// `access_log`, also starts that log. The files may take `max_bytes`, by default a quarter of the disk. Shows no records of
+    /// earlier accounts and services than those of `names`.
     pub fn open_on(
         background: &Background,
         folder: &Path,
         masker: Masker,
         access_log: Option<&AccessLogTarget>,
         max_bytes: Option<u64>,
+        names: Names,
     ) -> Result<Self, LogError> {
         let tasks = background.tasks();
         let now = Timestamp::now;
-        Self::with_clock(
+        let mut log = Self::with_clock(
             tasks,
             folder,
             now,
@@ -173,7 +178,9 @@ impl RequestLog {
             masker,
             access_log,
             max_bytes,
-        )
+        )?;
+        log.names = names;
+        Ok(log)
     }
 
     /// Like [`Self::open`], with another clock, which is trusted at once.
@@ -226,6 +233,7 @@ impl RequestLog {
         Ok(Self {
             folder: folder.to_owned(),
             now,
+            names: Names::default(),
             readers,
             queue,
             counters,
@@ -264,7 +272,13 @@ impl RequestLog {
         node: NodeSlot,
     ) -> Result<(), ArchiveError> {
         if self.archiving.get().is_none() {
-            let archive = Arc::new(Archive::with_clock(settings, keys, apex, self.now.clone())?);
+            let archive = Arc::new(Archive::with_clock(
+                settings,
+                keys,
+                apex,
+                self.now.clone(),
+                self.names.clone(),
+            )?);
             let folder = self.folder.clone();
             let rate = settings.bytes_per_second;
             let tasks = self.tasks.sibling();
@@ -348,7 +362,7 @@ impl RequestLog {
             kept: kept.clone(),
             counters: &self.counters,
         };
-        Search::new(Criteria::check(query)?, work).run(&files, &kept)
+        Search::new(Criteria::check(query)?, work, self.names.now()).run(&files, &kept)
     }
 
     /// Returns a captured body; `None` if it was not captured.
@@ -378,7 +392,7 @@ impl RequestLog {
             return Ok(None);
         }
         let found = self.readers.read(day, &kept, |reader| {
-            let found = reader.find(id)?;
+            let found = reader.find(id, &self.names.now())?;
             found.map_or(Ok(None), |found| read(reader, found))
         })?;
         Ok(found.flatten())

@@ -16,6 +16,7 @@ use self::query::Criteria;
 use super::LogError;
 use super::block::{DecodedBlock, SLOT_MS, UnpackedBlock};
 use super::days::day::{DAY_MS, Day};
+use super::names::NamesNow;
 use super::record::RequestView;
 
 /// Approximate number of rows that one search reads. Then the page ends early, after one to two seconds, or some seconds
@@ -26,6 +27,7 @@ pub(super) const SECONDS_OF_DAY: u32 = (DAY_MS / SLOT_MS) as u32;
 /// A search in progress.
 pub(super) struct Search {
     pub(super) criteria: Criteria,
+    names: NamesNow,
     /// Remaining rows that may be read.
     work: u64,
     items: Vec<RequestView>,
@@ -52,9 +54,10 @@ pub(super) trait Source {
 pub(super) struct PageEnd(String);
 
 impl Search {
-    pub(super) fn new(criteria: Criteria, work: u64) -> Self {
+    pub(super) fn new(criteria: Criteria, work: u64, names: NamesNow) -> Self {
         Self {
             criteria,
+            names,
             work,
             items: Vec::new(),
             matches: BTreeMap::new(),
@@ -112,8 +115,12 @@ impl Search {
             if is_too_old || !self.criteria.matches(&block, row) {
                 continue;
             }
-            let mut view = block.columns(row, &references.label(*service)?).view();
-            match add_captured(&mut view, row, references) {
+            let label = references.label(*service)?;
+            let Some(capture) = self.names.shown(&label, block.unix_ms(row), row.capture) else {
+                continue;
+            };
+            let mut view = block.columns(row, &label).view();
+            match add_captured(&mut view, capture, references) {
                 Err(error) if error.is_damage() => damage = Some(error),
                 result => result?,
             }

@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use axum::extract::Query;
 use bytes::Bytes;
+use gw_base::service::hostname::Region;
 use gw_shared::http::Fields;
 use gw_shared::id::{AgentId, ClientId, KeyId};
 use gw_shared::identity::secret::Secret;
+use gw_store::{Directory, Records, StoredRecord};
 use http::header::{HeaderName, HeaderValue};
 use rusqlite::Connection;
 use serde_json::json;
@@ -98,6 +100,21 @@ fn open(
 fn id(unix_ms: u64, number: u64) -> RequestId {
     let first = u128::from_be_bytes(*RequestId::first_of_ms(unix_ms).as_bytes());
     RequestId::from_bytes((first + u128::from(number)).to_be_bytes()).unwrap()
+}
+
+/// The names of a gateway with the service [`LABEL`], created at `created_ms`.
+fn names_since(created_ms: u64) -> Names {
+    let records = [
+        json!({ "account": { "id": "acme", "created_at": 0, "created_ms": 0 } }),
+        json!({ "service": {
+            "account": "acme", "id": "api", "modes": { "jwt": true, "service_key": true }, "enabled": true,
+            "rate": { "burst": 1, "refill_per_minute": 1 }, "created_ms": created_ms,
+        } }),
+    ];
+    let records = records.map(|record| serde_json::from_value::<StoredRecord>(record).unwrap());
+    let region = Region::new("eu1", "example.com");
+    let directory = Directory::new(&records.into_iter().collect::<Records>(), &region, 1);
+    Names(Some(Arc::new(move || directory.clone())))
 }
 
 /// Query with these parameters.
@@ -278,6 +295,47 @@ fn request_is_shown_as_recorded_without_secrets() {
     for entry in fs::read_dir(fixture.folder()).unwrap() {
         assert_eq!(mode(entry.unwrap().path()), 0o600);
     }
+}
+
+#[test]
+fn records_of_an_earlier_service_are_not_shown_and_captures_of_a_deleted_one_neither() {
+    let mut fixture = Fixture::new();
+    let earlier = id(NOON_MS, 1);
+    let current = id(NOON_MS + 1, 1);
+    let records = [earlier, current].map(|id| full_record(id, b"body"));
+    fixture.write(LABEL, records.to_vec());
+    fixture.write(APEX_LABEL, vec![RequestRecord::example(id(NOON_MS, 2))]);
+    let mut shown = |names: Names| {
+        fixture.log.names = names;
+        let log = &fixture.log;
+        for id in [earlier, current] {
+            let view = log.show(id).unwrap();
+            let captured = log.captured(id).unwrap();
+            let of_captured = captured.as_ref().map(|captured| &captured.view);
+            assert_eq!(of_captured, view.as_ref());
+            let view = view.as_ref();
+            let has_capture = view.is_some_and(|view| view.captured_request.is_some());
+            assert_eq!(captured.is_some_and(|it| it.request.is_some()), has_capture);
+            for side in [Side::Request, Side::Response] {
+                assert_eq!(log.body(id, side).unwrap().is_some(), has_capture);
+            }
+        }
+        for query in [of_service(), query("account=acme"), query("apex=false")] {
+            let found = log.search(&query).unwrap().items;
+            let expected = [current, earlier].map(|id| log.show(id).unwrap());
+            let expected: Vec<RequestView> = expected.into_iter().flatten().collect();
+            assert_eq!(found, expected);
+        }
+        assert_eq!(fixture.ids(&query("apex=true")).len(), 1);
+        let found = log.search(&of_service()).unwrap().items;
+        let captures = found.iter().filter(|view| view.captured_response.is_some());
+        (found.len(), captures.count())
+    };
+    assert_eq!(shown(Names::default()), (2, 2));
+    assert_eq!(shown(names_since(NOON_MS)), (2, 2));
+    assert_eq!(shown(names_since(NOON_MS + 1)), (1, 1));
+    assert_eq!(shown(names_since(NOON_MS + 2)), (0, 0));
+    assert_eq!(shown(Names(Some(Arc::new(Directory::default)))), (2, 0));
 }
 
 #[test]

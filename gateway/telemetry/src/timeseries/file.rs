@@ -37,6 +37,8 @@ const SERIES_FILE: FileKind = FileKind {
 
 /// Longest wait for a lock that another process holds.
 pub(super) const BUSY: Duration = Duration::from_secs(1);
+/// Condition on the keys of services. The text has no effect as a pattern.
+const BEGINS: &str = "substr(label, 1, length(?1)) = ?1";
 /// Most points merged in one transaction.
 const COARSEN: usize = 5000;
 
@@ -191,28 +193,29 @@ impl SeriesFile {
         Ok(())
     }
 
-    /// Calls `point` for each point of `selection` from `since` (inclusive) to `until` (exclusive), in any order.
+    /// Calls `point` with key, time and counts of each point of `selection` from `since`
+    /// (inclusive) to `until` (exclusive), in any order.
     pub(super) fn read(
         &self,
         selection: &Selection,
         since: i64,
         until: i64,
-        mut point: impl FnMut(i64, Totals),
+        mut point: impl FnMut(&str, i64, Totals),
     ) -> Result<(), FileError> {
-        // An account id contains no wildcard: the API has checked it.
-        let (condition, label) = match selection {
+        let (condition, beginning) = match selection {
             Selection::All => ("label = ?1", ALL.to_owned()),
-            Selection::Account(account) => ("label GLOB ?1", format!("{account}--*")),
-            Selection::Service(service) => ("label = ?1", service.clone()),
+            Selection::Account(account) => (BEGINS, format!("{account}--")),
+            Selection::Service(label) => (BEGINS, format!("{label}@")),
         };
         let mut statement = self.0.prepare_cached(&format!(
-            "SELECT at, sums FROM services CROSS JOIN points ON service = id
+            "SELECT label, at, sums FROM services CROSS JOIN points ON service = id
              WHERE {condition} AND at >= ?2 AND at < ?3"
         ))?;
-        let mut rows = statement.query(params![label, since, until])?;
+        let mut rows = statement.query(params![beginning, since, until])?;
         while let Some(row) = rows.next()? {
-            let sums: String = row.get(1)?;
-            point(row.get(0)?, serde_json::from_str(&sums)?);
+            let label: String = row.get(0)?;
+            let sums: String = row.get(2)?;
+            point(&label, row.get(1)?, serde_json::from_str(&sums)?);
         }
         Ok(())
     }
@@ -310,7 +313,7 @@ mod tests {
     fn read(file: &SeriesFile) -> BTreeMap<i64, u64> {
         let mut found = BTreeMap::new();
         let selection = Selection::Service("acme--api".into());
-        file.read(&selection, 0, i64::MAX, |at, totals| {
+        file.read(&selection, 0, i64::MAX, |_, at, totals| {
             *found.entry(at).or_default() += totals.requests();
         })
         .unwrap();
@@ -324,7 +327,7 @@ mod tests {
         let start = 1_800_000_000;
         // One hour with one request every ten seconds.
         let points = (0..360)
-            .map(|number| ((start + number * STEP, Arc::from("acme--api")), one()))
+            .map(|number| ((start + number * STEP, Arc::from("acme--api@1")), one()))
             .collect();
         file.write(&points).unwrap();
         file.make_coarser(Timestamp(start + HOUR)).unwrap();
@@ -355,7 +358,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut file = SeriesFile::open(&folder.path().join("s")).unwrap();
         let points: BTreeMap<_, _> = (0..COARSEN as i64 + 600)
-            .map(|number| ((number * STEP, Arc::from("acme--api")), one()))
+            .map(|number| ((number * STEP, Arc::from("acme--api@1")), one()))
             .collect();
         file.write(&points).unwrap();
         let now = Timestamp(points.len() as i64 * STEP + 4 * HOUR);

@@ -20,6 +20,7 @@ use crate::limits;
 use gw_base::clock::Timestamp;
 use gw_base::process::background::Tasks;
 use gw_shared::clock;
+use gw_store::{Directory, label_of};
 use tokio::time::sleep;
 
 use self::counter_diff::CounterDiff;
@@ -82,13 +83,13 @@ pub enum Selection {
 }
 
 impl Selection {
-    fn matches(&self, label: &str) -> bool {
+    fn matches(&self, key: &str) -> bool {
         match self {
-            Self::All => label == ALL,
-            Self::Account(account) => label
+            Self::All => key == ALL,
+            Self::Account(account) => key
                 .strip_prefix(&**account)
                 .is_some_and(|rest| rest.starts_with("--")),
-            Self::Service(service) => label == service,
+            Self::Service(label) => label_of(key) == label,
         }
     }
 }
@@ -133,24 +134,25 @@ impl Series {
         &self.usage
     }
 
-    /// Returns the points that `query` selects, about 500 at most.
-    pub fn show(&self, query: &SeriesQuery, now: Timestamp) -> Result<SeriesView, SeriesError> {
-        let plan = SeriesPlan::check(query, now)?;
-        Ok(plan.view(self.counts(&plan)?))
-    }
-
-    /// Returns the counts of each step of `plan`. Those of several nodes can be added.
-    pub fn counts(&self, plan: &SeriesPlan) -> Result<SeriesCounts, SeriesError> {
+    /// Returns the counts of each step of `plan`, without those of earlier accounts and services
+    /// than those of `directory`. The counts of several nodes can be added.
+    pub fn counts(
+        &self,
+        plan: &SeriesPlan,
+        directory: &Directory,
+    ) -> Result<SeriesCounts, SeriesError> {
         let selection = plan.selection();
         let state = self.state();
         let mut counts = plan.zeros()?;
         if let Some(file) = &state.file {
-            file.read(&selection, plan.since, plan.until, |at, totals| {
-                plan.count(&mut counts, at, &totals);
+            file.read(&selection, plan.since, plan.until, |label, at, totals| {
+                if directory.shows_counts(label) {
+                    plan.count(&mut counts, at, &totals);
+                }
             })?;
         }
         for ((at, label), totals) in &state.pending {
-            if selection.matches(label) {
+            if selection.matches(label) && directory.shows_counts(label) {
                 plan.count(&mut counts, *at, totals);
             }
         }
@@ -293,13 +295,10 @@ mod tests {
             step: Some(10),
             partial: None,
         };
-        series
-            .show(&query, now)
-            .unwrap()
-            .points
-            .iter()
-            .map(|point| point.requests)
-            .collect()
+        let plan = SeriesPlan::check(&query, now).unwrap();
+        let counts = series.counts(&plan, &Directory::default()).unwrap();
+        let points = plan.view(counts).points;
+        points.iter().map(|point| point.requests).collect()
     }
 
     #[test]
@@ -308,27 +307,27 @@ mod tests {
         let series = Series::open(&folder.path().join("series.sqlite"));
         series.take(
             vec![
-                report(0, &[("acme--api", 5)]),
-                report(1, &[("acme--api", 1), ("bee--b", 2)]),
+                report(0, &[("acme--api@1", 5)]),
+                report(1, &[("acme--api@1", 1), ("bee--b@1", 2)]),
             ],
             later(9),
         );
         series.take(
             vec![
-                report(0, &[("acme--api", 9)]),
-                report(1, &[("acme--api", 1), ("bee--b", 4)]),
+                report(0, &[("acme--api@1", 9)]),
+                report(1, &[("acme--api@1", 1), ("bee--b@1", 4)]),
             ],
             later(19),
         );
         // Worker 0 does not answer in time; the counters of worker 1 have restarted.
         series.take(
-            vec![report(1, &[("acme--api", 3), ("bee--b", 1)])],
+            vec![report(1, &[("acme--api@1", 3), ("bee--b@1", 1)])],
             later(29),
         );
         series.take(
             vec![
-                report(0, &[("acme--api", 10)]),
-                report(1, &[("acme--api", 3), ("bee--b", 1)]),
+                report(0, &[("acme--api@1", 10)]),
+                report(1, &[("acme--api@1", 3), ("bee--b@1", 1)]),
             ],
             later(39),
         );
@@ -350,17 +349,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("series.sqlite");
         let old = Series::open(&path);
-        old.take(vec![report(0, &[("acme--api", 5)])], later(5));
+        old.take(vec![report(0, &[("acme--api@1", 5)])], later(5));
         let new = Series::open(&path);
-        new.take(vec![report(0, &[("acme--api", 3)])], later(6));
-        old.take(vec![report(0, &[("acme--api", 6)])], later(7));
+        new.take(vec![report(0, &[("acme--api@1", 3)])], later(6));
+        old.take(vec![report(0, &[("acme--api@1", 6)])], later(7));
         drop((old, new));
         let series = Series::open(&path);
         assert_eq!(
             requests(&series, Some("acme"), Some("api"), later(60)),
             [9, 0, 0, 0, 0, 0]
         );
-        series.take(vec![report(0, &[("acme--api", 1)])], later(15));
+        series.take(vec![report(0, &[("acme--api@1", 1)])], later(15));
         assert_eq!(requests(&series, None, None, later(60)), [9, 1, 0, 0, 0, 0]);
     }
 
@@ -371,16 +370,16 @@ mod tests {
         // A folder at this path cannot be opened as a file.
         std::fs::create_dir(&path).unwrap();
         let series = Series::open(&path);
-        series.take(vec![report(0, &[("acme--api", 5)])], later(5));
+        series.take(vec![report(0, &[("acme--api@1", 5)])], later(5));
         assert!(series.state().failing);
         assert_eq!(requests(&series, None, None, later(60)), [5, 0, 0, 0, 0, 0]);
         std::fs::remove_dir(&path).unwrap();
-        series.take(vec![report(0, &[("acme--api", 7)])], later(15));
+        series.take(vec![report(0, &[("acme--api@1", 7)])], later(15));
         assert!(!series.state().failing && series.state().pending.is_empty());
         // The disk is full.
         series.state().file.as_ref().unwrap().limit_size();
         let many: Vec<String> = (0..2000)
-            .map(|number| format!("acme--service{number}"))
+            .map(|number| format!("acme--service{number}@1"))
             .collect();
         let many: Vec<(&str, u64)> = many.iter().map(|label| (label.as_str(), 1)).collect();
         series.take(vec![report(0, &many)], later(25));
@@ -408,7 +407,7 @@ mod tests {
         )
         .unwrap();
         let series = Series::open(&path);
-        series.take(vec![report(0, &[("acme--api", 5)])], later(5));
+        series.take(vec![report(0, &[("acme--api@1", 5)])], later(5));
         assert!(!series.state().failing);
         assert!(folder.path().join("series.sqlite.damaged").exists());
     }
@@ -419,7 +418,7 @@ mod tests {
         let series = Series::open(&folder.path().join("no-folder").join("series.sqlite"));
         for turn in 0..3 {
             let labels: Vec<String> = (0..limits::SERIES_PENDING)
-                .map(|number| format!("acme--s{number}"))
+                .map(|number| format!("acme--s{number}@1"))
                 .collect();
             let services: Vec<(&str, u64)> = labels
                 .iter()

@@ -213,19 +213,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("usage.sqlite");
         let usage = Usage::open(&path);
-        add(&usage, "acme--api", 5, NOW);
-        add(&usage, "acme--api", 2, NOW);
-        add(&usage, "acme--web", 1, NOW);
-        add(&usage, "demo--echo", 1, Timestamp(NOW.0 + DAY));
+        add(&usage, "acme--api@1", 5, NOW);
+        add(&usage, "acme--api@1", 2, NOW);
+        add(&usage, "acme--web@1", 1, NOW);
+        add(&usage, "demo--echo@1", 1, Timestamp(NOW.0 + DAY));
         drop(usage);
         // Two processes have the file open during an upgrade.
         let [usage, other] = [(); 2].map(|()| Usage::open(&path));
-        add(&other, "acme--api", 1, NOW);
+        add(&other, "acme--api@1", 1, NOW);
         let all = read(&usage, &everything());
         let expected = [
-            row("2026-11-22", "demo--echo", 2),
-            row("2026-11-21", "acme--api", 11),
-            row("2026-11-21", "acme--web", 2),
+            row("2026-11-22", "demo--echo@1", 2),
+            row("2026-11-21", "acme--api@1", 11),
+            row("2026-11-21", "acme--web@1", 2),
         ];
         assert_eq!(all, expected);
         let amounts = usage.rows(&everything()).unwrap()[1].amounts;
@@ -238,7 +238,7 @@ mod tests {
         };
         assert_eq!(read(&usage, &of_account), expected[1..]);
         let of_service = UsageQuery {
-            label: Some("acme--web".to_owned()),
+            label_prefix: "acme--web@".to_owned(),
             ..everything()
         };
         assert_eq!(read(&usage, &of_service), expected[2..]);
@@ -249,7 +249,7 @@ mod tests {
         };
         assert_eq!(read(&usage, &of_day), expected[..1]);
         let after = UsageQuery {
-            after: Some(("2026-11-21".to_owned(), "acme--api".to_owned())),
+            after: Some(("2026-11-21".to_owned(), "acme--api@1".to_owned())),
             ..everything()
         };
         assert_eq!(read(&usage, &after), expected[2..]);
@@ -261,9 +261,9 @@ mod tests {
         let path = folder.path().join("usage.sqlite");
         let usage = Usage::open(&path);
         assert!(usage.unsent(10).unwrap().is_none());
-        add(&usage, "acme--api", 5, NOW);
+        add(&usage, "acme--api@1", 5, NOW);
         let first = usage.unsent(10).unwrap().unwrap();
-        add(&usage, "acme--api", 1, NOW);
+        add(&usage, "acme--api@1", 1, NOW);
         // What was counted meanwhile is not sent.
         usage.sent(&first).unwrap();
         let second = usage.unsent(10).unwrap().unwrap();
@@ -273,11 +273,11 @@ mod tests {
         assert!(usage.unsent(10).unwrap().is_none());
         drop(usage);
         let again = Usage::open(&path);
-        add(&again, "acme--web", 1, NOW);
+        add(&again, "acme--web@1", 1, NOW);
         let third = again.unsent(10).unwrap().unwrap();
         assert_eq!((third.rows.len(), third.source), (1, first.source));
         let other = Usage::open(&folder.path().join("other"));
-        add(&other, "acme--web", 1, NOW);
+        add(&other, "acme--web@1", 1, NOW);
         assert_ne!(other.unsent(10).unwrap().unwrap().source, second.source);
     }
 
@@ -286,10 +286,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let inner = folder.path().join("missing");
         let usage = Usage::open(&inner.join("usage.sqlite"));
-        add(&usage, "acme--api", 5, NOW);
+        add(&usage, "acme--api@1", 5, NOW);
         assert!(read(&usage, &everything()).is_empty());
         std::fs::create_dir(&inner).unwrap();
-        add(&usage, "acme--api", 5, Timestamp(NOW.0 + 399 * DAY));
+        add(&usage, "acme--api@1", 5, Timestamp(NOW.0 + 399 * DAY));
         assert_eq!(read(&usage, &everything()).len(), 2);
         let forget = |days: i64| usage.forget_old(Timestamp(NOW.0 + days * DAY)).unwrap();
         assert_eq!(forget(399), "2026-11-21");

@@ -95,8 +95,8 @@ impl UsageFile {
 
     pub(super) fn rows(&self, query: &UsageQuery) -> Result<Vec<UsageRow>, FileError> {
         let mut select = self.0.prepare_cached(&format!(
-            "{ROWS} WHERE date BETWEEN ?1 AND ?2 AND substr(label, 1, length(?3)) = ?3 AND (?4 IS NULL OR label = ?4)
-             AND (?5 IS NULL OR date < ?5 OR (date = ?5 AND label > ?6)) ORDER BY date DESC, label LIMIT ?7"
+            "{ROWS} WHERE date BETWEEN ?1 AND ?2 AND substr(label, 1, length(?3)) = ?3
+             AND (?4 IS NULL OR date < ?4 OR (date = ?4 AND label > ?5)) ORDER BY date DESC, label LIMIT ?6"
         ))?;
         let (after_date, after_label) = query.after.clone().unzip();
         let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
@@ -105,7 +105,6 @@ impl UsageFile {
                 query.since,
                 query.until,
                 query.label_prefix,
-                query.label,
                 after_date,
                 after_label,
                 limit

@@ -273,6 +273,7 @@ fn add_services(prepared: &Prepared, count: usize) {
             id: ServiceId::new(&format!("{number:0>56}")).unwrap(),
             settings: ServiceSettings::default(),
             created_at: Timestamp(1),
+            created_ms: None,
             managed_by: None,
             later: later.clone(),
         })
@@ -283,6 +284,7 @@ fn add_services(prepared: &Prepared, count: usize) {
         capture_allowed: false,
         domains_max: Default::default(),
         created_at: Timestamp(1),
+        created_ms: None,
         managed_by: None,
         later: Default::default(),
     });

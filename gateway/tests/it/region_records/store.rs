@@ -26,6 +26,7 @@ pub(crate) fn account(id: &str) -> StoredRecord {
         capture_allowed: false,
         domains_max: Default::default(),
         created_at: Timestamp(1),
+        created_ms: None,
         managed_by: None,
         later: Default::default(),
     })

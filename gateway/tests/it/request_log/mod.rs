@@ -4,6 +4,7 @@
 mod access_log;
 mod captures;
 mod disk;
+mod names;
 mod records;
 mod replay;
 mod usage;

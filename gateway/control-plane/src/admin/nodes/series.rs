@@ -19,7 +19,8 @@ impl Admin {
         let target = target("/v1/series", plan);
         let asked = plan.clone();
         let series = Arc::clone(&self.series);
-        let here = self.clone().run(move |_: &Control| series.counts(&asked));
+        let read = move |control: &Control| series.counts(&asked, &control.directory());
+        let here = self.clone().run(read);
         let (here, (others, missing)) = tokio::join!(
             here,
             self.ask_nodes::<SeriesCounts>(&nodes, &target, LOG_WITHIN)

@@ -86,7 +86,8 @@ async fn series(
     Query(plan): Query<SeriesPlan>,
 ) -> Result<Json<SeriesCounts>, Problem> {
     let series = Arc::clone(&admin.series);
-    Ok(Json(admin.ask(move |_| Ok(series.counts(&plan)?)).await?))
+    let counts = admin.ask(move |control| Ok(series.counts(&plan, &control.directory())?));
+    Ok(Json(counts.await?))
 }
 
 /// A captured body.

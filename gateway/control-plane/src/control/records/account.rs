@@ -1,5 +1,6 @@
 //! Accounts.
 
+use gw_base::clock::next_unix_ms;
 use gw_base::page::{Page, PageQuery};
 use gw_shared::id::{AccountId, ManagerName};
 use gw_shared::version::later_members::LaterMembers;
@@ -114,6 +115,7 @@ pub fn create(
             capture_allowed,
             domains_max: new.domains_max.unwrap_or_default(),
             created_at: now,
+            created_ms: Some(next_unix_ms()),
             managed_by: manager_after(new.managed_by.as_deref(), None)?,
             later: LaterMembers::default(),
         };

@@ -387,6 +387,7 @@ pub(crate) mod tests {
             capture_allowed: false,
             domains_max: DomainsMax::default(),
             created_at: Timestamp(0),
+            created_ms: None,
             managed_by: None,
             later: LaterMembers::default(),
         };
@@ -433,6 +434,7 @@ pub(crate) mod tests {
             capture_allowed: false,
             domains_max: DomainsMax::try_from(1).unwrap(),
             created_at: Timestamp(0),
+            created_ms: None,
             managed_by: None,
             later: LaterMembers::default(),
         };

@@ -1,7 +1,10 @@
 //! Services.
 
 use std::collections::BTreeSet;
+use std::thread;
+use std::time::Duration;
 
+use gw_base::clock::next_unix_ms;
 use gw_base::page::{Page, PageQuery};
 use gw_base::service::hostname::Region;
 use gw_base::service::service_settings::{
@@ -54,7 +57,7 @@ pub fn create(
 ) -> Result<(ServiceView, bool), ControlError> {
     let id = ServiceId::new(&new.id).map_err(ControlError::bad_id("id"))?;
     let settings = new.settings();
-    control.change(actor, |records, now| {
+    let created = control.change(actor, |records, now| {
         let account = &account::find(records, account)?.id;
         if control.region.tenant_hostname(account, &id).is_none() {
             let message = format!(
@@ -85,6 +88,7 @@ pub fn create(
             id: id.clone(),
             settings: settings.applied_to(&defaults)?,
             created_at: now,
+            created_ms: Some(next_unix_ms()),
             managed_by: manager_after(new.managed_by.as_deref(), None)?,
             later: LaterMembers::default(),
         };
@@ -97,7 +101,10 @@ pub fn create(
             output: (view, true),
             steps: vec![Step::Put(StoredRecord::Service(record))],
         })
-    })
+    });
+    // A request in the millisecond of the creation could be of an earlier service of this name.
+    thread::sleep(Duration::from_millis(1));
+    created
 }
 
 /// Lists the services of an account, page by page.

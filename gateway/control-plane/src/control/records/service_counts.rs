@@ -204,6 +204,7 @@ mod tests {
             id: ServiceId::new(&format!("api{number}")).unwrap(),
             settings: ServiceSettings::default(),
             created_at: Timestamp(1),
+            created_ms: None,
             managed_by: None,
             later: Default::default(),
         })

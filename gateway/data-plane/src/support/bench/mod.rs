@@ -239,7 +239,7 @@ impl LabelCounts {
             response_head: Some(Duration::from_micros(800)),
             is_left_out: false,
         };
-        self.services
-            .ended(&self.labels[number % self.labels.len()], sample);
+        let label = &self.labels[number % self.labels.len()];
+        self.services.ended(label, 1, sample);
     }
 }

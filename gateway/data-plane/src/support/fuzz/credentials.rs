@@ -143,6 +143,7 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
             id: service_id(id),
             settings: ServiceSettings::default(),
             created_at: NOW,
+            created_ms: None,
             managed_by: None,
             later: Default::default(),
         }));

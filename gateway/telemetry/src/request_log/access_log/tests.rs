@@ -10,11 +10,11 @@ use gw_shared::text::is_hidden;
 use http::Method;
 use serde_json::Value;
 
-use super::super::RequestLog;
 use super::super::record::{
     CallerId, Capture, Ended, METHOD_MAX, Protocol, RecordedAttempt, RequestRecord, TARGET_MAX,
 };
 use super::super::timing::Timing;
+use super::super::{Names, RequestLog};
 use super::*;
 
 fn log(folder: &Path, target: &Path) -> RequestLog {
@@ -26,6 +26,7 @@ fn log(folder: &Path, target: &Path) -> RequestLog {
         masker,
         Some(&AccessLogTarget::File(target.to_owned())),
         None,
+        Names::default(),
     )
     .unwrap()
     .keeping(background)
@@ -285,6 +286,7 @@ fn a_file_that_cannot_be_opened_is_named() {
         Masker::default(),
         Some(&target),
         None,
+        Names::default(),
     )
     .unwrap_err();
     let expected = format!("access_log: cannot append to {target}: No such file or directory");

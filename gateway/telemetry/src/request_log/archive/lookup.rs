@@ -79,7 +79,8 @@ impl Archive {
             let mut unpacker = Unpacker::new()?;
             let blocks = segment.blocks.iter().filter(|block| block.second == second);
             for block in blocks {
-                let found = Found::in_block(&unpacker.unpack(&block.data)?, id, &segment)?;
+                let data = unpacker.unpack(&block.data)?;
+                let found = Found::in_block(&data, id, &segment, &self.names.now())?;
                 if found.is_some() {
                     return Ok(found);
                 }

@@ -42,6 +42,7 @@ use self::search::ArchivedNode;
 use self::stats::ArchiveCounters;
 use super::captures::capture::StoredMessage;
 use super::days::day::Now;
+use super::names::Names;
 use super::search::query::Criteria;
 use super::search::{Search, WORK_MAX};
 use super::view::{BodyView, SearchQuery, Side};
@@ -65,6 +66,7 @@ pub struct Archive {
     /// Apex of the region: the first folder of all objects.
     region: String,
     now: Now,
+    names: Names,
     counters: Arc<ArchiveCounters>,
     cache: Mutex<Cache>,
     audit_head: OnceLock<ReadHead>,
@@ -141,7 +143,7 @@ impl Archive {
         apex: &str,
         now: impl Fn() -> Timestamp + Send + Sync + 'static,
     ) -> Result<Self, ArchiveError> {
-        Self::with_clock(settings, keys, apex, Now(Arc::new(now)))
+        Self::with_clock(settings, keys, apex, Now(Arc::new(now)), Names::default())
     }
 
     pub(super) fn with_clock(
@@ -149,12 +151,14 @@ impl Archive {
         keys: &RegionKeys,
         apex: &str,
         now: Now,
+        names: Names,
     ) -> Result<Self, ArchiveError> {
         Ok(Self {
             bucket: S3Bucket::new(settings)?,
             sealing: ObjectSealing::new(keys),
             region: apex.to_owned(),
             now,
+            names,
             counters: Arc::default(),
             cache: Mutex::new(Cache {
                 objects: LruCache::new(CACHE_OBJECTS),
@@ -216,7 +220,8 @@ impl Archive {
             archive: self,
             node,
         };
-        Search::new(Criteria::check(query)?, WORK_MAX).run(&node, &self.now.days())
+        let search = Search::new(Criteria::check(query)?, WORK_MAX, self.names.now());
+        search.run(&node, &self.now.days())
     }
 
     /// Returns the nodes with records in the archive, in the order of their slots.

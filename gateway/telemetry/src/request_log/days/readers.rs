@@ -16,6 +16,7 @@ use crate::request_log::LogError;
 use crate::request_log::block::{SLOT_MS, Unpacker};
 use crate::request_log::captures::capture;
 use crate::request_log::captures::capture::StoredMessage;
+use crate::request_log::names::NamesNow;
 use crate::request_log::search::lookup::{Found, References};
 use crate::request_log::view::{CapturedView, Side};
 
@@ -111,7 +112,11 @@ impl Reader {
     }
 
     /// Finds a record: the arrivals of its second by their fingerprints, then its block.
-    pub(crate) fn find(&mut self, id: RequestId) -> Result<Option<Found>, LogError> {
+    pub(crate) fn find(
+        &mut self,
+        id: RequestId,
+        names: &NamesNow,
+    ) -> Result<Option<Found>, LogError> {
         let second = ((id.unix_ms() - Day::of_ms(id.unix_ms()).start_ms()) / SLOT_MS) as i64;
         let wanted = fingerprint(id.as_bytes());
         let Self {
@@ -139,7 +144,7 @@ impl Reader {
                 let block = data
                     .optional()?
                     .ok_or(LogError::Damaged("a block is missing"))??;
-                let found = Found::in_block(&block, id, connection)?;
+                let found = Found::in_block(&block, id, connection, names)?;
                 if found.is_some() {
                     return Ok(found);
                 }

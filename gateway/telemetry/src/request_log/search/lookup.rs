@@ -5,8 +5,9 @@ use std::borrow::Cow;
 use gw_shared::id::RequestId;
 use http::Method;
 
-use crate::request_log::block::{DecodedBlock, Row, UnpackedBlock};
+use crate::request_log::block::{DecodedBlock, UnpackedBlock};
 use crate::request_log::captures::capture::StoredMessage;
+use crate::request_log::names::NamesNow;
 use crate::request_log::record::RequestView;
 use crate::request_log::view::CapturedView;
 use crate::request_log::{CapturedRequest, LogError};
@@ -30,23 +31,29 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// Finds the record with this id in a block.
+    /// Finds the record with this id in a block. `None` if it is of an earlier account or service
+    /// than those of `names`; without what was captured if they are deleted.
     pub(crate) fn in_block(
         block: &UnpackedBlock,
         id: RequestId,
         references: &impl References,
+        names: &NamesNow,
     ) -> Result<Option<Self>, LogError> {
         let block = DecodedBlock::read(block, |_| true)?;
         let mut rows = block.rows.iter();
         let Some((service, row)) = rows.find(|(_, row)| block.id(row) == *id.as_bytes()) else {
             return Ok(None);
         };
-        let mut view = block.columns(row, &references.label(*service)?).view();
-        add_captured(&mut view, row, references)?;
+        let label = references.label(*service)?;
+        let Some(capture) = names.shown(&label, id.unix_ms(), row.capture) else {
+            return Ok(None);
+        };
+        let mut view = block.columns(row, &label).view();
+        add_captured(&mut view, capture, references)?;
         Ok(Some(Self {
             view,
             target: row.target.as_ref().to_owned(),
-            capture: row.capture,
+            capture,
         }))
     }
 
@@ -66,13 +73,13 @@ impl Found {
     }
 }
 
-/// Adds the heads of the captured messages of `row` to its view.
+/// Adds the heads of the captured messages to the view of their record.
 pub(crate) fn add_captured(
     view: &mut RequestView,
-    row: &Row<'_>,
+    capture: Option<i64>,
     references: &impl References,
 ) -> Result<(), LogError> {
-    if let Some(key) = row.capture {
+    if let Some(key) = capture {
         (view.captured_request, view.captured_response) = references.captured(key)?;
     }
     Ok(())

@@ -314,6 +314,12 @@ fn a_replay_changes_only_the_edited_parts() {
 #[test]
 fn failed_attempts_are_found_and_shown() {
     let folder = tempfile::tempdir().unwrap();
+    let demo = Demo::start(&Options {
+        data_dir: Some(folder.path().to_owned()),
+        ..options(None)
+    })
+    .unwrap();
+    // After the creation of the service.
     let ids = RequestIds::new();
     let agents = [AgentId::random(), AgentId::random()];
     let record = |attempts: &[AgentId]| RequestRecord {
@@ -337,11 +343,6 @@ fn failed_attempts_are_found_and_shown() {
         services: vec![("demo--echo".into(), vec![plain, retried])],
     });
     log.close();
-    let demo = Demo::start(&Options {
-        data_dir: Some(folder.path().to_owned()),
-        ..options(None)
-    })
-    .unwrap();
     let mut browser = Browser::signed_in(&demo);
     let all = browser.get("/requests").text;
     assert!(

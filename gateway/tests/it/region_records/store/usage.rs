@@ -93,7 +93,7 @@ fn counts_of_several_nodes_are_added_and_a_repetition_changes_nothing() {
     };
     assert_eq!(of(after), ["2026-11-21 acme-x--b"]);
     let label = UsageQuery {
-        label: Some("acme-x--b".to_owned()),
+        label_prefix: "acme-x--b".to_owned(),
         limit: 1,
         ..everything
     };

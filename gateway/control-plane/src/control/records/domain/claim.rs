@@ -232,6 +232,7 @@ mod tests {
             capture_allowed: false,
             domains_max: DomainsMax::default(),
             created_at: Timestamp(created_at),
+            created_ms: None,
             managed_by: None,
             later: LaterMembers::default(),
         }
