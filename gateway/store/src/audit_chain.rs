@@ -5,7 +5,8 @@
 //! the SHA-256 of number, time, actor, action, account, target and detail as they are stored, each as text after its length
 //! (64 bits, big-endian). PostgreSQL computes the same in a trigger: see `postgres/schema.rs`.
 //!
-//! A chain that was computed again from a changed entry on is valid in itself. It shows beside a head that was noted before.
+//! The chain has no key. One that was computed again from a changed entry on is valid in itself. It
+//! shows beside a head that was noted before.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -264,7 +265,9 @@ impl AuditCheck {
     }
 
     fn follows(&mut self, entry: &NumberedEntry, before: AuditHead) {
-        if entry.hash != before.hash.then(entry.digest) {
+        if entry.hash == AuditHash::default() {
+            self.problem(entry.number, "it has no hash, which every gateway writes");
+        } else if entry.hash != before.hash.then(entry.digest) {
             self.problem(
                 entry.number,
                 "its hash is not that of its values after the entry before: the entry was changed or added, or the one \

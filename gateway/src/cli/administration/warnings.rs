@@ -1,14 +1,16 @@
-//! The warnings of a running gateway, for `doctor`.
+//! The warnings and the audit log of a running gateway, for `doctor`.
 
 use std::path::Path;
 
-use gw_control_plane::control::WarningsView;
+use gw_control_plane::control::{AuditVerificationView, WarningsView};
 use gw_shared::doctor::{Examination, Verdict};
 use http::Method;
 
+use crate::cli::client::api::Api;
 use crate::cli::client::connection::AdminConnection;
 
-/// Asks the gateway with this configuration file, if it runs, which of its services need attention.
+/// Asks the gateway with this configuration file, if it runs, which of its services need attention,
+/// and whether its audit log is as it was written.
 pub(crate) fn examine(out: &mut Examination, config: &Path) {
     const CHECK: &str = "services";
     let is_valid = |check: &str, verdict| check == "configuration" && verdict == Verdict::Ok;
@@ -29,9 +31,9 @@ pub(crate) fn examine(out: &mut Examination, config: &Path) {
         .and_then(|reply| reply.parse::<WarningsView>())
     {
         Err(error) if error.is_connection_refused() => {
-            out.ok(CHECK, not_checked("the gateway does not run"));
+            return out.ok(CHECK, not_checked("the gateway does not run"));
         }
-        Err(error) => out.ok(CHECK, not_checked(&error.to_string())),
+        Err(error) => return out.ok(CHECK, not_checked(&error.to_string())),
         Ok(WarningsView { items, .. }) if items.is_empty() => {
             out.ok(
                 CHECK,
@@ -44,5 +46,20 @@ pub(crate) fn examine(out: &mut Examination, config: &Path) {
                 out.warning(check, warning.found, warning.remedy);
             }
         }
+    }
+    audit_log(out, &api);
+}
+
+fn audit_log(out: &mut Examination, api: &Api) {
+    const CHECK: &str = "audit log";
+    let reply = api.request(Method::GET, "/audit-log/verification");
+    match reply.and_then(|reply| reply.parse::<AuditVerificationView>()) {
+        Err(error) => out.ok(CHECK, format!("not checked: {error}")),
+        Ok(found) if found.valid => out.ok(CHECK, format!("{} entries, as written", found.entries)),
+        Ok(found) => out.warning(
+            CHECK,
+            format!("{} problems: entries are not as written", found.problem_count),
+            "`gw-gateway audit verify` names the entries; end the access to the database that is not a gateway's",
+        ),
     }
 }

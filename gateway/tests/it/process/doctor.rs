@@ -198,6 +198,11 @@ fn a_service_with_one_ready_agent_of_several_has_a_warning() {
         "no service with several agents depends on one of them, no tunnel was full, and no own domain needs attention".to_owned(),
     );
     assert_eq!(look("services"), all_well);
+    let (verdict, found) = look("audit log");
+    assert!(
+        verdict == "ok" && found.ends_with(" entries, as written"),
+        "{found}"
+    );
 
     let ready = control.records().agents.into_values().next().unwrap();
     let lost = AgentRecord {

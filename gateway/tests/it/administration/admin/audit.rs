@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use rusqlite::Connection;
 use serde_json::Value;
 
-use crate::support::processes::process::{Served, config_text, gw_gateway, serve, serve_command};
+use crate::support::processes::process::{
+    Served, config_text, gw_gateway, serve, serve_command, start_logged,
+};
 
 struct Stopped {
     _folder: tempfile::TempDir,
@@ -60,7 +62,7 @@ fn gw(served: &Served, data_dir: &Path, arguments: &str) -> (i32, Value, String)
 }
 
 #[test]
-fn a_changed_entry_is_found_and_a_chain_that_was_written_again_beside_a_noted_head() {
+fn changed_entries_and_missing_hashes_are_found_and_an_emptied_log_beside_a_noted_head() {
     let gateway = Stopped::new();
     let served = gateway.serve();
     for account in ["acme", "demo", "globex"] {
@@ -96,8 +98,36 @@ fn a_changed_entry_is_found_and_a_chain_that_was_written_again_beside_a_noted_he
     );
     drop(served);
 
-    // Without hashes at all, the log is one of the version before, whose entries are trusted once.
+    // Hashes that were removed are not made again.
     gateway.change("UPDATE audit SET hash = x''");
+    let (process, log) = start_logged(&mut serve_command(&gateway.config));
+    log.line_with("audit log: an entry has no hash");
+    drop(process);
+    let served = gateway.serve();
+    let (code, found, _) = gw(&served, &gateway.data_dir, "audit verify");
+    assert_eq!(
+        (code, &found["problem_count"]),
+        (1, &found["entries"]),
+        "{found}"
+    );
+    let problem = &found["problems"][0]["problem"];
+    assert_eq!(problem, "it has no hash, which every gateway writes");
+    let output = gw_gateway()
+        .args(["doctor", "--config"])
+        .arg(&gateway.config)
+        .env("GW_ADMIN_LISTEN", served.admin_address.to_string())
+        .output()
+        .unwrap();
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let line = printed.lines().find(|line| line.contains("audit log"));
+    assert!(
+        line.unwrap().contains("entries are not as written"),
+        "doctor: {printed}"
+    );
+    drop(served);
+
+    // An empty log is a whole chain.
+    gateway.change("DELETE FROM audit WHERE number > 0");
     let served = gateway.serve();
     let (code, ..) = gw(&served, &gateway.data_dir, "audit verify");
     assert_eq!(code, 0);
