@@ -13,7 +13,7 @@ use gw_base::process::background::Background;
 use gw_base::process::disk::DiskSpace;
 use gw_shared::id::{RequestId, RequestIds, random_base62};
 use gw_shared::telemetry::mask::Masker;
-use gw_telemetry::request_log::{Batch, CallerId, RequestLog, RequestRecord, SearchQuery};
+use gw_telemetry::request_log::{Batch, CallerId, Names, RequestLog, RequestRecord, SearchQuery};
 
 use crate::support::programs;
 
@@ -172,7 +172,15 @@ fn fills_the_disk_and_frees_space() {
     let open = || {
         let most = Some(u64::MAX);
         let folder = folder.join("requests");
-        RequestLog::open_on(&background, &folder, Masker::default(), None, most).unwrap()
+        RequestLog::open_on(
+            &background,
+            &folder,
+            Masker::default(),
+            None,
+            most,
+            Names::default(),
+        )
+        .unwrap()
     };
     let log = open();
     let ids = RequestIds::new();

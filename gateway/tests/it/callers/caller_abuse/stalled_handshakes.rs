@@ -4,6 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
+use crate::support::eventually;
 use crate::support::peers::proxy_protocol::{socket_from, tcp4_of};
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::Served;
@@ -74,4 +75,30 @@ fn a_client_that_a_proxy_announces_has_the_share_of_an_address_and_the_proxy_non
         || announce([198, 51, 100, 1]),
         || announce([198, 51, 100, 2]),
     );
+}
+
+#[test]
+fn stalled_handshakes_hold_little_memory() {
+    /// Most memory of a handshake: a ClientHello that has not ended, twice, and its connection.
+    const HANDSHAKE: usize = 48 * 1024;
+    /// Memory of the process that does not depend on the number of handshakes.
+    const PROCESS: usize = 8 * 1024 * 1024;
+    let served = start("");
+    // The header of a record with a ClientHello of 16,000 bytes (RFC 8446 §5.1 and §4), and all but its end.
+    let mut hello = vec![0x16, 3, 1, 0x3e, 0x84, 1, 0, 0x3e, 0x80, 3, 3];
+    hello.resize(15_000, 0);
+    let stall = || {
+        let mut stream = socket_from(Ipv4Addr::LOCALHOST, served.address);
+        stream.write_all(&hello).unwrap();
+        stream
+    };
+    drop(stall());
+    let before = served.resident();
+    let stalled: Vec<TcpStream> = (0..2 * PER_ADDRESS).map(|_| stall()).collect();
+    eventually("the oldest handshakes have given way", || {
+        (gave_way(&served) >= PER_ADDRESS).then_some(())
+    });
+    let growth = served.resident().saturating_sub(before);
+    eprintln!("{} KiB for {} handshakes", growth / 1024, stalled.len());
+    assert!(growth <= PER_ADDRESS * HANDSHAKE + PROCESS, "{growth}");
 }
