@@ -5,7 +5,6 @@ mod authenticate;
 mod carry;
 mod for_node;
 mod for_worker;
-mod max_forwards;
 mod on_node;
 mod outbound;
 mod replay;
@@ -32,7 +31,7 @@ use crate::http_message::{Outcome, RequestBody, ResponseSink};
 use crate::lifecycle::Lifecycle;
 use crate::peer::Peer;
 use crate::request_scope::{Observers, RequestScope, Stage, refuse, respond};
-use crate::upstream::{Opening, Upstream};
+use crate::upstream::{Opening, Upstream, max_forwards};
 
 /// A request for it panics in the task of its connection. For tests of the whole gateway; not in release builds.
 #[cfg(debug_assertions)]

@@ -9,7 +9,7 @@ use http::{Method, Response, StatusCode};
 
 /// Decrements `Max-Forwards` of a TRACE or OPTIONS; returns the response if it was 0. A value that is not a number is
 /// ignored.
-pub(super) fn count_down(request: &mut RequestHead, id: RequestId) -> Option<Response<Vec<u8>>> {
+pub(crate) fn count_down(request: &mut RequestHead, id: RequestId) -> Option<Response<Vec<u8>>> {
     if !matches!(request.method, Method::TRACE | Method::OPTIONS) {
         return None;
     }
