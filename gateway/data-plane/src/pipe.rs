@@ -169,7 +169,8 @@ impl<F: PipeFrame> Sender<F> {
         .await;
     }
 
-    fn try_send(&self, frame: &mut Option<F>) -> Poll<Result<(), OtherEndGone>> {
+    /// Sends the frame if there is credit for it; takes it out of `frame` then.
+    pub(crate) fn try_send(&self, frame: &mut Option<F>) -> Poll<Result<(), OtherEndGone>> {
         let (Some(queue), Some(next)) = (&self.queue, frame.take()) else {
             return Poll::Ready(Err(OtherEndGone));
         };

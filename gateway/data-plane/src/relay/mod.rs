@@ -18,7 +18,6 @@ use gw_interface::auth::{Authenticated, VerifiedTokens};
 use gw_shared::http::RequestHead;
 use gw_shared::tunnel::head::OutboundRequest;
 use gw_store::{Directory, Service};
-use http::Response;
 
 pub(crate) use self::authenticate::AuthFailures;
 use self::carry::{Stopped, carry};
@@ -30,8 +29,8 @@ use crate::current::Current;
 use crate::http_message::{Outcome, RequestBody, ResponseSink};
 use crate::lifecycle::Lifecycle;
 use crate::peer::Peer;
-use crate::request_scope::{Observers, RequestScope, Stage, refuse, respond};
-use crate::upstream::{Opening, Upstream, max_forwards};
+use crate::request_scope::{Observers, RequestScope, Stage, refuse};
+use crate::upstream::{Opening, Upstream};
 
 /// A request for it panics in the task of its connection. For tests of the whole gateway; not in release builds.
 #[cfg(debug_assertions)]
@@ -82,9 +81,6 @@ impl Relay {
                     Box::pin(open_on_node(scope, *request, body, response)).await
                 }
                 Err(NotRelayed::Refused(error)) => Err(Stopped::Failed(error)),
-                Err(NotRelayed::Answered(answer)) => {
-                    return respond(scope, *answer, response).await;
-                }
                 Err(NotRelayed::TakenBack) => Err(Stopped::CallerGone),
             };
             let carried = match opened {
@@ -100,7 +96,7 @@ impl Relay {
         &self,
         scope: &RequestScope,
         label: &str,
-        mut request: RequestHead,
+        request: RequestHead,
         peer: &Peer,
         taken_back: bool,
     ) -> Result<Opening, NotRelayed> {
@@ -114,9 +110,6 @@ impl Relay {
         tracing::debug!(request_id = %scope.id, service = %service.label, by = ?authenticated.by, "admitting");
         if taken_back {
             return Err(NotRelayed::TakenBack);
-        }
-        if let Some(answer) = max_forwards::count_down(&mut request, scope.id) {
-            return Err(NotRelayed::Answered(Box::new(answer)));
         }
         Ok(self.admit_and_open(scope, authenticated, request, peer)?)
     }
@@ -178,8 +171,6 @@ impl Relay {
 /// Why a request goes no further than to the gateway.
 enum NotRelayed {
     Refused(Error),
-    /// `Max-Forwards` is 0: the gateway answers (RFC 9110 §7.6.2).
-    Answered(Box<Response<Vec<u8>>>),
     /// The caller reset the stream already (rapid reset, CVE-2023-44487): nothing is opened upstream.
     TakenBack,
 }

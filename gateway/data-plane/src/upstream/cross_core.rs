@@ -1,15 +1,18 @@
-//! Requests of services that another worker owns: posted to the owner, with one end of two pipes for the bodies.
+//! Requests of services that another worker owns: posted to the owner, with one end of two pipes for the bodies. A pipe also
+//! carries the responses that the owner gives itself.
 
 use std::sync::{Arc, OnceLock};
 
 use crate::limits;
+use bytes::Bytes;
 use gw_base::error::{Error, Overload};
 use gw_interface::auth::Authenticated;
 use gw_shared::http::Part;
+use gw_shared::id::AccountId;
 use gw_shared::tunnel::head::OutboundRequest;
 
-use super::{Frame, PendingResponse, Upload, Upstream, UpstreamRequest};
-use crate::http_message::OpenedStream;
+use super::{Frame, HeadResult, PendingResponse, Upload, Upstream, UpstreamRequest};
+use crate::http_message::{OpenedStream, Progress, RelayedHead};
 use crate::pipe;
 
 /// A request on its way to the worker that owns its service.
@@ -62,6 +65,38 @@ impl Upstream {
                 pipe: response_out,
                 opened,
                 has_upload,
+                head: None,
+                memory,
+            },
+        })
+    }
+
+    /// A response of the gateway to an admitted request: a pipe of this worker with all its frames.
+    pub(super) fn answer(
+        &self,
+        account: &AccountId,
+        head: RelayedHead,
+        body: Bytes,
+    ) -> Result<UpstreamRequest, Error> {
+        let relay_memory = &self.tunnels.relay_memory;
+        let memory = relay_memory.reserve(account, limits::PIPE_MEMORY)?;
+        let (sender, pipe) = pipe::pipe(self.worker, self.worker, Arc::clone(&self.wakes));
+        let body = head.has_body.then_some(Frame::Part(Part::Data(body)));
+        let head = Frame::Head(Box::new(HeadResult {
+            progress: Progress::default(),
+            head: Ok(head),
+        }));
+        let end = Frame::Part(Part::End);
+        for frame in [Some(head), body, Some(end)].into_iter().flatten() {
+            // An empty pipe has room for them.
+            let _ = sender.try_send(&mut Some(frame));
+        }
+        Ok(UpstreamRequest {
+            upload: Upload::None,
+            response: PendingResponse::CrossCore {
+                pipe,
+                opened: Arc::default(),
+                has_upload: false,
                 head: None,
                 memory,
             },

@@ -6,19 +6,22 @@ use gw_shared::tunnel::head::OutboundRequest;
 
 use super::attempts::Attempts;
 use super::response::{Carrier, RequestTraits, StreamResponse};
-use super::{PendingResponse, Upload, Upstream, UpstreamRequest};
+use super::{PendingResponse, Upload, Upstream, UpstreamRequest, max_forwards};
 use crate::caller_session::CallerSession;
 use crate::tunnel::Serving;
 
 impl Upstream {
     /// Opens a stream for an admitted request on a tunnel of its service. If there are several, the request can be sent to
-    /// another agent when the first one provably did nothing with it.
+    /// another agent when the first one provably did nothing with it. The gateway answers a request that is not to be forwarded.
     pub(crate) fn open_on_tunnel(
         &self,
         Admitted(request): Admitted,
         mut outbound: OutboundRequest,
     ) -> Result<UpstreamRequest, Error> {
         let service = &request.service;
+        if let Some((head, body)) = max_forwards::count_down(&mut outbound) {
+            return self.answer(&service.account, head, body);
+        }
         let CallerSession { hash, set_cookie } = self.caller_sessions.of(service, &mut outbound);
         let serving = self.tunnels.registry.borrow().serving(&service.label);
         let session = match serving {

@@ -1,15 +1,16 @@
 //! `Max-Forwards` of TRACE and OPTIONS (RFC 9110 §7.6.2).
 
-use gw_base::error::request_id_value;
-use gw_shared::http::fields::X_GW_REQUEST_ID;
-use gw_shared::http::{ConnectionField, Framing, RequestHead, fields, head};
-use gw_shared::id::RequestId;
+use bytes::Bytes;
+use gw_shared::http::{ConnectionField, Fields, Framing, fields, head};
+use gw_shared::tunnel::head::OutboundRequest;
 use http::header::{self, HeaderValue};
-use http::{Method, Response, StatusCode};
+use http::{Method, StatusCode};
 
-/// Decrements `Max-Forwards` of a TRACE or OPTIONS; returns the response if it was 0. A value that is not a number is
-/// ignored.
-pub(crate) fn count_down(request: &mut RequestHead, id: RequestId) -> Option<Response<Vec<u8>>> {
+use crate::http_message::RelayedHead;
+
+/// Decrements `Max-Forwards` of a TRACE or OPTIONS; returns head and body of the response if it was 0. A value that is not
+/// a number is ignored.
+pub(super) fn count_down(request: &mut OutboundRequest) -> Option<(RelayedHead, Bytes)> {
     if !matches!(request.method, Method::TRACE | Method::OPTIONS) {
         return None;
     }
@@ -20,35 +21,35 @@ pub(crate) fn count_down(request: &mut RequestHead, id: RequestId) -> Option<Res
             .insert(header::MAX_FORWARDS, HeaderValue::from(left - 1));
         return None;
     }
-    let mut response = Response::new(Vec::new());
+    let mut response = RelayedHead {
+        status: StatusCode::NO_CONTENT,
+        headers: Fields::new(),
+        has_body: false,
+        upgrade: None,
+    };
+    let mut body = Vec::new();
     if request.method == Method::TRACE {
         // The response leaves out credentials (RFC 9110 §9.3.8).
         let kept = fields::end_to_end(request.headers.clone(), fields::is_credential);
-        let target = &request.target;
         let authority = request.authority.as_str().as_bytes();
-        let method = &request.method;
-        let framing = Framing::None;
-        let connection = ConnectionField::Persists;
         head::write_request(
-            response.body_mut(),
-            method,
-            target,
+            &mut body,
+            &request.method,
+            &request.target,
             authority,
             &kept,
-            framing,
-            connection,
+            Framing::None,
+            ConnectionField::Persists,
         );
-        response.headers_mut().insert(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("message/http"),
-        );
-    } else {
-        *response.status_mut() = StatusCode::NO_CONTENT;
+        let media_type = HeaderValue::from_static("message/http");
+        response.headers.insert(header::CONTENT_TYPE, media_type);
+        response
+            .headers
+            .insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
+        response.status = StatusCode::OK;
+        response.has_body = true;
     }
-    response
-        .headers_mut()
-        .insert(X_GW_REQUEST_ID, request_id_value(id));
-    Some(response)
+    Some((response, body.into()))
 }
 
 /// The number in a value of digits only, at most the largest one.
@@ -63,30 +64,32 @@ fn number(value: &HeaderValue) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use crate::limits;
-    use bytes::Bytes;
-    use gw_shared::id::RequestIds;
 
     use super::*;
 
-    fn count(method: &str, fields: &str) -> (RequestHead, Option<Response<Vec<u8>>>) {
+    fn count(method: &str, fields: &str) -> (OutboundRequest, Option<(RelayedHead, Bytes)>) {
         let text = format!("{method} /p HTTP/1.1\r\nHost: h\r\n{fields}\r\n");
-        let mut request = head::parse_request(&Bytes::from(text), limits::REQUEST_HEAD).unwrap();
-        let answer = count_down(&mut request, RequestIds::new().next_id());
+        let request = head::parse_request(&Bytes::from(text), limits::REQUEST_HEAD).unwrap();
+        let mut request = OutboundRequest {
+            method: request.method,
+            target: request.target,
+            authority: request.authority,
+            headers: fields::end_to_end(request.headers, |name| *name == header::HOST),
+            framing: request.framing,
+            upgrade: request.upgrade,
+        };
+        let answer = count_down(&mut request);
         (request, answer)
     }
 
     #[test]
     fn forwards_are_counted_down_and_the_last_is_ours() {
         let (request, answer) = count("OPTIONS", "Max-Forwards: 7\r\n");
-        assert_eq!(
-            (
-                request.headers[header::MAX_FORWARDS].to_str().unwrap(),
-                answer.is_none()
-            ),
-            ("6", true)
-        );
-        let (_, answer) = count("OPTIONS", "Max-Forwards: 0\r\n");
-        assert_eq!(answer.unwrap().status(), StatusCode::NO_CONTENT);
+        let value = request.headers[header::MAX_FORWARDS].to_str().unwrap();
+        assert_eq!((value, answer.is_none()), ("6", true));
+        let (head, body) = count("OPTIONS", "Max-Forwards: 0\r\n").1.unwrap();
+        assert_eq!((head.status, head.has_body), (StatusCode::NO_CONTENT, false));
+        assert!(body.is_empty());
         for fields in ["", "x", "-1", "+0", "0x0"].map(|value| match value {
             "" => String::new(),
             value => format!("Max-Forwards: {value}\r\n"),
@@ -117,12 +120,9 @@ mod tests {
             "TRACE",
             "Max-Forwards: 0\r\nX: 1\r\nCookie: a\r\nAuthorization: b\r\nX-Gw-Service-Key: c\r\n",
         );
-        let answer = answer.unwrap();
-        assert_eq!(answer.headers()[header::CONTENT_TYPE], "message/http");
-        let text = String::from_utf8(answer.into_body()).unwrap();
-        assert_eq!(
-            text,
-            "TRACE /p HTTP/1.1\r\nhost: h\r\nmax-forwards: 0\r\nx: 1\r\n\r\n"
-        );
+        let (head, body) = answer.unwrap();
+        assert_eq!(head.headers[header::CONTENT_TYPE], "message/http");
+        let text = "TRACE /p HTTP/1.1\r\nhost: h\r\nmax-forwards: 0\r\nx: 1\r\n\r\n";
+        assert_eq!(body, text);
     }
 }

@@ -10,7 +10,7 @@ mod cross_core;
 pub(crate) mod cross_node;
 mod frame;
 mod local;
-pub(crate) mod max_forwards;
+mod max_forwards;
 mod repeatable_upload;
 mod response;
 

@@ -9,7 +9,8 @@ use gw_interface::config::HandOver;
 use gw_gateway::demo::{Demo, Options};
 
 use crate::support::peers::backend;
-use crate::support::peers::caller::{HOST, connect, get};
+use crate::support::peers::caller::{HOST, connect, get, request};
+use crate::support::reports;
 
 /// Sends 1,500 requests on 30 concurrent connections, with or without hand-over between workers.
 fn storm(workers: usize, hand_over: HandOver) {
@@ -71,6 +72,44 @@ fn exactly_the_burst_passes_across_connections_and_workers() {
     storm(2, HandOver::Never);
     storm(4, HandOver::Always);
     storm(4, HandOver::Never);
+}
+
+/// Requests with `Max-Forwards: 0`, each on a connection of its own, take from the one bucket of their service.
+fn answered_here(workers: usize) {
+    const BURST: u32 = 32;
+    let (_refusing, backend) = backend::refusing();
+    let options = Options {
+        workers,
+        hand_over: HandOver::Never,
+        rate: Rate::new(BURST, 1).unwrap(),
+        ..crate::support::options(Some(format!("http://{backend}")))
+    };
+    let demo = Demo::start(&options).unwrap();
+    let ask = |number: u32| {
+        let line = ["OPTIONS *", "TRACE /"][number as usize % 2];
+        let mut caller = connect(&demo);
+        caller.send(request(&demo, line, "Max-Forwards: 0\r\n\r\n"));
+        caller.response().status.as_u16()
+    };
+    for number in 0..BURST {
+        let answered = [204, 200][number as usize % 2];
+        assert_eq!(ask(number), answered, "{number} of {workers} workers");
+    }
+    // The bucket gets a token a minute.
+    let statuses: Vec<u16> = (0..4).map(ask).collect();
+    let refused = statuses.iter().filter(|status| **status == 429).count();
+    assert!(refused >= 3, "{statuses:?} of {workers} workers");
+    let crossings: u64 = reports(&demo)
+        .iter()
+        .map(|report| report.totals["requests_crossing"])
+        .sum();
+    assert_eq!(crossings > 0, workers > 1);
+}
+
+#[test]
+fn requests_that_the_gateway_answers_take_tokens_of_the_owner() {
+    answered_here(1);
+    answered_here(4);
 }
 
 #[test]

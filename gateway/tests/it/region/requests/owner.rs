@@ -62,6 +62,49 @@ fn errors_of_the_owner_pass() {
 }
 
 #[test]
+fn requests_that_the_gateway_answers_take_tokens_of_the_owner() {
+    let (_refusing, address) = backend::refusing();
+    let (nodes, _agent, owner, other) = with_agent(&format!("http://{address}"));
+    let control = nodes.gateway(owner).control();
+    let mut service = control.records().services.into_values().next().unwrap();
+    service.settings.rate = Rate::new(5, 1).unwrap();
+    control.put(&StoredRecord::Service(service)).unwrap();
+    let ask = |line, rest: &str| {
+        let mut caller = nodes.connect(other);
+        caller.send(nodes.request(line, &format!("Max-Forwards: {rest}")));
+        caller.response()
+    };
+    let long = format!("0\r\nContent-Length: 70000\r\n\r\n{}", "a".repeat(70_000));
+    for rest in [
+        "0\r\n\r\n",
+        "0\r\nContent-Length: 3\r\n\r\nabc",
+        "0\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+        &long,
+    ] {
+        assert_eq!(ask("OPTIONS /", rest).status, 204, "{rest:?}");
+    }
+    let trace = ask("TRACE /path", "0\r\nX-A: 1\r\nCookie: secret\r\n\r\n");
+    assert_eq!(
+        (trace.status.as_u16(), trace.header("content-type")),
+        (200, "message/http")
+    );
+    let text = String::from_utf8(trace.body).unwrap();
+    assert!(
+        text.starts_with("TRACE /path HTTP/1.1\r\n") && text.contains("\r\nx-a: 1\r\n"),
+        "{text}"
+    );
+    assert!(
+        ["secret", "gw_sk_", "x-gw-"].iter().all(|part| !text.contains(part)),
+        "{text}"
+    );
+    let refused = ask("OPTIONS /", "0\r\n\r\n");
+    assert_eq!(
+        (refused.status.as_u16(), refused.code().as_str()),
+        (429, "GW_RATE_LIMIT_EXCEEDED")
+    );
+}
+
+#[test]
 fn the_owner_refuses_what_an_administrator_has_revoked_there() {
     let (nodes, _agent, owner, other) = with_agent(&any_path());
     let mut caller = nodes.connect(other);
