@@ -1,7 +1,7 @@
 //! `Max-Forwards` of TRACE and OPTIONS (RFC 9110 §7.6.2).
 
 use bytes::Bytes;
-use gw_shared::http::{ConnectionField, Fields, Framing, fields, head};
+use gw_shared::http::{Fields, Framing, fields};
 use gw_shared::tunnel::head::OutboundRequest;
 use http::header::{self, HeaderValue};
 use http::{Method, StatusCode};
@@ -30,17 +30,10 @@ pub(super) fn count_down(request: &mut OutboundRequest) -> Option<(RelayedHead, 
     let mut body = Vec::new();
     if request.method == Method::TRACE {
         // The response leaves out credentials (RFC 9110 §9.3.8).
-        let kept = fields::end_to_end(request.headers.clone(), fields::is_credential);
-        let authority = request.authority.as_str().as_bytes();
-        head::write_request(
-            &mut body,
-            &request.method,
-            &request.target,
-            authority,
-            &kept,
-            Framing::None,
-            ConnectionField::Persists,
-        );
+        request.headers.retain(|name| !fields::is_credential(name));
+        request.framing = Framing::None;
+        request.upgrade = None;
+        request.write(&mut body);
         let media_type = HeaderValue::from_static("message/http");
         response.headers.insert(header::CONTENT_TYPE, media_type);
         response
@@ -63,9 +56,10 @@ fn number(value: &HeaderValue) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use crate::limits;
+    use gw_shared::http::head;
 
     use super::*;
+    use crate::limits;
 
     fn count(method: &str, fields: &str) -> (OutboundRequest, Option<(RelayedHead, Bytes)>) {
         let text = format!("{method} /p HTTP/1.1\r\nHost: h\r\n{fields}\r\n");
@@ -88,7 +82,10 @@ mod tests {
         let value = request.headers[header::MAX_FORWARDS].to_str().unwrap();
         assert_eq!((value, answer.is_none()), ("6", true));
         let (head, body) = count("OPTIONS", "Max-Forwards: 0\r\n").1.unwrap();
-        assert_eq!((head.status, head.has_body), (StatusCode::NO_CONTENT, false));
+        assert_eq!(
+            (head.status, head.has_body),
+            (StatusCode::NO_CONTENT, false)
+        );
         assert!(body.is_empty());
         for fields in ["", "x", "-1", "+0", "0x0"].map(|value| match value {
             "" => String::new(),
