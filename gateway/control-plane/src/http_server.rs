@@ -1,23 +1,26 @@
 //! HTTP/1.1 of the control plane on one connection, with bounds on heads, bodies and waits.
 
-use std::pin::{Pin, pin};
-use std::task::{Context, Poll, ready};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::limits;
 use axum::body::{Body, HttpBody};
-use axum::extract::Request;
+use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::Extensions;
 use axum::middleware::map_request;
 use axum::{BoxError, Router};
-use bytes::Bytes;
-use hyper::body::{Frame, Incoming, SizeHint};
+use bytes::{Bytes, BytesMut};
+use futures_util::{StreamExt, stream};
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::watch;
-use tokio::time::{Sleep, sleep};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{Instant, timeout_at};
 
 /// Serves one connection, whose requests get these `extensions`: a layer for them would copy all routes. A request head has
 /// at most `head` bytes; `idle` is the time from the begin of the connection or from a response to the last byte of the next
@@ -51,49 +54,63 @@ pub(crate) async fn serve_connection(
     }
 }
 
-/// Makes the bodies of requests fail that do not arrive `within` this time after their heads.
-pub(crate) fn with_timed_bodies(router: Router, within: Duration) -> Router {
-    let timed = move |request: Request| async move {
-        request.map(|body| Body::new(TimedBody::new(body, within)))
-    };
-    router.layer(map_request(timed))
+/// Most bytes of the body of a request. The limit that is set last before the body is read counts.
+#[derive(Clone)]
+struct BodyMax(Arc<AtomicUsize>);
+
+const LATE: &str = "the body was not whole in time; send it again, faster or while fewer large bodies are on their way";
+
+/// Bounds the bodies of requests. Each has at most `bytes`, unless [`limit_body`] sets another limit for its route, and must be
+/// whole `within` this time after its head. Those that are not whole have `room` bytes in all, and others wait, except bodies of
+/// at most [`limits::SMALL_BODY`]. Nothing of a body is received before a handler reads it, which is behind authentication.
+pub(crate) fn with_bounded_bodies(
+    router: Router,
+    bytes: usize,
+    room: usize,
+    within: Duration,
+) -> Router {
+    let room = Arc::new(Semaphore::new(room));
+    router.layer(map_request(move |mut request: Request| {
+        let room = Arc::clone(&room);
+        let max = BodyMax(Arc::new(AtomicUsize::new(bytes)));
+        DefaultBodyLimit::max(bytes).apply(&mut request);
+        request.extensions_mut().insert(max.clone());
+        let until = Instant::now() + within;
+        let request = request.map(|body| {
+            Body::from_stream(stream::once(async move {
+                timeout_at(until, receive(body, max, room))
+                    .await
+                    .unwrap_or_else(|_| Err(LATE.into()))
+            }))
+        });
+        std::future::ready(request)
+    }))
 }
 
-/// A request body that must arrive within a time.
-struct TimedBody {
-    body: Body,
-    late: Pin<Box<Sleep>>,
+/// Lets the body of a request have at most `BYTES`. A longer one is refused with 413.
+pub(crate) async fn limit_body<const BYTES: usize>(mut request: Request) -> Request {
+    DefaultBodyLimit::max(BYTES).apply(&mut request);
+    if let Some(max) = request.extensions().get::<BodyMax>() {
+        max.0.store(BYTES, Ordering::Relaxed);
+    }
+    request
 }
 
-impl TimedBody {
-    fn new(body: Body, within: Duration) -> Self {
-        Self {
-            body,
-            late: Box::pin(sleep(within)),
-        }
+/// Receives a whole body, once there is room for it. Returns one byte too many of a body that is too long.
+async fn receive(body: Body, max: BodyMax, room: Arc<Semaphore>) -> Result<Bytes, BoxError> {
+    let max = max.0.load(Ordering::Relaxed);
+    let announced = body.size_hint().upper();
+    let bytes = announced.map_or(max, |announced| max.min(announced as usize));
+    let charged = if bytes > limits::SMALL_BODY { bytes } else { 0 };
+    let _charge = room.acquire_many(charged as u32).await?;
+    let mut whole = BytesMut::with_capacity(bytes + 1);
+    let mut pieces = body.into_data_stream();
+    while whole.len() <= bytes
+        && let Some(piece) = pieces.next().await.transpose()?
+    {
+        // Copied: a piece of a few bytes keeps a whole buffer of its connection.
+        let fits = piece.len().min(bytes + 1 - whole.len());
+        whole.extend_from_slice(&piece[..fits]);
     }
-}
-
-impl HttpBody for TimedBody {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if self.late.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Some(Err("the body did not arrive in time".into())));
-        }
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
+    Ok(whole.freeze())
 }

@@ -45,9 +45,11 @@ pub const CLUSTER_HANDSHAKES_PER_ADDRESS: usize = 64;
 pub const CLUSTER_HEAD: usize = 16 * KIB;
 /// Bytes of such a request's body, unless its route says otherwise.
 pub const CLUSTER_BODY: usize = MIB;
+/// Bytes of the bodies of other control planes that are not whole, but for [`SMALL_BODY`]. Others wait.
+pub const CLUSTER_BODIES: usize = 40 * MIB;
 /// Time from the end of a handshake or of a response to the last byte of the next request head.
 pub const CLUSTER_IDLE: Duration = Duration::from_secs(30);
-/// Time from a request head to the last byte of its body.
+/// Time from a request head to the last byte of its body, with the wait for room.
 pub const CLUSTER_BODY_WITHIN: Duration = Duration::from_secs(30);
 /// Time without an acknowledgement, or without progress of a send, after which a connection ends.
 pub const CLUSTER_DEAD_AFTER: Duration = Duration::from_secs(30);
@@ -63,6 +65,13 @@ pub const ADMIN_HEAD: usize = 32 * KIB;
 pub const ADMIN_BODY: usize = 64 * KIB;
 /// Bytes of a replay: a body to send of about 3 MB, in base64.
 pub const ADMIN_REPLAY: usize = 4 * MIB;
+/// Bytes of the bodies of requests to it that are not whole, but for [`SMALL_BODY`]. Others wait.
+pub const ADMIN_BODIES: usize = 24 * MIB;
+const _: () = assert!(ADMIN_REPLAY <= ADMIN_BODIES && ADMIN_BODIES + CLUSTER_BODIES <= 64 * MIB);
+/// Longest body that never waits for room: a part of the memory of its connection. A revocation has less, and strangers can
+/// send no more.
+pub const SMALL_BODY: usize = 24 * KIB;
+const _: () = assert!(ADMIN_SIGN_IN <= SMALL_BODY);
 /// Bytes of the form that signs in: the largest body that is read without authentication.
 pub const ADMIN_SIGN_IN: usize = 24 * KIB;
 /// Bytes of a form that was sent after its session had ended: the other body that is read without authentication. The sign-in
@@ -73,7 +82,7 @@ const _: () = assert!(3 * ADMIN_KEPT_FORM + 4 * KIB <= ADMIN_SIGN_IN);
 pub const ADMIN_UNREAD: usize = 16;
 /// Such responses to one client address.
 pub const ADMIN_UNREAD_PER_ADDRESS: usize = 4;
-/// Time from a request head to it to the last byte of the body.
+/// Time from a request head to it to the last byte of the body, with the wait for room.
 pub const ADMIN_BODY_WITHIN: Duration = Duration::from_secs(60);
 /// Time without an acknowledgement, or without progress of a send, after which a connection to it ends.
 pub const ADMIN_DEAD_AFTER: Duration = Duration::from_secs(300);

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::limits;
+use crate::limits::{self, ADMIN_BODIES, ADMIN_BODY};
 use axum::Router;
 use axum::extract::{ConnectInfo, Request};
 use axum::http::{Extensions, HeaderName, HeaderValue};
@@ -60,7 +60,9 @@ pub async fn serve(
     listener.set_nonblocking(true)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let mut deleting = pin!(ephemeral_agents::keep_deleting(admin.clone()));
-    let mut router = http_server::with_timed_bodies(router(admin), limits::ADMIN_BODY_WITHIN);
+    let within = limits::ADMIN_BODY_WITHIN;
+    let router = router(admin);
+    let mut router = http_server::with_bounded_bodies(router, ADMIN_BODY, ADMIN_BODIES, within);
     if tls.is_some() {
         router = router.layer(map_request(over_https));
     }

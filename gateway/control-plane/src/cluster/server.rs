@@ -4,8 +4,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::limits;
-use axum::extract::{DefaultBodyLimit, Request, State};
+use crate::limits::{self, CLUSTER_BODIES};
+use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Router};
@@ -34,7 +34,7 @@ pub struct ServerLimits {
     pub(crate) handshakes_per_address: usize,
     /// Bytes of a request head.
     pub head: usize,
-    /// Bytes of a request body, unless its route has another [`DefaultBodyLimit`].
+    /// Bytes of a request body, unless its route has another [limit](http_server::limit_body).
     pub body: usize,
     pub(crate) handshake_within: Duration,
     /// Time from the end of a handshake or of a response to the last byte of the next request head.
@@ -78,8 +78,8 @@ pub async fn serve(
     limits: ServerLimits,
     stopped: impl Future<Output = ()>,
 ) {
-    let router = router.layer(DefaultBodyLimit::max(limits.body));
-    let router = http_server::with_timed_bodies(router, limits.body_within);
+    let within = limits.body_within;
+    let router = http_server::with_bounded_bodies(router, limits.body, CLUSTER_BODIES, within);
     let (close, closing) = watch::channel(false);
     let connections = Arc::new(Semaphore::new(limits.connections));
     let handshakes = TaskPlaces::new(limits.handshakes, limits.handshakes_per_address);

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::limits;
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::State;
+use axum::middleware::map_request;
 use axum::routing::put;
 use axum::{Extension, Router};
 use gw_base::process::background::Tasks;
@@ -21,6 +22,7 @@ use super::messages::StateMessage;
 use super::outbox::Delivery;
 use crate::cluster::{NodeCallError, NodeClient};
 use crate::control::Control;
+use crate::http_server::limit_body;
 
 const PATH: &str = "/v1/state";
 /// Longest exchange.
@@ -29,6 +31,7 @@ const WITHIN: Duration = Duration::from_secs(2);
 const REASON_MAX: usize = 200;
 /// Longest message: all rows, and all levels.
 const BYTES: usize = 1024 * 1024 + limits::LEVELS * limits::LEVEL_BYTES;
+const _: () = assert!(BYTES <= limits::CLUSTER_BODIES);
 
 /// Sends a message and reports the outcome to `inputs`.
 pub(super) fn send(
@@ -83,7 +86,7 @@ pub fn routes(inputs: RegionInputs, control: Arc<Control>) -> Router {
     };
     let state = Router::new()
         .route(PATH, put(receive))
-        .layer(DefaultBodyLimit::max(BYTES))
+        .layer(map_request(limit_body::<BYTES>))
         .with_state(receiver);
     state.merge(acknowledgment::routes(control))
 }

@@ -3,13 +3,19 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Instant;
 
 use gw_interface::config::Config;
 
 use gw_gateway::demo::{Demo, Options};
+use serde_json::Value;
 
-use crate::support::processes::process::{Served, config_text, serve, serve_command};
-use crate::support::{SOON, demo, options};
+use crate::support::processes::process::{
+    Running, config_text, gw_gateway, serve, serve_command, start_demo,
+};
+use crate::support::{SOON, demo, eventually, options};
 
 /// What the listener answers before it closes the connection or resets it.
 fn answer(address: SocketAddr, request: &[u8]) -> String {
@@ -144,7 +150,12 @@ fn bodies_are_bounded_before_authentication() {
     let config = folder.path().join("gateway.toml");
     fs::write(&config, config_text(&folder.path().join("data"), 0)).unwrap();
     let gateway = serve(&mut serve_command(&config));
-    let before = peak_memory(&gateway);
+    let is_ready = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    eventually("the gateway is ready", || {
+        let answer = answer(gateway.admin_address, is_ready);
+        answer.starts_with("HTTP/1.1 200 ").then_some(())
+    });
+    let before = peak_memory(gateway.process.id());
     // Just below what the listener accepts of forms that belong to a session.
     let length = 4 * 1024 * 1024 - 1;
     for path in [
@@ -163,7 +174,7 @@ fn bodies_are_bounded_before_authentication() {
             .map(|_| {
                 let address = gateway.admin_address;
                 let form = form.clone();
-                std::thread::spawn(move || answer(address, &form))
+                thread::spawn(move || answer(address, &form))
             })
             .collect();
         for client in clients {
@@ -171,16 +182,154 @@ fn bodies_are_bounded_before_authentication() {
             assert!(!answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
         }
     }
-    let grown = peak_memory(&gateway) - before;
+    let grown = peak_memory(gateway.process.id()) - before;
     assert!(
         grown < 16 * 1024 * 1024,
         "{grown} bytes for {CONNECTIONS} connections"
     );
 }
 
+const MIB: usize = 1024 * 1024;
+
+/// A demo in a process of its own.
+struct Process {
+    running: Running,
+    admin: SocketAddr,
+    about: Value,
+}
+
+impl Process {
+    fn start() -> Self {
+        let (running, about) = start_demo(gw_gateway().arg("demo"));
+        let admin = about["admin_url"].as_str().unwrap();
+        let admin = admin.strip_prefix("http://").unwrap().parse().unwrap();
+        Self {
+            running,
+            admin,
+            about,
+        }
+    }
+
+    fn text(&self, name: &str) -> &str {
+        self.about[name].as_str().unwrap()
+    }
+
+    /// Makes a service key and deletes it with `gw-gateway key delete`. Returns within the time of a small request.
+    fn revokes(&self) {
+        let command = |arguments: &[&str]| {
+            let mut command = gw_gateway();
+            command
+                .args(arguments)
+                .args(["--admin-url", self.text("admin_url")]);
+            command
+                .env("GW_ADMIN_TOKEN", self.text("admin_token"))
+                .output()
+                .unwrap()
+        };
+        let made = command(&["key", "create", "demo", "--service", "echo", "--json"]);
+        let made: Value = serde_json::from_slice(&made.stdout).unwrap();
+        let began = Instant::now();
+        let deleted = command(&["key", "delete", "demo", made["key_id"].as_str().unwrap()]);
+        assert!(deleted.status.success(), "{deleted:?}");
+        assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    }
+}
+
+#[test]
+fn large_bodies_that_are_not_whole_share_a_room_and_a_revocation_does_not_wait() {
+    const CLIENTS: usize = 60;
+    const BODY: usize = 4 * MIB;
+    const ROOM: usize = 24 * MIB;
+    let demo = Process::start();
+    demo.revokes();
+    let before = peak_memory(demo.running.id());
+    let sent = AtomicUsize::new(0);
+    let may_end = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut stream = TcpStream::connect(demo.admin).unwrap();
+                    stream.set_read_timeout(Some(2 * SOON)).unwrap();
+                    let head = format!(
+                        "POST /api/v1/requests/0123456789abcdef0123456789abcdef/replay HTTP/1.1\r\nHost: localhost\r\n\
+                         Connection: close\r\nAuthorization: Bearer {}\r\nContent-Type: application/json\r\n\
+                         Content-Length: {BODY}\r\n\r\n",
+                        demo.text("admin_token")
+                    );
+                    stream.write_all(head.as_bytes()).unwrap();
+                    stream.write_all(&vec![b' '; BODY - 1]).unwrap();
+                    sent.fetch_add(1, Ordering::SeqCst);
+                    eventually("the body may end", || may_end.load(Ordering::SeqCst).then_some(()));
+                    stream.write_all(b" ").unwrap();
+                    let mut answer = String::new();
+                    stream.read_to_string(&mut answer).unwrap();
+                    answer
+                })
+            })
+            .collect();
+        eventually("the room is full", || {
+            (sent.load(Ordering::SeqCst) >= ROOM / BODY).then_some(())
+        });
+        for _ in 0..3 {
+            demo.revokes();
+        }
+        may_end.store(true, Ordering::SeqCst);
+        for client in clients {
+            // The body has no JSON.
+            let answer = client.join().unwrap();
+            assert!(
+                answer.starts_with("HTTP/1.1 400 ") && answer.contains("JSON"),
+                "{answer}"
+            );
+        }
+    });
+    let grown = peak_memory(demo.running.id()) - before;
+    assert!(
+        grown < ROOM + 24 * MIB,
+        "{grown} bytes for {CLIENTS} clients"
+    );
+}
+
+#[test]
+fn bodies_in_tiny_pieces_take_no_more_memory_than_whole_ones() {
+    const CLIENTS: usize = 60;
+    const BODY: usize = 8000;
+    let demo = Process::start();
+    demo.revokes();
+    let before = peak_memory(demo.running.id());
+    let mut clients: Vec<TcpStream> = (0..CLIENTS)
+        .map(|_| {
+            let mut stream = TcpStream::connect(demo.admin).unwrap();
+            stream.set_nodelay(true).unwrap();
+            stream.set_read_timeout(Some(SOON)).unwrap();
+            let head = format!(
+                "POST /sign-in HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+                 Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {BODY}\r\n\r\n"
+            );
+            stream.write_all(head.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    for _ in 0..BODY - 1 {
+        for client in &mut clients {
+            client.write_all(b"a").unwrap();
+        }
+    }
+    demo.revokes();
+    for mut client in clients {
+        client.write_all(b"a").unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 "), "{answer}");
+    }
+    let grown = peak_memory(demo.running.id()) - before;
+    assert!(grown < 16 * MIB, "{grown} bytes for {CLIENTS} clients");
+}
+
 /// The largest resident memory that the process has had.
-fn peak_memory(gateway: &Served) -> usize {
-    let status = fs::read_to_string(format!("/proc/{}/status", gateway.process.id())).unwrap();
+fn peak_memory(process: u32) -> usize {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status
         .lines()
         .find_map(|line| line.strip_prefix("VmHWM:"))

@@ -8,3 +8,4 @@ mod pending;
 mod records;
 mod rekey;
 mod store;
+mod unfinished_bodies;

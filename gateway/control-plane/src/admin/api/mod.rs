@@ -13,9 +13,9 @@ mod series;
 mod usage;
 
 use crate::limits;
-use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn_with_state, map_request};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
@@ -31,6 +31,7 @@ use super::Admin;
 use super::nodes::await_api_change;
 use super::problem::Problem;
 use super::serve::keep_place;
+use crate::http_server::limit_body;
 
 #[derive(OpenApi)]
 #[openapi(
@@ -75,7 +76,7 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .merge(region::routes())
         .layer(from_fn_with_state(admin.clone(), await_api_change))
         // A replay is a request, not a change: other nodes need not know of it.
-        .merge(requests::replay_routes().layer(DefaultBodyLimit::max(limits::ADMIN_REPLAY)))
+        .merge(requests::replay_routes().layer(map_request(limit_body::<{ limits::ADMIN_REPLAY }>)))
         .split_for_parts();
     // One copy for all responses, whether their clients read them or not. A document always serializes.
     let document = Bytes::from(serde_json::to_vec(&document).unwrap_or_default());
@@ -92,7 +93,6 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
                 "see the Allow field for the methods of this path",
             )
         })
-        .layer(DefaultBodyLimit::max(limits::ADMIN_BODY))
         .layer(from_fn_with_state(admin.clone(), authorize))
         .route(
             "/openapi.json",

@@ -8,8 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::limits;
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::middleware::{from_fn, from_fn_with_state, map_request};
 use axum::routing::{get, post};
 use gw_base::service::rate::Rate;
 use gw_interface::rate_limit::{AddressKey, ClientLimits};
@@ -18,6 +17,7 @@ use tokio::sync::Semaphore;
 use super::Admin;
 use super::nodes::await_console_change;
 use crate::control::{Control, ControlError};
+use crate::http_server::limit_body;
 use pages::records::{accounts, agents, caller_secrets, domains, enrollment, services};
 use pages::{audit, overview, region, replay, requests, sign_in, traffic, tunnels, usage};
 use web::failure::ErrorPage;
@@ -100,10 +100,10 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
             get(replay::form).post(replay::replay),
         )
         .layer(from_fn_with_state(admin.clone(), guard::signed_in))
-        .layer(DefaultBodyLimit::max(limits::ADMIN_REPLAY));
+        .layer(map_request(limit_body::<{ limits::ADMIN_REPLAY }>));
     let sign_in = Router::new()
         .route("/sign-in", get(sign_in::form).post(sign_in::sign_in))
-        .layer(DefaultBodyLimit::max(limits::ADMIN_SIGN_IN));
+        .layer(map_request(limit_body::<{ limits::ADMIN_SIGN_IN }>));
     Router::new()
         .route("/", get(overview::show))
         .route("/accounts", get(accounts::list).post(accounts::create))
@@ -128,7 +128,6 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .route("/assets/{version}/{name}", get(assets::serve))
         .method_not_allowed_fallback(async || ErrorPage::method_not_allowed())
         .fallback(async || ErrorPage::nothing_here())
-        .layer(DefaultBodyLimit::max(limits::ADMIN_BODY))
         .layer(from_fn(guard::own_origin))
         .layer(from_fn(guard::hardened))
 }

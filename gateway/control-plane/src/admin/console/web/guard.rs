@@ -18,6 +18,7 @@ use super::session::{self, SESSION};
 use crate::admin::console::pages::sign_in;
 use crate::admin::serve::keep_place;
 use crate::admin::{Admin, hosts};
+use crate::http_server::limit_body;
 
 /// Forbids inline scripts and styles, other origins, and framing.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
@@ -142,6 +143,7 @@ async fn sign_in_first(admin: &Admin, request: Request) -> Response {
         return Redirect::to(&address::of_sign_in(asked, false)).into_response();
     }
     let next = page_of(text(headers, &header::REFERER));
+    let request = limit_body::<{ limits::ADMIN_KEPT_FORM }>(request).await;
     let (parts, body) = request.into_parts();
     // One that is larger, or does not arrive in time, is not kept.
     let body = to_bytes(body, limits::ADMIN_KEPT_FORM).await;
