@@ -93,6 +93,22 @@ pub fn is_hidden(character: char) -> bool {
         )
 }
 
+/// Whether `character` shows nothing or only space, so that texts that differ in it look alike: a [hidden](is_hidden) one, another
+/// format character (Unicode category Cf) or one of Default_Ignorable_Code_Point, a space (Zs) but U+0020, or a letter, sign or
+/// filler without ink. The joiners, variation selectors and spaces have uses in texts, where they stay.
+pub fn is_invisible(character: char) -> bool {
+    is_hidden(character)
+        || matches!(
+            character,
+            '\u{a0}' | '\u{34f}' | '\u{600}'..='\u{605}' | '\u{6dd}' | '\u{70f}' | '\u{890}' | '\u{891}' | '\u{8e2}'
+                | '\u{115f}' | '\u{1160}' | '\u{1680}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}'
+                | '\u{2000}'..='\u{200f}' | '\u{202f}' | '\u{205f}' | '\u{2800}' | '\u{3000}' | '\u{3164}'
+                | '\u{fe00}'..='\u{fe0f}' | '\u{ffa0}' | '\u{fff0}'..='\u{fff8}' | '\u{110bd}' | '\u{110cd}'
+                | '\u{13430}'..='\u{13442}' | '\u{16fe4}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d159}'
+                | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}'
+        )
+}
+
 fn escape_into(character: char, out: &mut String) {
     out.extend(character.escape_unicode());
 }

@@ -1,18 +1,19 @@
 //! Validation of the names of records, which are shown on pages, in terminals and in logs, and of what manages them.
 
 use gw_shared::id::ManagerName;
+use gw_shared::text::is_invisible;
 
 use crate::control::ControlError;
 
 const LENGTH_MAX: usize = 100;
 
-/// Trims and checks a name. Refuses control characters, line and paragraph separators, and bidirectional controls
-/// (Unicode UAX #9), which can make a name look like another one.
+/// Trims and checks a name. Refuses characters that are not seen, and those that reorder others: a name with them looks like
+/// another one.
 pub fn checked_name(name: &str) -> Result<String, ControlError> {
     let name = name.trim();
-    if let Some(refused) = name.chars().find(|character| is_refused(*character)) {
+    if let Some(refused) = name.chars().find(|character| is_invisible(*character)) {
         let message = format!(
-            "has the character U+{:04X}; control characters, line separators and bidirectional controls are not allowed",
+            "has the character U+{:04X}; characters that are invisible or reorder others are not allowed",
             u32::from(refused)
         );
         return Err(ControlError::invalid("name", message));
@@ -41,25 +42,20 @@ pub(crate) fn manager_after(
     }
 }
 
-fn is_refused(character: char) -> bool {
-    // General category Cc; then Zl and Zp; then Bidi_Control.
-    character.is_control()
-        || matches!(character, '\u{2028}' | '\u{2029}')
-        || matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
-
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use unicode_properties::{GeneralCategory, UnicodeGeneralCategory};
+
     use super::*;
 
     #[test]
     fn names_are_trimmed_and_allow_any_script() {
-        let family = "\u{1f468}\u{200d}\u{1f469}\u{200d}\u{1f467}";
         for name in [
             "a",
             "edge 1 (Z\u{fc}rich)",
             "\u{5d0}\u{5d1}\u{5d2}",
-            family,
+            "\u{928}\u{93f}\u{926}\u{947}\u{936} \u{1f468}",
             &"\u{e4}".repeat(100),
         ] {
             assert_eq!(checked_name(&format!(" {name}\t")).unwrap(), name);
@@ -72,27 +68,54 @@ mod tests {
         }
     }
 
+    /// Properties Default_Ignorable_Code_Point and Bidi_Control, but for categories that are refused as a whole; then letters
+    /// and signs without ink.
+    fn is_unseen(character: char) -> bool {
+        matches!(character, '\u{34f}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}')
+            || matches!(character, '\u{2065}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{ffa0}' | '\u{fff0}'..='\u{fff8}')
+            || matches!(character, '\u{e0000}'..='\u{e0fff}')
+            || matches!(
+                character,
+                '\u{2800}' | '\u{13440}'..='\u{13442}' | '\u{16fe4}' | '\u{1d159}'
+            )
+    }
+
     #[test]
-    fn control_and_bidirectional_characters_are_refused_with_their_code_point() {
-        let refused = [
-            '\0', '\u{1b}', '\n', '\u{7f}', '\u{9b}', '\u{2028}', '\u{2029}', '\u{61c}',
-            '\u{200e}', '\u{200f}',
-        ];
-        for character in refused
-            .into_iter()
-            .chain('\u{202a}'..='\u{202e}')
-            .chain('\u{2066}'..='\u{2069}')
-        {
-            let error = checked_name(&format!("a{character}b"))
-                .unwrap_err()
-                .to_string();
-            assert!(
-                error.starts_with(&format!(
-                    "name: has the character U+{:04X};",
-                    u32::from(character)
-                )),
-                "{error}"
+    fn exactly_the_characters_that_are_not_seen_are_refused_with_their_code_point() {
+        for character in '\0'..=char::MAX {
+            let refused = match character.general_category() {
+                GeneralCategory::Control
+                | GeneralCategory::Format
+                | GeneralCategory::LineSeparator
+                | GeneralCategory::ParagraphSeparator => true,
+                GeneralCategory::SpaceSeparator => character != ' ',
+                _ => is_unseen(character),
+            };
+            let checked = checked_name(&format!("a{character}b"));
+            let expected = format!(
+                "name: has the character U+{:04X}; characters that are invisible or reorder others are not allowed",
+                u32::from(character)
             );
+            assert_eq!(
+                checked.map_err(|error| error.to_string()).err(),
+                refused.then_some(expected),
+                "U+{:04X}",
+                u32::from(character)
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_name_has_an_invisible_character(name in any::<String>(), added in any::<char>()) {
+            let is_accepted = |name: &str| checked_name(name).is_ok();
+            let name = name.trim();
+            if is_accepted(name) {
+                prop_assert!(!name.contains(is_invisible));
+                let longer = format!("a{added}{name}");
+                let fits = longer.trim().chars().count() <= LENGTH_MAX;
+                prop_assert_eq!(is_accepted(&longer), fits && !is_invisible(added));
+            }
         }
     }
 }
