@@ -89,6 +89,44 @@ fn the_forge_runs_programs_that_exist() {
     }
 }
 
+/// A tag can be moved to another commit or image.
+#[test]
+fn the_forge_pins_what_it_runs() {
+    let is_digest = |text: &str, length| {
+        text.len() == length
+            && text
+                .bytes()
+                .all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    let mut pinned = 0;
+    for (file, text) in workflows(&repository().join(".github")) {
+        for line in text.lines() {
+            let (key, value) = line
+                .trim_start_matches(['-', ' '])
+                .split_once(": ")
+                .unwrap_or_default();
+            let is_pinned = match key {
+                "uses" if value.starts_with("./") => continue,
+                // The comment has the version.
+                "uses" => value.split_once('@').is_some_and(|(_, commit)| {
+                    commit
+                        .split_once(" # v")
+                        .is_some_and(|(commit, _)| is_digest(commit, 40))
+                }),
+                "image" | "container" => value
+                    .split_once("@sha256:")
+                    .is_some_and(|(_, digest)| is_digest(digest, 64)),
+                _ => continue,
+            };
+            assert!(is_pinned, "{file}: not pinned: {line}");
+            pinned += 1;
+        }
+        let pipes = |line: &&str| line.contains("curl ") && line.contains("| sh");
+        assert_eq!(text.lines().find(pipes), None, "{file}");
+    }
+    assert!(pinned > 0);
+}
+
 /// An update of these would undo a patch, or a choice that Cargo.toml explains.
 #[test]
 fn updates_leave_patched_and_pinned_crates_alone() {
