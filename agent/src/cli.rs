@@ -99,12 +99,12 @@ pub(crate) struct EnrollmentArguments {
     /// URL of the gateway, for example https://eu1.example.com.
     #[arg(long)]
     gateway: Option<String>,
-    /// Enrollment token. Other users of this machine can see command-line arguments; use
-    /// GW_ENROLLMENT_TOKEN or --token-file to avoid that.
+    /// Enrollment token. Other users of this machine can see command-line arguments, and shells keep them; use --token-file or
+    /// GW_ENROLLMENT_TOKEN to avoid that.
     #[arg(long, conflicts_with = "token_file")]
     token: Option<String>,
-    /// File that contains the enrollment token.
-    #[arg(long)]
+    /// File that contains the enrollment token; `-` is the first line of standard input.
+    #[arg(long, value_name = "FILE|-")]
     token_file: Option<PathBuf>,
     /// Display name of the agent. Default: the host name of this machine.
     #[arg(long)]
@@ -139,9 +139,10 @@ impl RunEnrolledArguments {
             force: self.enroll_again,
             ..self.enrollment.options(state_dir)
         };
-        let has_token = options.token.is_some();
+        // Standard input has its token once.
+        let is_repeatable = !matches!(options.token, None | Some(TokenSource::StandardInput));
         ensure_enrolled(options, |name| std::env::var(name).ok()).map_err(enroll_failure)?;
-        Ok(has_token)
+        Ok(is_repeatable)
     }
 }
 
@@ -169,6 +170,7 @@ impl EnrollmentArguments {
                 .filter(|token| !token.is_empty())
         };
         let token = match (self.token, self.token_file) {
+            (None, Some(file)) if file.as_os_str() == "-" => Some(TokenSource::StandardInput),
             (None, Some(file)) => Some(TokenSource::File(file)),
             (token, _) => token
                 .or_else(of_environment)

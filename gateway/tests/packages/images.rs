@@ -238,7 +238,10 @@ fn images_relay_a_request_without_root_and_without_a_writable_root() {
     run(sh.arg("-c").arg(write_authority).current_dir(&folder));
     let authority = folder.path().join("gw-ca.crt");
     agent.mount(json!({ "destination": "/gw-ca.crt", "type": "bind", "source": authority, "options": ["bind", "ro"] }));
+    let arguments = arguments.split(" --token-file ").next().unwrap();
     agent.set_arguments(&arguments.split_whitespace().collect::<Vec<_>>());
+    let token = format!("GW_ENROLLMENT_TOKEN={}", command("enrollment_token"));
+    agent.add_to_environment(&[&token]);
     let mut relaying = agent
         .command()
         .stdout(Stdio::piped())

@@ -80,7 +80,7 @@ gw-gateway service create acme web --with-key --with-agent --backend-port 9080 -
 useradd --create-home caller
 runuser -l caller -c 'test ! -r /var/lib/gw-gateway/dev-ca.crt'
 sed -n '/^cat > gw-ca.crt/,/^END$/p' /root/created | runuser -l caller -c sh
-runuser -l caller -c "$(grep '^gw-agent http 9080 ' /root/created)" &
+runuser -l caller -c "$(sed -n '/^gw-agent http 9080 /,/^END$/p' /root/created)" &
 agent=$!
 sed -n '/^curl /,/^$/p' /root/created >/root/call
 # The backend is the admin listener, which refuses the name of a service.

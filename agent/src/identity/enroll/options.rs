@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::fs;
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
 use gw_shared::files::cannot_read;
@@ -38,6 +39,8 @@ pub struct EnrollmentOptions {
 pub enum TokenSource {
     Text(Secret),
     File(PathBuf),
+    /// The first line.
+    StandardInput,
 }
 
 /// The step to start with.
@@ -73,7 +76,7 @@ impl EnrollmentOptions {
         let token = token.map(|source| {
             let option = match source {
                 TokenSource::Text(_) => "--token",
-                TokenSource::File(_) => "--token-file",
+                TokenSource::File(_) | TokenSource::StandardInput => "--token-file",
             };
             mistakes.unless(option, read_token(source))
         });
@@ -204,6 +207,16 @@ fn read_token(source: TokenSource) -> Result<(EnrollmentTokenId, Secret), String
         TokenSource::Text(token) => token,
         TokenSource::File(path) => {
             Secret::new(fs::read_to_string(&path).map_err(|error| cannot_read(&path, &error))?)
+        }
+        TokenSource::StandardInput => {
+            let input = io::stdin();
+            if input.is_terminal() {
+                eprint!("Enrollment token: ");
+            }
+            let mut line = String::new();
+            let read = input.read_line(&mut line);
+            read.map_err(|error| format!("standard input cannot be read: {error}"))?;
+            Secret::new(line)
         }
     };
     let token = Secret::new(token.reveal().trim().to_owned());

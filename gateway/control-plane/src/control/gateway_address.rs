@@ -3,6 +3,7 @@
 
 use gw_shared::command::quoted;
 use gw_shared::files;
+use gw_shared::text::escaped;
 use http::Uri;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -39,20 +40,14 @@ impl GatewayAddress {
 
     /// The command that enrolls an agent and runs it in front of a program on `backend_port` of the same machine.
     ///
-    /// Other users of that machine can read the arguments of the running agent. A token that is still good then is passed
-    /// in the environment.
-    pub fn agent_command(&self, token: &str, uses: u32, backend_port: u16) -> String {
-        let run = format!(
-            "gw-agent http {backend_port} --gateway {}",
-            quoted(&self.gateway_url)
-        );
+    /// The token is on standard input: other users of that machine can read the arguments of the running agent.
+    pub fn agent_command(&self, token: &str, backend_port: u16) -> String {
         let (before, ca_option) = self.ca_file("--ca-file");
-        let token = quoted(token);
-        if uses == 1 {
-            format!("{before}{run} --token {token}{ca_option}")
-        } else {
-            format!("{before}GW_ENROLLMENT_TOKEN={token} {run}{ca_option}")
-        }
+        let gateway = quoted(&self.gateway_url);
+        let token = escaped(token);
+        format!(
+            "{before}gw-agent http {backend_port} --gateway {gateway}{ca_option} --token-file - <<'END'\n{token}\nEND"
+        )
     }
 
     /// The command that calls a service with a service key.
@@ -155,10 +150,12 @@ mod tests {
                 gateway_url: url.to_owned(),
                 ca_certificate: Some(ca.to_owned()),
             };
-            let command = address.agent_command("gw_et_a.b\nreboot", 2, 3000);
+            let command = address.agent_command("gw_et_a.b\nEND\nreboot", 3000);
             let expected = concat!(
-                r"GW_ENROLLMENT_TOKEN='gw_et_a.b\u{a}reboot' gw-agent http 3000 ",
-                r"--gateway 'https://eu1.example.com/'\''$(reboot)\u{a}\u{1b}'",
+                r"gw-agent http 3000 --gateway 'https://eu1.example.com/'\''$(reboot)\u{a}\u{1b}' ",
+                "--token-file - <<'END'\n",
+                r"gw_et_a.b\u{a}END\u{a}reboot",
+                "\nEND",
             );
             assert_eq!(command, expected, "{ca:?}");
         }
@@ -172,8 +169,8 @@ mod tests {
             "curl -sS https://acme--api.eu1.example.com/ \\\n  -H 'X-Gw-Service-Key: gw_sk_a.b'"
         );
         assert_eq!(
-            public.agent_command("gw_et_a.b", 1, 3000),
-            "gw-agent http 3000 --gateway https://eu1.example.com --token gw_et_a.b"
+            public.agent_command("gw_et_a.b", 3000),
+            "gw-agent http 3000 --gateway https://eu1.example.com --token-file - <<'END'\ngw_et_a.b\nEND"
         );
         let public_file = public.write_authority();
         let own = GatewayAddress {
@@ -194,18 +191,11 @@ mod tests {
             )
         );
         assert_eq!(
-            own.agent_command("gw_et_a.b", 1, 80),
+            own.agent_command("gw_et_a.b", 80),
             format!(
-                "{file}gw-agent http 80 --gateway https://eu1.example.com:8443 --token gw_et_a.b --ca-file gw-ca.crt"
+                "{file}gw-agent http 80 --gateway https://eu1.example.com:8443 --ca-file gw-ca.crt \
+                 --token-file - <<'END'\ngw_et_a.b\nEND"
             )
-        );
-    }
-
-    #[test]
-    fn a_token_that_stays_valid_is_no_argument() {
-        assert_eq!(
-            public().agent_command("gw_et_a.b", 2, 3000),
-            "GW_ENROLLMENT_TOKEN=gw_et_a.b gw-agent http 3000 --gateway https://eu1.example.com"
         );
     }
 }

@@ -200,8 +200,7 @@ impl Made {
         address: &GatewayAddress,
         backend_port: u16,
     ) {
-        let uses = token.enrollment_token.uses;
-        self.agent_command = Some(address.agent_command(&token.token, uses, backend_port));
+        self.agent_command = Some(address.agent_command(&token.token, backend_port));
         self.token = Some(token);
     }
 

@@ -80,8 +80,8 @@ pub(super) fn next_steps(answers: &Answers, config: &Config, stage: SetupStage) 
     };
     format!(
         "{}\n{start}\n  {program} service create {account} api --with-key --with-agent {connection}\n\n\
-         It prints a service key{authority}, and the command with a token for a program on port 3000:\n\n  \
-         gw-agent http 3000 --gateway {gateway}{option} --token …",
+         It prints a service key{authority}, a token, and the command that reads it for a program on port 3000:\n\n  \
+         gw-agent http 3000 --gateway {gateway}{option} --token-file -",
         names_and_certificate(answers, config)
     )
 }
@@ -214,7 +214,7 @@ mod tests {
         );
         assert!(
             text.contains("to gw-ca.crt, ")
-                && text.ends_with(" --ca-file gw-ca.crt --token …")
+                && text.ends_with(" --ca-file gw-ca.crt --token-file -")
                 && !text.contains("certbot"),
             "{text}"
         );

@@ -1,6 +1,7 @@
 //! `gw-agent http`: one command enrolls an agent, runs it, and prints what is relayed.
 
-use std::io::{BufRead, BufReader};
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -9,7 +10,7 @@ use gw_gateway::demo::Demo;
 use crate::support::peers::backend;
 use crate::support::peers::caller::connect_to;
 use crate::support::peers::http1_peer::Response;
-use crate::support::processes::process::{Running, gw_agent};
+use crate::support::processes::process::{Running, children, gw_agent};
 use crate::support::{demo, eventually, setup};
 
 const HOST: &str = "acme--api.eu1.gw.localhost";
@@ -180,6 +181,36 @@ fn doctor_needs_no_options_after_http() {
         code == Some(1) && found.contains(&format!("for http://{closed}")),
         "{found}"
     );
+}
+
+#[test]
+fn a_token_of_standard_input_is_in_the_arguments_of_no_process() {
+    let demo = demo(None);
+    let folder = tempfile::tempdir().unwrap();
+    let token = setup::enrollment_token(demo.gateway().control(), "demo", &["echo"]);
+    let mut command = http(&demo, "localhost:1", folder.path());
+    let mut child = command
+        .args(["--token-file", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It stays open, as on a terminal.
+    let mut input = child.stdin.take().unwrap();
+    writeln!(input, "{token}").unwrap();
+    let mut line = String::new();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let agent = Running::new(child);
+    output.read_line(&mut line).unwrap();
+    assert_eq!(
+        line,
+        format!("{} -> http://localhost:1\n", demo.about.tenant_url)
+    );
+    for process in children(agent.id()).into_iter().chain([agent.id()]) {
+        let arguments = fs::read(format!("/proc/{process}/cmdline")).unwrap();
+        let arguments = String::from_utf8(arguments).unwrap();
+        assert!(!arguments.contains("gw_et_"), "{arguments:?}");
+    }
 }
 
 #[test]

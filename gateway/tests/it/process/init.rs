@@ -139,10 +139,9 @@ fn three_commands_relay_a_request() {
         (Some(0), String::new())
     );
     assert!(last.contains(" --ca-file gw-ca.crt "), "{last}");
-    let last = last
-        .replace("http 3000", &format!("http {port}"))
-        .replace('…', &token);
-    let (_agent, mut lines) = piped(&mut shell(folder.path(), &format!("exec {last}")));
+    let last = last.replace("http 3000", &format!("http {port}"));
+    let last = format!("exec {last} <<END\n{token}\nEND\n");
+    let (_agent, mut lines) = piped(&mut shell(folder.path(), &last));
     let line = line_with(&mut lines, HOST);
     assert!(
         line.ends_with(&format!("-> http://127.0.0.1:{port}")),

@@ -146,8 +146,7 @@ impl NewEnrollmentTokenView {
 
     /// The command that enrolls an agent and runs it in front of a program on `backend_port` of its machine.
     pub fn command(&self, backend_port: u16) -> String {
-        self.gateway
-            .agent_command(&self.token, self.enrollment_token.uses, backend_port)
+        self.gateway.agent_command(&self.token, backend_port)
     }
 }
 

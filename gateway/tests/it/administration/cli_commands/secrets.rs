@@ -200,7 +200,7 @@ fn enrollment_tokens() {
     let (asked, out) = succeed(create, vec![created.clone()]);
     assert_eq!(asked, [request]);
     let line = format!(
-        "\nGW_ENROLLMENT_TOKEN={text} gw-agent http 3000 --gateway https://eu1.example.com:8443\n"
+        "\ngw-agent http 3000 --gateway https://eu1.example.com:8443 --token-file - <<'END'\n{text}\nEND\n"
     );
     assert!(
         out.contains("The token is shown only this once, and works for 50 agents.")
@@ -212,7 +212,9 @@ fn enrollment_tokens() {
         vec![created.clone()],
     );
     assert!(
-        out.ends_with(&format!("={text} gw-agent http 80 --gateway https://gw\n")),
+        out.ends_with(&format!(
+            "\ngw-agent http 80 --gateway https://gw --token-file - <<'END'\n{text}\nEND\n"
+        )),
         "{out}"
     );
     let (asked, out) = succeed(&format!("{create} --json"), vec![created.clone()]);

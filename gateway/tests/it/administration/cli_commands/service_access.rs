@@ -29,7 +29,7 @@ fn answers_of_access() -> Vec<(u16, Value)> {
 
 const WRITE_AUTHORITY: &str = "cat > gw-ca.crt <<'END'\nPEM\nEND\n";
 const AGENT_COMMAND: &str = "cat > gw-ca.crt <<'END'\nPEM\nEND\ngw-agent http 8080 \
-    --gateway https://eu1.example.com:8443 --token gw_et_1123456789abcdef.t --ca-file gw-ca.crt";
+    --gateway https://eu1.example.com:8443 --ca-file gw-ca.crt --token-file - <<'END'\ngw_et_1123456789abcdef.t\nEND";
 const CURL_COMMAND: &str = "cat > gw-ca.crt <<'END'\nPEM\nEND\ncurl -sS --cacert gw-ca.crt \
     https://acme--api.eu1.example.com:8443/ \\\n  -H 'X-Gw-Service-Key: gw_sk_0123456789abcdef.s'";
 

@@ -283,11 +283,10 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
     );
     let token = made.between("aria-labelledby=\"secret-title\">", "<");
     let command = made.between("aria-labelledby=\"command-title\">", "</pre>");
-    let line = format!(
-        "GW_ENROLLMENT_TOKEN={token} gw-agent http 8080 --gateway https://eu1.gw.localhost:"
-    );
+    let end = format!(" --ca-file gw-ca.crt --token-file - &#60;&#60;&#39;END&#39;\n{token}\nEND");
     assert!(
-        command.contains(&line) && command.ends_with(" --ca-file gw-ca.crt"),
+        command.contains("\ngw-agent http 8080 --gateway https://eu1.gw.localhost:")
+            && command.ends_with(&end),
         "{command}"
     );
     assert!(

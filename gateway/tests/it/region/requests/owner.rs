@@ -94,7 +94,9 @@ fn requests_that_the_gateway_answers_take_tokens_of_the_owner() {
         "{text}"
     );
     assert!(
-        ["secret", "gw_sk_", "x-gw-"].iter().all(|part| !text.contains(part)),
+        ["secret", "gw_sk_", "x-gw-"]
+            .iter()
+            .all(|part| !text.contains(part)),
         "{text}"
     );
     let refused = ask("OPTIONS /", "0\r\n\r\n");
