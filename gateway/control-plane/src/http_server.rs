@@ -76,14 +76,13 @@ pub(crate) fn with_bounded_bodies(
         DefaultBodyLimit::max(bytes).apply(&mut request);
         request.extensions_mut().insert(max.clone());
         let until = Instant::now() + within;
-        let request = request.map(|body| {
+        std::future::ready(request.map(|body| {
             Body::from_stream(stream::once(async move {
                 timeout_at(until, receive(body, max, room))
                     .await
                     .unwrap_or_else(|_| Err(LATE.into()))
             }))
-        });
-        std::future::ready(request)
+        }))
     }))
 }
 

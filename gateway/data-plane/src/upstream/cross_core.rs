@@ -1,5 +1,4 @@
-//! Requests of services that another worker owns: posted to the owner, with one end of two pipes for the bodies. A pipe also
-//! carries the responses that the owner gives itself.
+//! Requests of services that another worker owns: posted to the owner, with one end of two pipes for the bodies.
 
 use std::sync::{Arc, OnceLock};
 
