@@ -16,9 +16,12 @@ pub fn write_private(path: &Path, contents: &[u8]) -> io::Result<()> {
         .create_new(true)
         .mode(0o600)
         .open(&temporary)?;
-    file.write_all(contents)?;
-    file.sync_all()?;
-    fs::rename(&temporary, path)?;
+    let written = file.write_all(contents).and_then(|()| file.sync_all());
+    if let Err(error) = written.and_then(|()| fs::rename(&temporary, path)) {
+        // On a full disk, others need the room. The first error says more than one of this.
+        let _ = fs::remove_file(&temporary);
+        return Err(error);
+    }
     File::open(folder_of(path))?.sync_all()
 }
 
@@ -141,5 +144,14 @@ mod tests {
             fs::metadata(&path).unwrap().permissions().mode() & 0o777,
             0o600
         );
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_replaced_leaves_no_temporary_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("secret");
+        fs::create_dir_all(path.join("in the way")).unwrap();
+        write_private(&path, b"new").unwrap_err();
+        assert!(!directory.path().join("secret.new").exists());
     }
 }

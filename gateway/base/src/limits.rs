@@ -1,5 +1,6 @@
 //! Limits that several crates of the gateway use.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use gw_shared::http::HeadLimits;
@@ -16,6 +17,13 @@ const MIB: usize = 1024 * KIB;
 pub const DISK_FLOOR: u64 = 256 * MIB as u64;
 /// Divisor of the size of a small file system, whose floor is that part of it.
 pub const DISK_FLOOR_PART: u64 = 8;
+/// Bytes of the reserve for changes that take access away, and most of them: it is as large as the records.
+pub(crate) const RESERVE: RangeInclusive<u64> = 16 * MIB as u64..=512 * MIB as u64;
+/// Divisor of the size of a small file system, whose reserve is at most that part of it.
+pub(crate) const RESERVE_PART: u64 = 2 * DISK_FLOOR_PART;
+/// Bytes that a change takes from it when the disk is full; twice as many at each further attempt. Other changes are refused
+/// when fewer are free beside it.
+pub(crate) const RESERVE_TAKEN: u64 = 64 * KIB as u64;
 
 /// Size of a request head of a caller.
 pub const REQUEST_HEAD: HeadLimits = HeadLimits {

@@ -63,6 +63,26 @@ pub fn examine(file: Option<&Path>, environment: impl Fn(&str) -> Option<String>
     out
 }
 
+/// Reports whether the room on the disk for changes that take access away is there.
+fn reserve(out: &mut Examination, config: &Config) {
+    const CHECK: &str = "reserve";
+    let reserve = gw_control_plane::control::reserve(config);
+    let path = reserve.path().display();
+    match reserve.missing() {
+        Ok(0) => out.ok(CHECK, path.to_string()),
+        Ok(_) if !config.data_dir.join("admin.token").exists() => {
+            out.ok(CHECK, "made by the first start");
+        }
+        Ok(missing) => out.warning(
+            CHECK,
+            format!("{path}: {} KiB are missing", missing.div_ceil(1024)),
+            "free space: a running gateway makes the reserve whole within a minute; without it, a full disk prevents revocations",
+        ),
+        // Without a folder, as reported before.
+        Err(_) => {}
+    }
+}
+
 /// Reports how private keys and the admin token are stored, and whether they can be opened.
 fn secrets_at_rest(out: &mut Examination, config: &Config) {
     const CHECK: &str = "secrets at rest";
@@ -142,6 +162,7 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
     out.ok("configuration", file.display().to_string());
     machine::folder(out, "data_dir", &config.data_dir);
     machine::core_dumps(out, config.core_dumps);
+    reserve(out, config);
     secrets_at_rest(out, config);
     if let StoreSettings::Postgres(settings) = &config.store {
         store::examine(out, config, settings);

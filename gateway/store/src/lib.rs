@@ -17,6 +17,7 @@ mod usage;
 
 use std::borrow::Cow;
 use std::io::ErrorKind;
+use std::path::PathBuf;
 
 use gw_base::clock::Timestamp;
 use gw_base::sqlite_file::SqliteOpenError;
@@ -260,6 +261,12 @@ pub enum StoreError {
     /// The disk is full. Nothing was changed.
     #[error("store: the disk is full; nothing was changed")]
     Full,
+    /// The disk is full, but for the reserve with this path. Nothing was changed.
+    #[error(
+        "store: the disk is full; nothing was changed: free space in the folder of {} (`df -h` shows it). Until then, only \
+         changes that take access away are made", .0.display()
+    )]
+    NoRoom(PathBuf),
     /// A later version of the program has migrated the database.
     #[error(
         "store: the database has schema {found}, which is too new for this program, of schema {known}: install the version of \
@@ -332,7 +339,7 @@ impl StoreError {
     pub fn kind(&self) -> Option<ErrorKind> {
         match self {
             Self::InUse => Some(ErrorKind::ResourceBusy),
-            Self::Full => Some(ErrorKind::StorageFull),
+            Self::Full | Self::NoRoom(_) => Some(ErrorKind::StorageFull),
             Self::Io(error) => Some(error.kind()),
             Self::Sqlite(error) => match error.sqlite_error_code()? {
                 ErrorCode::CannotOpen | ErrorCode::ReadOnly | ErrorCode::PermissionDenied => {

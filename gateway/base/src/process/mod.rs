@@ -6,3 +6,4 @@ pub mod disk;
 pub mod file_owner;
 pub mod freeze;
 pub mod memory_limit;
+pub mod reserve;

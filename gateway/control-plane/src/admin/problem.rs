@@ -160,7 +160,7 @@ impl From<ControlError> for Problem {
                 | StoreError::Pooled
                 | StoreError::NewerSchema { .. },
             ) => Self::new(StatusCode::SERVICE_UNAVAILABLE, detail),
-            ControlError::Store(StoreError::Full) => {
+            ControlError::Store(StoreError::Full | StoreError::NoRoom(_)) => {
                 Self::new(StatusCode::INSUFFICIENT_STORAGE, detail)
             }
             _ => {

@@ -129,7 +129,7 @@ fn unusable(path: &Path, reason: String) -> ControlError {
 }
 
 /// What failed, in the words of the operating system.
-fn kind(error: &ControlError) -> Option<ErrorKind> {
+pub(super) fn kind(error: &ControlError) -> Option<ErrorKind> {
     match error {
         ControlError::Store(error) => error.kind(),
         ControlError::Io(error) | ControlError::Pki(PkiError::Io(error)) => Some(error.kind()),

@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use gw_base::clock::Timestamp;
 use gw_base::process::freeze::AwaitedRead;
+use gw_base::process::reserve::Reserve;
 use gw_base::service::hostname::Region;
 use gw_base::service::rate::Rate;
 use gw_base::tls::admin::AdminTls;
@@ -62,7 +63,7 @@ pub use identity::authority::{
     AgentCaView, AuthorityEnd, AuthorityReplacement, AuthorityView, LeftAgent,
 };
 pub use identity::shared_files::{ADMIN_TOKEN, AGENT_CA, SHARED_SECRETS};
-pub use open::{node_name, postgres_source};
+pub use open::{node_name, postgres_source, reserve};
 pub use records::account::{
     AccountChanges, AccountContents, AccountView, NamedRecords, NewAccount,
 };
@@ -103,6 +104,8 @@ pub struct Control {
     state: Mutex<ControlState>,
     /// Changes for a start without PostgreSQL; `None` with SQLite.
     journal: Option<Journal>,
+    /// Room on the disk for changes that take access away.
+    reserve: Reserve,
     /// The authority of the data folder, which counts until it is replaced for the first time.
     first_authority: Arc<Authority>,
     authorities: Mutex<Arc<Authorities>>,
@@ -218,12 +221,14 @@ impl Control {
         })
     }
 
-    /// Runs the maintenance that is due at `now`: rotates the signing key and deletes expired records.
+    /// Runs the maintenance that is due at `now`: rotates the signing key, deletes expired records, and makes the reserve on
+    /// the disk whole.
     pub fn maintain(&self, now: Timestamp) -> Result<(), ControlError> {
         records::signing_key::rotate_by_age(self, now)?;
         records::signing_key::forget_old(self, now)?;
         records::ticket_key::rotate_by_age(self, now)?;
-        identity::enrollment::forget_old(self, now)
+        identity::enrollment::forget_old(self, now)?;
+        Ok(self.reserve.fill()?)
     }
 
     /// Closes the store, so that another process can open it. Until it is reopened, no change is possible here.

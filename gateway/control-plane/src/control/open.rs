@@ -7,6 +7,7 @@ use std::time::Instant;
 use gw_base::clock::Timestamp;
 use gw_base::process::background::Tasks;
 use gw_base::process::freeze::AwaitedRead;
+use gw_base::process::reserve::Reserve;
 use gw_base::tls::admin::AdminTls;
 use gw_base::tls::pki::{self, Authority};
 use gw_base::tls::{CertificateSource, TlsMaterial};
@@ -19,7 +20,7 @@ use gw_store::{
 };
 use tokio::sync::{Notify, watch};
 
-use super::changes::feed::{EngineHealth, read_copy};
+use super::changes::feed::{COPY_FILE, EngineHealth, read_copy};
 use super::identity::authority::{Authorities, COMMON_NAME};
 use super::identity::shared_files::{ADMIN_TOKEN, AGENT_CA, DEVELOPMENT_CA, SharedSecret};
 use super::records::certificate::IssuedCertificates;
@@ -63,6 +64,7 @@ impl Control {
         tasks: Tasks,
     ) -> Result<Self, ControlError> {
         let store_source = store_source(config)?;
+        let reserve = reserve(config);
         // Must come first: it fails if another process uses the folder.
         let mut store = store_source.open()?;
         data_folder::refuse_incomplete_restore(&config.data_dir)?;
@@ -74,12 +76,10 @@ impl Control {
         let first_authority = Arc::new(first);
         let authorities = Authorities::of(&snapshot.records, &first_authority)?;
         let tls = tls_material(config, &authorities, &snapshot.records);
-        let journal = match &store_source {
-            StoreSource::Sqlite(..) => None,
-            StoreSource::Postgres(source) => {
-                Some(Journal::new(&config.data_dir, Sealer::new(&source.keys)?))
-            }
-        };
+        let token_file = config.data_dir.join(ADMIN_TOKEN_FILE);
+        // A token that was removed is replaced on a full disk, too.
+        let admin_token = reserve.lend(|| admin_token(&sealing, &token_file), StoreError::kind)?;
+        let journal = journal(config, &store_source, &reserve)?;
         let (applied, _) = watch::channel(snapshot.position.revision);
         let look_for_changes = Arc::<Notify>::default();
         let control = Self {
@@ -91,6 +91,7 @@ impl Control {
             agent_versions: config.agent_releases.served,
             state: Mutex::new(ControlState::new(snapshot, &config.region, workers.count())),
             journal,
+            reserve,
             store: Mutex::new(Some(store)),
             first_authority,
             authorities: Mutex::new(Arc::new(authorities)),
@@ -104,7 +105,7 @@ impl Control {
                 .map(AdminTls::load)
                 .transpose()?
                 .map(Arc::new),
-            admin_token: admin_token(&sealing, &config.data_dir.join(ADMIN_TOKEN_FILE))?,
+            admin_token,
             admin_hosts: config.admin_hosts.clone(),
             certified_node: Mutex::default(),
             node_client: NodeClient::new(LocalNode::new(config.region.clone())),
@@ -136,6 +137,31 @@ impl Control {
             Ok(()) => Ok(()),
         }
     }
+}
+
+/// The journal of a node; `None` with SQLite.
+fn journal(
+    config: &Config,
+    source: &StoreSource,
+    reserve: &Reserve,
+) -> Result<Option<Journal>, StoreError> {
+    let StoreSource::Postgres(source) = source else {
+        return Ok(None);
+    };
+    let sealer = Sealer::new(&source.keys)?;
+    Ok(Some(Journal::new(
+        &config.data_dir,
+        sealer,
+        reserve.clone(),
+    )))
+}
+
+/// The reserve in the data folder, beside the records that are written there.
+pub fn reserve(config: &Config) -> Reserve {
+    Reserve::beside(match &config.store {
+        StoreSettings::Sqlite => StoreSource::sqlite_in(&config.data_dir),
+        StoreSettings::Postgres(_) => config.data_dir.join(COPY_FILE),
+    })
 }
 
 fn store_source(config: &Config) -> Result<StoreSource, ControlError> {

@@ -12,6 +12,7 @@ mod deleted_account;
 mod domain;
 mod enrollment_token;
 mod incarnation;
+mod revocation;
 mod service;
 mod signing_key;
 mod ticket_key;
@@ -229,6 +230,13 @@ macro_rules! kinds {
             pub fn put(&mut self, record: StoredRecord) {
                 match record {
                     $(StoredRecord::$variant(record) => drop(self.$place.insert(record.id(), record)),)*
+                }
+            }
+
+            /// The record with this identity, if there is one.
+            fn get(&self, id: &RecordId) -> Option<StoredRecord> {
+                match id {
+                    $(RecordId::$variant(id) => self.$place.get(id).cloned().map(StoredRecord::$variant),)*
                 }
             }
 

@@ -2,6 +2,7 @@
 
 mod agents;
 mod backups;
+mod full_disk;
 mod lossy_disk;
 mod power_cuts;
 mod regions;

@@ -14,9 +14,14 @@ pub(crate) mod processes;
 pub(crate) mod programs;
 pub(crate) mod request_log;
 pub(crate) mod setup;
+pub(crate) mod small_disk;
 pub(crate) mod stopwatch;
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -46,6 +51,17 @@ pub(crate) fn options(backend: Option<String>) -> Options {
 /// A gateway and an agent in this process, in front of `backend` or the built-in echo.
 pub(crate) fn demo(backend: Option<String>) -> Demo {
     Demo::start(&options(backend)).unwrap()
+}
+
+/// Moves a folder of another file system into `into`, and leaves a link in its place.
+fn move_to(folder: &Path, into: &Path) {
+    let copied = Command::new("cp")
+        .arg("--archive")
+        .args([folder, into])
+        .status();
+    assert!(copied.unwrap().success());
+    fs::remove_dir_all(folder).unwrap();
+    symlink(into.join(folder.file_name().unwrap()), folder).unwrap();
 }
 
 /// Calls `look` repeatedly until it returns a value; panics with `what` after [`SOON`].

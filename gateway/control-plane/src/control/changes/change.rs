@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::limits;
 use gw_base::clock::Timestamp;
+use gw_base::process::reserve::is_full;
 use gw_base::service::hostname::Region;
 use gw_base::tls::ServerConfigs;
 use gw_interface::rate_limit::ClientLimits;
@@ -219,12 +220,28 @@ impl Control {
         entry: &AuditEntry,
     ) -> Result<Option<Position>, ControlError> {
         let store = store.as_mut().ok_or(ControlError::HandedOver)?;
-        match store.commit(after, steps, entry) {
+        let is_revocation = !steps.is_empty() && self.state().records.are_revoked_by(steps);
+        // With PostgreSQL, this disk has the journal only.
+        let is_on_disk = self.journal.is_none();
+        let no_room = || StoreError::NoRoom(self.reserve.path().to_owned());
+        if is_on_disk
+            && !is_revocation
+            && self
+                .reserve
+                .fill()
+                .is_err_and(|error| is_full(error.kind()))
+        {
+            return Err(no_room().into());
+        }
+        let commit = || store.commit(after, steps, entry);
+        let kind = |error: &StoreError| error.kind().filter(|_| is_on_disk && is_revocation);
+        match self.reserve.lend(commit, kind) {
             Ok(position) => Ok(Some(position)),
             Err(StoreError::Stale) => {
                 self.follow_changes(store.as_mut())?;
                 Ok(None)
             }
+            Err(StoreError::Full) if is_on_disk && !is_revocation => Err(no_room().into()),
             Err(error) => Err(error.into()),
         }
     }
@@ -270,7 +287,8 @@ impl Control {
             if position.revision > state.position.revision {
                 has_steps |= !steps.is_empty();
                 if let Some(journal) = &self.journal {
-                    journal.push(&state.position, &position, &steps);
+                    let is_revocation = state.records.are_revoked_by(&steps);
+                    journal.push(&state.position, &position, &steps, is_revocation);
                 }
                 self.service_counts
                     .note(&steps, &state.records, &self.region);

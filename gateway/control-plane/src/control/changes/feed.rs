@@ -33,7 +33,7 @@ const FORGET: Duration = Duration::from_secs(600);
 /// Interval at which the clock of PostgreSQL is read.
 const READ_CLOCK: Duration = Duration::from_secs(1);
 /// File in the data folder with a copy of the records, for a start while PostgreSQL does not answer.
-const COPY_FILE: &str = "records.sealed";
+pub(crate) const COPY_FILE: &str = "records.sealed";
 /// Member of the copy: the database of these records had tags.
 const HAS_TAGS: bool = true;
 /// Shortest time between two copies.
@@ -312,7 +312,8 @@ struct RecordsCopy {
     sealer: Result<Sealer, StoreError>,
     /// With the index of the region key that seals it.
     written: Option<(Position, usize)>,
-    has_failed: bool,
+    /// The last attempt has failed, and whether it might use the reserve.
+    failed: Option<bool>,
     next: Instant,
 }
 
@@ -326,7 +327,7 @@ impl RecordsCopy {
             keys,
             sealer,
             written: None,
-            has_failed: false,
+            failed: None,
             next: Instant::now(),
         }
     }
@@ -335,12 +336,14 @@ impl RecordsCopy {
         let needs_copy = journal.needs_copy();
         let key = self.keys.in_use();
         let is_due = needs_copy || self.written != Some((control.position(), key));
-        if !is_due || ((self.has_failed || !needs_copy) && Instant::now() < self.next) {
+        let is_revocation = journal.has_revocation();
+        let has_failed = self.failed.is_some_and(|had| had >= is_revocation);
+        if !is_due || ((has_failed || !needs_copy) && Instant::now() < self.next) {
             return;
         }
         let began = Instant::now();
-        let written = self.write(control, journal, key);
-        self.has_failed = written.is_err();
+        let written = journal.with_room(is_revocation, || self.write(control, journal, key));
+        self.failed = written.is_err().then_some(is_revocation);
         match written {
             Ok(Some(position)) => {
                 self.written = Some((position, key));

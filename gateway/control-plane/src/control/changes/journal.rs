@@ -19,13 +19,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use crate::limits;
+use gw_base::process::reserve::Reserve;
 use gw_shared::files;
 use gw_shared::identity::secret::Secret;
 use gw_store::{Position, Sealer, Step, StoreError};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
-use crate::control::ControlError;
+use crate::control::{ControlError, data_folder};
 
 /// Name of the file in the data folder, and of its entries for the sealer.
 const FILE: &str = "records.journal";
@@ -33,6 +34,7 @@ const FILE: &str = "records.journal";
 pub(crate) struct Journal {
     path: PathBuf,
     sealer: Sealer,
+    reserve: Reserve,
     /// Changes that wait. Locked after `owns_files`, the records and `file`.
     queue: Mutex<JournalQueue>,
     /// Open once the first copy is written.
@@ -51,6 +53,8 @@ struct JournalQueue {
     /// Number of their steps, and of the changes themselves.
     steps: usize,
     base: Base,
+    /// A change that takes access away is not on the disk yet.
+    has_revocation: bool,
 }
 
 /// What the changes in the queue follow.
@@ -93,23 +97,31 @@ impl JournalQueue {
     }
 
     fn break_off(&mut self) {
-        *self = Self::default();
+        *self = Self {
+            has_revocation: self.has_revocation,
+            ..Self::default()
+        };
     }
 
-    fn take(&mut self) -> Result<Vec<JournalEntry>, NotStored> {
+    /// Takes the entries, and whether one of them takes access away.
+    fn take(&mut self) -> Result<(Vec<JournalEntry>, bool), NotStored> {
         if self.base != Base::Stored {
             return Err(NotStored);
         }
         self.steps = 0;
-        Ok(mem::take(&mut self.entries))
+        Ok((
+            mem::take(&mut self.entries),
+            mem::take(&mut self.has_revocation),
+        ))
     }
 }
 
 impl Journal {
-    pub(crate) fn new(data_dir: &Path, sealer: Sealer) -> Self {
+    pub(crate) fn new(data_dir: &Path, sealer: Sealer, reserve: Reserve) -> Self {
         Self {
             path: data_dir.join(FILE),
             sealer,
+            reserve,
             queue: Mutex::default(),
             file: Mutex::default(),
             owns_files: Mutex::new(true),
@@ -124,8 +136,15 @@ impl Journal {
     }
 
     /// Queues a change. The caller holds the lock of the records, so that changes arrive in their order.
-    pub(crate) fn push(&self, before: &Position, after: &Position, steps: &[Step]) {
+    pub(crate) fn push(
+        &self,
+        before: &Position,
+        after: &Position,
+        steps: &[Step],
+        is_revocation: bool,
+    ) {
         let mut queue = lock(&self.queue);
+        queue.has_revocation |= is_revocation;
         if queue.base != Base::Missing {
             queue.push(JournalEntry {
                 before: before.clone(),
@@ -157,19 +176,37 @@ impl Journal {
     }
 
     fn write_queue(&self, mut file: MutexGuard<'_, Option<JournalFile>>) -> Result<(), NotStored> {
-        let entries = lock(&self.queue).take()?;
+        let (entries, is_revocation) = lock(&self.queue).take()?;
         if entries.is_empty() {
             return Ok(());
         }
-        match self.append(&mut file, &entries) {
+        let append = || self.append(&mut file, &entries);
+        match self.with_room(is_revocation, append) {
             Ok(true) => return Ok(()),
             // Too long: the next copy has them.
             Ok(false) => {}
             Err(error) => self.failed(&self.path, &error),
         }
         // After a failed write or sync the end of the file is unknown.
-        lock(&self.queue).break_off();
+        let mut queue = lock(&self.queue);
+        queue.has_revocation |= is_revocation;
+        queue.break_off();
         Err(NotStored)
+    }
+
+    /// Whether a change that takes access away waits to be written.
+    pub(crate) fn has_revocation(&self) -> bool {
+        lock(&self.queue).has_revocation
+    }
+
+    /// Runs `write`, which may use the reserve if it writes a change that takes access away.
+    pub(crate) fn with_room<T>(
+        &self,
+        is_revocation: bool,
+        write: impl FnMut() -> Result<T, ControlError>,
+    ) -> Result<T, ControlError> {
+        let kind = |error: &ControlError| data_folder::kind(error).filter(|_| is_revocation);
+        self.reserve.lend(write, kind)
     }
 
     /// Returns whether there was room.
@@ -194,6 +231,8 @@ impl Journal {
         if *length + lines.len() > limits::JOURNAL {
             return Ok(false);
         }
+        // Without a part of a line that an attempt on a full disk has left.
+        file.set_len(*length as u64)?;
         file.write_all(&lines)?;
         file.sync_data()?;
         *length += lines.len();

@@ -11,9 +11,7 @@ mod disk;
 mod file_system;
 
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use fuser::{BackgroundSession, MountOption, Session};
@@ -22,7 +20,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use self::disk::Disk;
 pub(crate) use self::disk::Loss;
 use self::file_system::FileSystem;
-use super::programs;
+use super::{move_to, programs};
 
 /// A mounted file system that loses what was not synced.
 pub(crate) struct LossyDisk {
@@ -68,13 +66,7 @@ impl LossyDisk {
 
     /// Moves a folder of another file system to this one, and leaves a link in its place.
     pub(crate) fn take(&self, folder: &Path) {
-        let copied = Command::new("cp")
-            .arg("--archive")
-            .args([folder, self.path()])
-            .status();
-        assert!(copied.unwrap().success());
-        fs::remove_dir_all(folder).unwrap();
-        symlink(self.path().join(folder.file_name().unwrap()), folder).unwrap();
+        move_to(folder, self.path());
         self.sync_all();
     }
 

@@ -20,13 +20,14 @@ fn at(revision: i64) -> Position {
 }
 
 fn journal(folder: &tempfile::TempDir) -> Journal {
-    Journal::new(folder.path(), sealer())
+    let reserve = Reserve::beside(folder.path().join("records.sealed"));
+    Journal::new(folder.path(), sealer(), reserve)
 }
 
 /// Queues the changes that lead from one revision to the other.
 fn push(journal: &Journal, from: i64, to: i64) {
     let steps = [Step::Delete(RecordId::Account("acme".parse().unwrap()))];
-    (from..to).for_each(|revision| journal.push(&at(revision), &at(revision + 1), &steps));
+    (from..to).for_each(|revision| journal.push(&at(revision), &at(revision + 1), &steps, false));
 }
 
 fn write_copy(journal: &Journal, revision: i64) {
@@ -165,13 +166,36 @@ fn a_full_disk_is_named_until_a_copy_is_written() {
 }
 
 #[test]
+fn a_revocation_that_is_not_written_asks_for_the_reserve_until_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = journal(&folder);
+    let revoke = |revision: i64| {
+        let steps = [Step::Delete(RecordId::Account("acme".parse().unwrap()))];
+        first.push(&at(revision), &at(revision + 1), &steps, true);
+    };
+    // Before the first copy.
+    revoke(1);
+    assert!(first.flush().is_err() && first.has_revocation());
+    write_copy(&first, 2);
+    assert!(first.flush().is_ok() && !first.has_revocation());
+    let full = OpenOptions::new().append(true).open("/dev/full").unwrap();
+    lock(&first.file).as_mut().unwrap().file = full;
+    revoke(2);
+    push(&first, 3, 4);
+    assert!(first.flush().is_err() && first.has_revocation());
+    write_copy(&first, 4);
+    push(&first, 4, 5);
+    assert!(first.flush().is_ok() && !first.has_revocation());
+}
+
+#[test]
 fn queue_and_file_are_bounded() {
     let folder = tempfile::tempdir().unwrap();
     let first = journal(&folder);
     write_copy(&first, 1);
     let steps =
         vec![Step::Delete(RecordId::Account("acme".parse().unwrap())); limits::JOURNAL_STEPS];
-    first.push(&at(1), &at(2), &steps);
+    first.push(&at(1), &at(2), &steps, false);
     assert!(lock(&first.queue).entries.is_empty() && first.flush().is_err());
     write_copy(&first, 2);
     push(&first, 2, 3);

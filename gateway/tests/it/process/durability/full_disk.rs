@@ -1,0 +1,577 @@
+//! A full disk: what takes access away is in force within a second, and what gives some is refused.
+//!
+//! [`SmallDisk::fill`] leaves nothing before each revocation, so that each has only what the reserve gives.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use gw_gateway::demo::About;
+use gw_store::SqliteStore;
+use serde_json::{Value, json};
+
+use crate::support::apex::APEX;
+use crate::support::peers::backend;
+use crate::support::peers::caller::{HOST, connect_to};
+use crate::support::processes::prepared::Prepared;
+use crate::support::processes::process::{self, gw_gateway};
+use crate::support::processes::region::Region;
+use crate::support::processes::successor::replace;
+use crate::support::small_disk::SmallDisk;
+use crate::support::stopwatch::within_a_second;
+use crate::support::{SOON, eventually, setup};
+
+const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+
+/// The administration API of one process, and the nodes that its changes are in force at.
+struct World {
+    admin: SocketAddr,
+    token: String,
+    nodes: Vec<About>,
+}
+
+/// A request of the administration API that takes access away.
+struct Revocation {
+    what: &'static str,
+    method: &'static str,
+    path: String,
+    body: Value,
+    /// A request of a caller that is let in before, and refused after it.
+    request: Option<String>,
+}
+
+impl World {
+    /// Status, the nodes that are named as pending, and the body.
+    fn ask(&self, method: &str, path: &str, body: &Value) -> (u16, Option<String>, Value) {
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .allow_non_standard_methods(true)
+            .timeout_global(Some(SOON));
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
+        let request = http::Request::builder()
+            .method(method)
+            .uri(format!("http://{}/api/v1{path}", self.admin))
+            .header("Authorization", format!("Bearer {}", self.token))
+            .header("Content-Type", "application/json")
+            .body(body)
+            .unwrap();
+        let mut response = ureq::Agent::from(config.build()).run(request).unwrap();
+        let pending = response.headers().get("x-gw-pending-nodes");
+        let pending = pending.map(|nodes| nodes.to_str().unwrap().to_owned());
+        let body = response.body_mut().read_json().unwrap_or(Value::Null);
+        (response.status().as_u16(), pending, body)
+    }
+
+    fn create(&self, path: &str, body: &Value) -> Value {
+        let (status, _, created) = self.ask("POST", path, body);
+        assert_eq!(status, 201, "{path}: {created}");
+        created
+    }
+
+    /// Whether each node passes this request on.
+    fn lets_in(&self, request: &str) -> Vec<bool> {
+        let host = |node: &About| {
+            let mut caller = connect_to(node, HOST, &[b"http/1.1"], None);
+            caller.send(request);
+            caller.response().status == 200
+        };
+        self.nodes.iter().map(host).collect()
+    }
+
+    fn all(&self, is_let_in: bool) -> Vec<bool> {
+        vec![is_let_in; self.nodes.len()]
+    }
+
+    /// Makes the change. Within a second, each node refuses what it took away.
+    fn revoke(&self, disk: &SmallDisk, revocation: &Revocation) {
+        let Revocation {
+            what,
+            method,
+            path,
+            body,
+            request,
+        } = revocation;
+        disk.fill();
+        within_a_second(what, || {
+            let (status, pending, answer) = self.ask(method, path, body);
+            assert!((200..300).contains(&status), "{what}: {status} {answer}");
+            assert_eq!(pending, None, "{what}");
+            if let Some(request) = request {
+                assert_eq!(self.lets_in(request), self.all(false), "{what}");
+            }
+        });
+    }
+
+    /// A request with the secret of a new service key for two services, and the path of the key.
+    fn key(&self) -> (String, String) {
+        let new = json!({ "allowed_services": ["echo", "second"] });
+        let key = self.create("/accounts/demo/service-keys", &new);
+        let text = |member: &str| key[member].as_str().unwrap().to_owned();
+        (
+            get(&format!("X-Gw-Service-Key: {}", text("service_key"))),
+            format!("/accounts/demo/service-keys/{}", text("key_id")),
+        )
+    }
+
+    /// A request with an access token of a new credential, and the path of the credential.
+    fn credential(&self) -> (String, String) {
+        let new = json!({ "allowed_services": ["echo", "second"] });
+        let created = self.create("/accounts/demo/credentials", &new);
+        let body = json!({
+            "grant_type": "client_credentials",
+            "client_id": created["client_id"],
+            "client_secret": created["client_secret"],
+            "scope": "account:demo service:echo",
+        });
+        let body = body.to_string();
+        let mut caller = connect_to(&self.nodes[0], APEX, &[b"http/1.1"], None);
+        caller.send(format!(
+            "POST /oauth/token HTTP/1.1\r\nHost: {APEX}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        ));
+        let response = caller.response();
+        assert_eq!(response.status, 200, "{}", response.json());
+        let token = response.json()["access_token"].as_str().unwrap().to_owned();
+        let id = created["client_id"].as_str().unwrap();
+        (
+            get(&format!("X-Gw-Authorization: Bearer {token}")),
+            format!("/accounts/demo/credentials/{id}"),
+        )
+    }
+
+    /// The path of a new agent.
+    fn agent(&self, state: &Path) -> String {
+        let token = self.create(
+            "/accounts/demo/enrollment-tokens",
+            &json!({ "services": ["echo", "second"] }),
+        );
+        let token = token["token"].as_str().unwrap().to_owned();
+        let node = &self.nodes[0];
+        let id = setup::agent_with(token, &node.base_url, &node.ca_file, state);
+        format!("/accounts/demo/agents/{id}")
+    }
+
+    /// New records, and a revocation of each kind. `round` is part of their names.
+    fn prepare(&self, round: usize, states: &Path) -> Vec<Revocation> {
+        let mut all = Vec::new();
+        let mut add = |what, method, path: &str, body, request| {
+            let path = path.to_owned();
+            all.push(Revocation {
+                what,
+                method,
+                path,
+                body,
+                request,
+            });
+        };
+        let off = || json!({ "enabled": false });
+        let fewer = || json!({ "allowed_services": ["second"] });
+        for is_key in [true, false] {
+            let new = || {
+                if is_key {
+                    self.key()
+                } else {
+                    self.credential()
+                }
+            };
+            let [deleted, disabled, narrowed, rotated] = [(); 4].map(|()| new());
+            add(
+                "deletion of a secret",
+                "DELETE",
+                &deleted.1,
+                Value::Null,
+                Some(deleted.0),
+            );
+            add(
+                "disabling of a secret",
+                "PATCH",
+                &disabled.1,
+                off(),
+                Some(disabled.0),
+            );
+            add(
+                "a smaller list of services",
+                "PATCH",
+                &narrowed.1,
+                fewer(),
+                Some(narrowed.0),
+            );
+            // Access tokens of before stay valid until they expire.
+            let request = is_key.then_some(rotated.0);
+            let path = format!("{}/rotate-secret", rotated.1);
+            add("replacement of a secret", "POST", &path, json!({}), request);
+        }
+        for (what, method, body) in [
+            ("disabling of a service", "PATCH", off()),
+            (
+                "fewer modes of a service",
+                "PATCH",
+                json!({ "modes": ["jwt"] }),
+            ),
+            (
+                "no records of a service",
+                "PATCH",
+                json!({ "request_logging": false }),
+            ),
+            ("deletion of a service", "DELETE", Value::Null),
+        ] {
+            let id = format!("s{round}-{}", id_of(what));
+            self.create("/accounts/demo/services", &json!({ "id": id }));
+            add(
+                what,
+                method,
+                &format!("/accounts/demo/services/{id}"),
+                body,
+                None,
+            );
+        }
+        let state = |name: &str| states.join(format!("{name}{round}"));
+        let [revoked, deleted, narrowed] =
+            ["revoked", "deleted", "narrowed"].map(|name| self.agent(&state(name)));
+        add(
+            "revocation of an agent",
+            "POST",
+            &format!("{revoked}/revoke"),
+            json!({}),
+            None,
+        );
+        add(
+            "deletion of an agent",
+            "DELETE",
+            &deleted,
+            Value::Null,
+            None,
+        );
+        let services = json!({ "services": ["second"] });
+        add(
+            "fewer services of an agent",
+            "PATCH",
+            &narrowed,
+            services,
+            None,
+        );
+        let tokens = "/accounts/demo/enrollment-tokens";
+        let token = self.create(tokens, &json!({ "services": ["echo"] }));
+        let path = format!("{tokens}/{}", token["id"].as_str().unwrap());
+        add(
+            "deletion of an enrollment token",
+            "DELETE",
+            &path,
+            Value::Null,
+            None,
+        );
+        let name = format!("d{round}.example.net");
+        self.create(
+            "/accounts/demo/services/second/domains",
+            &json!({ "name": name }),
+        );
+        let path = format!("/accounts/demo/domains/{name}");
+        add("removal of a domain", "DELETE", &path, Value::Null, None);
+        let account = format!("gone{round}");
+        self.create(
+            "/accounts",
+            &json!({ "id": account, "capture_allowed": true }),
+        );
+        for number in 0..50 {
+            let id = format!("s{number}");
+            self.create(
+                &format!("/accounts/{account}/services"),
+                &json!({ "id": id }),
+            );
+        }
+        let path = format!("/accounts/{account}");
+        add(
+            "no captures of an account",
+            "PATCH",
+            &path,
+            json!({ "capture_allowed": false }),
+            None,
+        );
+        let path = format!("{path}?cascade=true");
+        add("deletion of an account", "DELETE", &path, Value::Null, None);
+        let now = json!({ "immediately": true });
+        add(
+            "replacement of the signing key",
+            "POST",
+            "/signing-keys/rotate",
+            now,
+            None,
+        );
+        for revocation in &all {
+            if let Some(request) = &revocation.request {
+                let what = revocation.what;
+                assert_eq!(self.lets_in(request), self.all(true), "before the {what}");
+            }
+        }
+        all
+    }
+
+    /// Deletes the keys that do not sign any more.
+    fn delete_signing_keys(&self, disk: &SmallDisk) {
+        let (_, _, keys) = self.ask("GET", "/signing-keys", &Value::Null);
+        for key in keys["items"].as_array().unwrap() {
+            if key["status"] != "active" {
+                let revocation = Revocation {
+                    what: "deletion of a signing key",
+                    method: "DELETE",
+                    path: format!("/signing-keys/{}", key["kid"].as_str().unwrap()),
+                    body: Value::Null,
+                    request: None,
+                };
+                self.revoke(disk, &revocation);
+            }
+        }
+    }
+
+    /// Changes that give access are refused. The answer says why, and what to do.
+    fn assert_adds_nothing(&self, disk: &SmallDisk) {
+        let changes = [
+            ("POST", "/accounts", "id"),
+            ("POST", "/accounts/other/services", "id"),
+            ("PATCH", "/accounts/other/services/api", "burst"),
+        ];
+        for (method, path, member) in changes {
+            // A file that another part of the gateway deletes meanwhile makes room for some changes.
+            let mut numbers = 1..;
+            let problem = eventually("the change is refused", || {
+                disk.fill();
+                let number = numbers.next()?;
+                let value = match member {
+                    "burst" => json!(number),
+                    _ => json!(format!("new{number}")),
+                };
+                let (status, _, problem) = self.ask(method, path, &json!({ member: value }));
+                (status == 507).then_some(problem)
+            });
+            let detail = problem["detail"].as_str().unwrap();
+            let parts = [
+                "the disk is full; nothing was changed",
+                "free space",
+                "data/reserve",
+            ];
+            assert!(parts.iter().all(|part| detail.contains(part)), "{detail}");
+        }
+    }
+}
+
+fn get(field: &str) -> String {
+    format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n{field}\r\n\r\n")
+}
+
+/// A text as a part of the id of a service.
+fn id_of(text: &str) -> String {
+    text.replace(' ', "-")
+}
+
+/// Starts the gateway of a prepared data folder, and its agent.
+fn start(prepared: &Prepared) -> (process::Served, process::Running, World) {
+    let (served, agent) = prepared.start(&backend::answering(OK));
+    let token = fs::read_to_string(prepared.path("data/admin.token")).unwrap();
+    let world = World {
+        admin: served.admin_address,
+        token: token.trim().to_owned(),
+        nodes: vec![prepared.about(served.address)],
+    };
+    (served, agent, world)
+}
+
+#[test]
+fn each_revocation_is_in_force_within_a_second_on_a_full_disk() {
+    for disk in SmallDisk::of_each_kind() {
+        let prepared = Prepared::new();
+        let reserve = prepared.path("data/reserve");
+        // It was made for a large disk.
+        fs::remove_file(&reserve).unwrap();
+        disk.take(&prepared.path("data"));
+        let (mut served, agent, world) = start(&prepared);
+        world.create("/accounts/demo/services", &json!({ "id": "second" }));
+        world.create("/accounts", &json!({ "id": "other" }));
+        world.create("/accounts/other/services", &json!({ "id": "api" }));
+        let key = json!({ "allowed_services": ["api"] });
+        let kept = world.create("/accounts/other/service-keys", &key);
+        let states = tempfile::tempdir().unwrap();
+        let rounds = [0, 1, 2].map(|round| world.prepare(round, states.path()));
+        let last = [world.key(), world.key()];
+        let whole = fs::metadata(&reserve).unwrap().len();
+        assert!(whole > 8_000_000, "{whole}");
+        served.process.signal("TERM");
+        assert_eq!(served.process.exit_code(), Some(0));
+        drop(agent);
+        // The write-ahead log begins again, without blocks of its own.
+        drop(SqliteStore::open_existing(&prepared.path("data/gw.sqlite")).unwrap());
+        disk.fill();
+        let (mut served, agent, world) = start(&prepared);
+
+        for revocation in rounds[..2].iter().flatten() {
+            world.revoke(&disk, revocation);
+        }
+        let left = fs::metadata(&reserve).unwrap().len();
+        assert!(left < whole, "the reserve was not used");
+        world.assert_adds_nothing(&disk);
+        world.delete_signing_keys(&disk);
+        drop(agent);
+        served.process.signal("TERM");
+        assert_eq!(served.process.exit_code(), Some(0));
+        disk.fill();
+        let (served, agent, world) = start(&prepared);
+        for revocation in &rounds[2] {
+            world.revoke(&disk, revocation);
+        }
+        world.assert_adds_nothing(&disk);
+        let deletion = |(request, path): (String, String)| Revocation {
+            what: "deletion of a key",
+            method: "DELETE",
+            path,
+            body: Value::Null,
+            request: Some(request),
+        };
+        let [crashed, replaced] = last.map(deletion);
+        drop((served, agent));
+        disk.fill();
+        let (mut served, agent, world) = start(&prepared);
+        world.revoke(&disk, &crashed);
+        let _port = process::hold(served.address);
+        let successor = replace(served.process.id(), &served.log);
+        drop(agent);
+        served.process.exit_code();
+        world.revoke(&disk, &replaced);
+
+        // What a stolen authority needs, at last: agents cannot get other certificates before there is room.
+        let now = json!({ "immediately": true });
+        let revocation = Revocation {
+            what: "replacement of the authority",
+            method: "POST",
+            path: "/agent-ca/replace".to_owned(),
+            body: now,
+            request: None,
+        };
+        world.revoke(&disk, &revocation);
+        world.assert_adds_nothing(&disk);
+
+        disk.make_room();
+        world.create("/accounts", &json!({ "id": "room" }));
+        assert_eq!(fs::metadata(&reserve).unwrap().len(), whole);
+        let (_, _, verified) = world.ask("GET", "/audit-log/verification", &Value::Null);
+        assert_eq!(verified["valid"], true, "{verified}");
+        let path = format!(
+            "/accounts/other/service-keys/{}",
+            kept["key_id"].as_str().unwrap()
+        );
+        let (status, _, found) = world.ask("GET", &path, &Value::Null);
+        assert_eq!((status, &found["enabled"]), (200, &json!(true)));
+        successor.stop();
+        SqliteStore::check(&prepared.path("data/gw.sqlite")).unwrap();
+    }
+}
+
+#[test]
+fn doctor_says_that_the_reserve_is_missing() {
+    let prepared = Prepared::new();
+    fs::write(prepared.path("gateway.toml"), prepared.config()).unwrap();
+    let check = || {
+        let output = gw_gateway()
+            .args(["doctor", "--json", "--config"])
+            .arg(prepared.path("gateway.toml"))
+            .output()
+            .unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let checks = report["checks"].as_array().unwrap().clone();
+        checks
+            .into_iter()
+            .find(|check| check["check"] == "reserve")
+            .unwrap()
+    };
+    assert_eq!(check()["verdict"], "ok");
+    fs::remove_file(prepared.path("data/reserve")).unwrap();
+    let warning = check();
+    assert_eq!(warning["verdict"], "warning", "{warning}");
+    assert!(
+        warning["advice"].as_str().unwrap().contains("free space"),
+        "{warning}"
+    );
+    drop(prepared.serve(0));
+    assert_eq!(check()["verdict"], "ok");
+}
+
+/// The API of node 1, whose changes are in force at both nodes.
+fn region_world(region: &Region) -> World {
+    World {
+        admin: region.node(1).admin_address,
+        token: region.admin_token().trim().to_owned(),
+        nodes: vec![region.about(1), region.about(0)],
+    }
+}
+
+/// A node whose journal is on a full disk.
+#[test]
+fn a_node_with_a_full_disk_acknowledges_each_revocation_within_a_second() {
+    for disk in SmallDisk::of_each_kind() {
+        let Some(mut region) = Region::start(2) else {
+            return;
+        };
+        region.kill(0);
+        disk.take(&region.data(0));
+        region.restart(0);
+        region.wait_for_members(2);
+        let _agent = region.run_agent(&backend::answering(OK));
+        region.owner();
+        let mut world = region_world(&region);
+        world.create("/accounts/demo/services", &json!({ "id": "second" }));
+        let states = tempfile::tempdir().unwrap();
+        let rounds = [0, 1].map(|round| world.prepare(round, states.path()));
+        let [after_addition, after_restart, at_the_node, last] = [(); 4].map(|()| world.key());
+        let deletion = |(request, path): &(String, String)| Revocation {
+            what: "deletion of a key",
+            method: "DELETE",
+            path: path.clone(),
+            body: Value::Null,
+            request: Some(request.clone()),
+        };
+        let slot = region.status(0)["node"].to_string();
+
+        for revocation in rounds.iter().flatten() {
+            world.revoke(&disk, revocation);
+        }
+        // What gives access is made, and the node says that it cannot keep it.
+        disk.fill();
+        let add = |number: usize| {
+            let new = json!({ "id": format!("new{number}") });
+            let (status, pending, _) = world.ask("POST", "/accounts", &new);
+            assert_eq!(status, 201);
+            pending
+        };
+        // The last block of the journal has room for some.
+        assert_eq!((0..20).find_map(add), Some(slot));
+        world.revoke(&disk, &deletion(&after_addition));
+
+        region.kill(0);
+        disk.fill();
+        region.restart(0);
+        region.wait_for_members(2);
+        world = region_world(&region);
+        world.revoke(&disk, &deletion(&after_restart));
+        world.admin = region.node(0).admin_address;
+        world.revoke(&disk, &deletion(&at_the_node));
+        world.revoke(&disk, &deletion(&last));
+
+        // What it has acknowledged it knows without PostgreSQL.
+        region.postgres.stop();
+        region.kill(0);
+        region.restart(0);
+        world = region_world(&region);
+        let node = world.nodes.remove(1);
+        world.nodes = vec![node];
+        for (request, _) in [&after_addition, &after_restart, &at_the_node, &last] {
+            assert_eq!(world.lets_in(request), [false]);
+        }
+        region.postgres.resume();
+        disk.make_room();
+        eventually("the records are written", || {
+            (region.metric(0, "gw_store_copy_failing") == 0.0).then_some(())
+        });
+    }
+}
