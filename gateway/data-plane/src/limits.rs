@@ -121,6 +121,8 @@ pub const UNFINISHED_HEAD_MAX: usize = 2 * (REQUEST_HEAD.head + 32 * KIB);
 pub const UNREAD_REFUSALS: usize = 256;
 /// Such responses to one client address.
 pub const UNREAD_REFUSALS_PER_ADDRESS: usize = 64;
+/// Memory of such a response: bodies of its connection, head and trailers of its request.
+pub const UNREAD_REFUSAL_MAX: usize = HTTP2_CONNECTION_WINDOW as usize + HTTP2_WAITING_LISTS;
 /// Requests of one connection that are refused before authentication. More end the connection.
 pub const REFUSALS: Rate = Rate::new(1000, 600).unwrap();
 /// Records of unauthenticated requests on one worker: some 3 GB in 7 days, as each takes 1 KiB at
@@ -315,9 +317,7 @@ const CROSS_CORE_MAX: usize = 2 * PIPE_MEMORY;
 const _: () = assert!(HANDSHAKES * HANDSHAKE_MAX <= 192 * MIB);
 // Memory of a flood of requests without a credential whose heads are incomplete, or whose refusals are not read.
 const _: () = assert!(UNFINISHED_HEADS * UNFINISHED_HEAD_MAX <= 128 * MIB);
-const _: () = assert!(
-    UNREAD_REFUSALS * (HTTP2_CONNECTION_WINDOW as usize + HTTP2_WAITING_LISTS) <= 1100 * MIB
-);
+const _: () = assert!(UNREAD_REFUSALS * UNREAD_REFUSAL_MAX <= 1100 * MIB);
 // Memory of a flood of connections in plain HTTP.
 const _: () = assert!(PLAIN_CONNECTIONS * PLAIN_CONNECTION_MAX <= 28 * MIB);
 // Memory of a stalled caller with a large response, for a request that crosses workers.

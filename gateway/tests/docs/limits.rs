@@ -7,7 +7,8 @@ use gw_control_plane::limits::{
 };
 use gw_data_plane::limits::{
     APEX_BODY, CAPTURE_MEMORY, DOMAIN_CERTIFICATES, HANDSHAKES, PLAIN_CONNECTION_MAX,
-    PLAIN_CONNECTIONS, PROGRAM_CHUNK,
+    PLAIN_CONNECTIONS, PROGRAM_CHUNK, UNFINISHED_HEAD_MAX, UNFINISHED_HEADS, UNREAD_REFUSAL_MAX,
+    UNREAD_REFUSALS,
 };
 use gw_interface::limits::{CONTROL_JOBS, VERIFIED_TOKENS};
 use gw_telemetry::limits::{ACCESS_LOG_QUEUE_BYTES, LOG_QUEUE_BYTES, SERIES_PENDING};
@@ -34,6 +35,8 @@ const MEMORY: [(&str, usize, usize); 4] = [
         // Growing buffers of captured bodies hold up to twice their bytes.
         HANDSHAKES * HANDSHAKE_MAX
             + DOMAIN_CERTIFICATES.get() * DOMAIN_CERTIFICATE_BYTES
+            + UNFINISHED_HEADS * UNFINISHED_HEAD_MAX
+            + UNREAD_REFUSALS * UNREAD_REFUSAL_MAX
             + PLAIN_CONNECTIONS * PLAIN_CONNECTION_MAX
             + 2 * CAPTURE_MEMORY
             + PROGRAM_DOWNLOADS * PROGRAM_CHUNK,
