@@ -29,6 +29,8 @@ pub const DOMAIN_CERTIFICATE_BYTES: usize = 16 * KIB;
 pub const DOMAIN_GRACE: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Own domains that are looked up in DNS at once, without a request to look.
 pub const DOMAIN_LOOKUPS: usize = 16;
+/// Removed domains whose failed orders are kept.
+pub const REMOVED_FAILURES: usize = KIB;
 /// Own domains whose certificates are ordered at once. Others wait.
 pub const DOMAIN_ORDERS: usize = 16;
 /// Time at a stop for the membership and its running statement.

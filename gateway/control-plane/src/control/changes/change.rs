@@ -1,6 +1,6 @@
 //! Changes of the records: planned in memory, committed to the store, then published to the workers.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -10,9 +10,10 @@ use gw_base::process::reserve::is_full;
 use gw_base::service::hostname::Region;
 use gw_base::tls::ServerConfigs;
 use gw_interface::rate_limit::ClientLimits;
-use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId};
+use gw_shared::id::{AccountId, AgentId, DomainName, EnrollmentTokenId};
 use gw_store::{
-    AuditEntry, Directory, History, Position, Records, Snapshot, Step, Store, StoreError,
+    AcmeFailures, AuditEntry, Directory, History, Position, RecordId, Records, Snapshot, Step,
+    Store, StoreError,
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -106,6 +107,8 @@ pub(crate) struct ControlState {
     pub(crate) directory: Directory,
     /// Certificates that each agent may still request. Limited because each one costs a synced write to the disk.
     pub(crate) issuance: ClientLimits<AgentId>,
+    /// Failed orders of domains that were removed: a name that is added again goes on with them.
+    pub(crate) removed_failures: BTreeMap<DomainName, AcmeFailures>,
     /// The last snapshots published to the workers. Kept alive here so that a worker that keeps up never frees a whole
     /// snapshot.
     pub(crate) published: [Arc<Directory>; 2],
@@ -121,6 +124,7 @@ impl ControlState {
             records: Records::default(),
             directory: Directory::default(),
             issuance: ClientLimits::new(limits::CERTIFICATES),
+            removed_failures: BTreeMap::new(),
             published: Default::default(),
             unsent: None,
         };
@@ -143,6 +147,9 @@ impl ControlState {
 
     fn apply(&mut self, position: Position, steps: Vec<Step>, region: &Region, workers: usize) {
         for step in &steps {
+            if let Step::Delete(RecordId::Domain(name)) = step {
+                self.keep_failures(name);
+            }
             self.records.apply(step.clone());
         }
         self.directory.apply(&steps, &self.records, region, workers);
@@ -160,6 +167,18 @@ impl ControlState {
             self.recent.pop_front();
         }
         self.position = position;
+    }
+
+    /// Keeps the failed orders of a domain that is removed.
+    fn keep_failures(&mut self, name: &DomainName) {
+        let removed = self.records.domains.get(name);
+        match removed.and_then(|it| it.failures.clone()) {
+            Some(failures) => self.removed_failures.insert(name.clone(), failures),
+            None => self.removed_failures.remove(name),
+        };
+        if self.removed_failures.len() > limits::REMOVED_FAILURES {
+            self.removed_failures.pop_first();
+        }
     }
 
     /// Whether the records include the change that made `position`. A change of another history with the same revision is not

@@ -81,6 +81,7 @@ fn add_claim(
         service,
         ..
     } = claim;
+    let removed = control.state().removed_failures.get(name).cloned();
     control.change(actor, |records, now| {
         let service = service::find(records, account.as_str(), service.as_str())?;
         let existing = records.domains.get(name);
@@ -106,7 +107,11 @@ fn add_claim(
                 service: service.id.clone(),
                 ..existing.clone()
             },
-            None => new_record(name, &service.account, &service.id, now),
+            // The authority counts failures by name, whatever account has it.
+            None => DomainRecord {
+                failures: existing.map_or_else(|| removed.clone(), |it| it.failures.clone()),
+                ..new_record(name, &service.account, &service.id, now)
+            },
         };
         record.managed_by = manager_after(managed_by, record.managed_by.as_ref())?;
         note(&mut record, finding, now);
