@@ -23,6 +23,13 @@ pub const VISIBLE_WITHIN: Duration = Duration::from_secs(10 * 60);
 pub const LEFTOVERS_MAX: usize = 16;
 /// Shortest time between two questions for renewal information of a certificate.
 pub const ASK_AGAIN_MIN: Duration = Duration::from_secs(60);
+/// Orders of one account that begin within [`ORDERS_WITHIN`].
+pub const ORDERS_PER_ACCOUNT: usize = 100;
+/// Orders of all accounts that begin within [`ORDERS_WITHIN`]. Let's Encrypt accepts 300 in that
+/// time: the rest is for the region.
+pub const ORDERS_SHARED: usize = 280;
+/// Time within which orders are counted.
+pub const ORDERS_WITHIN: Duration = Duration::from_secs(3 * 60 * 60);
 /// Longest `Retry-After` that is followed.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 

@@ -136,13 +136,20 @@ impl DomainOrders {
         now: Timestamp,
     ) -> (Vec<(Due, &'a DomainRecord)>, Option<Timestamp>) {
         let (mut due, mut next) = (Vec::new(), None::<Timestamp>);
+        let admission = self.steps.admission();
+        let mut admitted = HashMap::new();
         let all = records.domains.values();
         for record in all.filter(|it| may_order(it) && !self.places.has(&it.id)) {
             let wait = self.waits.get(&record.id).copied().unwrap_or(now);
-            let at = next_attempt(record, self.windows.of(record), now).max(wait);
+            let mut at = next_attempt(record, self.windows.of(record), now).max(wait);
+            let is_begun = record.order.is_some();
+            if at <= now && !is_begun {
+                let account = &record.account;
+                let admitted = admitted.entry(account);
+                at = *admitted.or_insert_with(|| admission.next_order(account));
+            }
             if at <= now {
                 let end = record.certificate.map_or(0, |it| it.not_after.0);
-                let is_begun = record.order.is_some();
                 due.push((if is_begun { Due::Step } else { Due::Order(end) }, record));
             } else if self.windows.is_due(record, now) {
                 due.push((Due::Window, record));

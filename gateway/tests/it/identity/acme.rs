@@ -63,10 +63,17 @@ impl Prepared {
 
     /// A gateway whose requests to the authority go through a front.
     fn with_front() -> (Self, Front) {
-        let named = Named::start("eu1 A 127.0.0.1");
-        let pebble = Pebble::start(Options::new(named.address));
+        Self::with_front_at(0)
+    }
+
+    /// As [`Self::with_front`]. The gateway listens on `port`, and the authority connects there.
+    fn with_front_at(port: u16) -> (Self, Front) {
+        let named = Named::start("eu1 A 127.0.0.1\n*.eu1 A 127.0.0.1");
+        let mut options = Options::new(named.address);
+        options.tls_port = port;
+        let pebble = Pebble::start(options);
         let front = Front::start(&pebble);
-        let prepared = Self::at(named, pebble, &front.directory(), 0, "");
+        let prepared = Self::at(named, pebble, &front.directory(), port, "");
         (prepared, front)
     }
 
@@ -129,14 +136,20 @@ impl Prepared {
 
     /// `gw-gateway certificate`, whose output is JSON.
     fn command(&self, served: &Served, action: &str) -> Value {
+        self.run(served, &["certificate", action])
+    }
+
+    /// The output of a command of `gw-gateway`, JSON; `Null` without one.
+    fn run(&self, served: &Served, arguments: &[&str]) -> Value {
         let output = gw_gateway()
-            .args(["certificate", action, "--json", "--admin-token-file"])
+            .args(arguments)
+            .args(["--json", "--admin-token-file"])
             .arg(self.path("data/admin.token"))
             .args(["--admin-url", &format!("http://{}", served.admin_address)])
             .output()
             .unwrap();
         assert!(output.status.success(), "{output:?}");
-        serde_json::from_slice(&output.stdout).unwrap()
+        serde_json::from_slice(&output.stdout).unwrap_or_default()
     }
 
     /// The certificate of the region, as `list` prints it.

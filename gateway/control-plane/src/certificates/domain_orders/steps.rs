@@ -1,11 +1,13 @@
 //! Steps of the orders of own domains. Proofs are in the handshakes of the listener (RFC 8737), or in responses of the listener
 //! in plain HTTP (RFC 8555 §8.3) if there is one and the authority has refused the former.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gw_acme::{AcmeError, Certificate, FailureKind, OrderState, Orders, Progress, State};
+use gw_acme::{
+    AcmeError, Admission, Certificate, FailureKind, OrderState, Orders, Progress, State,
+};
 use gw_base::clock::Timestamp;
 use gw_base::process::background::Tasks;
 use gw_base::tls::certificate::Pair;
@@ -24,9 +26,9 @@ use crate::control::records::domain::{self, sealed};
 use crate::control::{Control, ControlError};
 use crate::limits::{CERTIFICATE_LOOK_EVERY, CERTIFICATE_STORE_RETRY, DOMAIN_CERTIFICATE_BYTES};
 
-/// Time for which no order goes on after the authority was not reached.
+/// Time for which no step is made after the authority was not reached.
 const UNREACHABLE_PAUSE: Duration = Duration::from_secs(10);
-/// Longest time for which no order goes on after a rate limit. The limit may concern one name only.
+/// Longest time for which other orders wait. A rate limit may concern one name only.
 const RATE_LIMITED_PAUSE: Duration = Duration::from_secs(10 * 60);
 /// Time until the next order of a domain that DNS did not prove when it was due.
 const UNPROVED_PAUSE: Duration = Duration::from_secs(5 * 60);
@@ -39,6 +41,7 @@ pub(in crate::certificates) struct Steps {
     lease: Lease,
     /// Time until which the authority is left alone, as a [`Timestamp`].
     paused: AtomicI64,
+    admission: Mutex<Admission>,
 }
 
 /// Orders by the place of their proofs.
@@ -78,11 +81,17 @@ impl Steps {
             tasks: tasks.clone(),
             lease,
             paused: AtomicI64::new(0),
+            admission: Mutex::default(),
         }
     }
 
     pub(super) fn control(&self) -> &Arc<Control> {
         &self.control
+    }
+
+    pub(super) fn admission(&self) -> MutexGuard<'_, Admission> {
+        let admission = self.admission.lock();
+        admission.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The account at the authority if this process may order now, or else the time until it may.
@@ -184,7 +193,14 @@ impl Steps {
             (DomainChallengeKind::Http, Some(over_http)) => over_http,
             _ => &orders.in_handshakes,
         };
+        let is_new = state.order.is_none();
+        if is_new && let Err(next) = self.admission().begin(&record.account, now) {
+            return Next::NotBefore(next);
+        }
         let progress = orders.advance(&mut state, now).await;
+        if is_new && state.order.is_none() {
+            self.admission().take_back(&record.account);
+        }
         if !orders.has_account(&state) {
             self.lose_account(&state, now).await;
             return Next::NotBefore(now.after(CERTIFICATE_STORE_RETRY));
@@ -217,7 +233,7 @@ impl Steps {
             Ok(Progress::GivenUp(error)) => self.note_failure(&record, state, error).await,
             // An authority that is away is noted once for each domain.
             Err(error) if error.kind == FailureKind::Unreachable && is_noted(&record) => {
-                self.pause(&error, now);
+                self.pause(&record, &error, now);
                 Next::NotBefore(now)
             }
             Err(error) => self.note_failure(&record, state, error).await,
@@ -242,7 +258,7 @@ impl Steps {
         // The waits count from here: the step may have taken long.
         let now = Timestamp::now();
         tracing::warn!(domain = %record.id, %error, "no certificate for an own domain; it is tried again");
-        self.pause(&error, now);
+        self.pause(record, &error, now);
         let known = record.failures.as_ref();
         let count = known.map_or(0, |it| it.count).saturating_add(1);
         let note = move |record: &mut DomainRecord| {
@@ -254,10 +270,17 @@ impl Steps {
         }
     }
 
-    /// Leaves the authority alone for a while if `error` asks for it.
-    fn pause(&self, error: &AcmeError, now: Timestamp) {
-        if let Some(pause) = pause_of_all(error) {
-            self.paused.fetch_max(now.after(pause).0, Ordering::Relaxed);
+    /// Leaves the authority alone for a while if it does not answer. After a rate limit, orders that
+    /// have begun go on.
+    fn pause(&self, record: &DomainRecord, error: &AcmeError, now: Timestamp) {
+        let until = now.after(pause_after(error));
+        match error.kind {
+            FailureKind::Unreachable => drop(self.paused.fetch_max(until.0, Ordering::Relaxed)),
+            FailureKind::RateLimited => {
+                let (account, name) = (&record.account, &record.id);
+                self.admission().limit(account, name, until, now);
+            }
+            FailureKind::Refused | FailureKind::Proof => {}
         }
     }
 
@@ -430,16 +453,15 @@ fn write_state(
     Ok(())
 }
 
-/// Time for which no order goes on after `error`.
-fn pause_of_all(error: &AcmeError) -> Option<Duration> {
-    match error.kind {
-        FailureKind::Unreachable => Some(UNREACHABLE_PAUSE),
-        FailureKind::RateLimited => {
-            let asked = error.retry_after.unwrap_or(RATE_LIMITED_PAUSE);
-            Some(asked.min(RATE_LIMITED_PAUSE))
-        }
-        FailureKind::Refused | FailureKind::Proof => None,
-    }
+/// Time for which other orders wait after `error`. A limit of requests for nonces has no problem
+/// document, as if the authority did not answer.
+fn pause_after(error: &AcmeError) -> Duration {
+    let pause = match error.kind {
+        FailureKind::Unreachable => UNREACHABLE_PAUSE,
+        _ => RATE_LIMITED_PAUSE,
+    };
+    let asked = error.retry_after.unwrap_or(pause);
+    asked.clamp(UNREACHABLE_PAUSE, RATE_LIMITED_PAUSE)
 }
 
 #[cfg(test)]
@@ -452,7 +474,7 @@ mod tests {
             retry_after: seconds.map(Duration::from_secs),
             ..AcmeError::new(FailureKind::RateLimited, "too many certificates".to_owned())
         };
-        let pauses = [None, Some(30), Some(24 * 60 * 60)].map(|it| pause_of_all(&limited(it)));
+        let pauses = [None, Some(30), Some(24 * 60 * 60)].map(|it| pause_after(&limited(it)));
         assert_eq!(
             pauses,
             [
@@ -460,9 +482,12 @@ mod tests {
                 Duration::from_secs(30),
                 RATE_LIMITED_PAUSE
             ]
-            .map(Some)
         );
-        let refused = AcmeError::new(FailureKind::Refused, "no such name".to_owned());
-        assert_eq!(pause_of_all(&refused), None);
+        let away = |seconds| AcmeError {
+            retry_after: Some(Duration::from_secs(seconds)),
+            ..AcmeError::new(FailureKind::Unreachable, "it answered 429".to_owned())
+        };
+        assert_eq!(pause_after(&away(0)), UNREACHABLE_PAUSE);
+        assert_eq!(pause_after(&away(90)), Duration::from_secs(90));
     }
 }

@@ -12,7 +12,8 @@ use crate::support::eventually;
 use crate::support::processes::successor::admin;
 use crate::support::programs::usable;
 
-/// Domains, unless `GW_TEST_DOMAINS` has another number.
+/// Domains, unless `GW_TEST_DOMAINS` has another number: at most those of one account, because of
+/// the limits of orders.
 const DOMAINS: usize = 30;
 /// Domains of an account and of a service, as many as they may have.
 const OF_ACCOUNT: usize = 100;
