@@ -17,6 +17,7 @@ pub(crate) mod replay;
 pub mod usage;
 pub(crate) mod warnings;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,7 +35,7 @@ use gw_base::tls::{ServerConfigs, TlsMaterial};
 use gw_interface::rate_limit::Level;
 use gw_interface::workers::{LostNode, ViewApplied, Workers};
 use gw_region::View;
-use gw_shared::id::{SECRET_LENGTH, random_base62};
+use gw_shared::id::{DomainName, SECRET_LENGTH, random_base62};
 use gw_shared::identity::secret::Secret;
 use gw_shared::version::AgentVersions;
 use gw_store::{
@@ -114,6 +115,8 @@ pub struct Control {
     issued: Option<IssuedCertificates>,
     /// Sent when own domains have changed.
     domains_changed: watch::Sender<()>,
+    /// Latest findings about own domains. Their texts may differ from those in the records.
+    findings: Mutex<BTreeMap<DomainName, String>>,
     /// DNS servers that are asked about own domains.
     dns_servers: Arc<[SocketAddr]>,
     /// TLS of the admin listener; `None` if it speaks plain HTTP.

@@ -98,6 +98,7 @@ impl Control {
             tls,
             issued: IssuedCertificates::of(config),
             domains_changed: watch::Sender::default(),
+            findings: Mutex::default(),
             dns_servers: config.dns_servers.clone().into(),
             admin_tls: config
                 .admin_certificate

@@ -1,6 +1,7 @@
 //! Own domains: proofs in DNS, certificates of an ACME authority and uploaded ones, and names that must not be served.
 
 mod connections;
+mod findings;
 mod keys;
 mod kills;
 mod lost_proofs;

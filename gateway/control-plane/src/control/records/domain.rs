@@ -293,7 +293,14 @@ fn take_over(
         let mut changed = record.clone();
         // A domain that has moved to another service meanwhile has another claim.
         let mut is_new = record.service == claim.service && note(&mut changed, finding, now);
-        if *actor != Actor::Gateway
+        if let (Some(text), Ok(mut findings)) = (&changed.finding, control.findings.lock()) {
+            findings.retain(|name, _| records.domains.contains_key(name));
+            findings.insert(changed.id.clone(), text.clone());
+        }
+        // A DNS server can answer with another text at each look: that alone is not stored.
+        let is_asked_for = *actor != Actor::Gateway;
+        is_new &= is_asked_for || changed.state != record.state;
+        if is_asked_for
             && let Some(failures) = &mut changed.failures
         {
             // An administrator knows more than the waits after failures.

@@ -153,7 +153,11 @@ pub(super) fn view_of(control: &Control, records: &Records, record: &DomainRecor
     let hostname = region.tenant_hostname(&record.account, &record.service);
     let account = records.accounts.get(&record.account);
     let is_lost = record.state == DomainState::Lost;
-    let finding = record.finding.clone();
+    let finding = record.finding.as_ref().map(|stored| {
+        let latest = control.findings.lock().ok();
+        let latest = latest.and_then(|it| it.get(&record.id).cloned());
+        latest.unwrap_or_else(|| stored.clone())
+    });
     DomainView {
         name: record.id.clone(),
         account: record.account.clone(),
