@@ -11,8 +11,9 @@ pub(crate) use gw_store::limits::RECENT_CHANGES;
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
 
-/// Certificates that are issued for one agent.
-pub const CERTIFICATES: Rate = Rate::new(20, 2).unwrap();
+/// Certificates of one agent, each of which is a change. An agent needs 2 an hour at most, and one
+/// at each start while it cannot write its state folder.
+pub const CERTIFICATES: Rate = Rate::new(20, 4).unwrap().hourly();
 /// Age at which a key of session tickets is replaced. It opens tickets for as long again.
 pub const TICKET_KEY_AGE: Duration = Duration::from_secs(24 * 3600);
 /// Lease of the process that orders the certificate of the region. Longer than any step of an order.

@@ -140,8 +140,9 @@ pub const APEX_BODY_WITHIN: Duration = Duration::from_secs(10);
 /// Requests to `/enroll/status` and `/csr` of one agent that has proved its enrollment. An unmodified agent sends one every
 /// five seconds at first, and fewer the longer it waits for its approval.
 pub const ENROLLED_REQUESTS: Rate = Rate::new(60, 60).unwrap();
-/// Certificates that an agent may request on one tunnel. An agent needs one a day, and a few more after failures.
-pub const RENEWALS: Rate = Rate::new(6, 6).unwrap();
+/// Certificates that an agent may request on one tunnel. An agent needs one a day, and asks about
+/// once a minute while it gets none.
+pub const RENEWALS: Rate = Rate::new(6, 1).unwrap();
 /// Replaced keys of agents that one worker still has to forget, some 150 bytes each. After a restart all agents connect at
 /// once; further keys are forgotten at the next tunnel.
 pub const REPLACED_KEYS: usize = 8 * KIB;

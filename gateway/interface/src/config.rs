@@ -365,6 +365,7 @@ fn per_minute(requests: u32) -> Rate {
     Rate {
         burst: requests,
         refill_per_minute: requests,
+        is_hourly: false,
     }
 }
 

@@ -13,6 +13,9 @@ pub struct Rate {
     pub burst: NonZeroU32,
     /// Requests that are added per minute, up to `burst`.
     pub refill_per_minute: NonZeroU32,
+    /// Whether they are added per hour, which no setting is.
+    #[serde(skip)]
+    pub is_hourly: bool,
 }
 
 impl fmt::Display for Rate {
@@ -32,8 +35,18 @@ impl Rate {
             (Some(burst), Some(refill_per_minute)) => Some(Self {
                 burst,
                 refill_per_minute,
+                is_hourly: false,
             }),
             _ => None,
+        }
+    }
+
+    /// The same burst, with the refill added per hour.
+    #[must_use]
+    pub const fn hourly(self) -> Self {
+        Self {
+            is_hourly: true,
+            ..self
         }
     }
 
@@ -49,11 +62,27 @@ impl Rate {
 
     /// Time to refill one request, rounded up so that the rate is never exceeded.
     pub fn interval(self) -> Duration {
-        Duration::from_nanos(60_000_000_000u64.div_ceil(u64::from(self.refill_per_minute())))
+        let period = if self.is_hourly { 3600 } else { 60 } * 1_000_000_000u64;
+        Duration::from_nanos(period.div_ceil(u64::from(self.refill_per_minute())))
     }
 
     /// Time to fill an empty bucket.
     pub fn time_to_fill(self) -> Duration {
         self.interval() * self.burst()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests stop at the first surprise")]
+
+    use super::*;
+
+    #[test]
+    fn a_rate_refills_per_minute_or_per_hour() {
+        let rate = Rate::new(20, 4).unwrap();
+        assert_eq!(rate.interval(), Duration::from_secs(15));
+        assert_eq!(rate.hourly().interval(), Duration::from_secs(15 * 60));
+        assert_eq!(rate.hourly().time_to_fill(), Duration::from_secs(5 * 3600));
     }
 }

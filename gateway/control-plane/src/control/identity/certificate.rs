@@ -190,3 +190,23 @@ fn check_key(
         Err(ControlError::Refused(Error::EnrollmentInvalid))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use gw_interface::rate_limit::ClientLimits;
+
+    use super::*;
+    use crate::limits::CERTIFICATES;
+
+    #[test]
+    fn an_agent_that_asks_all_day_gets_twenty_certificates_and_four_an_hour() {
+        let mut issuance: ClientLimits<AgentId> = ClientLimits::new(CERTIFICATES);
+        let (agent, start) = (AgentId::random(), Instant::now());
+        let seconds = 0..=24 * 3600;
+        let issued = seconds.filter(|second| {
+            let now = start + Duration::from_secs(*second);
+            issuance.take(agent.clone(), now).is_ok()
+        });
+        assert_eq!(issued.count(), 20 + 24 * 4);
+    }
+}

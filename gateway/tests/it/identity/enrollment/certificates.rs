@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use gw_base::clock::Timestamp;
+use gw_control_plane::control::AgentProof;
 use gw_control_plane::control::changes::audit;
+use gw_control_plane::control::identity::certificate;
 use gw_gateway::demo::{Demo, Options};
-use gw_store::{AgentRecord, StoredRecord};
+use gw_store::{AgentRecord, AuditQuery, StoredRecord};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, SanType};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
@@ -14,6 +16,7 @@ use serde_json::json;
 use super::{
     bearer, csr, demo_with_high_limits, enroll, identity, outcome, own_agent, plain_csr, text,
 };
+use crate::support::agents::modified_agent::{self, ACCOUNT};
 use crate::support::apex::post_json;
 use crate::support::peers::caller::{connect, get};
 use crate::support::{demo, eventually, setup, tunnels};
@@ -102,7 +105,7 @@ fn certificate_renewal_does_not_interrupt_requests() {
     assert_eq!(tunnels(&demo)[0].generation, begun.generation);
     let log = audit::list(
         demo.gateway().control(),
-        &gw_store::AuditQuery {
+        &AuditQuery {
             account: None,
             before: None,
             limit: 1,
@@ -113,6 +116,36 @@ fn certificate_renewal_does_not_interrupt_requests() {
         (entry.action.as_str(), entry.actor.as_str()),
         ("agent.certificate", &*format!("agent {}", first.id))
     );
+}
+
+#[test]
+fn an_agent_that_asks_for_certificates_in_a_loop_makes_twenty_changes() {
+    // Certificates of one agent at once (docs/limits.md).
+    const MOST: usize = 20;
+    let demo = demo_with_high_limits();
+    let control = demo.gateway().control();
+    let enrolled = modified_agent::enroll(&demo);
+    let key = KeyPair::try_from(&enrolled.key).unwrap();
+    let request = json!({ "csr": plain_csr(&key), "agent_id": enrolled.agent });
+    let outcomes: Vec<String> = (0..3 * MOST)
+        .map(|_| outcome(&post_json(&demo, "/csr", "", &request)))
+        .collect();
+    // The first one is that of the enrollment.
+    let (issued, refused) = outcomes.split_at(MOST - 1);
+    assert!(issued.iter().all(|it| it.starts_with("200")), "{issued:?}");
+    let is_refused = |it: &String| it == "503 GW_OVERLOADED";
+    assert!(refused.iter().all(is_refused), "{refused:?}");
+    let proof = AgentProof::Tunnel(enrolled.agent.clone());
+    certificate::sign(control, &proof, &plain_csr(&key)).unwrap_err();
+    let query = AuditQuery {
+        account: Some(ACCOUNT.to_owned()),
+        before: None,
+        limit: 1000,
+    };
+    let entries = audit::list(control, &query).unwrap().items;
+    let actor = format!("agent {}", enrolled.agent);
+    let by_agent = entries.iter().filter(|it| it.actor == actor).count();
+    assert_eq!(by_agent, MOST);
 }
 
 #[test]
