@@ -108,7 +108,9 @@ impl Situation {
             .retry_after
             .map(|time| time.min(RETRY_AFTER_MAX) + cut);
         let wait = match failures.kind {
-            FailureKind::RateLimited => asked.unwrap_or(base),
+            FailureKind::RateLimited if failures.count <= 1 => asked.unwrap_or(base),
+            // Each failure is a change: one that repeats is rare, whatever the authority asks for.
+            FailureKind::RateLimited => asked.unwrap_or(base).max(step(&REFUSED)),
             _ => asked.unwrap_or_default().max(base),
         };
         wait + self.part_of(wait / 10)
@@ -242,6 +244,9 @@ mod tests {
         assert!((3600..4000).contains(&wait(1, FailureKind::RateLimited, None)));
         assert!((30..34).contains(&wait(1, FailureKind::RateLimited, Some(30))));
         assert!(wait(1, FailureKind::Refused, Some(1)) >= 60);
+        // A limit that repeats is a failure that is stored each time.
+        assert!(wait(2, FailureKind::RateLimited, Some(1)) >= 15 * 60);
+        assert!((7200..8000).contains(&wait(2, FailureKind::RateLimited, Some(7200))));
         let forever = wait(1, FailureKind::Unreachable, Some(u64::MAX));
         assert!(forever <= DAY * 11 / 10);
     }

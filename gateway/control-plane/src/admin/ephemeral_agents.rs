@@ -12,8 +12,9 @@ use super::nodes::{Live, LiveQuery};
 use super::{Admin, Panicked};
 use crate::control::records::ephemeral_agents;
 
-/// Interval at which tunnels are compared with the records.
-const INTERVAL: Duration = Duration::from_secs(60);
+/// Interval at which tunnels are compared with the records. It is also that of the changes that
+/// agents make by coming and going.
+const INTERVAL: Duration = Duration::from_secs(300);
 /// Time after a start in which agents are not looked at. Those that lost their tunnels by the stop come back within it: they try
 /// again after 2 minutes at most.
 const GRACE: Duration = Duration::from_secs(300);
@@ -46,7 +47,7 @@ impl Admin {
             ephemeral_agents::delete_absent(control, &connected, now)
         });
         if let Err(error) = swept.await? {
-            tracing::error!(%error, "cannot delete ephemeral agents that have ended; trying again in a minute");
+            tracing::error!(%error, "cannot delete ephemeral agents that have ended; trying again in five minutes");
         }
         Ok(())
     }
