@@ -182,8 +182,19 @@ const CRATES: [(&str, &[&str]); 11] = [
     (
         "gateway/acme/src",
         &[
-            "lib", "order", "hook", "dns", "tls_alpn", "http", "schedule", "state", "proof",
-            "settings", "error", "limits",
+            "lib",
+            "admission",
+            "order",
+            "hook",
+            "dns",
+            "tls_alpn",
+            "http",
+            "schedule",
+            "state",
+            "proof",
+            "settings",
+            "error",
+            "limits",
         ],
     ),
     (
