@@ -182,19 +182,8 @@ const CRATES: [(&str, &[&str]); 11] = [
     (
         "gateway/acme/src",
         &[
-            "lib",
-            "admission",
-            "order",
-            "hook",
-            "dns",
-            "tls_alpn",
-            "http",
-            "schedule",
-            "state",
-            "proof",
-            "settings",
-            "error",
-            "limits",
+            "lib", "admit", "order", "hook", "dns", "tls_alpn", "http", "schedule", "state",
+            "proof", "settings", "error", "limits",
         ],
     ),
     (

@@ -3,7 +3,7 @@
 
 #![warn(missing_docs)]
 
-mod admission;
+mod admit;
 mod dns;
 mod error;
 mod hook;
@@ -16,7 +16,7 @@ mod settings;
 mod state;
 pub mod tls_alpn;
 
-pub use admission::Admission;
+pub use admit::Admission;
 pub use dns::ownership;
 pub use dns::update::Rfc2136;
 pub use error::{AcmeError, FailureKind};
