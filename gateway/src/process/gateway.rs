@@ -228,11 +228,10 @@ impl Gateway {
         let helpers = background.tasks();
         let control = Arc::new(Control::open(config, handles.clone(), helpers.clone())?);
         let masker = Masker::new([control.admin_token()]);
-        let requests = config.data_dir.join("requests");
         let of_names = Arc::clone(&control);
         let request_log = Arc::new(RequestLog::open_on(
             &background,
-            &requests,
+            &config.data_dir.join("requests"),
             masker.clone(),
             config.access_log.as_ref(),
             config.request_log_max_bytes,

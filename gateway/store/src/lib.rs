@@ -9,6 +9,7 @@ pub mod failure;
 pub mod limits;
 mod postgres;
 mod records;
+mod revocation;
 mod sealed;
 mod sealing;
 mod source;
@@ -264,7 +265,7 @@ pub enum StoreError {
     /// The disk is full, but for the reserve with this path. Nothing was changed.
     #[error(
         "store: the disk is full; nothing was changed: free space in the folder of {} (`df -h` shows it). Until then, only \
-         changes that take access away are made", .0.display()
+         changes that take access away are made, as long as this file has room for them", .0.display()
     )]
     NoRoom(PathBuf),
     /// A later version of the program has migrated the database.

@@ -104,14 +104,17 @@ impl Reserve {
             .open(&self.path)
             .and_then(|file| {
                 let length = file.metadata()?.len();
-                file.set_len(length.saturating_sub(bytes))?;
+                let left = length.saturating_sub(bytes);
+                file.set_len(left)?;
                 // Some file systems give the room back only now.
                 file.sync_all()?;
-                Ok(length)
+                Ok(Some(left).filter(|_| length > 0))
             });
-        let left = taken.unwrap_or(0);
-        tracing::warn!(path = %self.path.display(), left, "the disk is full: a change that takes access away uses the reserve");
-        left > 0
+        let left = taken.unwrap_or(None);
+        if let Some(left) = left {
+            tracing::warn!(path = %self.path.display(), left, "the disk is full: a change that takes access away uses the reserve");
+        }
+        left.is_some()
     }
 }
 

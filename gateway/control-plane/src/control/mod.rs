@@ -227,11 +227,14 @@ impl Control {
     /// Runs the maintenance that is due at `now`: rotates the signing key, deletes expired records, and makes the reserve on
     /// the disk whole.
     pub fn maintain(&self, now: Timestamp) -> Result<(), ControlError> {
+        if let Err(error) = self.reserve.fill() {
+            let path = self.reserve.path().display();
+            tracing::warn!(%path, %error, "the reserve for revocations is not whole: free space on this disk");
+        }
         records::signing_key::rotate_by_age(self, now)?;
         records::signing_key::forget_old(self, now)?;
         records::ticket_key::rotate_by_age(self, now)?;
-        identity::enrollment::forget_old(self, now)?;
-        Ok(self.reserve.fill()?)
+        identity::enrollment::forget_old(self, now)
     }
 
     /// Closes the store, so that another process can open it. Until it is reopened, no change is possible here.

@@ -12,7 +12,6 @@ mod deleted_account;
 mod domain;
 mod enrollment_token;
 mod incarnation;
-mod revocation;
 mod service;
 mod signing_key;
 mod ticket_key;
@@ -234,7 +233,7 @@ macro_rules! kinds {
             }
 
             /// The record with this identity, if there is one.
-            fn get(&self, id: &RecordId) -> Option<StoredRecord> {
+            pub(crate) fn get(&self, id: &RecordId) -> Option<StoredRecord> {
                 match id {
                     $(RecordId::$variant(id) => self.$place.get(id).cloned().map(StoredRecord::$variant),)*
                 }

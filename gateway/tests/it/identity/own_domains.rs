@@ -2,7 +2,6 @@
 
 mod connections;
 mod findings;
-mod keys;
 mod kills;
 mod lost_proofs;
 mod many_orders;

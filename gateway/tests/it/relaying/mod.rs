@@ -7,7 +7,6 @@ mod header_lists;
 mod http1;
 mod interim_responses;
 mod intermediary;
-mod kernel_memory;
 mod request_targets;
 mod smuggling;
 mod tiny_frames;

@@ -1,5 +1,7 @@
 //! Memory of a gateway process under modified agents that send all they may, to callers that read nothing.
 
+mod kernel_memory;
+
 use std::net::{SocketAddr, TcpStream};
 use std::{fs, thread};
 

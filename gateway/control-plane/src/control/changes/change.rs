@@ -239,7 +239,10 @@ impl Control {
         entry: &AuditEntry,
     ) -> Result<Option<Position>, ControlError> {
         let store = store.as_mut().ok_or(ControlError::HandedOver)?;
-        let is_revocation = !steps.is_empty() && self.state().records.are_revoked_by(steps);
+        // What the gateway deletes by itself, such as expired records, leaves the reserve to administrators.
+        let is_revocation = !steps.is_empty()
+            && entry.actor != Actor::Gateway.to_string()
+            && self.state().records.are_revoked_by(steps);
         // With PostgreSQL, this disk has the journal only.
         let is_on_disk = self.journal.is_none();
         let no_room = || StoreError::NoRoom(self.reserve.path().to_owned());
@@ -260,7 +263,7 @@ impl Control {
                 self.follow_changes(store.as_mut())?;
                 Ok(None)
             }
-            Err(StoreError::Full) if is_on_disk && !is_revocation => Err(no_room().into()),
+            Err(StoreError::Full) if is_on_disk => Err(no_room().into()),
             Err(error) => Err(error.into()),
         }
     }
@@ -328,6 +331,10 @@ impl Control {
             self.use_certificates(&state.records);
         }
         if !domains.is_empty() {
+            // What is stored now is newer.
+            if let Ok(mut findings) = self.findings.lock() {
+                findings.retain(|name, _| !domains.contains(name));
+            }
             self.use_domains(&state.records, Some(&domains));
         }
         if has_steps {

@@ -122,7 +122,11 @@ impl Journal {
             path: data_dir.join(FILE),
             sealer,
             reserve,
-            queue: Mutex::default(),
+            // The records at a start may lack on this disk what took access away.
+            queue: Mutex::new(JournalQueue {
+                has_revocation: true,
+                ..JournalQueue::default()
+            }),
             file: Mutex::default(),
             owns_files: Mutex::new(true),
             is_failing: AtomicBool::default(),
@@ -154,9 +158,12 @@ impl Journal {
         }
     }
 
-    /// Notes that the records have changed in another way than by a change. The caller holds the lock of the records.
+    /// Notes that the records have changed in another way than by a change, which may have taken access away. The caller holds
+    /// the lock of the records.
     pub(crate) fn break_off(&self) {
-        lock(&self.queue).break_off();
+        let mut queue = lock(&self.queue);
+        queue.has_revocation = true;
+        queue.break_off();
     }
 
     /// Writes and syncs all changes that wait. On success, every change that was queued before the call is durable.

@@ -293,7 +293,8 @@ fn take_over(
         let mut changed = record.clone();
         // A domain that has moved to another service meanwhile has another claim.
         let mut is_new = record.service == claim.service && note(&mut changed, finding, now);
-        if let (Some(text), Ok(mut findings)) = (&changed.finding, control.findings.lock()) {
+        if is_new && let (Some(text), Ok(mut findings)) = (&changed.finding, control.findings.lock())
+        {
             findings.retain(|name, _| records.domains.contains_key(name));
             findings.insert(changed.id.clone(), text.clone());
         }

@@ -1,5 +1,7 @@
 //! Domains with an uploaded certificate.
 
+mod keys;
+
 use rcgen::CertificateParams;
 use time::{Duration, OffsetDateTime};
 

@@ -221,6 +221,12 @@ impl World {
         ] {
             let id = format!("s{round}-{}", id_of(what));
             self.create("/accounts/demo/services", &json!({ "id": id }));
+            // A key that is off lists the service, too.
+            let key = json!({ "allowed_services": [id, "echo"] });
+            let key = self.create("/accounts/demo/service-keys", &key);
+            let key = key["key_id"].as_str().unwrap();
+            let path = format!("/accounts/demo/service-keys/{key}");
+            assert_eq!(self.ask("PATCH", &path, &off()).0, 200);
             add(
                 what,
                 method,
@@ -523,7 +529,8 @@ fn a_node_with_a_full_disk_acknowledges_each_revocation_within_a_second() {
         world.create("/accounts/demo/services", &json!({ "id": "second" }));
         let states = tempfile::tempdir().unwrap();
         let rounds = [0, 1].map(|round| world.prepare(round, states.path()));
-        let [after_addition, after_restart, at_the_node, last] = [(); 4].map(|()| world.key());
+        let [after_addition, after_restart, at_the_node, last, kept] =
+            [(); 5].map(|()| world.key());
         let deletion = |(request, path): &(String, String)| Revocation {
             what: "deletion of a key",
             method: "DELETE",
@@ -565,9 +572,15 @@ fn a_node_with_a_full_disk_acknowledges_each_revocation_within_a_second() {
         world = region_world(&region);
         let node = world.nodes.remove(1);
         world.nodes = vec![node];
+        let is_unknown_key = |request: &str| {
+            let mut caller = connect_to(&world.nodes[0], HOST, &[b"http/1.1"], None);
+            caller.send(request);
+            String::from_utf8_lossy(&caller.response().body).contains("GW_SERVICE_KEY_INVALID")
+        };
         for (request, _) in [&after_addition, &after_restart, &at_the_node, &last] {
-            assert_eq!(world.lets_in(request), [false]);
+            assert!(is_unknown_key(request));
         }
+        assert!(!is_unknown_key(&kept.0));
         region.postgres.resume();
         disk.make_room();
         eventually("the records are written", || {

@@ -7,7 +7,7 @@ use gw_shared::id::ServiceId;
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::identity::secret::SecretHash;
 
-use super::{AuthorityRole, CallerSecretRecord, Records, Step, StoredRecord};
+use crate::records::{AuthorityRole, CallerSecretRecord, Records, Step, StoredRecord};
 
 /// A signing key that is used this soon replaces a stolen one. Others are published first.
 const AT_ONCE: Duration = Duration::from_secs(60);
@@ -36,10 +36,10 @@ impl Records {
 
 /// What a record gives access to, and by which secret; `None` if it gives none.
 fn access_by(record: &StoredRecord) -> Option<(BTreeSet<&str>, Option<&SecretHash>)> {
-    // A record without services can be disabled, too.
+    // A record that is off has its services, too: the deletion of one changes it.
     fn if_on(is_on: bool, services: &BTreeSet<ServiceId>) -> BTreeSet<&str> {
         let services = services.iter().map(ServiceId::as_str);
-        services.chain(["on"]).filter(|_| is_on).collect()
+        services.chain(is_on.then_some("--on")).collect()
     }
     const NONE: &BTreeSet<ServiceId> = &BTreeSet::new();
     Some(match record {
