@@ -174,6 +174,7 @@ const CRATES: [(&str, &[&str]); 11] = [
             "usage",
             "sealed",
             "sealing",
+            "revocation",
             "records",
             "limits",
             "failure",

@@ -111,16 +111,26 @@ pub const PLAIN_HEAD: HeadLimits = HeadLimits {
 /// Memory of such a connection: a head with one more receive, and its answer, in which a byte of the target may take three.
 pub const PLAIN_CONNECTION_MAX: usize =
     PLAIN_HEAD.head + 64 * KIB + 3 * PLAIN_HEAD.target + 8 * KIB;
-/// Requests of one worker whose heads are incomplete, or that announced an empty body and have not ended. A further one ends the connection of the oldest.
+/// Heads of HTTP/1.1 of one worker that are incomplete. A further one ends the connection with the oldest.
 pub const UNFINISHED_HEADS: usize = KIB;
-/// Such requests of one client address.
+/// Such heads of one client address.
 pub const UNFINISHED_HEADS_PER_ADDRESS: usize = 256;
-/// Memory of such a request over HTTP/1.1: a head with one more receive, in a buffer that has grown.
+/// Memory of such a head: its bytes with one more receive, in a buffer that has grown.
 pub const UNFINISHED_HEAD_MAX: usize = 2 * (REQUEST_HEAD.head + 32 * KIB);
-/// Responses of the gateway, on one worker, for which their callers of HTTP/2 have no window. A further one ends the oldest.
+/// Header blocks of HTTP/2 of one worker that are incomplete. A further one ends the connection with the oldest.
+pub const UNFINISHED_BLOCKS: usize = 160;
+/// Such blocks of one client address.
+pub const UNFINISHED_BLOCKS_PER_ADDRESS: usize = 40;
+/// Memory of such a block, whose fields are decoded as they arrive.
+pub const UNFINISHED_BLOCK_MAX: usize = HTTP2_HEADER_LIST as usize * HTTP2_HEADER_LIST_COST;
+/// Requests of HTTP/2 of one worker that announced an empty body and have not ended. A further one resets the oldest.
+pub const EMPTY_BODIES: usize = KIB;
+/// Such requests of one client address.
+pub const EMPTY_BODIES_PER_ADDRESS: usize = 256;
+/// Responses of the gateway, on one worker, for which their callers of HTTP/2 have no window. A further one resets the oldest.
 pub const UNREAD_REFUSALS: usize = 256;
-/// Such responses to one client address.
-pub const UNREAD_REFUSALS_PER_ADDRESS: usize = 64;
+/// Such responses to one client address: those of one connection.
+pub const UNREAD_REFUSALS_PER_ADDRESS: usize = HTTP2_STREAMS as usize;
 /// Memory of such a response: bodies of its connection, head and trailers of its request.
 pub const UNREAD_REFUSAL_MAX: usize = HTTP2_CONNECTION_WINDOW as usize + HTTP2_WAITING_LISTS;
 /// Requests of one connection that are refused before authentication. More end the connection.
@@ -294,7 +304,7 @@ pub const AGENT_MESSAGE: usize = tunnel::frame::MESSAGE_TEXT_MAX;
 const CALLER_CONNECTION_MAX: usize =
     READ_AHEAD + 64 * KIB + REQUEST_HEAD.head + net::tls::SEND_BUFFER;
 /// A head that waits for the end of its body, and trailers that wait for the reader of theirs.
-const HTTP2_WAITING_LISTS: usize = REQUEST_HEAD.head
+pub const HTTP2_WAITING_LISTS: usize = REQUEST_HEAD.head
     + REQUEST_HEAD.fields * HTTP2_FIELD_COST
     + TRAILERS_MAX
     + TRAILER_FIELDS_MAX * HTTP2_FIELD_COST;
@@ -316,8 +326,13 @@ const CROSS_CORE_MAX: usize = 2 * PIPE_MEMORY;
 
 // Memory of a flood of handshakes.
 const _: () = assert!(HANDSHAKES * HANDSHAKE_MAX <= 192 * MIB);
-// Memory of a flood of requests without a credential whose heads are incomplete, or whose refusals are not read.
-const _: () = assert!(UNFINISHED_HEADS * UNFINISHED_HEAD_MAX <= 128 * MIB);
+// Memory of a flood of incomplete requests, and of one of refusals that are not read.
+const _: () = assert!(
+    UNFINISHED_HEADS * UNFINISHED_HEAD_MAX
+        + UNFINISHED_BLOCKS * UNFINISHED_BLOCK_MAX
+        + EMPTY_BODIES * HTTP2_WAITING_LISTS
+        <= 320 * MIB
+);
 const _: () = assert!(UNREAD_REFUSALS * UNREAD_REFUSAL_MAX <= 1100 * MIB);
 // Memory of a flood of connections in plain HTTP.
 const _: () = assert!(PLAIN_CONNECTIONS * PLAIN_CONNECTION_MAX <= 28 * MIB);

@@ -35,9 +35,11 @@ pub(crate) struct Connections {
     /// Number of connections that were ended to make room.
     pub(crate) evicted: Counter,
     discards: Waits,
+    empty_bodies: Waits,
     unread_refusals: Waits,
     unfinished_heads: Rc<Handshakes>,
-    /// Number of connections that were ended because they had the oldest of these.
+    unfinished_blocks: Rc<Handshakes>,
+    /// Number of connections that were ended because they had the oldest incomplete head.
     pub(crate) ended_unfinished: Counter,
     socket_memory: Rc<SocketMemory>,
 }
@@ -91,6 +93,7 @@ impl Connections {
             evicting: Cell::new(0),
             evicted: Counter::default(),
             discards: Waits::new(limits::DISCARDS, limits::DISCARDS_PER_ADDRESS),
+            empty_bodies: Waits::new(limits::EMPTY_BODIES, limits::EMPTY_BODIES_PER_ADDRESS),
             unread_refusals: Waits::new(
                 limits::UNREAD_REFUSALS,
                 limits::UNREAD_REFUSALS_PER_ADDRESS,
@@ -98,6 +101,10 @@ impl Connections {
             unfinished_heads: Handshakes::new(
                 limits::UNFINISHED_HEADS,
                 limits::UNFINISHED_HEADS_PER_ADDRESS,
+            ),
+            unfinished_blocks: Handshakes::new(
+                limits::UNFINISHED_BLOCKS,
+                limits::UNFINISHED_BLOCKS_PER_ADDRESS,
             ),
             ended_unfinished: Counter::default(),
             socket_memory,
@@ -343,6 +350,13 @@ impl ConnectionGuard {
         };
         let discards = &self.connections.discards;
         discards.run(self.claimant(), within, discard).await
+    }
+
+    /// Runs `end`, which waits for the end of a request that announced an empty body. Returns `None` if that takes too long, or
+    /// if another such request takes its place.
+    pub(crate) async fn empty_body<T>(&self, end: impl Future<Output = T>) -> Option<T> {
+        let bodies = &self.connections.empty_bodies;
+        bodies.run(self.claimant(), limits::HEAD, end).await
     }
 
     /// Runs `refusal`, which waits for the peer to take a response of the gateway. Returns `None` if that takes too long, or if

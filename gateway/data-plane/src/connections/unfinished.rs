@@ -1,5 +1,5 @@
-//! Incomplete request heads of one worker, and heads of HTTP/2 that announced an empty body and whose stream has not ended. One
-//! beyond a limit ends the connection with the oldest: an honest caller finishes its head within a round trip or two.
+//! Incomplete request heads of one worker. A further one ends the connection with the oldest: an honest caller finishes a head
+//! within a round trip or two.
 
 use std::rc::Rc;
 
@@ -7,9 +7,9 @@ use gw_interface::rate_limit::Claimant;
 use gw_shared::net::Closer;
 
 use super::Connections;
-use super::handshakes::HandshakeGuard;
+use super::handshakes::{HandshakeGuard, Handshakes};
 
-/// Counts the incomplete heads of one connection.
+/// Counts the incomplete heads of one connection, each until its guard is dropped.
 pub(crate) struct UnfinishedHeads {
     pub(super) connections: Rc<Connections>,
     pub(super) closer: Closer,
@@ -17,9 +17,17 @@ pub(crate) struct UnfinishedHeads {
 }
 
 impl UnfinishedHeads {
-    /// Counts a head until the guard is dropped.
-    pub(crate) fn begin(&self) -> HandshakeGuard {
-        let places = &self.connections.unfinished_heads;
+    /// Counts a head of HTTP/1.1.
+    pub(super) fn begin(&self) -> HandshakeGuard {
+        self.count(&self.connections.unfinished_heads)
+    }
+
+    /// Counts a header block of HTTP/2.
+    pub(crate) fn begin_block(&self) -> HandshakeGuard {
+        self.count(&self.connections.unfinished_blocks)
+    }
+
+    fn count(&self, places: &Rc<Handshakes>) -> HandshakeGuard {
         let (counted, has_ended_older) = places.begin(self.claimant, self.closer.clone());
         if has_ended_older {
             self.connections.ended_unfinished.increment();

@@ -166,7 +166,10 @@ async fn refuse_invalid_head(
     guard: &ConnectionGuard,
 ) {
     guard.expect_by(Instant::now() + limits::LINGER);
-    let head = InvalidHeadParts::of_http1(&refused.received);
+    let http1::RefusedHead { invalid, received } = refused;
+    let head = InvalidHeadParts::of_http1(&received);
+    drop(received);
+    guard.has_shaken_hands();
     let mut response = H1ResponseSink {
         stream,
         version: HttpVersion::Http11,
@@ -181,12 +184,7 @@ async fn refuse_invalid_head(
     };
     // The caller may not wait for the answer; the connection closes either way.
     let _ = router
-        .refuse_invalid_head(
-            head,
-            peer,
-            &Error::invalid_head(refused.invalid),
-            &mut response,
-        )
+        .refuse_invalid_head(head, peer, &Error::invalid_head(invalid), &mut response)
         .await;
     http1::linger(stream, guard).await;
 }

@@ -359,8 +359,7 @@ async fn ends_without_data(body: &mut RecvStream, guard: &ConnectionGuard) -> bo
             }
         }
     };
-    let _counted = guard.unfinished_heads().begin();
-    runtime::timeout(limits::HEAD, ends).await.unwrap_or(false)
+    guard.empty_body(ends).await.unwrap_or(false)
 }
 
 struct H2RequestBody<'a> {

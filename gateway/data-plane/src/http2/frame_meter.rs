@@ -282,7 +282,7 @@ impl<S: CallerStream> AsyncRead for Metered<S> {
             meter.weight = 0;
             if meter.block.is_some() {
                 let due = this.head_due.get_or_insert_with(|| {
-                    let counted = this.meter.unfinished.begin();
+                    let counted = this.meter.unfinished.begin_block();
                     Box::pin(async move {
                         runtime::sleep(limits::HEAD).await;
                         drop(counted);

@@ -165,6 +165,7 @@ impl RequestScope {
             caller: self.client,
             protocol: self.protocol,
             by: self.by.take(),
+            at_apex: self.apex.get() == Some(ApexRequest::Authenticated),
             status: self.status.get().map(|status| status.as_u16()),
             code: self.code.get(),
             ended: outcome.into(),

@@ -156,11 +156,10 @@ async fn read_upgrade(
     buffer: &mut BytesMut,
     guard: &ConnectionGuard,
 ) -> Option<Result<RequestHead, Error>> {
-    let head = match http1::read_head(stream, buffer, guard, HEAD_LIMITS).await {
-        Ok(head) => {
-            guard.has_shaken_hands();
-            head?
-        }
+    let head = http1::read_head(stream, buffer, guard, HEAD_LIMITS).await;
+    guard.has_shaken_hands();
+    let head = match head {
+        Ok(head) => head?,
         Err(error) => return Some(Err(Error::invalid_head(error))),
     };
     Some(tunnels.freeze.over().await.map(|()| head))

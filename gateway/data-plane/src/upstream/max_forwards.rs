@@ -29,8 +29,9 @@ pub(super) fn count_down(request: &mut OutboundRequest) -> Option<(RelayedHead, 
     };
     let mut body = Vec::new();
     if request.method == Method::TRACE {
-        // The response leaves out credentials (RFC 9110 §9.3.8).
-        request.headers.retain(|name| !fields::is_credential(name));
+        // The response leaves out credentials (RFC 9110 §9.3.8), and addresses of proxies in front of the gateway.
+        let is_shown = |name: &_| !fields::is_credential(name) && !fields::is_forwarding(name);
+        request.headers.retain(is_shown);
         request.framing = Framing::None;
         request.upgrade = None;
         request.write(&mut body);

@@ -48,6 +48,8 @@ pub struct RequestRecord {
     pub protocol: Protocol,
     /// Authenticated caller; `None` if there was none.
     pub by: Option<CallerId>,
+    /// The request authenticated at the apex, which names no caller. Not stored.
+    pub at_apex: bool,
     /// Status of the final response; `None` if there was none.
     pub status: Option<u16>,
     /// Code of the gateway's error.
@@ -270,7 +272,7 @@ impl RequestRecord {
     /// The target without the secrets that `masker` finds. One that is too long is cut and marked.
     /// Masked before it is cut: a part of a secret would not be recognised.
     pub(super) fn masked_target(&self, masker: &Masker) -> Cow<'_, str> {
-        let unauthenticated = self.by.is_none();
+        let unauthenticated = self.by.is_none() && !self.at_apex;
         let most = if unauthenticated {
             UNAUTHENTICATED_TARGET_MAX
         } else {
@@ -473,6 +475,7 @@ impl RequestRecord {
             caller: [203, 0, 113, 7].into(),
             protocol: Protocol::Http2,
             by: None,
+            at_apex: false,
             status: Some(200),
             code: None,
             ended: Ended::Complete,

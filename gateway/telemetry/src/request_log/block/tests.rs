@@ -48,6 +48,7 @@ fn records() -> impl Strategy<Value = Vec<RequestRecord>> {
                 target: target.into(),
                 caller,
                 protocol: PROTOCOLS[usize::from(kind)],
+                at_apex: false,
                 by: match kind {
                     0 => None,
                     1 => Some(CallerId::Client(clients[which].clone())),

@@ -133,14 +133,13 @@ impl OrderedRecord<'_> {
         self.order >> ORDER_SERVICE_BITS
     }
 
-    /// The account whose share is used. Anyone can send requests that do not authenticate: they have
-    /// a share of their own, under the empty name of the apex.
+    /// The account whose share is used. Anyone can send requests that do not authenticate: they have a share of their own, under
+    /// the empty name of the apex, and authenticated ones to the apex have another.
     pub(crate) fn account(&self) -> &str {
-        let is_known = self.record.by.is_some();
-        if is_known {
-            account_and_service(self.label).0
-        } else {
-            ""
+        match &self.record.by {
+            Some(_) => account_and_service(self.label).0,
+            None if self.record.at_apex => "@apex",
+            None => "",
         }
     }
 }

@@ -36,6 +36,9 @@ fn is_open(stream: &TcpStream) -> bool {
 fn ends_the_oldest(served: &Served, stall: impl Fn() -> TcpStream, other: impl Fn() -> TcpStream) {
     // On a busy machine the time of the handshakes may end meanwhile.
     let is_shown = (0..5).any(|_| {
+        eventually("no connection of an earlier attempt is left", || {
+            (served.metric("gw_connections", "worker") == 0).then_some(())
+        });
         let (before, began) = (gave_way(served), Instant::now());
         let others = [other(), other()];
         let mut stalled: Vec<TcpStream> = (0..=PER_ADDRESS).map(|_| stall()).collect();
