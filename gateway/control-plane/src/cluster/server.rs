@@ -34,7 +34,7 @@ pub struct ServerLimits {
     pub(crate) handshakes_per_address: usize,
     /// Bytes of a request head.
     pub head: usize,
-    /// Bytes of a request body, unless its route has another [limit](http_server::limit_body).
+    /// Bytes of a request body, unless its route has another limit.
     pub body: usize,
     pub(crate) handshake_within: Duration,
     /// Time from the end of a handshake or of a response to the last byte of the next request head.
