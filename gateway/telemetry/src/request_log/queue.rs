@@ -62,7 +62,7 @@ shared_counters! {
             "Records not written because their account had used its share of the day.";
         captures_over_share: u64 = Counter "gw_request_log_captures_over_share_total",
             "Requests recorded without captured messages: their account had used its share of the day.";
-        days_removed: u64 = Counter "gw_request_log_days_removed_total",
+        days_removed: u64 = Counter "gw_request_log_early_removals_total",
             "Days removed early, because the files were larger than request_log_max_bytes.";
         out_of_range: u64 = Counter "gw_request_log_out_of_range_total",
             "Records not written because their day has expired or is in the future.";
