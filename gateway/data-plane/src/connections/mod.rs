@@ -79,8 +79,8 @@ pub(crate) struct ConnectionGuard {
     socket: WatchedSocket,
     /// Count against the limit of the client address.
     address_slot: Option<AddressSlot>,
-    /// Counts the handshake, or an incomplete head.
-    unfinished: Cell<Option<HandshakeGuard>>,
+    /// Counts the handshake, or an incomplete head. Boxed: most connections are idle.
+    unfinished: Cell<Option<Box<HandshakeGuard>>>,
 }
 
 impl Connections {
@@ -386,7 +386,7 @@ impl ConnectionGuard {
 
     /// Counts the connection as a handshake until [`Self::has_shaken_hands`].
     pub(crate) fn shakes_hands(&mut self, handshake: HandshakeGuard) {
-        self.unfinished.set(Some(handshake));
+        self.unfinished.set(Some(Box::new(handshake)));
     }
 
     /// The handshake is complete, or the head that began to arrive.
@@ -398,7 +398,7 @@ impl ConnectionGuard {
     /// already.
     pub(crate) fn begins_head(&self) {
         let counted = self.unfinished.take();
-        let counted = counted.unwrap_or_else(|| self.unfinished_heads().begin());
+        let counted = counted.unwrap_or_else(|| Box::new(self.unfinished_heads().begin()));
         self.unfinished.set(Some(counted));
     }
 
