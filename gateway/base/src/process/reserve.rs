@@ -71,7 +71,7 @@ impl Reserve {
         let length = file.metadata()?.len();
         match rustix::fs::fallocate(&file, FallocateFlags::empty(), length, missing) {
             Ok(()) => {}
-            // This file system allocates what is written.
+            // The file system has no such call, and allocates written bytes only.
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
                 io::copy(&mut io::Read::take(io::repeat(0), missing), &mut file)?;
                 file.sync_all()?;

@@ -1,5 +1,5 @@
-//! Waits for callers, on one worker, in which a request is held that gets no response but one of the gateway: its rest is
-//! received only to be dropped, or to see that there is none, or the refusal is not read.
+//! Waits for callers, on one worker, that hold a request: the rest of a refused one is received and dropped, a body that was
+//! announced as empty has not ended, or a refusal is not read.
 //!
 //! A caller that sends a refused request may read the response only after it has sent everything, and closing a connection
 //! with unread bytes resets it, which can destroy the response (RFC 9112 §9.6). So the rest is received for a while. That

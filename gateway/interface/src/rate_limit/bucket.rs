@@ -44,7 +44,7 @@ impl Bucket {
         }
     }
 
-    /// Takes this time from a bucket of microseconds, at most a burst. It owes what it lacks.
+    /// Takes this time from a bucket of microseconds, at most a burst. Later refills pay for missing tokens.
     pub fn spend(&mut self, time: Duration, now: Instant) {
         let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
         let spent = self.rate.interval() * micros.min(self.rate.burst());

@@ -331,7 +331,7 @@ impl Control {
             self.use_certificates(&state.records);
         }
         if !domains.is_empty() {
-            // What is stored now is newer.
+            // The stored findings are newer.
             if let Ok(mut findings) = self.findings.lock() {
                 findings.retain(|name, _| !domains.contains(name));
             }
