@@ -178,10 +178,15 @@ async function anAccountIsSetUp(page) {
   const backend = await startBackend();
   await page.getByLabel("Backend port").fill(new URL(backend).port);
   await page.getByRole("button", { name: "Create token" }).click();
-  const state = path.join(FOLDER, "agent");
-  const command = (await page.locator("#command").textContent()).replace("gw-agent", `exec ${AGENT}`);
+  // `exec`: the agent ends with the test, not only its shell.
+  const command = (await page.locator("#command").textContent()).replace("gw-agent", "exec gw-agent");
   await takeScreenshot(page, "enrollment-secret");
-  running.push(spawn("bash", ["-c", `${command} --state-dir ${state}`], { stdio: "ignore", cwd: FOLDER }));
+  const env = {
+    ...process.env,
+    GW_STATE_DIR: path.join(FOLDER, "agent"),
+    PATH: `${path.dirname(AGENT)}:${process.env.PATH}`,
+  };
+  running.push(spawn("bash", ["-c", command], { stdio: "ignore", cwd: FOLDER, env }));
   await page.getByRole("link", { name: "Done" }).click();
   await eventually("the agent waits", async () => {
     await page.reload();
