@@ -54,6 +54,15 @@ pub(crate) struct Progress {
     pub(crate) timing: Option<AgentTiming>,
     /// Attempts before `stream`, or all of them if the request failed.
     pub(crate) failed_attempts: Box<[FailedAttempt]>,
+    /// Present if the service has moved, for a request of another node, which sends it to the next owner.
+    pub(crate) moved: Option<Moved>,
+}
+
+/// A service has moved before a request reached a tunnel of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Moved {
+    /// As in [`Authenticated`](gw_interface::auth::Authenticated).
+    pub(crate) waited: Option<Duration>,
 }
 
 impl Progress {
@@ -87,6 +96,18 @@ pub struct RelayedHead {
     pub has_body: bool,
     /// The backend has switched to this protocol: the body is its direction of the connection.
     pub upgrade: Option<UpgradeProtocol>,
+}
+
+impl RelayedHead {
+    /// An interim response between nodes: the body of the request may follow.
+    pub(crate) fn acceptance() -> Self {
+        Self {
+            status: StatusCode::CONTINUE,
+            headers: Fields::new(),
+            has_body: false,
+            upgrade: None,
+        }
+    }
 }
 
 /// The caller closed the connection, or cannot be written to.

@@ -25,6 +25,11 @@ impl Lifecycle {
         self.succeeded.get() || self.ending.get()
     }
 
+    /// Another process has taken over.
+    pub(crate) fn is_succeeded(&self) -> bool {
+        self.succeeded.get()
+    }
+
     /// Another process takes over.
     pub(crate) fn succeed(&self) {
         self.succeeded.set(true);

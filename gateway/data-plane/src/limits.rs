@@ -239,6 +239,8 @@ pub const LAST_WORDS: Duration = Duration::from_millis(250);
 /// Time that requests wait for the first tunnel of a service: after a restart, a move of the service, the loss
 /// of a node, or the end of the last tunnel.
 pub const FIRST_TUNNEL_BACK: Duration = Duration::from_secs(5);
+/// Time that a request waits at all owners of its service together, if the service moves meanwhile.
+pub const WAIT_IN_ALL: Duration = Duration::from_secs(10);
 /// Time that requests wait for a free slot of the tunnels in order while another tunnel of the service is not.
 pub const SLOT_WAIT: Duration = Duration::from_secs(1);
 /// Requests of one service that wait for a tunnel or a slot. Further ones are refused (504).

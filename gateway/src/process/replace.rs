@@ -19,7 +19,7 @@ impl Gateway {
         if std::process::id() == 1 {
             return Err(TakeoverError::FirstProcess);
         }
-        let mut successor = Successor::start(program, listeners)?;
+        let mut successor = Successor::start(program, listeners, self.handles.mailboxes.len())?;
         let id = successor.id().unwrap_or_default();
         successor.wait_until_ready()?;
         self.pause_control_plane();
@@ -80,17 +80,18 @@ impl Gateway {
         }
     }
 
-    /// Number of tunnels that take requests, by label of their service.
+    /// Number of tunnels that take requests, by label of their service. A service without one has one if its agent is expected
+    /// within seconds.
     pub(super) fn live_tunnels(&self) -> BTreeMap<String, usize> {
         let mut tunnels = BTreeMap::new();
-        for tunnel in self
-            .control
-            .reports()
-            .into_iter()
-            .flat_map(|report| report.tunnels)
-        {
-            if !tunnel.draining {
-                *tunnels.entry(tunnel.service).or_default() += 1;
+        for report in self.control.reports() {
+            for tunnel in report.tunnels {
+                if !tunnel.draining {
+                    *tunnels.entry(tunnel.service).or_default() += 1;
+                }
+            }
+            for service in report.awaited_services {
+                tunnels.entry(service).or_insert(1);
             }
         }
         tunnels

@@ -119,6 +119,14 @@ impl Socket {
         Self::new(TcpStream::from_std(std::net::TcpStream::from(fd))?)
     }
 
+    /// Wraps a connected Unix socket. Methods that need TCP fail on it, and [`Self::was_acknowledged_beyond`] returns true.
+    pub fn from_unix(fd: OwnedFd) -> io::Result<Self> {
+        // monoio's TCP type does all that is needed for a Unix socket too.
+        let stream = std::net::TcpStream::from(fd);
+        stream.set_nonblocking(true)?;
+        Ok(Self::wrap(TcpStream::from_std(stream)?))
+    }
+
     /// Converts the socket into a descriptor for another thread; `None` while a [`Closer`] or a wait refers to it.
     pub fn into_fd(self) -> Option<OwnedFd> {
         if self.read.borrow().0.is_some() || self.write.borrow().0.is_some() {
@@ -157,8 +165,7 @@ impl Socket {
         }
     }
 
-    /// Connects to the Unix socket at `path`. Methods that need TCP fail on it, and [`Self::was_acknowledged_beyond`]
-    /// returns true.
+    /// Connects to the Unix socket at `path`: see [`Self::from_unix`].
     pub async fn connect_unix(path: &Path) -> io::Result<Self> {
         let address = SocketAddrUnix::new(path)?;
         loop {
@@ -167,12 +174,7 @@ impl Socket {
                 rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
             // Unlike TCP, this succeeds or fails at once.
             match rustix::net::connect(&fd, &address) {
-                // monoio's TCP type does all that is needed for a Unix socket too.
-                Ok(()) => {
-                    return Ok(Self::wrap(TcpStream::from_std(std::net::TcpStream::from(
-                        fd,
-                    ))?));
-                }
+                Ok(()) => return Self::from_unix(fd),
                 Err(rustix::io::Errno::AGAIN) => runtime::sleep(QUEUE_FULL_PAUSE).await,
                 Err(error) => return Err(error.into()),
             }

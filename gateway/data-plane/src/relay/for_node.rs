@@ -1,5 +1,5 @@
-//! Requests of callers of another node, for services that this node owns: checks and admits what other nodes send on their
-//! links, opens it and carries it between tunnel and link.
+//! Requests of callers of another process: of another node, for services that this node owns, or of the process that this one has
+//! replaced. Checks and admits what they send on their links, opens it and carries it between tunnel and link.
 
 use std::cell::Cell;
 use std::io;
@@ -18,7 +18,7 @@ use gw_base::tls::pki::NodeIdentity;
 use gw_interface::auth::Authenticated;
 use gw_shared::http::framing::content_length;
 use gw_shared::http::{Fields, Framing, HttpVersion, Part, RequestHead, fields};
-use gw_shared::net::TlsStream;
+use gw_shared::net::{Socket, TlsStream};
 use gw_shared::runtime;
 use gw_shared::text::error_line;
 use gw_shared::tunnel::body::ReceivedBody;
@@ -26,16 +26,18 @@ use gw_shared::tunnel::connection::{StreamReceiver, StreamSender, Tunnel, Tunnel
 use gw_shared::tunnel::endpoint::{Closed, Endpoint, ReceivedPart};
 use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::head::{self, OutboundRequest, write_trailers};
+use gw_shared::tunnel::transport::Transport;
 use gw_shared::tunnel::{heartbeat, window};
 use http::StatusCode;
 
 use super::carry::{Stopped, carry};
+use super::on_node::open_on_node;
 use crate::http_message::{
-    BodyError, CallerGone, Progress, RelayedHead, RequestBody, ResponseSink,
+    BodyError, CallerGone, Moved, Progress, RelayedHead, RequestBody, ResponseSink,
 };
 use crate::upstream::cross_node::Nodes;
 use crate::upstream::cross_node::wire::{self, Refused};
-use crate::upstream::{Upstream, UpstreamRequest};
+use crate::upstream::{Opening, Origin, Upstream};
 
 /// A value that is counted until it is dropped.
 struct CountedUntilDrop<'a>(&'a Cell<usize>);
@@ -68,31 +70,59 @@ pub(crate) async fn serve_link(
     let Some(certificate) = stream.peer_certificate() else {
         return;
     };
-    let ended = drive(&upstream, &nodes, &stream, nodes.distrusts(&certificate)).await;
-    let error = ended.err().map(|error| error_line(&error));
+    let ended = async {
+        let socket = stream.socket();
+        socket.detect_dead_peer(heartbeat::TCP_DEAD_AFTER)?;
+        socket.limit_unsent(UNSENT)?;
+        let mut endpoint = endpoint(&upstream);
+        if !stream.speaks(ALPN_NODE) {
+            endpoint = endpoint.without_upload_reports();
+        }
+        let distrusted = nodes.distrusts(&certificate);
+        drive(
+            &upstream,
+            Some(&nodes),
+            &stream,
+            socket,
+            endpoint,
+            distrusted,
+        )
+        .await
+    };
+    let error = ended.await.err().map(|error| error_line(&error));
     tracing::info!(node, error, "link of another node ended");
 }
 
-/// Serves the requests of a link until it ends, or `distrusted` resolves.
+/// Serves a link that the process has opened which this one has replaced, until it ends.
+pub(crate) async fn serve_predecessor(upstream: Rc<Upstream>, socket: Socket) {
+    let endpoint = endpoint(&upstream);
+    let ended = drive(
+        &upstream,
+        None,
+        &socket,
+        &socket,
+        endpoint,
+        std::future::pending(),
+    );
+    let error = ended.await.err().map(|error| error_line(&error));
+    tracing::debug!(error, "link of the predecessor ended");
+}
+
+fn endpoint(upstream: &Upstream) -> Endpoint {
+    Endpoint::agent_within(limits::LINK_REQUESTS, upstream.tunnels.relay_memory.links())
+}
+
+/// Serves the requests of a link until it ends, or `distrusted` resolves. `nodes` is absent on the link of a predecessor.
 async fn drive(
     upstream: &Rc<Upstream>,
-    nodes: &Rc<Nodes>,
-    stream: &TlsStream,
+    nodes: Option<&Rc<Nodes>>,
+    stream: &impl Transport,
+    socket: &Socket,
+    endpoint: Endpoint,
     distrusted: impl Future<Output = ()>,
 ) -> Result<(), TunnelError> {
-    let last_received = stream.socket().last_received();
-    stream
-        .socket()
-        .detect_dead_peer(heartbeat::TCP_DEAD_AFTER)?;
-    stream.socket().limit_unsent(UNSENT)?;
-    let share = upstream.tunnels.relay_memory.links();
-    let endpoint = Endpoint::agent_within(limits::LINK_REQUESTS, share);
-    let is_current = stream.speaks(ALPN_NODE);
-    let tunnel = Tunnel::new(if is_current {
-        endpoint
-    } else {
-        endpoint.without_upload_reports()
-    });
+    let last_received = socket.last_received();
+    let tunnel = Tunnel::new(endpoint);
     tunnel.with(|endpoint| endpoint.set_credit(window::FIRST as usize, limits::LINK_BUDGET));
     let driven = pin!(std::future::poll_fn(|cx| {
         let driven = tunnel.poll_drive(cx, stream, &mut |_| Ok(()));
@@ -100,7 +130,7 @@ async fn drive(
         while let Poll::Ready(Some(halves)) =
             tunnel.poll_accept(&mut Context::from_waker(Waker::noop()))
         {
-            runtime::spawn(serve(Rc::clone(upstream), Rc::clone(nodes), halves));
+            runtime::spawn(serve(Rc::clone(upstream), nodes.cloned(), halves));
         }
         driven
     }));
@@ -119,21 +149,21 @@ async fn drive(
 /// Serves one request. A reset of its stream cancels it.
 async fn serve(
     upstream: Rc<Upstream>,
-    nodes: Rc<Nodes>,
+    nodes: Option<Rc<Nodes>>,
     (sender, receiver): (StreamSender, StreamReceiver),
 ) {
-    let _counted = CountedUntilDrop::new(&nodes.requests_served);
+    let _counted = CountedUntilDrop::new(&upstream.link_requests_served);
     let Some(mut head) = read_head(&receiver) else {
         return;
     };
     let service = wire::take_service(&mut head.headers);
-    if upstream.lifecycle.sends_nodes_away() {
-        return refuse(&sender, None, &Refused::Ending);
+    let lifecycle = &upstream.lifecycle;
+    if lifecycle.is_ending() || nodes.is_some() && lifecycle.is_succeeded() {
+        return refuse(&sender, None, &Refused::Ending { waited: None });
     }
     let reset = pin!(std::future::poll_fn(|cx| sender.poll_reset(cx)));
-    let Either::Left((owned, _)) =
-        select(pin!(after_freeze(&upstream, &nodes, &head, service)), reset).await
-    else {
+    let owned = after_freeze(&upstream, nodes.as_deref(), &head, service);
+    let Either::Left((owned, _)) = select(pin!(owned), reset).await else {
         return;
     };
     let is_upgrade = head.upgrade.is_some();
@@ -143,17 +173,15 @@ async fn serve(
         head.framing
     };
     let has_body = framing.has_body() || is_upgrade;
-    let is_announced = wire::waits_for_acceptance(framing, is_upgrade, &head.headers);
-    let request = match owned.and_then(|label| open(&upstream, &label, head, &sender)) {
-        Ok(request) => request,
+    let origin = Origin {
+        sends_on: nodes.is_some(),
+        awaits_acceptance: wire::waits_for_acceptance(framing, is_upgrade, &head.headers),
+        ..Origin::default()
+    };
+    let opening = match owned.and_then(|label| open(&upstream, &label, head, &sender, origin)) {
+        Ok(opening) => opening,
         Err(refused) => return refuse(&sender, None, &refused),
     };
-    if is_announced && request.is_opened() {
-        // The other node may send the body. Fails if it has reset the stream, which cancels the request.
-        let _ = sender.send_head(Kind::Interim, false, |out| {
-            wire::write_notice(out, &Progress::default());
-        });
-    }
     let body = match (has_body, is_upgrade) {
         (true, true) => Some(ReceivedBody::upgraded(receiver)),
         (true, false) => Some(ReceivedBody::new(receiver, framing)),
@@ -171,11 +199,46 @@ async fn serve(
         ended: false,
     };
     let upgrade = is_upgrade.then_some(HttpVersion::Http11);
-    if let Err(Stopped::Failed(error)) =
-        carry(None, request, upgrade, &mut body, &mut response).await
-    {
-        response.fail(error);
+    let carried = accept_and_carry(opening, origin, upgrade, &mut body, &mut response).await;
+    if let Err(Stopped::Failed(error)) = carried {
+        let sends_on = response.progress.moved;
+        match sends_on.and_then(|moved| moved_to(&upstream, nodes.as_deref(), moved)) {
+            Some(refused) => refuse(&sender, None, &refused),
+            None => response.fail(error),
+        }
     }
+}
+
+/// Carries the request once it is open, and tells a process that waits for it that the body may follow.
+async fn accept_and_carry(
+    opening: Opening,
+    origin: Origin,
+    upgrade: Option<HttpVersion>,
+    body: &mut LinkBody<'_>,
+    response: &mut LinkSink<'_>,
+) -> Result<(), Stopped> {
+    let request = match opening {
+        Opening::Opened(request) => request,
+        Opening::OnNode(request) => Box::pin(open_on_node(None, *request, body, response)).await?,
+    };
+    if origin.awaits_acceptance && request.is_opened() {
+        // Fails if the other process has reset the stream, which cancels the request.
+        let _ = response.interim(RelayedHead::acceptance()).await;
+    }
+    carry(None, request, upgrade, body, response).await
+}
+
+/// What the node of the caller is told of a request that it is to send on.
+fn moved_to(
+    upstream: &Upstream,
+    nodes: Option<&Nodes>,
+    Moved { waited }: Moved,
+) -> Option<Refused> {
+    if upstream.lifecycle.sends_nodes_away() {
+        return Some(Refused::Ending { waited });
+    }
+    let epoch = nodes?.peering.view()?.epoch();
+    Some(Refused::NotOwner { epoch, waited })
 }
 
 /// The head of a stream that another node has opened. It has arrived with the stream.
@@ -193,25 +256,31 @@ fn read_head(receiver: &StreamReceiver) -> Option<RequestHead> {
     }
 }
 
-/// The label of the request's service, which this node owns. The request may have queued while this process was frozen.
+/// The label of the request's service, which this node owns if another node has sent the request. The request may have queued
+/// while this process was frozen.
 async fn after_freeze(
     upstream: &Upstream,
-    nodes: &Nodes,
+    nodes: Option<&Nodes>,
     head: &RequestHead,
     service: Option<String>,
 ) -> Result<String, Refused> {
-    let label = match (service, nodes.region.destination(head.authority.as_str())) {
+    let region = &upstream.tunnels.region;
+    let label = match (service, region.destination(head.authority.as_str())) {
         (Some(label), Destination::Elsewhere) => label,
         (None, Destination::Tenant(label)) => label.into_owned(),
         _ => return Err(Refused::Error(Error::ServiceNotFound)),
     };
-    owned(nodes, &label).await?;
+    if let Some(nodes) = nodes {
+        owned(nodes, &label).await?;
+    }
     let freeze = &upstream.tunnels.freeze;
     if freeze.is_over(Instant::now()) {
         return Ok(label);
     }
     freeze.over().await.map_err(Refused::Error)?;
-    owned(nodes, &label).await?;
+    if let Some(nodes) = nodes {
+        owned(nodes, &label).await?;
+    }
     Ok(label)
 }
 
@@ -222,7 +291,12 @@ async fn owned(nodes: &Nodes, label: &str) -> Result<(), Refused> {
     loop {
         match nodes.peering.accepts(&hostname, Instant::now()) {
             Some(Ok(())) => return Ok(()),
-            Some(Err(epoch)) => return Err(Refused::NotOwner { epoch }),
+            Some(Err(epoch)) => {
+                return Err(Refused::NotOwner {
+                    epoch,
+                    waited: None,
+                });
+            }
             None if Instant::now() >= deadline => {
                 return Err(Refused::Error(Error::NodeUnavailable));
             }
@@ -234,16 +308,19 @@ async fn owned(nodes: &Nodes, label: &str) -> Result<(), Refused> {
 /// Checks that the caller may call the service, then charges the stream of `sender` to its account, admits and opens the
 /// request.
 fn open(
-    upstream: &Upstream,
+    upstream: &Rc<Upstream>,
     label: &str,
     mut head: RequestHead,
     sender: &StreamSender,
-) -> Result<UpstreamRequest, Refused> {
+    origin: Origin,
+) -> Result<Opening, Refused> {
     let principal = wire::take_principal(&mut head.headers);
+    let waited = wire::take_waited(&mut head.headers);
     let open = || {
         let directory = upstream.directory.get();
         let by = principal.ok_or(Error::TunnelProtocol)?;
-        let request = Authenticated::by_node(&directory, label, by)?;
+        let mut request = Authenticated::by_node(&directory, label, by)?;
+        request.waited = waited;
         let memory = upstream
             .tunnels
             .relay_memory
@@ -251,7 +328,12 @@ fn open(
         if !sender.charge_to(memory.share()) {
             return Err(memory.refusal());
         }
-        upstream.open_here(request, outbound(head))
+        if !origin.sends_on {
+            return upstream.open(request, outbound(head), origin);
+        }
+        upstream
+            .open_here(request, outbound(head), origin)
+            .map(Opening::Opened)
     };
     open().map_err(Refused::Error)
 }

@@ -1,8 +1,10 @@
 //! Requests of callers of another worker, for services that this worker owns: admits them, opens them on a tunnel and carries
-//! them between tunnel and pipes.
+//! them between tunnel and pipes. So are requests of this worker that have to wait. If the service moves while a request waits,
+//! the request is sent on from here.
 
 use std::pin::pin;
 use std::rc::Rc;
+use std::time::Instant;
 
 use crate::limits;
 use bytes::Bytes;
@@ -15,11 +17,12 @@ use gw_shared::runtime;
 use gw_shared::tunnel::head::OutboundRequest;
 
 use super::carry::{Stopped, carry};
+use super::on_node::open_on_node;
 use crate::http_message::{
-    BodyError, CallerGone, Progress, RelayedHead, RequestBody, ResponseSink,
+    BodyError, CallerGone, Moved, Progress, RelayedHead, RequestBody, ResponseSink,
 };
 use crate::pipe::{self, OtherEndGone};
-use crate::upstream::{CrossCoreRequest, Frame, HeadResult, Upstream, UpstreamRequest};
+use crate::upstream::{CrossCoreRequest, Frame, HeadResult, NotHere, Opening, Origin, Upstream};
 
 /// Serves a request that another worker posted.
 pub(crate) fn serve_for_worker(upstream: &Rc<Upstream>, request: CrossCoreRequest) {
@@ -29,6 +32,7 @@ pub(crate) fn serve_for_worker(upstream: &Rc<Upstream>, request: CrossCoreReques
         let CrossCoreRequest {
             request,
             outbound,
+            origin,
             body,
             response,
             opened,
@@ -41,11 +45,27 @@ pub(crate) fn serve_for_worker(upstream: &Rc<Upstream>, request: CrossCoreReques
             begun: false,
             has_upload,
         };
-        let opened_here = match &served {
+        let mut body = PipeBody {
+            parts: body,
+            response: response.pipe,
+        };
+        let opening = match &served {
             Some(Served(upstream)) => {
-                admit_and_open(upstream, request, outbound, response.pipe).await
+                admit_and_open(upstream, request, outbound, origin, response.pipe).await
             }
-            None => Err(Error::Overloaded(Overload::QueueFull)),
+            None => Err(NotServed::Failed(Error::Overloaded(Overload::QueueFull))),
+        };
+        let opened_here = match opening {
+            Ok(Opening::Opened(request)) => Ok(request),
+            // Boxed: rare.
+            Ok(Opening::OnNode(request)) => {
+                Box::pin(open_on_node(None, *request, &mut body, &mut response)).await
+            }
+            Err(NotServed::Moved(moved)) => {
+                response.progress.moved = Some(moved);
+                Err(Stopped::Failed(Error::NodeUnavailable))
+            }
+            Err(NotServed::Failed(error)) => Err(Stopped::Failed(error)),
         };
         let carried = match opened_here {
             Ok(request) => {
@@ -53,41 +73,76 @@ pub(crate) fn serve_for_worker(upstream: &Rc<Upstream>, request: CrossCoreReques
                     // Set once: a request crosses cores at most once.
                     let _ = opened.set(stream);
                 }
-                let mut body = PipeBody {
-                    parts: body,
-                    response: response.pipe,
-                };
+                if origin.awaits_acceptance && request.is_opened() {
+                    // Fails if the caller has left, which ends the exchange below.
+                    let _ = response.interim(RelayedHead::acceptance()).await;
+                }
                 carry(None, request, upgrade, &mut body, &mut response).await
             }
-            Err(error) => Err(Stopped::Failed(error)),
+            Err(stopped) => Err(stopped),
         };
         if let Err(Stopped::Failed(error)) = carried {
-            response.fail(error).await;
+            response.fail(origin.error(error)).await;
         }
     });
 }
 
-/// Admits a request and opens it, once it has its turn.
+/// Why a request goes no further than to this worker.
+enum NotServed {
+    /// The sender of the request sends it on.
+    Moved(Moved),
+    Failed(Error),
+}
+
+impl From<Error> for NotServed {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Admits a request and opens it, once it has its turn. If the service moves before, the request is to be sent on: from here,
+/// unless its sender does that.
 async fn admit_and_open(
-    upstream: &Upstream,
+    upstream: &Rc<Upstream>,
     request: Authenticated,
     outbound: OutboundRequest,
+    origin: Origin,
     response: &pipe::Sender<Frame>,
-) -> Result<UpstreamRequest, Error> {
+) -> Result<Opening, NotServed> {
+    let send_on = |request: Authenticated, outbound| {
+        if origin.sends_on {
+            let waited = request.waited;
+            return Err(NotServed::Moved(Moved { waited }));
+        }
+        Ok(upstream.elsewhere(request, outbound, origin))
+    };
     let opening = pin!(async {
+        if upstream.has_left(&request.service) {
+            return send_on(request, outbound);
+        }
         let charge_waits = !upstream.buckets.borrow().are_here();
         let mut admitted = rate_limit::charge_or_wait(&upstream.buckets, request).await?;
+        let began = Instant::now();
         // The turn ends once the request is open.
-        let turn = upstream.turn(&admitted.0.service).await?;
+        let turn = match upstream.turn(&admitted.0).await {
+            Ok(turn) => turn,
+            Err(NotHere::Moved) => {
+                let before = admitted.0.waited.unwrap_or_default();
+                admitted.0.waited = Some(before + began.elapsed());
+                return send_on(admitted.0, outbound);
+            }
+            Err(NotHere::Failed(error)) => return Err(error.into()),
+        };
         if charge_waits || turn.is_some() {
             admitted.0 = admitted.0.again(&upstream.directory.get())?;
         }
-        upstream.open_on_tunnel(admitted, outbound)
+        let opened = upstream.open_on_tunnel(admitted, outbound)?;
+        Ok(Opening::Opened(opened))
     });
     match select(opening, pin!(response.closed())).await {
         Either::Left((opened, _)) => opened,
         // The worker of the caller has given up.
-        Either::Right(((), _)) => Err(Error::AgentUnavailable),
+        Either::Right(((), _)) => Err(Error::AgentUnavailable.into()),
     }
 }
 
@@ -263,8 +318,13 @@ mod tests {
                 let (sender, _receiver) = pipe::pipe(WorkerId(0), WorkerId(0), wakes);
                 let request = Authenticated::by_node(&directory, LABEL, by).unwrap();
                 let outbound = outbound_get();
-                let mut opening =
-                    Box::pin(admit_and_open(&worker.upstream, request, outbound, &sender));
+                let mut opening = Box::pin(admit_and_open(
+                    &worker.upstream,
+                    request,
+                    outbound,
+                    Origin::default(),
+                    &sender,
+                ));
                 assert!(poll!(&mut opening).is_pending(), "the bucket is not here");
                 worker.directory.replace(Arc::clone(&later));
                 worker
@@ -272,7 +332,8 @@ mod tests {
                     .borrow_mut()
                     .take_over(&[], &later, WorkerId(0), Instant::now());
                 match poll!(&mut opening) {
-                    Poll::Ready(Err(error)) => error,
+                    Poll::Ready(Err(NotServed::Failed(error))) => error,
+                    Poll::Ready(Err(NotServed::Moved(_))) => panic!("it has not moved"),
                     Poll::Ready(Ok(_)) => panic!("there is no tunnel"),
                     Poll::Pending => panic!("the bucket is here"),
                 }

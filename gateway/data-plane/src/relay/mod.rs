@@ -21,7 +21,7 @@ use gw_store::{Directory, Service};
 
 pub(crate) use self::authenticate::AuthFailures;
 use self::carry::{Stopped, carry};
-pub(crate) use self::for_node::serve_link;
+pub(crate) use self::for_node::{serve_link, serve_predecessor};
 pub(crate) use self::for_worker::serve_for_worker;
 use self::on_node::open_on_node;
 use self::outbound::outbound;
@@ -30,7 +30,7 @@ use crate::http_message::{Outcome, RequestBody, ResponseSink};
 use crate::lifecycle::Lifecycle;
 use crate::peer::Peer;
 use crate::request_scope::{Observers, RequestScope, Stage, refuse};
-use crate::upstream::{Opening, Upstream};
+use crate::upstream::{Opening, Origin, Upstream};
 
 /// A request for it panics in the task of its connection. For tests of the whole gateway; not in release builds.
 #[cfg(debug_assertions)]
@@ -78,7 +78,7 @@ impl Relay {
                 Ok(Opening::Opened(request)) => Ok(request),
                 // Boxed: a gateway without other nodes never needs the memory.
                 Ok(Opening::OnNode(request)) => {
-                    Box::pin(open_on_node(scope, *request, body, response)).await
+                    Box::pin(open_on_node(Some(scope), *request, body, response)).await
                 }
                 Err(NotRelayed::Refused(error)) => Err(Stopped::Failed(error)),
                 Err(NotRelayed::TakenBack) => Err(Stopped::CallerGone),
@@ -149,7 +149,9 @@ impl Relay {
     ) -> Result<Opening, Error> {
         scope.note(Stage::Opening(&request));
         let outbound = self.outbound(scope, request, peer)?;
-        let opening = self.upstream.open(authenticated, outbound)?;
+        let opening = self
+            .upstream
+            .open(authenticated, outbound, Origin::default())?;
         if let Opening::Opened(opened) = &opening {
             scope.note(Stage::Upstream(opened.response.progress()));
         }

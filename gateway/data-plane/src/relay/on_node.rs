@@ -1,4 +1,5 @@
-//! Requests of services that another node of the region owns: sends the request there, to be carried as any other.
+//! Requests of services that another node of the region owns, or the process that takes over from this one: sends the request
+//! there, to be carried as any other.
 
 use std::pin::pin;
 
@@ -12,9 +13,9 @@ use crate::request_scope::{RequestScope, Stage};
 use crate::upstream::UpstreamRequest;
 use crate::upstream::cross_node::{CrossNodeRequest, ShortBody};
 
-/// Sends the request, with its body if that is short.
+/// Sends the request, with its body if that is short. `scope` is as in [`carry`](super::carry::carry).
 pub(super) async fn open_on_node(
-    scope: &RequestScope,
+    scope: Option<&RequestScope>,
     request: CrossNodeRequest,
     body: &mut impl RequestBody,
     response: &mut impl ResponseSink,
@@ -32,10 +33,16 @@ pub(super) async fn open_on_node(
         }
         None => None,
     };
-    let on_lost = |failed| scope.note(Stage::NodeLost(failed));
+    let on_lost = |failed| {
+        if let Some(scope) = scope {
+            scope.note(Stage::NodeLost(failed));
+        }
+    };
     match select(pin!(request.send(short, on_lost)), pin!(body.gone())).await {
         Either::Left((Ok(request), _)) => {
-            scope.note(Stage::Upstream(request.response.progress()));
+            if let Some(scope) = scope {
+                scope.note(Stage::Upstream(request.response.progress()));
+            }
             Ok(request)
         }
         Either::Left((Err(error), _)) => Err(Stopped::Failed(error)),
@@ -45,7 +52,7 @@ pub(super) async fn open_on_node(
 
 /// Receives a body of this length.
 async fn collect(
-    scope: &RequestScope,
+    scope: Option<&RequestScope>,
     length: usize,
     body: &mut impl RequestBody,
 ) -> Result<(Bytes, Option<Fields>), BodyError> {
@@ -54,7 +61,9 @@ async fn collect(
         match body.part().await? {
             Part::Data(data) => {
                 let last = body.is_done();
-                scope.note(Stage::RequestData { data: &data, last });
+                if let Some(scope) = scope {
+                    scope.note(Stage::RequestData { data: &data, last });
+                }
                 if last && whole.is_empty() {
                     return Ok((data, None));
                 }
@@ -65,7 +74,9 @@ async fn collect(
                 }
             }
             end => {
-                scope.note(Stage::RequestEnd);
+                if let Some(scope) = scope {
+                    scope.note(Stage::RequestEnd);
+                }
                 let trailers = if let Part::Trailers(trailers) = end {
                     Some(trailers)
                 } else {

@@ -66,7 +66,7 @@ impl Relay {
         let opened = match self.open_replay(&scope, original, &label, request) {
             Ok(Opening::Opened(request)) => Ok(request),
             Ok(Opening::OnNode(request)) => {
-                open_on_node(&scope, *request, &mut captured, &mut response).await
+                open_on_node(Some(&scope), *request, &mut captured, &mut response).await
             }
             Err(error) => Err(Stopped::Failed(error)),
         };

@@ -87,10 +87,18 @@ impl Tunnels {
     }
 
     /// Whether another node owns the service.
-    fn is_elsewhere(&self, service: &Service) -> bool {
+    pub(crate) fn is_elsewhere(&self, service: &Service) -> bool {
         self.peering
             .as_ref()
             .is_some_and(|peering| peering.is_elsewhere(&service.hostname))
+    }
+
+    /// Labels of the services whose agents lost their last tunnel a moment ago, or have not come back since the takeover.
+    pub(crate) fn awaited_services(&self, now: Instant) -> Vec<String> {
+        let registry = self.registry.borrow();
+        let awaited = self.grace.awaited(now).chain(registry.lost(now));
+        let awaited = awaited.filter(|label| !registry.has_tunnel(label));
+        awaited.map(str::to_owned).collect()
     }
 
     fn take_admission(&self, now: Instant) -> Result<(), Error> {

@@ -286,6 +286,11 @@ impl Registry {
         self.lost.until(label, now)
     }
 
+    /// Labels of the services whose last tunnel has ended a moment ago.
+    pub(super) fn lost(&self, now: Instant) -> impl Iterator<Item = &str> {
+        self.lost.labels(now)
+    }
+
     /// The tunnels of the service that take requests.
     pub(crate) fn serving(&self, label: &str) -> Serving {
         let mut serving = self

@@ -12,7 +12,6 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use crate::limits;
-use gw_base::error::Error;
 use gw_shared::runtime;
 
 /// The lines of one worker, by the label of the service. A line is removed with its last request.
@@ -24,6 +23,15 @@ pub(crate) struct Waiting {
 /// Place of a request in a line.
 #[derive(Default)]
 struct PlaceInLine(RefCell<Option<Waker>>);
+
+/// Why a request gets no turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoTurn {
+    /// Another node or another process serves the service now.
+    Moved,
+    /// The line is too long, or the wait was.
+    Unavailable,
+}
 
 /// The turn of a request, which is at the front of its line. The next one has its turn once this is dropped.
 pub(crate) struct Turn<'a> {
@@ -40,19 +48,20 @@ impl Waiting {
     }
 
     /// Waits in the line of the service until `can_open` is true for the first in the line. Looks again after each
-    /// [`Self::look_again`]. Fails after `within`, and at once if [`limits::WAITING_REQUESTS`] wait.
+    /// [`Self::look_again`]. Fails once `has_moved` is true, after `within`, and at once if [`limits::WAITING_REQUESTS`] wait.
     pub(crate) async fn turn(
         &self,
         label: &Arc<str>,
         within: Duration,
         can_open: impl Fn() -> bool,
-    ) -> Result<Turn<'_>, Error> {
+        has_moved: impl Fn() -> bool,
+    ) -> Result<Turn<'_>, NoTurn> {
         let place = Rc::new(PlaceInLine::default());
         {
             let mut lines = self.lines.borrow_mut();
             let line = lines.entry(Arc::clone(label)).or_default();
             if line.len() >= limits::WAITING_REQUESTS {
-                return Err(Error::AgentUnavailable);
+                return Err(NoTurn::Unavailable);
             }
             line.push_back(Rc::clone(&place));
         }
@@ -62,15 +71,18 @@ impl Waiting {
             place,
         };
         let at_front = std::future::poll_fn(|cx| {
+            if has_moved() {
+                return Poll::Ready(Err(NoTurn::Moved));
+            }
             if turn.is_first() && can_open() {
-                return Poll::Ready(());
+                return Poll::Ready(Ok(()));
             }
             turn.place.0.replace(Some(cx.waker().clone()));
             Poll::Pending
         });
         runtime::timeout(within, at_front)
             .await
-            .map_err(|_| Error::AgentUnavailable)?;
+            .unwrap_or(Err(NoTurn::Unavailable))?;
         Ok(turn)
     }
 
@@ -82,6 +94,12 @@ impl Waiting {
             .iter()
             .map(|(label, line)| (label.to_string(), line.len()))
             .collect()
+    }
+
+    /// Lets the first request of each line look whether its service has moved. One that leaves its line lets the next one look.
+    pub(crate) fn look_again_everywhere(&self) {
+        let labels: Vec<_> = self.lines.borrow().keys().cloned().collect();
+        labels.iter().for_each(|label| self.look_again(label));
     }
 
     /// Lets the first request in the line of the service look whether it can go. Called when a tunnel has registered, and
@@ -146,7 +164,7 @@ mod tests {
         let waiting: Waiting = Waiting::default();
         let label: Arc<str> = "acme--api".into();
         let slots = Cell::new(0);
-        let turn = || Box::pin(waiting.turn(&label, LONG, || slots.get() > 0));
+        let turn = || Box::pin(waiting.turn(&label, LONG, || slots.get() > 0, || false));
         Driver::choose()
             .unwrap()
             .block_on(async {
@@ -205,13 +223,13 @@ mod tests {
                 let waker = Waker::from(Arc::clone(&wakes));
                 let mut cx = Context::from_waker(&waker);
                 let mut requests: Vec<_> = (0..limits::WAITING_REQUESTS)
-                    .map(|_| Box::pin(waiting.turn(&label, LONG, || false)))
+                    .map(|_| Box::pin(waiting.turn(&label, LONG, || false, || false)))
                     .collect();
                 for request in &mut requests {
                     assert!(request.as_mut().poll(&mut cx).is_pending());
                 }
-                let beyond = waiting.turn(&label, LONG, || false).await;
-                assert_eq!(beyond.err(), Some(Error::AgentUnavailable));
+                let beyond = waiting.turn(&label, LONG, || false, || false).await;
+                assert_eq!(beyond.err(), Some(NoTurn::Unavailable));
                 waiting.look_again(&label);
                 waiting.look_again("acme--other");
                 assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
@@ -227,9 +245,9 @@ mod tests {
             .unwrap()
             .block_on(async {
                 let left = waiting
-                    .turn(&label, Duration::from_millis(1), || false)
+                    .turn(&label, Duration::from_millis(1), || false, || false)
                     .await;
-                assert_eq!(left.err(), Some(Error::AgentUnavailable));
+                assert_eq!(left.err(), Some(NoTurn::Unavailable));
                 assert!(!waiting.is_waited_for(&label));
             })
             .unwrap();

@@ -263,7 +263,7 @@ impl Attempts {
             // Without a turn, the second look finds no room either.
             let _turn = tunnels
                 .waiting
-                .turn(&service.label, limits::SLOT_WAIT, can_open)
+                .turn(&service.label, limits::SLOT_WAIT, can_open, || false)
                 .await;
             opened = self.reopen(last);
         }

@@ -10,7 +10,7 @@ use gw_shared::http::Part;
 use gw_shared::id::AccountId;
 use gw_shared::tunnel::head::OutboundRequest;
 
-use super::{Frame, HeadResult, PendingResponse, Upload, Upstream, UpstreamRequest};
+use super::{Frame, HeadResult, Origin, PendingResponse, Upload, Upstream, UpstreamRequest};
 use crate::http_message::{OpenedStream, Progress, RelayedHead};
 use crate::pipe;
 
@@ -19,6 +19,7 @@ pub struct CrossCoreRequest {
     /// Proof that the caller may call the service, with the service.
     pub request: Authenticated,
     pub(crate) outbound: OutboundRequest,
+    pub(crate) origin: Origin,
     /// The request body; `None` if there is none.
     pub body: Option<pipe::Receiver<Part>>,
     /// Sending end of the pipe for the response.
@@ -33,6 +34,7 @@ impl Upstream {
         &self,
         request: Authenticated,
         outbound: OutboundRequest,
+        origin: Origin,
     ) -> Result<UpstreamRequest, Error> {
         let worker = self.worker;
         let owner = request.service.owner;
@@ -50,6 +52,7 @@ impl Upstream {
         let request = CrossCoreRequest {
             request,
             outbound,
+            origin,
             body: upload_out,
             response: response_in,
             opened: Arc::clone(&opened),

@@ -4,6 +4,9 @@
 //! On the worker that owns the service, both are a stream of the tunnel (`local`). On another worker they are pipes to a
 //! task of the owner, which opens the stream there (`cross_core`). On another node they are a stream of a link to the
 //! owner (`cross_node`). Callers of this module see a difference only before the request is opened.
+//!
+//! A request that waits for a tunnel has touched none. If its service moves meanwhile to another node, or another process takes
+//! over, the task that waits sends the request on, or the node of the caller does.
 
 mod attempts;
 mod cross_core;
@@ -13,6 +16,7 @@ mod local;
 mod max_forwards;
 mod repeatable_upload;
 mod response;
+mod turn;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -20,7 +24,6 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Instant;
 
-use crate::limits;
 use bytes::Bytes;
 use gw_base::error::Error;
 use gw_base::mailbox::Post;
@@ -31,16 +34,17 @@ use gw_shared::http::{Fields, Part};
 use gw_shared::tunnel::body::ReceivedBody;
 use gw_shared::tunnel::connection::StreamSender;
 use gw_shared::tunnel::head::{OutboundRequest, write_trailers};
-use gw_store::{Directory, Service};
+use gw_store::Directory;
 use gw_telemetry::counters::Counters;
 
 use self::attempts::AttemptsFailed;
 pub(crate) use self::cross_core::CrossCoreRequest;
-use self::cross_node::{CrossNodeRequest, Nodes};
+use self::cross_node::{CrossNodeRequest, Link, Nodes};
 pub(crate) use self::frame::{Frame, HeadResult};
 use self::repeatable_upload::RepeatableUpload;
 pub(crate) use self::response::Final;
 use self::response::{Carrier, StreamResponse};
+pub(crate) use self::turn::NotHere;
 use crate::caller_session::CallerSessions;
 use crate::current::Current;
 use crate::http_message::{OpenedStream, Progress, RelayedHead};
@@ -48,7 +52,6 @@ use crate::lifecycle::Lifecycle;
 use crate::memory::relay::Reserved;
 use crate::pipe::{self, OtherEndGone};
 use crate::tunnel::Tunnels;
-use crate::tunnel::waiting::Turn;
 
 /// Opens the relayed requests of one worker.
 pub(crate) struct Upstream {
@@ -58,6 +61,8 @@ pub(crate) struct Upstream {
     pub(crate) counters: Rc<Counters>,
     /// Requests that this worker opens for callers of other workers.
     pub(crate) cross_core_served: Cell<usize>,
+    /// Requests that this worker serves for other nodes, and for the process that this one has replaced.
+    pub(crate) link_requests_served: Cell<usize>,
     /// Mailboxes of all workers.
     pub(crate) mailboxes: Arc<dyn Post<Box<CrossCoreRequest>>>,
     pub(crate) wakes: Arc<dyn Post<pipe::Wake>>,
@@ -66,13 +71,36 @@ pub(crate) struct Upstream {
     pub(crate) directory: Rc<Current<Directory>>,
     pub(crate) lifecycle: Rc<Lifecycle>,
     pub(crate) caller_sessions: CallerSessions,
+    /// Link to the process that has taken over from this one.
+    pub(crate) successor: RefCell<Option<Rc<Link>>>,
 }
 
 /// A request after it was opened.
 pub(crate) enum Opening {
     Opened(UpstreamRequest),
-    /// Another node may own the service: the request has yet to be sent there.
+    /// Another node may own the service, or another process has taken over: the request has yet to be sent there.
     OnNode(Box<CrossNodeRequest>),
+}
+
+/// What this worker has to know of the sender of a request. Without anything, it is a caller of this process.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Origin {
+    /// Another node: it sends the request on if the service moves.
+    pub(crate) sends_on: bool,
+    /// Another process: it sends the body once the request is open on a tunnel.
+    pub(crate) awaits_acceptance: bool,
+    /// An attempt before this one was lost with another node.
+    pub(crate) was_lost: bool,
+}
+
+impl Origin {
+    /// The error that the caller gets. The one of a lost attempt says more than that there is no agent for another attempt.
+    pub(crate) fn error(self, error: Error) -> Error {
+        match error {
+            Error::AgentUnavailable if self.was_lost => Error::NodeLost,
+            error => error,
+        }
+    }
 }
 
 impl Upstream {
@@ -82,22 +110,33 @@ impl Upstream {
         self: &Rc<Self>,
         request: Authenticated,
         outbound: OutboundRequest,
+        origin: Origin,
     ) -> Result<Opening, Error> {
         if let Some(nodes) = &self.nodes
             && !nodes
                 .peering
                 .admits(&request.service.hostname, Instant::now())
         {
-            let upstream = Rc::clone(self);
-            let nodes = Rc::clone(nodes);
-            return Ok(Opening::OnNode(Box::new(CrossNodeRequest {
-                upstream,
-                nodes,
-                request,
-                outbound,
-            })));
+            return Ok(self.elsewhere(request, outbound, origin));
         }
-        self.open_here(request, outbound).map(Opening::Opened)
+        self.open_here(request, outbound, origin)
+            .map(Opening::Opened)
+    }
+
+    /// A request that another node or another process serves.
+    pub(crate) fn elsewhere(
+        self: &Rc<Self>,
+        request: Authenticated,
+        outbound: OutboundRequest,
+        origin: Origin,
+    ) -> Opening {
+        Opening::OnNode(Box::new(CrossNodeRequest {
+            upstream: Rc::clone(self),
+            nodes: self.nodes.clone(),
+            request,
+            outbound,
+            origin,
+        }))
     }
 
     /// As [`Self::open`], for a service that this node owns.
@@ -105,71 +144,19 @@ impl Upstream {
         &self,
         request: Authenticated,
         outbound: OutboundRequest,
+        origin: Origin,
     ) -> Result<UpstreamRequest, Error> {
         let now = Instant::now();
         // While another process has the buckets, admission has to wait: it is left to a task, as for another worker.
         // So it is while the agents of a service connect.
         if request.service.owner != self.worker
             || !self.buckets.borrow().are_here()
-            || self.wait_until(&request.service, now).is_some()
+            || self.wait_until(&request, now).is_some()
         {
-            return self.send_to_owner(request, outbound);
+            return self.send_to_owner(request, outbound, origin);
         }
         let admitted = self.buckets.borrow_mut().charge(request, now)?;
         self.open_on_tunnel(admitted, outbound)
-    }
-
-    /// Time until which a request of the service waits for a tunnel; `None` if it need not wait. It waits if the service came
-    /// to this node a moment ago, if its last tunnel ended a moment ago, if this process replaced another, and if the tunnels in order
-    /// are full while another one is not in order.
-    /// While earlier requests wait, later ones go behind them.
-    fn wait_until(&self, service: &Service, now: Instant) -> Option<Instant> {
-        let Tunnels {
-            grace,
-            registry,
-            waiting,
-            ..
-        } = &*self.tunnels;
-        let label = &service.label;
-        let others_wait = waiting.is_waited_for(label);
-        let for_several = grace.wait_until(label, others_wait, now);
-        let for_first = self.nodes.as_ref().and_then(|nodes| {
-            nodes
-                .peering
-                .arrived_until(&service.hostname, limits::FIRST_TUNNEL_BACK, now)
-        });
-        let for_first = for_first.max(registry.borrow().lost_until(label, now));
-        let for_first = for_first.filter(|_| others_wait || !registry.borrow().has_tunnel(label));
-        let for_slot = (others_wait || registry.borrow().is_short(label, now))
-            .then(|| now + limits::SLOT_WAIT);
-        for_several.max(for_first).max(for_slot)
-    }
-
-    /// Waits for the turn of a request, if it [waits](Self::wait_until).
-    pub(crate) async fn turn(&self, service: &Service) -> Result<Option<Turn<'_>>, Error> {
-        let now = Instant::now();
-        let Some(until) = self.wait_until(service, now) else {
-            return Ok(None);
-        };
-        let Tunnels {
-            registry, waiting, ..
-        } = &*self.tunnels;
-        let can_open = || {
-            registry
-                .borrow()
-                .has_room(&service.label, |_| true, Instant::now())
-        };
-        let mut turn = waiting.turn(&service.label, until - now, can_open).await;
-        if turn.is_err() && registry.borrow().has_tunnel(&service.label) {
-            return Err(Error::AgentConcurrencyLimit);
-        }
-        let now = Instant::now();
-        // The last tunnel may have ended while the request waited for a slot.
-        let lost_until = registry.borrow().lost_until(&service.label, now);
-        if let Some(until) = lost_until.filter(|_| turn.is_err()) {
-            turn = waiting.turn(&service.label, until - now, can_open).await;
-        }
-        turn.map(Some)
     }
 }
 
@@ -217,9 +204,9 @@ impl UpstreamRequest {
         }
     }
 
-    /// Whether the request is on its way to an agent, as far as this worker knows.
+    /// Whether the request is open on a tunnel of this worker.
     pub(crate) fn is_opened(&self) -> bool {
-        !matches!(self.response, PendingResponse::NotOpened(_))
+        matches!(self.response, PendingResponse::Stream(_))
     }
 }
 

@@ -192,12 +192,14 @@ impl Common {
             tunnels: Rc::clone(tunnels),
             counters: Rc::clone(&self.counters),
             cross_core_served: Cell::new(0),
+            link_requests_served: Cell::new(0),
             mailboxes: self.handles.clone(),
             wakes: self.handles.clone(),
             nodes: self.nodes.clone(),
             directory: Rc::clone(&self.directory),
             lifecycle: Rc::clone(&self.lifecycle),
             caller_sessions: CallerSessions::new(affinity_key, self.config.trusted_proxies.clone()),
+            successor: RefCell::default(),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Messages to a worker.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -58,6 +59,10 @@ pub enum WorkerMessage {
     ChargeForPredecessor(Box<PredecessorCharge>),
     /// Another process takes over: leave it the buckets.
     Succeeded(Box<Succeeded>),
+    /// Send requests without a tunnel here to the process that takes over, which serves the other end of this socket.
+    LinkToSuccessor(OwnedFd),
+    /// Serve the requests of the process that this one has replaced, which has the other end of this socket.
+    LinkOfPredecessor(OwnedFd),
     /// Report the levels of the buckets.
     ReportLevels(Sender<Vec<Level>>),
     /// Report counters and state.

@@ -29,6 +29,7 @@ use gw_interface::rate_limit::{self, Buckets, Level};
 use gw_interface::workers::{LostNode, ViewApplied};
 use gw_region::owners::ownership::WorkerId;
 use gw_region::{RegionKeys, RegionSignals};
+use gw_shared::net::Socket;
 use gw_shared::runtime::{self, Driver};
 use gw_store::{Directory, Service};
 use gw_telemetry::counters::{Counters, ReasonCounts, WorkerReport, with_shares};
@@ -51,7 +52,7 @@ use crate::route::Router;
 use crate::tunnel::Tunnels;
 use crate::tunnel::waiting::grace::TunnelGrace;
 use crate::upstream::Upstream;
-use crate::upstream::cross_node::Nodes;
+use crate::upstream::cross_node::{Link, Nodes};
 
 /// Interval of the check for tunnels that are to end.
 const TUNNELS_INTERVAL: Duration = Duration::from_secs(1);
@@ -403,6 +404,20 @@ impl Worker {
                     .hand_over(succeeded.buckets, Instant::now());
                 drop(succeeded.levels.try_send(levels));
             }
+            WorkerMessage::LinkToSuccessor(socket) => match Socket::from_unix(socket) {
+                Ok(socket) => {
+                    let link = Link::to_successor(socket);
+                    self.upstream.successor.replace(Some(link));
+                }
+                Err(error) => tracing::warn!(%error, "no link to the successor"),
+            },
+            WorkerMessage::LinkOfPredecessor(socket) => match Socket::from_unix(socket) {
+                Ok(socket) => {
+                    let upstream = Rc::clone(&self.upstream);
+                    runtime::spawn(relay::serve_predecessor(upstream, socket));
+                }
+                Err(error) => tracing::warn!(%error, "no link of the predecessor"),
+            },
             WorkerMessage::ReportLevels(reply) => {
                 drop(reply.try_send(self.buckets.borrow().levels(Instant::now())));
             }
@@ -461,6 +476,7 @@ impl Worker {
             .registry
             .borrow()
             .relocate(is_elsewhere, |slot| left.contains(&slot));
+        self.tunnels.waiting.look_again_everywhere();
         // Fails if the control plane has ended.
         drop(applied.send(ViewApplied {
             number,
@@ -473,6 +489,7 @@ impl Worker {
         self.lifecycle.drain();
         if has_successor {
             self.lifecycle.succeed();
+            self.tunnels.waiting.look_again_everywhere();
         }
         self.ingress.acceptor.stop(has_successor);
         let idle = if has_successor {
@@ -501,10 +518,7 @@ impl Worker {
     fn is_quiet(&self) -> bool {
         self.observers.requests_in_flight.get() == 0
             && self.upstream.cross_core_served.get() == 0
-            && self
-                .nodes
-                .as_ref()
-                .is_none_or(|nodes| nodes.requests_served.get() == 0)
+            && self.upstream.link_requests_served.get() == 0
             && self.connections.are_quiet(Instant::now())
     }
 
@@ -521,10 +535,7 @@ impl Worker {
             connections: self.connections.len(),
             crossings_served: self.upstream.cross_core_served.get(),
             node_links: self.nodes.as_ref().map_or(0, |nodes| nodes.open_links()),
-            node_requests: self
-                .nodes
-                .as_ref()
-                .map_or(0, |nodes| nodes.requests_served.get()),
+            node_requests: self.upstream.link_requests_served.get(),
             relay_bytes: self.tunnels.relay_memory.charged(),
             relay_limit: self.tunnels.relay_memory.limit(),
             socket_bytes: self.socket_memory.held(),
@@ -532,6 +543,7 @@ impl Worker {
             restarts: self.handles.restarts[self.id.0].load(Ordering::Relaxed),
             busy_per_mille: self.handles.busy[self.id.0].load(Ordering::Relaxed),
             tunnels: with_shares(tunnels),
+            awaited_services: self.tunnels.awaited_services(Instant::now()),
             tunnels_of_another_authority: self.tunnels.of_another_authority(),
             refused_versions: self.tunnels.registry.borrow().refused_versions(),
             ended_tunnels: self.tunnels.registry.borrow().ended_tunnels(),

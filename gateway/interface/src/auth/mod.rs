@@ -5,6 +5,7 @@ pub mod jwt;
 pub mod service_key;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use gw_base::clock::Timestamp;
 use gw_base::error::Error;
@@ -23,6 +24,9 @@ pub struct Authenticated {
     pub service: Arc<Service>,
     /// The originator of the request.
     pub by: Principal,
+    /// Time that the request has waited at earlier owners of the service, which have admitted it: no bucket is charged again.
+    /// `None` before it is admitted.
+    pub waited: Option<Duration>,
     _proof: AuthProof,
 }
 
@@ -55,13 +59,17 @@ impl Authenticated {
         Ok(Self {
             service: Arc::clone(service),
             by,
+            waited: None,
             _proof: AuthProof,
         })
     }
 
     /// Checks again by this directory, after a wait in which an administrator may have revoked the access.
     pub fn again(self, directory: &Directory) -> Result<Self, Error> {
-        Self::by_node(directory, &self.service.label, self.by)
+        Ok(Self {
+            waited: self.waited,
+            ..Self::by_node(directory, &self.service.label, self.by)?
+        })
     }
 
     /// Used for replays, which the admin listener has authenticated.
@@ -69,6 +77,7 @@ impl Authenticated {
         Self {
             service: Arc::clone(service),
             by: Principal::Admin,
+            waited: None,
             _proof: AuthProof,
         }
     }
@@ -129,6 +138,7 @@ pub fn authenticate(
     Ok(Authenticated {
         service: Arc::clone(service),
         by,
+        waited: None,
         _proof: AuthProof,
     })
 }

@@ -131,8 +131,10 @@ impl Buckets {
     /// Admits a request by the bucket of its service, while this process has the buckets.
     pub fn charge(&mut self, request: Authenticated, now: Instant) -> Result<Admitted, Error> {
         debug_assert!(self.are_here(), "the buckets are in another process");
-        self.take(&request.service, now)
-            .map_err(|retry_after| Error::RateLimited { retry_after })?;
+        if request.waited.is_none() {
+            self.take(&request.service, now)
+                .map_err(|retry_after| Error::RateLimited { retry_after })?;
+        }
         Ok(Admitted(request))
     }
 
@@ -189,7 +191,9 @@ pub async fn charge_or_wait(
     buckets: &RefCell<Buckets>,
     request: Authenticated,
 ) -> Result<Admitted, Error> {
-    take(buckets, &request.service).await?;
+    if request.waited.is_none() {
+        take(buckets, &request.service).await?;
+    }
     Ok(Admitted(request))
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
@@ -92,9 +93,14 @@ async fn all_report(
 pub async fn live_tunnels(gateway: &Publisher) -> io::Result<BTreeMap<String, usize>> {
     let mut tunnels = BTreeMap::new();
     let reports = gateway.reports(false).await?;
-    for tunnel in reports.into_iter().flat_map(|report| report.tunnels) {
-        if !tunnel.draining {
-            *tunnels.entry(tunnel.service).or_default() += 1;
+    for report in reports {
+        for tunnel in report.tunnels {
+            if !tunnel.draining {
+                *tunnels.entry(tunnel.service).or_default() += 1;
+            }
+        }
+        for service in report.awaited_services {
+            tunnels.entry(service).or_insert(1);
         }
     }
     Ok(tunnels)
@@ -116,6 +122,12 @@ pub async fn take_over(
     };
     let levels = Arc::new(predecessor.ask_all(succeeded).await?.concat());
     successor.tell_all(|| WorkerMessage::Levels(Arc::clone(&levels)))?;
+    for worker in 0..predecessor.workers() {
+        let (ours, theirs) = UnixStream::pair()?;
+        let their_worker = worker % successor.workers();
+        successor.tell(their_worker, WorkerMessage::LinkOfPredecessor(theirs.into()))?;
+        predecessor.tell(worker, WorkerMessage::LinkToSuccessor(ours.into()))?;
+    }
     Ok(Box::pin(admit(
         charges,
         predecessor.clone(),

@@ -22,6 +22,10 @@
 //! | | `answer`: the request is admitted, or the time until it could be |
 //! | | `end`: the reason why nothing follows |
 //!
+//! Each worker of the predecessor also has a link to the successor, a pair of Unix sockets with the protocol of links between
+//! nodes. It sends requests there that have no tunnel at the predecessor any more: those that wait for their agent, and those of
+//! kept connections.
+//!
 //! The processes may be of different versions. A version may add fields. An unknown message ends the exchange.
 //!
 //! A predecessor that learns of no more revocations accepts no more requests. This is so when the successor ends, and
@@ -53,6 +57,8 @@ const PREDECESSOR: &str = "GW_PREDECESSOR";
 const SOCKETS: &str = "GW_SOCKETS";
 /// Name of the successor's end of the socket pair.
 const CHANNEL: &str = "gw-takeover";
+/// Name of the successor's ends of the links.
+const LINK: &str = "gw-link";
 /// Longest line, in bytes.
 const LINE_MAX: u64 = 64 * 1024 * 1024;
 

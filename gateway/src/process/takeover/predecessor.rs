@@ -10,19 +10,22 @@ use crossbeam_channel::Receiver;
 use gw_base::process::background::Tasks;
 use gw_control_plane::control::Control;
 use gw_control_plane::members::CarriedNode;
-use gw_data_plane::worker::WorkerHandles;
+use gw_data_plane::worker::{WorkerHandles, WorkerMessage};
+use gw_region::owners::ownership::WorkerId;
 use gw_shared::net::inherited_sockets;
 use gw_store::{Position, Revision};
 
 use super::channel::Channel;
 use super::message::TakeoverMessage;
-use super::{CHANNEL, PREDECESSOR, SOCKETS, TakeoverError, lead};
+use super::{CHANNEL, LINK, PREDECESSOR, SOCKETS, TakeoverError, lead};
 use crate::process::sockets::listeners::{Inherited, ListenError};
 
 /// Process that this one replaces.
 pub struct Predecessor {
     /// Listening sockets with their names, until they are used.
     sockets: Vec<(OwnedFd, String)>,
+    /// Ends of the links of its workers.
+    links: Vec<OwnedFd>,
     /// `None` once this process serves.
     channel: Option<Channel>,
     /// Position of its records, once it has closed the store.
@@ -35,6 +38,7 @@ impl Predecessor {
     pub(super) fn new(channel: Channel, sockets: Vec<(OwnedFd, String)>) -> Self {
         Self {
             sockets,
+            links: Vec::new(),
             channel: Some(channel),
             position: Position::default(),
             acknowledges: false,
@@ -58,7 +62,12 @@ impl Predecessor {
             .next()
             .ok_or(TakeoverError::OtherBuild)?;
         let channel = Channel::new(UnixStream::from(channel.0))?;
-        Ok(Some(Self::new(channel, sockets)))
+        let links = sockets.extract_if(.., |(_, name)| name == LINK);
+        let links = links.map(|(link, _)| link).collect();
+        Ok(Some(Self {
+            links,
+            ..Self::new(channel, sockets)
+        }))
     }
 
     /// The listening sockets of the predecessor.
@@ -96,14 +105,18 @@ impl Predecessor {
         self.acknowledges.then_some(self.position.revision)
     }
 
-    /// Reports that this process serves. From then on sends changes and admits the predecessor's requests. The returned
-    /// channel disconnects when the predecessor has ended.
+    /// Reports that this process serves. From then on sends changes, and admits and serves the predecessor's requests. The
+    /// returned channel disconnects when the predecessor has ended.
     pub(crate) fn serving(
         &mut self,
         control: &Arc<Control>,
         handles: &Arc<WorkerHandles>,
         tasks: &Tasks,
     ) -> Result<Receiver<Infallible>, TakeoverError> {
+        for (number, link) in std::mem::take(&mut self.links).into_iter().enumerate() {
+            let worker = WorkerId(number % handles.mailboxes.len());
+            handles.tell(worker, WorkerMessage::LinkOfPredecessor(link));
+        }
         let acknowledge = self.acknowledges;
         self.channel()?
             .send(&TakeoverMessage::Serving { acknowledge })?;

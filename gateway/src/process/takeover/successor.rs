@@ -10,8 +10,9 @@ use std::sync::Arc;
 use gw_base::process::background::Tasks;
 use gw_control_plane::control::Control;
 use gw_control_plane::members::CarriedNode;
-use gw_data_plane::worker::WorkerHandles;
+use gw_data_plane::worker::{WorkerHandles, WorkerMessage};
 use gw_interface::rate_limit::{Level, SuccessorCharge, levels};
+use gw_region::owners::ownership::WorkerId;
 use gw_store::Position;
 use rustix::io::{FdFlags, fcntl_setfd};
 use tokio::sync::mpsc;
@@ -19,13 +20,15 @@ use tokio::sync::mpsc;
 use super::channel::Channel;
 use super::message::TakeoverMessage;
 use super::program::Program;
-use super::{CHANNEL, PREDECESSOR, SOCKETS, TakeoverError, follow};
+use super::{CHANNEL, LINK, PREDECESSOR, SOCKETS, TakeoverError, follow};
 use crate::process::sockets::listeners::Listeners;
 
 /// Process that replaces this one. It is killed when this is dropped before it serves.
 pub(crate) struct Successor {
     child: KilledOnDrop,
     pub(super) channel: Channel,
+    /// Ends of the links, one for each worker of this process.
+    links: Vec<UnixStream>,
     /// Whether it is told which changes are in use here.
     acknowledge: bool,
 }
@@ -37,13 +40,20 @@ struct KilledOnDrop(Option<Child>);
 struct Inheritable<'a>(Vec<BorrowedFd<'a>>);
 
 impl Successor {
-    /// Starts `program`, which inherits one end of a new channel and the listening sockets.
-    pub(crate) fn start(program: &Program, listeners: &Listeners) -> Result<Self, TakeoverError> {
+    /// Starts `program`, which inherits the listening sockets, and one end of a new channel and of a link for each of `workers`.
+    pub(crate) fn start(
+        program: &Program,
+        listeners: &Listeners,
+        workers: usize,
+    ) -> Result<Self, TakeoverError> {
         let (ours, theirs) = UnixStream::pair()?;
+        let links: io::Result<Vec<_>> = (0..workers).map(|_| UnixStream::pair()).collect();
+        let (our_links, their_links): (Vec<_>, Vec<_>) = links?.into_iter().unzip();
         let named: Vec<_> = listeners
             .named()
             .map(|(name, listener)| (name, listener.as_fd()))
             .chain([(CHANNEL, theirs.as_fd())])
+            .chain(their_links.iter().map(|link| (LINK, link.as_fd())))
             .collect();
         let names: Vec<_> = named
             .iter()
@@ -64,6 +74,7 @@ impl Successor {
         Ok(Self {
             child: KilledOnDrop(Some(child)),
             channel: Channel::new(ours)?,
+            links: our_links,
             acknowledge: false,
         })
     }
@@ -73,6 +84,7 @@ impl Successor {
         Self {
             child: KilledOnDrop(None),
             channel,
+            links: Vec::new(),
             acknowledge: false,
         }
     }
@@ -110,8 +122,8 @@ impl Successor {
         Ok(())
     }
 
-    /// Sends the levels of the buckets, and starts a thread that follows the successor. The workers end when the successor
-    /// has ended.
+    /// Gives the workers their links, sends the levels of the buckets, and starts a thread that follows the successor. The workers
+    /// end when the successor has ended.
     pub(crate) fn follow(
         mut self,
         levels: Vec<Level>,
@@ -120,6 +132,12 @@ impl Successor {
         handles: &Arc<WorkerHandles>,
         tasks: &Tasks,
     ) -> Result<(), TakeoverError> {
+        for (worker, link) in std::mem::take(&mut self.links).into_iter().enumerate() {
+            handles.tell(
+                WorkerId(worker),
+                WorkerMessage::LinkToSuccessor(link.into()),
+            );
+        }
         // Not by the thread: a process without connections may end before it runs.
         let levels = levels::bounded(levels);
         self.channel.send(&TakeoverMessage::Levels { levels })?;
@@ -198,7 +216,7 @@ mod tests {
             name: "sh".into(),
             arguments: vec!["-c".into(), script.into(), found.clone().into()],
         };
-        let mut successor = Successor::start(&program, &listeners).unwrap();
+        let mut successor = Successor::start(&program, &listeners, 2).unwrap();
         assert!(
             successor
                 .child
@@ -214,7 +232,12 @@ mod tests {
             Err(TakeoverError::Ended)
         ));
         let found = fs::read_to_string(found).unwrap();
-        let (found, channel) = found.trim_end().rsplit_once('\n').unwrap();
+        let inherited = found;
+        let mut last = inherited.trim_end().rsplitn(4, '\n');
+        let [second, first, channel, found] = [(); 4].map(|()| last.next().unwrap());
+        for link in [first, second] {
+            assert!(link.starts_with("gw-link socket:["), "{link}");
+        }
         let line =
             |(name, listener): (&str, &TcpListener)| format!("{name} socket:[{}]", inode(listener));
         let expected: Vec<_> = listeners.named().map(line).collect();

@@ -219,6 +219,8 @@ pub struct WorkerReport {
     pub restarts: u32,
     /// Live tunnels of the worker.
     pub tunnels: Vec<TunnelReport>,
+    /// Labels of services without a tunnel whose agents are expected within seconds.
+    pub awaited_services: Vec<String>,
     /// Tunnels, replaced ones included, whose certificate is of another authority than the one that issues now.
     pub tunnels_of_another_authority: usize,
     /// Agents that were refused because of their version.
@@ -254,7 +256,7 @@ const WORKER_METRICS: [WorkerMetric; 10] = [
     (
         "gw_node_requests",
         Kind::Gauge,
-        "Requests in progress for callers of other nodes.",
+        "Requests in progress for callers of other nodes, or of the process before this one.",
         |report| report.node_requests as f64,
     ),
     (

@@ -17,3 +17,4 @@ mod shutdown;
 // On each driver, slow:
 mod takeover;
 mod takeover_state;
+mod takeover_waiting;

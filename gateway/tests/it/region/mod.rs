@@ -8,6 +8,7 @@ mod commands;
 mod console;
 mod logs;
 mod members;
+mod moves;
 mod refusals;
 mod session_tickets;
 

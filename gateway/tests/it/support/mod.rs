@@ -16,6 +16,7 @@ pub(crate) mod request_log;
 pub(crate) mod setup;
 pub(crate) mod small_disk;
 pub(crate) mod stopwatch;
+pub(crate) mod waiting_requests;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -54,6 +54,16 @@ impl TunnelGrace {
         }
     }
 
+    /// Labels of the services that wait for their first tunnel.
+    pub(crate) fn awaited(&self, now: Instant) -> impl Iterator<Item = &str> {
+        let is_within = |since: Instant| now < since + limits::FIRST_TUNNEL_BACK;
+        let services = self.since.filter(|since| is_within(*since));
+        let services = services.into_iter().flat_map(|_| &self.services);
+        let awaited = services
+            .filter(|(_, tunnels)| tunnels.missing.load(Ordering::Relaxed) == tunnels.before);
+        awaited.map(|(label, _)| label.as_str())
+    }
+
     /// Time until which a request for this service waits for a tunnel; `None` if it need not wait. With `others_wait`, other
     /// requests of the service wait already, and this one must not overtake them. The wait for the first tunnel is the
     /// longest. It is shorter while some are missing: these few could be overloaded.

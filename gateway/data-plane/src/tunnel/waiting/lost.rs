@@ -29,6 +29,12 @@ impl LostServices {
         self.since.retain(|_, since| is_recent(*since, now));
     }
 
+    pub(crate) fn labels(&self, now: Instant) -> impl Iterator<Item = &str> {
+        let recent = self.since.iter();
+        let recent = recent.filter(move |(_, since)| is_recent(**since, now));
+        recent.map(|(label, _)| &**label)
+    }
+
     /// Time until which a tunnel of the service is expected; `None` if none ended a moment ago.
     pub(crate) fn until(&self, label: &str, now: Instant) -> Option<Instant> {
         if self.since.is_empty() {

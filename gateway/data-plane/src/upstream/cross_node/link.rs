@@ -1,6 +1,8 @@
-//! A link to another node: opened for the first request, and kept until it is idle for long or the node leaves.
+//! A link to another node: opened for the first request, and kept until it is idle for long or the node leaves. The link to the
+//! successor of this process is a socket that both have from the takeover, and ends with either of them.
 
 use std::cell::{Cell, RefCell};
+use std::future::pending;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -18,6 +20,7 @@ use gw_shared::runtime;
 use gw_shared::text::error_line;
 use gw_shared::tunnel::connection::{Tunnel, TunnelError, UNSENT};
 use gw_shared::tunnel::endpoint::Endpoint;
+use gw_shared::tunnel::transport::Transport;
 use gw_shared::tunnel::{heartbeat, window};
 use rustls::client::UnbufferedClientConnection;
 use rustls_pki_types::ServerName;
@@ -30,9 +33,10 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Time for the end of a link to be sent.
 const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 
-/// A link to another node.
-pub(super) struct Link {
-    pub(super) to: Member,
+/// A link to another node, or to the process that has taken over from this one.
+pub(crate) struct Link {
+    /// `None` for the successor.
+    pub(super) to: Option<Member>,
     state: RefCell<LinkState>,
     /// Wakes requests that wait for the link.
     changed: Notify,
@@ -65,8 +69,8 @@ impl Nodes {
                 .borrow_mut()
                 .entry((to.slot, to.session))
                 .or_insert_with(|| {
-                    let link = Link::opening(to);
-                    runtime::spawn(run(Rc::clone(self), Rc::clone(&link)));
+                    let link = Link::opening(Some(to.clone()));
+                    runtime::spawn(run(Rc::clone(self), Rc::clone(&link), to.clone()));
                     link
                 }),
         )
@@ -74,8 +78,9 @@ impl Nodes {
 
     /// Removes a link that takes no more requests.
     pub(super) fn forget(&self, link: &Rc<Link>) {
+        let Some(to) = &link.to else { return };
         let mut links = self.links.borrow_mut();
-        let key = (link.to.slot, link.to.session);
+        let key = (to.slot, to.session);
         if links
             .get(&key)
             .is_some_and(|current| Rc::ptr_eq(current, link))
@@ -86,15 +91,31 @@ impl Nodes {
 }
 
 impl Link {
-    fn opening(to: &Member) -> Rc<Self> {
+    fn opening(to: Option<Member>) -> Rc<Self> {
         Rc::new(Self {
-            to: to.clone(),
+            to,
             state: RefCell::new(LinkState::Opening),
             changed: Notify::new(),
             requests: Cell::new(0),
             idle_since: Cell::new(Instant::now()),
             retired: Cell::new(false),
         })
+    }
+
+    /// The link to the process that has taken over, which is at the other end of `socket`.
+    pub(crate) fn to_successor(socket: Socket) -> Rc<Self> {
+        let link = Self::opening(None);
+        let driven = Rc::clone(&link);
+        runtime::spawn(async move {
+            let ended = drive(&driven, &socket, &socket, Endpoint::gateway(), pending()).await;
+            driven.set(LinkState::Ended);
+            let error = ended.err().map(|error| error_line(&error));
+            tracing::info!(
+                error,
+                "link to the successor ended: it gets no more requests"
+            );
+        });
+        link
     }
 
     /// Waits until the link is open.
@@ -155,20 +176,20 @@ impl Drop for OnLink {
 }
 
 /// Opens a link and drives it to its end.
-async fn run(nodes: Rc<Nodes>, link: Rc<Link>) {
+async fn run(nodes: Rc<Nodes>, link: Rc<Link>, to: Member) {
     let Member {
         slot,
         peer_address: address,
         ..
-    } = &link.to;
+    } = &to;
     let node = slot.get();
     let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
-    let connected = runtime::timeout(limits::NODE_CONNECT, connect(&nodes, &link.to)).await;
+    let connected = runtime::timeout(limits::NODE_CONNECT, connect(&nodes, &to)).await;
     match connected.unwrap_or_else(|_| Err(late())) {
         Ok(stream) => {
-            let _attached = nodes.attach(link.to.session, stream.closer());
+            let _attached = nodes.attach(to.session, stream.closer());
             tracing::info!(node, %address, "link to another node opened");
-            let ended = drive(&nodes, &link, &stream).await;
+            let ended = drive_tls(&nodes, &link, &stream).await;
             if ended.is_err() {
                 nodes.peering.signals.link_broke();
             }
@@ -219,19 +240,32 @@ fn session(
 }
 
 /// Moves bytes until the connection ends or nothing uses it any more.
-async fn drive(nodes: &Nodes, link: &Rc<Link>, stream: &TlsStream) -> Result<(), TunnelError> {
-    let last_received = stream.socket().last_received();
-    stream
-        .socket()
-        .detect_dead_peer(heartbeat::TCP_DEAD_AFTER)?;
-    stream.socket().limit_unsent(UNSENT)?;
-    let endpoint = Endpoint::gateway();
-    let is_current = stream.speaks(ALPN_NODE);
-    let tunnel = Tunnel::new(if is_current {
-        endpoint
-    } else {
-        endpoint.without_upload_reports()
-    });
+async fn drive_tls(nodes: &Nodes, link: &Rc<Link>, stream: &TlsStream) -> Result<(), TunnelError> {
+    let socket = stream.socket();
+    socket.detect_dead_peer(heartbeat::TCP_DEAD_AFTER)?;
+    socket.limit_unsent(UNSENT)?;
+    let mut endpoint = Endpoint::gateway();
+    if !stream.speaks(ALPN_NODE) {
+        endpoint = endpoint.without_upload_reports();
+    }
+    let ended = drive(link, stream, socket, endpoint, link.unused()).await;
+    nodes.forget(link);
+    if ended.is_ok() {
+        let _ = runtime::timeout(CLOSED_WITHIN, stream.close()).await;
+    }
+    ended
+}
+
+/// Moves bytes until the connection ends, or `unused` resolves.
+async fn drive(
+    link: &Link,
+    stream: &impl Transport,
+    socket: &Socket,
+    endpoint: Endpoint,
+    unused: impl Future<Output = ()>,
+) -> Result<(), TunnelError> {
+    let last_received = socket.last_received();
+    let tunnel = Tunnel::new(endpoint);
     tunnel.with(|endpoint| endpoint.set_credit(window::FIRST as usize, limits::LINK_BUDGET));
     let ended = {
         let driven = pin!(std::future::poll_fn(|cx| tunnel.poll_drive(
@@ -244,7 +278,7 @@ async fn drive(nodes: &Nodes, link: &Rc<Link>, stream: &TlsStream) -> Result<(),
             if tunnel.hello().await.is_some() {
                 link.set(LinkState::Open(tunnel.clone()));
             }
-            link.unused().await;
+            unused.await;
         });
         match select(driven, select(dead, unused)).await {
             Either::Left((ended, _)) => ended,
@@ -253,12 +287,8 @@ async fn drive(nodes: &Nodes, link: &Rc<Link>, stream: &TlsStream) -> Result<(),
         }
     };
     // First, so that no request begins on a tunnel that has ended.
-    nodes.forget(link);
     link.set(LinkState::Ended);
     tunnel.with(Endpoint::lose);
-    if ended.is_ok() {
-        let _ = runtime::timeout(CLOSED_WITHIN, stream.close()).await;
-    }
     ended
 }
 
@@ -276,7 +306,7 @@ mod tests {
             session: 1,
             peer_address: ([127, 0, 0, 1], 1).into(),
         };
-        let link = Link::opening(&to);
+        let link = Link::opening(Some(to));
         let mut waiting = pin!(link.tunnel());
         assert!(waiting.as_mut().now_or_never().is_none());
         link.retire();

@@ -25,7 +25,7 @@ use rustls_pki_types::CertificateDer;
 use slab::Slab;
 use tokio::sync::Notify;
 
-use self::link::Link;
+pub(crate) use self::link::Link;
 pub(super) use self::request::OnNode;
 pub(crate) use self::request::{CrossNodeRequest, ShortBody};
 pub(super) use self::wire::{Refused, parse_notice, read_refusal, timing};
@@ -64,8 +64,6 @@ pub(crate) struct Nodes {
     attempt_budgets: RefCell<AttemptBudgets>,
     /// Open links of other nodes to this worker.
     pub(crate) links_served: Cell<usize>,
-    /// Requests that this worker serves for other nodes.
-    pub(crate) requests_served: Cell<usize>,
 }
 
 impl Nodes {
@@ -79,7 +77,6 @@ impl Nodes {
             connections: RefCell::default(),
             attempt_budgets: RefCell::default(),
             links_served: Cell::default(),
-            requests_served: Cell::default(),
         })
     }
 
@@ -114,7 +111,8 @@ impl Nodes {
     /// members that have left.
     pub(crate) fn use_view(&self, view: Arc<View>) -> Vec<NodeSlot> {
         self.links.borrow_mut().retain(|_, link| {
-            let stays = view.placement().members().contains(&link.to);
+            let members = view.placement().members();
+            let stays = link.to.as_ref().is_some_and(|to| members.contains(to));
             if !stays {
                 link.retire();
             }

@@ -1,4 +1,5 @@
-//! The node of the caller: sends a request to the owner of its service, and to another node if the owner has changed.
+//! The node of the caller: sends a request to the owner of its service, and to another node if the owner has changed. A process
+//! that has been replaced sends it to its successor.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use crate::limits;
 use bytes::Bytes;
 use gw_base::error::{Error, Overload};
 use gw_interface::auth::Authenticated;
-use gw_region::{Member, NextHop};
+use gw_region::NextHop;
 use gw_shared::http::{Fields, InvalidHead};
 use gw_shared::runtime;
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender};
@@ -24,14 +25,17 @@ use crate::memory::relay::Reserved;
 use crate::tunnel::attempt_budget::{FailedAttempts, Transmission};
 use crate::upstream::attempts::is_safe;
 use crate::upstream::response::{Carrier, RequestTraits, StreamResponse};
-use crate::upstream::{PendingResponse, Upload, Upstream, UpstreamRequest};
+use crate::upstream::{Origin, PendingResponse, Upload, Upstream, UpstreamRequest};
 
-/// A request of a service that another node owns, as far as this node knows. Nothing of it has been sent.
+/// A request of a service that another node owns, as far as this node knows, or that the successor of this process serves.
+/// Nothing of it has been sent.
 pub(crate) struct CrossNodeRequest {
     pub(in crate::upstream) upstream: Rc<Upstream>,
-    pub(in crate::upstream) nodes: Rc<Nodes>,
+    /// `None` if this gateway is the only node of its region.
+    pub(in crate::upstream) nodes: Option<Rc<Nodes>>,
     pub(in crate::upstream) request: Authenticated,
     pub(in crate::upstream) outbound: OutboundRequest,
+    pub(in crate::upstream) origin: Origin,
 }
 
 /// A request body that is sent together with the head, and again if another node turns out to be the owner.
@@ -68,10 +72,23 @@ enum CrossNodeFailure {
 enum RetryCause {
     Unreachable,
     /// The process ends; another one may listen there.
-    Ending,
+    Ending {
+        waited: Option<Duration>,
+    },
     NotOwner {
         epoch: u64,
+        waited: Option<Duration>,
     },
+}
+
+impl RetryCause {
+    /// Time that the request has waited at the owner, which has admitted it.
+    fn waited(&self) -> Option<Duration> {
+        match self {
+            Self::Unreachable => None,
+            Self::Ending { waited } | Self::NotOwner { waited, .. } => *waited,
+        }
+    }
 }
 
 impl CrossNodeRequest {
@@ -111,33 +128,32 @@ impl CrossNodeRequest {
     ) -> Result<UpstreamRequest, Error> {
         let service = Arc::clone(&self.request.service);
         let hostname = &service.hostname;
-        let mut deadline = Instant::now() + limits::NODE_WAIT;
-        self.nodes
-            .attempt_budgets
-            .borrow_mut()
-            .request(&service.label, Instant::now());
+        let mut patience = Patience::begin(Instant::now());
         wire::put_principal(&mut self.outbound, &self.request.by);
         wire::put_service(&mut self.outbound, &self.request.service);
+        let Some(nodes) = self.nodes.clone() else {
+            return self.send_to_successor(body, patience.deadline).await;
+        };
+        nodes
+            .attempt_budgets
+            .borrow_mut()
+            .request(&service.label, patience.began);
         let mut rules = FailedAttempts::new(is_safe(&self.outbound), service.settings.retries);
         // Answer if the request is served by no node.
         let mut error = Error::NodeUnavailable;
-        let mut retries = 0;
-        let mut late_answers = 0;
         loop {
-            let (owner, epoch) = match self.nodes.peering.next_hop(hostname, Instant::now()) {
+            if self.upstream.lifecycle.is_succeeded() {
+                return self.send_to_successor(body, patience.deadline).await;
+            }
+            let (owner, epoch) = match next_hop(&nodes, hostname, patience.deadline).await {
                 NextHop::Node { owner, epoch } => (owner, epoch),
                 NextHop::Here => return self.send_here(body).await,
-                NextHop::Unknown if Instant::now() >= deadline => return Err(error),
-                NextHop::Unknown => {
-                    // The end of a lease can change without a view.
-                    let _ =
-                        runtime::timeout(limits::LEASE_CHECK, self.nodes.peering.changed()).await;
-                    continue;
-                }
+                NextHop::Unknown => return Err(error),
             };
-            let retry = match self.attempt(&owner, body.as_ref(), deadline).await {
+            let link = nodes.link(&owner);
+            let retry = match self.attempt(&link, body.as_ref(), patience.deadline).await {
                 Ok(request) => return Ok(request),
-                Err(CrossNodeFailure::Refused(error)) => return Err(error),
+                Err(CrossNodeFailure::Refused(error)) => return Err(self.origin.error(error)),
                 Err(CrossNodeFailure::Retry(retry)) => retry,
                 Err(CrossNodeFailure::Lost { after }) => {
                     on_lost(FailedAttempt {
@@ -145,11 +161,13 @@ impl CrossNodeRequest {
                         reason: AttemptFailure::NodeLost,
                         took: after,
                     });
-                    if !self.may_move(&mut rules) {
+                    if !self.may_move(&nodes, &mut rules) {
                         return Err(Error::NodeLost);
                     }
                     // The next owner is known already if this one was declared dead.
-                    (error, deadline) = (Error::NodeLost, Instant::now() + limits::NODE_WAIT);
+                    patience.deadline = Instant::now() + limits::NODE_WAIT;
+                    error = Error::NodeLost;
+                    self.origin.was_lost = true;
                     continue;
                 }
             };
@@ -159,34 +177,48 @@ impl CrossNodeRequest {
                 ?retry,
                 "not served by the node of the service"
             );
-            if retries == limits::NODE_RETRIES || Instant::now() >= deadline {
+            if matches!(retry, RetryCause::Ending { .. }) {
+                nodes.forget(&link);
+                link.retire();
+            }
+            self.request.waited = retry.waited().or(self.request.waited);
+            if !patience.lasts(&retry, epoch) {
                 return Err(error);
             }
-            // A node that cannot be reached is about to be replaced as the owner, and a node with an earlier placement is about
-            // to learn that it is the owner. Both take their time.
-            match retry {
-                RetryCause::NotOwner { epoch: theirs } if theirs > epoch => retries += 1,
-                RetryCause::NotOwner { .. } => late_answers += 1,
-                RetryCause::Unreachable | RetryCause::Ending => {}
-            }
             self.upstream.counters.node_retries.increment();
-            self.wait(&retry, epoch, late_answers, deadline).await;
+            patience.wait(&nodes, &retry, epoch).await;
         }
     }
 
+    /// Sends the request to the process that has taken over, which passes it on if another node owns the service.
+    async fn send_to_successor(
+        &mut self,
+        body: Option<ShortBody>,
+        deadline: Instant,
+    ) -> Result<UpstreamRequest, Error> {
+        let Some(successor) = self.upstream.successor.borrow().clone() else {
+            return Err(Error::NodeUnavailable);
+        };
+        let sent = self.attempt(&successor, body.as_ref(), deadline).await;
+        sent.map_err(|failed| match failed {
+            CrossNodeFailure::Refused(error) => error,
+            CrossNodeFailure::Retry(_) => Error::NodeUnavailable,
+            CrossNodeFailure::Lost { .. } => Error::NodeLost,
+        })
+    }
+
     /// Whether the request is sent again after its link was lost.
-    fn may_move(&self, rules: &mut FailedAttempts) -> bool {
+    fn may_move(&self, nodes: &Nodes, rules: &mut FailedAttempts) -> bool {
         let counters = &self.upstream.counters;
         counters.attempt_failed(AttemptFailure::NodeLost);
-        // The owner sends INTERIM 100 at once when it accepts the request. Before, the backend has the head at most, and not the
+        // The owner sends INTERIM 100 once the request is open on a tunnel. Before, the backend has the head at most, and not the
         // request. A protocol is switched without a body.
         let is_unsent = self.waits_for_acceptance() && self.outbound.upgrade.is_none();
         if !rules.may_go_on_after(Transmission::of(is_unsent, false)) {
             return false;
         }
         let label = &self.request.service.label;
-        let is_paid = self
-            .nodes
+        let is_paid = nodes
             .attempt_budgets
             .borrow_mut()
             .try_take(label, Instant::now());
@@ -196,30 +228,15 @@ impl CrossNodeRequest {
         is_paid
     }
 
-    /// Waits for a later placement, but not long: the other node may be the one that is late. Waits longer after each of its
-    /// `late_answers`.
-    async fn wait(&self, retry: &RetryCause, epoch: u64, late_answers: u32, deadline: Instant) {
-        if let RetryCause::NotOwner { epoch: theirs } = retry {
-            self.nodes.peering.signals.name_epoch(*theirs);
-        }
-        let pause = match retry {
-            RetryCause::NotOwner { epoch: theirs } if *theirs <= epoch => {
-                limits::NODE_IS_LATE * (1 << late_answers.saturating_sub(1).min(3))
-            }
-            RetryCause::Ending => limits::LEASE_CHECK,
-            RetryCause::NotOwner { .. } | RetryCause::Unreachable => limits::PLACEMENT_IS_LATE,
-        };
-        let pause = pause.min(deadline.saturating_duration_since(Instant::now()));
-        // Tries again in any case.
-        let _ = runtime::timeout(pause, self.nodes.peering.later_than(epoch)).await;
-    }
-
     /// Serves the request on this node, which owns the service now.
     async fn send_here(mut self, body: Option<ShortBody>) -> Result<UpstreamRequest, Error> {
+        let origin = self.origin;
         wire::take_principal(&mut self.outbound.headers);
         wire::take_service(&mut self.outbound.headers);
+        wire::put_waited(&mut self.outbound, None);
         let request = self.request.again(&self.upstream.directory.get())?;
-        let mut opened = self.upstream.open_here(request, self.outbound)?;
+        let opened = self.upstream.open_here(request, self.outbound, origin);
+        let mut opened = opened.map_err(|error| origin.error(error))?;
         if let Some(ShortBody { data, trailers, .. }) = body {
             // A short body fits into the first credit. The response says why it was not taken.
             if opened.upload.send(data, trailers.is_none()).await.is_ok() && trailers.is_some() {
@@ -231,12 +248,12 @@ impl CrossNodeRequest {
     }
 
     async fn attempt(
-        &self,
-        owner: &Member,
+        &mut self,
+        link: &Rc<link::Link>,
         body: Option<&ShortBody>,
         deadline: Instant,
     ) -> Result<UpstreamRequest, CrossNodeFailure> {
-        let link = self.nodes.link(owner);
+        wire::put_waited(&mut self.outbound, self.request.waited);
         let within = deadline.saturating_duration_since(Instant::now());
         let Ok(Ok(tunnel)) =
             runtime::timeout(within.max(Duration::from_millis(1)), link.tunnel()).await
@@ -268,12 +285,7 @@ impl CrossNodeRequest {
         if let Some(body) = body {
             send_short(&sender, body).await;
         }
-        let first = first_part(&receiver, sent).await.inspect_err(|failed| {
-            if matches!(failed, CrossNodeFailure::Retry(RetryCause::Ending)) {
-                self.nodes.forget(&link);
-                link.retire();
-            }
-        })?;
+        let first = first_part(&receiver, sent).await?;
         // A short body has been sent, and a longer one has waited for the acceptance.
         let (upload, notice, first) = match (self.waits_for_acceptance(), first) {
             (true, ReceivedPart::Head(Kind::Interim, payload)) => {
@@ -298,6 +310,76 @@ impl CrossNodeRequest {
     }
 }
 
+/// The node that owns the service. Waits until it is known, up to `deadline`.
+async fn next_hop(nodes: &Nodes, hostname: &str, deadline: Instant) -> NextHop {
+    loop {
+        let now = Instant::now();
+        let next = nodes.peering.next_hop(hostname, now);
+        if next != NextHop::Unknown || now >= deadline {
+            return next;
+        }
+        // The end of a lease can change without a view.
+        let _ = runtime::timeout(limits::LEASE_CHECK, nodes.peering.changed()).await;
+    }
+}
+
+/// How long and how often a request is sent to the nodes of its service.
+struct Patience {
+    began: Instant,
+    deadline: Instant,
+    /// Answers of nodes that know a later placement.
+    retries: usize,
+    /// Answers of nodes that may not know the current placement yet.
+    late_answers: u32,
+}
+
+impl Patience {
+    fn begin(began: Instant) -> Self {
+        Self {
+            began,
+            deadline: began + limits::NODE_WAIT,
+            retries: 0,
+            late_answers: 0,
+        }
+    }
+
+    /// Counts an answer of a node that does not serve the request by the placement of `epoch`. Returns whether the request is sent
+    /// again. Each owner at which it has waited begins another wait.
+    fn lasts(&mut self, retry: &RetryCause, epoch: u64) -> bool {
+        let now = Instant::now();
+        if retry.waited().is_some() {
+            self.deadline = (now + limits::NODE_WAIT).min(self.began + limits::WAIT_IN_ALL);
+        }
+        let lasts = self.retries < limits::NODE_RETRIES && now < self.deadline;
+        // A node that cannot be reached is about to be replaced as the owner, and a node with an earlier placement is about to
+        // learn that it is the owner. Both take their time.
+        match retry {
+            RetryCause::NotOwner { epoch: theirs, .. } if *theirs > epoch => self.retries += 1,
+            RetryCause::NotOwner { .. } => self.late_answers += 1,
+            RetryCause::Unreachable | RetryCause::Ending { .. } => {}
+        }
+        lasts
+    }
+
+    /// Waits for a later placement, but not long: the other node may be the one that is late. Waits longer after each of its late
+    /// answers.
+    async fn wait(&self, nodes: &Nodes, retry: &RetryCause, epoch: u64) {
+        if let RetryCause::NotOwner { epoch: theirs, .. } = retry {
+            nodes.peering.signals.name_epoch(*theirs);
+        }
+        let pause = match retry {
+            RetryCause::NotOwner { epoch: theirs, .. } if *theirs <= epoch => {
+                limits::NODE_IS_LATE * (1 << self.late_answers.saturating_sub(1).min(3))
+            }
+            RetryCause::Ending { .. } => limits::LEASE_CHECK,
+            RetryCause::NotOwner { .. } | RetryCause::Unreachable => limits::PLACEMENT_IS_LATE,
+        };
+        let pause = pause.min(self.deadline.saturating_duration_since(Instant::now()));
+        // Tries again in any case.
+        let _ = runtime::timeout(pause, nodes.peering.later_than(epoch)).await;
+    }
+}
+
 /// Sends a whole body, which fits into the first credit.
 async fn send_short(sender: &StreamSender, body: &ShortBody) {
     // If the owner has refused the request already, its answer says so.
@@ -319,10 +401,12 @@ async fn first_part(
             let refusal =
                 parse_refusal(payload).ok_or(CrossNodeFailure::Refused(Error::TunnelProtocol))?;
             Err(match wire::read_refusal(&refusal) {
-                Refused::NotOwner { epoch } => {
-                    CrossNodeFailure::Retry(RetryCause::NotOwner { epoch })
+                Refused::NotOwner { epoch, waited } => {
+                    CrossNodeFailure::Retry(RetryCause::NotOwner { epoch, waited })
                 }
-                Refused::Ending => CrossNodeFailure::Retry(RetryCause::Ending),
+                Refused::Ending { waited } => {
+                    CrossNodeFailure::Retry(RetryCause::Ending { waited })
+                }
                 Refused::Error(error) => CrossNodeFailure::Refused(error),
             })
         }

@@ -25,6 +25,8 @@ use crate::http_message::{AttemptFailure, FailedAttempt, OpenedStream, Progress}
 const PRINCIPAL: HeaderName = HeaderName::from_static("x-gw-node-principal");
 /// Label of the service, for a request that names an own domain.
 const SERVICE: HeaderName = HeaderName::from_static("x-gw-node-service");
+/// Milliseconds that the request has waited at earlier owners of its service, which have admitted it.
+const WAITED: HeaderName = HeaderName::from_static("x-gw-node-waited-ms");
 /// Agent whose tunnel carries the request.
 const AGENT: HeaderName = HeaderName::from_static("x-gw-node-agent");
 /// Microseconds since the request was opened on that tunnel.
@@ -32,9 +34,11 @@ const OPENED: HeaderName = HeaderName::from_static("x-gw-node-opened-us");
 /// Failed attempts before: agent, reason and microseconds of each, separated by commas.
 const ATTEMPTS: HeaderName = HeaderName::from_static("x-gw-node-attempts");
 
-/// Code of a refusal by a node that does not own the service. The message is the epoch of its placement.
+/// Code of a refusal by a node that does not own the service. The message is the epoch of its placement. A request that was
+/// admitted and has waited there has the milliseconds behind it.
 const NOT_OWNER: &str = "NOT_OWNER";
-/// Code of a refusal by a process that ends: another process of the node, or a later one, serves the request.
+/// Code of a refusal by a process that ends: another process of the node, or a later one, serves the request. The message has
+/// the milliseconds that an admitted request has waited there, or is empty.
 const ENDING: &str = "ENDING";
 
 /// Most attempts that are read from a notice.
@@ -93,6 +97,30 @@ pub(crate) fn take_principal(headers: &mut Fields) -> Option<Principal> {
         None if text == "admin" => Some(Principal::Admin),
         _ => None,
     }
+}
+
+/// Says in the fields of a request how long it has waited since it was admitted.
+pub(crate) fn put_waited(request: &mut OutboundRequest, waited: Option<Duration>) {
+    match waited {
+        Some(waited) => {
+            let waited = HeaderValue::from(millis(waited));
+            request.headers.insert(WAITED, waited);
+        }
+        None => drop(request.headers.remove(WAITED)),
+    }
+}
+
+/// Removes the time that an admitted request has waited from its fields.
+pub(crate) fn take_waited(headers: &mut Fields) -> Option<Duration> {
+    parse_millis(headers.remove(WAITED)?.to_str().ok()?)
+}
+
+fn millis(waited: Duration) -> u64 {
+    u64::try_from(waited.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn parse_millis(text: &str) -> Option<Duration> {
+    text.parse().ok().map(Duration::from_millis)
 }
 
 /// What the owner of a service tells the node of the caller before it answers.
@@ -195,17 +223,30 @@ pub(crate) enum Refused {
     /// The node does not own the service by its placement of this epoch.
     NotOwner {
         epoch: u64,
+        waited: Option<Duration>,
     },
     /// The process ends. The next link goes to its successor, if there is one.
-    Ending,
+    Ending {
+        waited: Option<Duration>,
+    },
     Error(Error),
 }
 
 /// Appends the payload of a REFUSED.
 pub(crate) fn write_refusal(out: &mut Vec<u8>, timing: Option<AgentTiming>, refused: &Refused) {
     let (code, message) = match refused {
-        Refused::NotOwner { epoch } => (NOT_OWNER, epoch.to_string()),
-        Refused::Ending => (ENDING, String::new()),
+        Refused::NotOwner {
+            epoch,
+            waited: None,
+        } => (NOT_OWNER, epoch.to_string()),
+        Refused::NotOwner {
+            epoch,
+            waited: Some(waited),
+        } => (NOT_OWNER, format!("{epoch} {}", millis(*waited))),
+        Refused::Ending { waited } => {
+            let waited = waited.map(|waited| millis(waited).to_string());
+            (ENDING, waited.unwrap_or_default())
+        }
         Refused::Error(error) => {
             let code = match error {
                 Error::NodeUnavailable => ErrorCode::Overloaded,
@@ -235,12 +276,16 @@ const SUSPENDED: &str = "suspended";
 pub(crate) fn read_refusal(refusal: &Refusal) -> Refused {
     let message = printable(&refusal.message, limits::AGENT_MESSAGE);
     if &refusal.code[..] == NOT_OWNER.as_bytes() {
+        let (epoch, waited) = message.split_once(' ').unwrap_or((&message, ""));
         return Refused::NotOwner {
-            epoch: message.parse().unwrap_or(0),
+            epoch: epoch.parse().unwrap_or(0),
+            waited: parse_millis(waited),
         };
     }
     if &refusal.code[..] == ENDING.as_bytes() {
-        return Refused::Ending;
+        return Refused::Ending {
+            waited: parse_millis(&message),
+        };
     }
     Refused::Error(error(&refusal.code, &message).unwrap_or(Error::TunnelProtocol))
 }
@@ -332,12 +377,17 @@ mod tests {
             let (passed, _) = passed_on(&Refused::Error(error.clone()), None);
             assert_eq!(passed, Refused::Error(error));
         }
-        let not_owner = Refused::NotOwner { epoch: u64::MAX };
-        assert_eq!(
-            passed_on(&not_owner, None),
-            (Refused::NotOwner { epoch: u64::MAX }, None)
-        );
-        assert_eq!(passed_on(&Refused::Ending, None), (Refused::Ending, None));
+        for waited in [
+            None,
+            Some(Duration::ZERO),
+            Some(Duration::from_millis(4_321)),
+        ] {
+            let epoch = u64::MAX;
+            let (passed, _) = passed_on(&Refused::NotOwner { epoch, waited }, None);
+            assert_eq!(passed, Refused::NotOwner { epoch, waited });
+            let (passed, _) = passed_on(&Refused::Ending { waited }, None);
+            assert_eq!(passed, Refused::Ending { waited });
+        }
         assert_eq!(
             passed_on(&Refused::Error(Error::AgentUnavailable), timing).1,
             timing
@@ -381,6 +431,12 @@ mod tests {
             };
             put_principal(&mut request, &by);
             assert_eq!(take_principal(&mut request.headers), Some(by));
+            let waited = Some(Duration::from_millis(1_500));
+            put_waited(&mut request, waited);
+            put_waited(&mut request, waited);
+            assert_eq!(take_waited(&mut request.headers), waited);
+            put_waited(&mut request, waited);
+            put_waited(&mut request, None);
             assert!(request.headers.is_empty());
         }
         for value in ["", "admin x", "key", "key ../x", "client", "other x"] {

@@ -1,7 +1,8 @@
 //! A backend that holds requests until the test releases them.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ pub(crate) struct HeldBackend {
     pub(crate) url: String,
     arrivals: Receiver<()>,
     releases: Sender<()>,
+    requests: Arc<AtomicUsize>,
 }
 
 impl HeldBackend {
@@ -21,8 +23,11 @@ impl HeldBackend {
         let (arrived, arrivals) = mpsc::channel();
         let (releases, released) = mpsc::channel();
         let released = Mutex::new(released);
+        let requests = Arc::new(AtomicUsize::new(0));
+        let received = Arc::clone(&requests);
         let url = backend::start(move |mut peer| {
             while let Ok((head, body, _)) = peer.request() {
+                received.fetch_add(1, Ordering::SeqCst);
                 match head.target.path() {
                     "/held" => {
                         // Fails when the test has ended.
@@ -45,7 +50,13 @@ impl HeldBackend {
             url,
             arrivals,
             releases,
+            requests,
         }
+    }
+
+    /// Number of requests that have arrived.
+    pub(crate) fn requests(&self) -> usize {
+        self.requests.load(Ordering::SeqCst)
     }
 
     /// Waits until a request for `/held` has reached the backend.
