@@ -84,15 +84,15 @@ impl Gateway {
     /// within seconds.
     pub(super) fn live_tunnels(&self) -> BTreeMap<String, usize> {
         let mut tunnels = BTreeMap::new();
-        for report in self.control.reports() {
-            for tunnel in report.tunnels {
-                if !tunnel.draining {
-                    *tunnels.entry(tunnel.service).or_default() += 1;
-                }
+        let reports = self.control.reports().into_iter();
+        for tunnel in reports.flat_map(|report| report.tunnels) {
+            if !tunnel.draining {
+                *tunnels.entry(tunnel.service).or_default() += 1;
             }
-            for service in report.awaited_services {
-                tunnels.entry(service).or_insert(1);
-            }
+        }
+        let awaited = self.handles.ask_all(WorkerMessage::ReportAwaited);
+        for service in awaited.into_iter().flatten() {
+            tunnels.entry(service).or_insert(1);
         }
         tunnels
     }

@@ -93,11 +93,17 @@ impl Tunnels {
             .is_some_and(|peering| peering.is_elsewhere(&service.hostname))
     }
 
-    /// Labels of the services whose agents lost their last tunnel a moment ago, or have not come back since the takeover.
+    /// Labels of the services of this worker whose agents lost their last tunnel a moment ago, or have not come back since the
+    /// takeover.
     pub(crate) fn awaited_services(&self, now: Instant) -> Vec<String> {
         let registry = self.registry.borrow();
+        let directory = self.directory.get();
+        let is_own = |label: &str| {
+            let service = directory.service(label);
+            service.is_some_and(|service| service.owner == self.worker)
+        };
         let awaited = self.grace.awaited(now).chain(registry.lost(now));
-        let awaited = awaited.filter(|label| !registry.has_tunnel(label));
+        let awaited = awaited.filter(|label| is_own(label) && !registry.has_tunnel(label));
         awaited.map(str::to_owned).collect()
     }
 

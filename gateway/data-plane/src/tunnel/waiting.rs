@@ -96,10 +96,12 @@ impl Waiting {
             .collect()
     }
 
-    /// Lets the first request of each line look whether its service has moved. One that leaves its line lets the next one look.
-    pub(crate) fn look_again_everywhere(&self) {
-        let labels: Vec<_> = self.lines.borrow().keys().cloned().collect();
-        labels.iter().for_each(|label| self.look_again(label));
+    /// Lets all requests look whether their services have moved.
+    pub(crate) fn look_for_moves(&self) {
+        for place in self.lines.borrow().values().flatten() {
+            // Takes effect once the tasks of the requests run.
+            place.0.take().into_iter().for_each(Waker::wake);
+        }
     }
 
     /// Lets the first request in the line of the service look whether it can go. Called when a tunnel has registered, and

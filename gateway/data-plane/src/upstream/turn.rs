@@ -1,6 +1,6 @@
 //! The wait of a request for a tunnel of its service, or for a slot of one.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::limits;
 use gw_base::error::Error;
@@ -53,8 +53,7 @@ impl Upstream {
         let for_slot = (others_wait || registry.borrow().is_short(label, now))
             .then(|| now + limits::SLOT_WAIT);
         let until = for_several.max(for_first).max(for_slot)?;
-        let left = limits::WAIT_IN_ALL.saturating_sub(request.waited.unwrap_or_default());
-        Some(until.min(now + left))
+        Some(until.min(now + left(request)))
     }
 
     /// Whether another node owns the service, or another process has taken over, and there is no tunnel of it here.
@@ -73,6 +72,7 @@ impl Upstream {
         let Some(until) = self.wait_until(request, now) else {
             return Ok(None);
         };
+        let last = now + left(request);
         let Tunnels {
             registry, waiting, ..
         } = &*self.tunnels;
@@ -92,7 +92,7 @@ impl Upstream {
             // The last tunnel may have ended while the request waited for a slot.
             let lost_until = registry.borrow().lost_until(&service.label, now);
             if let Some(until) = lost_until {
-                waited = turn(until - now).await;
+                waited = turn(until.min(last).saturating_duration_since(now)).await;
             }
         }
         waited.map(Some).map_err(|no_turn| match no_turn {
@@ -100,4 +100,9 @@ impl Upstream {
             NoTurn::Unavailable => Error::AgentUnavailable.into(),
         })
     }
+}
+
+/// How long a request may still wait.
+fn left(request: &Authenticated) -> Duration {
+    limits::WAIT_IN_ALL.saturating_sub(request.waited.unwrap_or_default())
 }

@@ -65,6 +65,8 @@ pub enum WorkerMessage {
     LinkOfPredecessor(OwnedFd),
     /// Report the levels of the buckets.
     ReportLevels(Sender<Vec<Level>>),
+    /// Report the labels of services without a tunnel whose agents are expected within seconds.
+    ReportAwaited(Sender<Vec<String>>),
     /// Report counters and state.
     Scrape(Scrape),
     /// Accept no more connections, finish running requests; with a successor, leave it the connections that wait to be

@@ -52,7 +52,7 @@ use crate::route::Router;
 use crate::tunnel::Tunnels;
 use crate::tunnel::waiting::grace::TunnelGrace;
 use crate::upstream::Upstream;
-use crate::upstream::cross_node::{Link, Nodes};
+use crate::upstream::cross_node::Nodes;
 
 /// Interval of the check for tunnels that are to end.
 const TUNNELS_INTERVAL: Duration = Duration::from_secs(1);
@@ -405,10 +405,7 @@ impl Worker {
                 drop(succeeded.levels.try_send(levels));
             }
             WorkerMessage::LinkToSuccessor(socket) => match Socket::from_unix(socket) {
-                Ok(socket) => {
-                    let link = Link::to_successor(socket);
-                    self.upstream.successor.replace(Some(link));
-                }
+                Ok(socket) => self.upstream.link_to_successor(socket),
                 Err(error) => tracing::warn!(%error, "no link to the successor"),
             },
             WorkerMessage::LinkOfPredecessor(socket) => match Socket::from_unix(socket) {
@@ -420,6 +417,9 @@ impl Worker {
             },
             WorkerMessage::ReportLevels(reply) => {
                 drop(reply.try_send(self.buckets.borrow().levels(Instant::now())));
+            }
+            WorkerMessage::ReportAwaited(reply) => {
+                drop(reply.try_send(self.tunnels.awaited_services(Instant::now())));
             }
             WorkerMessage::ReportQuiet(reply) => drop(reply.try_send(self.is_quiet())),
             WorkerMessage::EndQuiet => self.connections.end_quiet(Instant::now()),
@@ -437,6 +437,7 @@ impl Worker {
                 self.ingress.acceptor.abandon();
                 self.tunnels.registry.borrow().cut();
                 self.nodes.iter().for_each(|nodes| nodes.cut());
+                self.upstream.cut_successor();
                 self.stop.request();
             }
             #[cfg(debug_assertions)]
@@ -476,7 +477,7 @@ impl Worker {
             .registry
             .borrow()
             .relocate(is_elsewhere, |slot| left.contains(&slot));
-        self.tunnels.waiting.look_again_everywhere();
+        self.tunnels.waiting.look_for_moves();
         // Fails if the control plane has ended.
         drop(applied.send(ViewApplied {
             number,
@@ -489,7 +490,7 @@ impl Worker {
         self.lifecycle.drain();
         if has_successor {
             self.lifecycle.succeed();
-            self.tunnels.waiting.look_again_everywhere();
+            self.tunnels.waiting.look_for_moves();
         }
         self.ingress.acceptor.stop(has_successor);
         let idle = if has_successor {
@@ -543,7 +544,6 @@ impl Worker {
             restarts: self.handles.restarts[self.id.0].load(Ordering::Relaxed),
             busy_per_mille: self.handles.busy[self.id.0].load(Ordering::Relaxed),
             tunnels: with_shares(tunnels),
-            awaited_services: self.tunnels.awaited_services(Instant::now()),
             tunnels_of_another_authority: self.tunnels.of_another_authority(),
             refused_versions: self.tunnels.registry.borrow().refused_versions(),
             ended_tunnels: self.tunnels.registry.borrow().ended_tunnels(),

@@ -1,9 +1,8 @@
 //! The end of a process of a gateway: a drain, and the takeover by another process, as `gateway/src/process/stop` and
-//! `gateway/src/process/takeover` do them. The channel between the two processes is left out.
+//! `gateway/src/process/takeover` do them. The channel between the two processes is left out, and so are the links of their workers.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::unix::net::UnixStream;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
@@ -50,7 +49,9 @@ pub async fn drain(
     gateway.tell_all(|| WorkerMessage::Drain {
         successor: has_successor,
     })?;
-    let is_idle = |report: &WorkerReport| report.connections == 0 && report.crossings_served == 0;
+    let is_idle = |report: &WorkerReport| {
+        report.connections == 0 && report.crossings_served == 0 && report.node_requests == 0
+    };
     let began = Instant::now();
     while !all_report(gateway, is_idle).await? && began.elapsed() < within {
         if !has_successor {
@@ -93,15 +94,14 @@ async fn all_report(
 pub async fn live_tunnels(gateway: &Publisher) -> io::Result<BTreeMap<String, usize>> {
     let mut tunnels = BTreeMap::new();
     let reports = gateway.reports(false).await?;
-    for report in reports {
-        for tunnel in report.tunnels {
-            if !tunnel.draining {
-                *tunnels.entry(tunnel.service).or_default() += 1;
-            }
+    for tunnel in reports.into_iter().flat_map(|report| report.tunnels) {
+        if !tunnel.draining {
+            *tunnels.entry(tunnel.service).or_default() += 1;
         }
-        for service in report.awaited_services {
-            tunnels.entry(service).or_insert(1);
-        }
+    }
+    let awaited = gateway.ask_all(WorkerMessage::ReportAwaited).await?;
+    for service in awaited.into_iter().flatten() {
+        tunnels.entry(service).or_insert(1);
     }
     Ok(tunnels)
 }
@@ -122,12 +122,6 @@ pub async fn take_over(
     };
     let levels = Arc::new(predecessor.ask_all(succeeded).await?.concat());
     successor.tell_all(|| WorkerMessage::Levels(Arc::clone(&levels)))?;
-    for worker in 0..predecessor.workers() {
-        let (ours, theirs) = UnixStream::pair()?;
-        let their_worker = worker % successor.workers();
-        successor.tell(their_worker, WorkerMessage::LinkOfPredecessor(theirs.into()))?;
-        predecessor.tell(worker, WorkerMessage::LinkToSuccessor(ours.into()))?;
-    }
     Ok(Box::pin(admit(
         charges,
         predecessor.clone(),

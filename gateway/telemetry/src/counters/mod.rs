@@ -203,7 +203,7 @@ pub struct WorkerReport {
     pub crossings_served: usize,
     /// Open links to other nodes.
     pub node_links: usize,
-    /// Requests in progress for callers of other nodes.
+    /// Requests in progress for callers of other nodes, or of the process before this one.
     pub node_requests: usize,
     /// Bytes that are charged for relayed requests.
     pub relay_bytes: usize,
@@ -219,8 +219,6 @@ pub struct WorkerReport {
     pub restarts: u32,
     /// Live tunnels of the worker.
     pub tunnels: Vec<TunnelReport>,
-    /// Labels of services without a tunnel whose agents are expected within seconds.
-    pub awaited_services: Vec<String>,
     /// Tunnels, replaced ones included, whose certificate is of another authority than the one that issues now.
     pub tunnels_of_another_authority: usize,
     /// Agents that were refused because of their version.

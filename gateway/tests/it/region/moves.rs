@@ -76,6 +76,8 @@ fn requests_that_wait_move_with_their_service_when_its_node_comes_back() {
     let to = |node| WaitingRequests::send(|| region.connect(node), region.service_key());
     let requests = nodes.into_iter().map(to).collect();
     region.restart(owner);
+    // With the node, its service has come back.
+    region.wait_for_members(3);
     let _agent = are_answered(&region, &backend, requests);
     assert_eq!(region.owner(), owner);
 }

@@ -102,7 +102,7 @@ impl Link {
         })
     }
 
-    /// The link to the process that has taken over, which is at the other end of `socket`.
+    /// Opens the link to the process that has taken over, which is at the other end of `socket`.
     pub(crate) fn to_successor(socket: Socket) -> Rc<Self> {
         let link = Self::opening(None);
         let driven = Rc::clone(&link);

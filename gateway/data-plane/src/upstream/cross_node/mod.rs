@@ -2,7 +2,8 @@
 //!
 //! The node of the caller sends the request to the owner over a link: a TLS connection between the two nodes with the
 //! frames of the tunnel protocol, on which the node of the caller opens streams. The owner checks the access again, admits
-//! the request and serves it on a tunnel of its own, or answers that it is not the owner. It never passes the request on.
+//! the request and serves it on a tunnel of its own, or answers that it is not the owner. It never passes the request on. A
+//! process that has been replaced has such a link to its successor, which does pass on what another node owns.
 //!
 //! If the link is lost while a request waits for its answer, the node of the caller sends it to the next owner by the rules of
 //! `attempts`: the owner is gone, and with it what it knew of its attempts.

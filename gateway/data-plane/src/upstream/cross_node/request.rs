@@ -142,13 +142,16 @@ impl CrossNodeRequest {
         // Answer if the request is served by no node.
         let mut error = Error::NodeUnavailable;
         loop {
-            if self.upstream.lifecycle.is_succeeded() {
-                return self.send_to_successor(body, patience.deadline).await;
-            }
-            let (owner, epoch) = match next_hop(&nodes, hostname, patience.deadline).await {
-                NextHop::Node { owner, epoch } => (owner, epoch),
+            let next = next_hop(&nodes, hostname, patience.deadline).await;
+            // A process that has been replaced gets no more views. Its successor has them, and is this node.
+            let is_current = !self.upstream.lifecycle.is_succeeded();
+            let (owner, epoch) = match next {
+                NextHop::Node { owner, epoch } if is_current || !patience.is_stale => {
+                    (owner, epoch)
+                }
+                _ if !is_current => return self.send_to_successor(body, patience.deadline).await,
                 NextHop::Here => return self.send_here(body).await,
-                NextHop::Unknown => return Err(error),
+                NextHop::Node { .. } | NextHop::Unknown => return Err(error),
             };
             let link = nodes.link(&owner);
             let retry = match self.attempt(&link, body.as_ref(), patience.deadline).await {
@@ -196,14 +199,14 @@ impl CrossNodeRequest {
         body: Option<ShortBody>,
         deadline: Instant,
     ) -> Result<UpstreamRequest, Error> {
-        let Some(successor) = self.upstream.successor.borrow().clone() else {
+        let Some(successor) = self.upstream.successor() else {
             return Err(Error::NodeUnavailable);
         };
         let sent = self.attempt(&successor, body.as_ref(), deadline).await;
         sent.map_err(|failed| match failed {
-            CrossNodeFailure::Refused(error) => error,
-            CrossNodeFailure::Retry(_) => Error::NodeUnavailable,
-            CrossNodeFailure::Lost { .. } => Error::NodeLost,
+            CrossNodeFailure::Refused(error) => self.origin.error(error),
+            CrossNodeFailure::Retry(_) if !self.origin.was_lost => Error::NodeUnavailable,
+            CrossNodeFailure::Retry(_) | CrossNodeFailure::Lost { .. } => Error::NodeLost,
         })
     }
 
@@ -295,7 +298,9 @@ impl CrossNodeRequest {
             }
             (_, first) => (Upload::None, Notice::default(), Some(first)),
         };
-        self.upstream.counters.node_crossings.increment();
+        if link.to.is_some() {
+            self.upstream.counters.node_crossings.increment();
+        }
         let carrier = Carrier::Node(Box::new(OnNode {
             notice,
             first,
@@ -331,6 +336,8 @@ struct Patience {
     retries: usize,
     /// Answers of nodes that may not know the current placement yet.
     late_answers: u32,
+    /// A node that owns the service by the view of this process has not served the request.
+    is_stale: bool,
 }
 
 impl Patience {
@@ -340,6 +347,7 @@ impl Patience {
             deadline: began + limits::NODE_WAIT,
             retries: 0,
             late_answers: 0,
+            is_stale: false,
         }
     }
 
@@ -347,6 +355,7 @@ impl Patience {
     /// again. Each owner at which it has waited begins another wait.
     fn lasts(&mut self, retry: &RetryCause, epoch: u64) -> bool {
         let now = Instant::now();
+        self.is_stale = true;
         if retry.waited().is_some() {
             self.deadline = (now + limits::NODE_WAIT).min(self.began + limits::WAIT_IN_ALL);
         }
@@ -354,6 +363,10 @@ impl Patience {
         // A node that cannot be reached is about to be replaced as the owner, and a node with an earlier placement is about to
         // learn that it is the owner. Both take their time.
         match retry {
+            // The deadline bounds them.
+            RetryCause::NotOwner {
+                waited: Some(_), ..
+            } => {}
             RetryCause::NotOwner { epoch: theirs, .. } if *theirs > epoch => self.retries += 1,
             RetryCause::NotOwner { .. } => self.late_answers += 1,
             RetryCause::Unreachable | RetryCause::Ending { .. } => {}
