@@ -1,4 +1,4 @@
-//! Orders certificates at an ACME authority, for the region and for own domains: one process of the region at a time, under a
+//! Orders certificates at an ACME authority, for the region and for own domains: one node of the region at a time, under a
 //! lease. All processes use what the records have. Also looks whether DNS still proves own domains.
 
 mod domain_orders;
@@ -77,7 +77,7 @@ pub fn keep(admin: &Admin, acme: Option<&AcmeConfig>, answers_http: bool, tasks:
         Some(Challenge::Hook(settings)) => Arc::new(Hook::new(settings.clone())),
         Some(Challenge::TlsAlpn) | None => Arc::clone(&in_handshakes),
     };
-    let lease = Lease::new(control);
+    let lease = Lease::new(admin);
     let orders = |publisher| Orders::new(acme.settings.clone(), publisher);
     let over_http = answers_http.then(|| orders(listeners(ChallengeKind::Http01)));
     let of_domains = OrdersByProof {
@@ -116,8 +116,8 @@ impl Keeper {
         }
         let now = Timestamp::now();
         let record = self.control.acme_record();
-        if let Some(wait) = self.lease.of_another(&record, now) {
-            return wait.min(CERTIFICATE_LOOK_EVERY);
+        if self.lease.is_elsewhere(&record, now) {
+            return CERTIFICATE_STORE_RETRY;
         }
         let mut state = match parsed(&record) {
             Ok(state) => state,

@@ -16,7 +16,7 @@ const MIB: usize = 1024 * KIB;
 pub const CERTIFICATES: Rate = Rate::new(20, 4).unwrap().hourly();
 /// Age at which a key of session tickets is replaced. It opens tickets for as long again.
 pub const TICKET_KEY_AGE: Duration = Duration::from_secs(24 * 3600);
-/// Lease of the process that orders the certificate of the region. Longer than any step of an order.
+/// Lease of the node that orders certificates. Longer than any step of an order.
 pub const CERTIFICATE_LEASE: Duration = Duration::from_secs(5 * 60);
 /// Longest time between two looks at whether a certificate is due.
 pub const CERTIFICATE_LOOK_EVERY: Duration = Duration::from_secs(30);

@@ -58,10 +58,12 @@ impl LocalNode {
 
     /// Newest placement of the services; `None` until the first view is published.
     pub fn placement(&self) -> Option<Arc<Placement>> {
-        self.latest()
-            .view
-            .as_ref()
-            .map(|view| view.shared_placement())
+        self.view().map(|view| view.shared_placement())
+    }
+
+    /// Newest view of the region; `None` until the first one is published.
+    pub(crate) fn view(&self) -> Option<Arc<View>> {
+        self.latest().view.clone()
     }
 
     /// Whether this process is a node of the region, as far as it is known here.

@@ -22,7 +22,7 @@ pub struct AcmeRecord {
     /// Time at which an administrator asked for a new certificate; `None` once it is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub renewal_requested: Option<Timestamp>,
-    /// The process that orders; `None` if none does.
+    /// The node that orders; `None` if none does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<AcmeLease>,
     /// Members of a later version.
@@ -46,10 +46,10 @@ pub struct AcmeFailures {
     pub reason: String,
 }
 
-/// Right of one process of the region to order.
+/// Right of one node of the region to order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcmeLease {
-    /// The process.
+    /// Slot and session of the node.
     pub holder: String,
     /// End of the lease.
     pub until: Timestamp,

@@ -104,8 +104,8 @@ impl Steps {
             return Err(paused.since(now));
         }
         let region = self.control.acme_record();
-        if let Some(wait) = self.lease.of_another(&region, now) {
-            return Err(wait);
+        if self.lease.is_elsewhere(&region, now) {
+            return Err(CERTIFICATE_STORE_RETRY);
         }
         // The task for the certificate of the region registers the account, and logs errors of its record.
         let account = parsed(&region).ok();

@@ -2,17 +2,15 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
 
-use gw_base::clock::Timestamp;
 use serde_json::json;
 
 use super::passage::Passage;
 use super::{Connection, Prepared};
+use crate::support::acme_front::{Front, Kind, Verdict};
 use crate::support::acme_servers::named::Named;
 use crate::support::acme_servers::pebble::{Options, Pebble};
 use crate::support::eventually;
-use crate::support::processes::machine::Machine;
 use crate::support::processes::process::{Log, send_signal};
 use crate::support::processes::region::Region;
 use crate::support::processes::successor::replace;
@@ -29,6 +27,8 @@ struct Nodes {
     region: Region,
     passage: Passage,
     pebble: Pebble,
+    /// Between the nodes and the authority.
+    front: Front,
     root: PathBuf,
     _named: Named,
 }
@@ -41,10 +41,11 @@ impl Nodes {
         let mut options = Options::new(named.address);
         options.tls_port = passage.port();
         let pebble = Pebble::start(options);
+        let front = Front::start(&pebble);
         let configuration = format!(
             "tls = \"acme\"\nacme.directory = {:?}\nacme.ca_file = {:?}\nacme.terms_accepted = true\n\
              acme.challenge = \"tls-alpn\"\ndns_servers = [\"{}\"]\n",
-            pebble.directory(),
+            front.directory(),
             pebble.ca_file(),
             named.address,
         );
@@ -55,6 +56,7 @@ impl Nodes {
             region,
             passage,
             pebble,
+            front,
             root,
             _named: named,
         })
@@ -133,34 +135,14 @@ fn a_node_shows_the_proof_of_an_order_of_another_node() {
     assert_eq!(nodes.pebble.count("orders in the db"), 1 + renewals);
 }
 
-/// Moves the clock of PostgreSQL beyond the end of a lease. A node follows it if the clock of its machine agrees.
-const AFTER_THE_LEASE: &str = "\
-    CREATE SCHEMA later;
-    CREATE FUNCTION later.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS
-        'SELECT pg_catalog.clock_timestamp() + interval ''6 minutes''';
-    GRANT USAGE ON SCHEMA later TO PUBLIC;
-    ALTER DATABASE postgres SET search_path = later, pg_catalog, public";
-/// New sessions have the setting.
-const END_OF_SESSIONS: &str = "\
-    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-        WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
-
 #[test]
-fn a_node_goes_on_with_the_order_of_a_lost_node_after_its_lease() {
-    if !usable(&PROGRAMS) || !usable(&["faketime"]) {
+fn a_node_goes_on_with_the_order_of_a_lost_node() {
+    if !usable(&PROGRAMS) {
         return;
     }
-    let Some(mut nodes) = Nodes::none_yet() else {
+    let Some(mut nodes) = Nodes::two() else {
         return;
     };
-    nodes.region.add();
-    nodes.passage.lead_to(nodes.region.node(0).address);
-    nodes.region.add();
-    nodes.region.kill(1);
-    let machine = Machine::new();
-    machine.restart(&mut nodes.region, 1);
-    nodes.region.wait_for_members(2);
-    nodes.await_issue(0);
     eventually("the first certificate", || nodes.certificate(1));
 
     nodes.passage.close();
@@ -170,23 +152,8 @@ fn a_node_goes_on_with_the_order_of_a_lost_node_after_its_lease() {
         (found == nodes.certificate(0)).then_some(found)
     });
     nodes.region.kill(0);
-    // The proof is in the records, so that the other node shows it at once. It orders after the end of the lease.
+    // The proof is in the records, so that the other node shows it at once. It orders once the first node is declared dead.
     nodes.passage.lead_to(nodes.region.node(1).address);
-    machine.set("+6m");
-    nodes.region.postgres.sql(AFTER_THE_LEASE);
-    nodes.region.postgres.sql(END_OF_SESSIONS);
-    eventually("the node follows the clock", || {
-        let account = "/accounts/demo/enrollment-tokens";
-        let token = nodes
-            .region
-            .post(1, account, &json!({ "services": ["echo"] }));
-        let created = token["created_at"].as_str().unwrap();
-        let later = Timestamp::now().after(Duration::from_secs(5 * 60));
-        (created > later.to_string().as_str()).then_some(())
-    });
-    // The node looks at the lease at the next change of the record.
-    nodes.region.post(1, "/certificates/renew", &json!({}));
-    // The log may leave out the line of the issue: the loop above made many changes within a second.
     eventually("the renewed certificate", || {
         nodes
             .certificate(1)
@@ -195,6 +162,39 @@ fn a_node_goes_on_with_the_order_of_a_lost_node_after_its_lease() {
     assert_eq!(nodes.pebble.count("accounts in memory"), 1);
     let orders = nodes.pebble.count("orders in the db");
     assert_eq!(orders, 1 + renewals, "the same order");
+}
+
+#[test]
+fn an_issued_certificate_is_fetched_after_all_nodes_were_replaced() {
+    if !usable(&PROGRAMS) {
+        return;
+    }
+    let Some(nodes) = Nodes::two() else {
+        return;
+    };
+    let used = eventually("the first certificate", || nodes.certificate(1));
+    let fetches = || nodes.front.requests(Kind::Certificate).len();
+    let before = fetches();
+    nodes.front.set(|request| match request.kind {
+        Kind::Certificate => Verdict::Hold,
+        _ => Verdict::Forward,
+    });
+    nodes.region.post(1, "/certificates/renew", &json!({}));
+    eventually("the certificate is issued", || {
+        (fetches() > before).then_some(())
+    });
+    let _successors = [0, 1].map(|node| {
+        let replaced = nodes.region.node(node);
+        replace(replaced.process.id(), &replaced.log)
+    });
+    eventually("a successor fetches the certificate", || {
+        (fetches() > before + 1).then_some(())
+    });
+    nodes.front.set(|_| Verdict::Forward);
+    eventually("the renewed certificate", || {
+        nodes.certificate(1).filter(|found| *found != used)
+    });
+    assert_eq!(nodes.pebble.count("orders in the db"), 2);
 }
 
 /// A gateway that proves its apex in handshakes, whose authority connects through `passage`.

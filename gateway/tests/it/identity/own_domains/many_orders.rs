@@ -5,16 +5,27 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::time::Instant;
 
+use gw_testbed::Balancer;
+use serde_json::{Value, json};
+
 use super::PROGRAMS;
 use super::setup::Setup;
-use crate::support::acme_front::Kind;
+use crate::support::acme_front::{Front, Kind, Verdict, keep_pending};
+use crate::support::acme_servers::named::Named;
+use crate::support::acme_servers::pebble::{Options, Pebble};
 use crate::support::eventually;
-use crate::support::processes::successor::admin;
+use crate::support::peers::caller::HOST;
+use crate::support::processes::region::Region;
+use crate::support::processes::successor::{admin, replace};
 use crate::support::programs::usable;
 
 /// Domains, unless `GW_TEST_DOMAINS` has another number: at most those of one account, because of
 /// the limits of orders.
 const DOMAINS: usize = 30;
+/// Domains of a region whose nodes are replaced.
+const DURING_REPLACEMENTS: usize = 12;
+/// Orders of one account that are open at once (docs/own-domains.md).
+const OPEN: usize = 8;
 /// Domains of an account and of a service, as many as they may have.
 const OF_ACCOUNT: usize = 100;
 const OF_SERVICE: usize = 20;
@@ -86,4 +97,48 @@ fn domains_that_are_added_at_once_get_their_certificates_by_one_order_each() {
     )
     .unwrap();
     assert_eq!(orders, domains);
+}
+
+#[test]
+fn orders_go_on_while_all_nodes_of_a_region_are_replaced() {
+    if !usable(&PROGRAMS) {
+        return;
+    }
+    let named = Named::start("");
+    let balancer = Balancer::start(Vec::new()).unwrap();
+    let mut options = Options::new(named.address);
+    options.tls_port = balancer.address.port();
+    let pebble = Pebble::start(options);
+    let front = Front::start(&pebble);
+    front.set(keep_pending);
+    let configuration = format!(
+        "dns_servers = [\"{}\"]\nacme.directory = {:?}\nacme.ca_file = {:?}\nacme.terms_accepted = true\n",
+        named.address,
+        front.directory(),
+        pebble.ca_file()
+    );
+    let Some(region) = Region::start_with(3, false, &configuration) else {
+        return;
+    };
+    balancer.set((0..3).map(|node| region.node(node).address).collect());
+    for number in 0..DURING_REPLACEMENTS {
+        let name = format!("d{number}.customer.test");
+        named.update(&[&format!("add {name} 1 CNAME {HOST}")]);
+        let path = "/accounts/demo/services/echo/domains";
+        region.post(0, path, &json!({ "name": name }));
+    }
+    front.await_different(Kind::Challenge, OPEN);
+    let _successors = [0, 1, 2].map(|node| {
+        let replaced = region.node(node);
+        replace(replaced.process.id(), &replaced.log)
+    });
+    front.set(|_| Verdict::Forward);
+    eventually("all domains have a certificate", || {
+        let (_, list) = region.get(0, "/api/v1/accounts/demo/domains");
+        let domains = list["items"].as_array().unwrap();
+        let has_one = |it: &&Value| it["certificate"]["source"] == "acme";
+        (domains.iter().filter(has_one).count() == DURING_REPLACEMENTS).then_some(())
+    });
+    let orders = front.requests(Kind::NewOrder).len();
+    assert_eq!(orders, DURING_REPLACEMENTS, "one for each");
 }
