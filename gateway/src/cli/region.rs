@@ -289,11 +289,13 @@ fn database_facts(status: &StoredRegionStatus) -> Vec<(&'static str, String)> {
         Replication::Asynchronous => "asynchronous: a failover can lose acknowledged changes",
         Replication::None => "none",
     };
+    let several = status.several_primaries.clone();
+    let primary = several.unwrap_or_else(|| yes_or_no(engine.is_primary));
     vec![
         ("store", status.database.clone()),
         ("address", or_dash(engine.address.as_ref())),
         ("version", engine.version.clone()),
-        ("primary", yes_or_no(engine.is_primary)),
+        ("primary", primary),
         ("standby", standby.to_owned()),
         ("standbys connected", engine.standbys.to_string()),
     ]

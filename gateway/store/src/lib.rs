@@ -34,7 +34,7 @@ pub use postgres::Rekeyed;
 pub use postgres::{Authenticator, NamedSecret};
 pub use postgres::{
     EngineState, KnownRecords, LastChange, PostgresInspector, PostgresSettings, PostgresStore,
-    PostgresUrlError, ProvenKeys, RecordsOfKind, RegionIdentity, RegionState, Replication,
+    PostgresUrlError, Primary, ProvenKeys, RecordsOfKind, RegionIdentity, RegionState, Replication,
 };
 pub use records::NotRestored;
 pub use records::{
@@ -238,6 +238,11 @@ pub enum StoreError {
     /// PostgreSQL cannot be reached, or the connection ended.
     #[error("store: {}", failure::explained(.0))]
     Unavailable(String),
+    /// Several servers take changes: this one is older than another one, or none is the newest.
+    #[error(
+        "PostgreSQL takes changes at {0}; only the highest timeline counts: stop the others, and make them its standbys"
+    )]
+    SeveralPrimaries(String),
     /// PostgreSQL refused a statement.
     #[error("store: PostgreSQL: {0}")]
     Postgres(String),

@@ -206,6 +206,8 @@ async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
         return (StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned());
     }
     let workers = admin.control.workers();
+    let several = admin.control.several_primaries();
+    let several = several.map_or_else(String::new, |it| format!("; {it}"));
     let asked = tokio::task::spawn_blocking(move || {
         let region = admin.region.as_ref().and_then(RegionInputs::status);
         (
@@ -223,7 +225,7 @@ async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
                 "all other nodes refuse the messages of this one: see gw-gateway region status\n";
             (StatusCode::SERVICE_UNAVAILABLE, refused.to_owned())
         }
-        _ => (StatusCode::OK, "ready\n".to_owned()),
+        _ => (StatusCode::OK, format!("ready{several}\n")),
     }
 }
 

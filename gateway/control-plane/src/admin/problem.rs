@@ -156,6 +156,7 @@ impl From<ControlError> for Problem {
             | ControlError::Stopping
             | ControlError::Store(
                 StoreError::Unavailable(_)
+                | StoreError::SeveralPrimaries(_)
                 | StoreError::Stale
                 | StoreError::Pooled
                 | StoreError::NewerSchema { .. },

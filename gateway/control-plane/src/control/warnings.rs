@@ -39,6 +39,9 @@ pub struct WarningsView {
     /// Slots of nodes that do not answer, so that warnings of services that they own are missing; absent if all answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing_nodes: Vec<u16>,
+    /// Servers of PostgreSQL that take changes although there may be one only, and what to do; absent if all is well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<String>,
 }
 
 /// A service with several agents of which at most one is ready, with a tunnel that was full, or with an own domain that lost its

@@ -525,8 +525,7 @@ impl MembershipLoop {
 
     fn send(&mut self, to: &Member, state: &NodeMessage) {
         if let Some(message) = self.outbox.message(to, state, Instant::now()) {
-            let client = self.control.node_client();
-            messenger::send(&self.tasks, client, to, message, &self.sender);
+            messenger::send(&self.tasks, &self.control, to, message, &self.sender);
         }
     }
 

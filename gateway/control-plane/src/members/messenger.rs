@@ -8,19 +8,19 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::middleware::map_request;
 use axum::routing::put;
-use axum::{Extension, Router};
+use axum::{Extension, Json, Router};
 use gw_base::process::background::Tasks;
 use gw_base::tls::pki::NodeIdentity;
 use gw_region::{DerivedKeys, Member};
 use gw_shared::text::printable;
-use gw_store::Authenticator;
+use gw_store::{Authenticator, Primary};
 use http::{Request, Response, StatusCode};
 
 use super::acknowledgment;
 use super::inputs::RegionInputs;
 use super::messages::StateMessage;
 use super::outbox::Delivery;
-use crate::cluster::{NodeCallError, NodeClient};
+use crate::cluster::NodeCallError;
 use crate::control::Control;
 use crate::http_server::limit_body;
 
@@ -36,29 +36,34 @@ const _: () = assert!(BYTES <= limits::CLUSTER_BODIES);
 /// Sends a message and reports the outcome to `inputs`.
 pub(super) fn send(
     tasks: &Tasks,
-    client: &NodeClient,
+    control: &Arc<Control>,
     to: &Member,
     message: StateMessage,
     inputs: &RegionInputs,
 ) {
-    let client = client.clone();
+    let control = Arc::clone(control);
     let to = to.clone();
     let inputs = inputs.clone();
     tasks.spawn_until_stopped("a message to another node", async move {
-        let delivery = deliver(&client, &to, &message).await;
+        let delivery = deliver(&control, &to, &message).await;
         inputs.delivered(to, delivery);
     });
 }
 
-async fn deliver(client: &NodeClient, to: &Member, message: &StateMessage) -> Delivery {
+async fn deliver(control: &Control, to: &Member, message: &StateMessage) -> Delivery {
     let Ok(json) = message.to_json() else {
         return Delivery::Failed;
     };
     let Ok(request) = Request::put(PATH).body(Bytes::from(json)) else {
         return Delivery::Failed;
     };
-    match client.send(to, request, WITHIN).await {
-        Ok(response) if response.status().is_success() => Delivery::Delivered,
+    match control.node_client().send(to, request, WITHIN).await {
+        Ok(response) if response.status().is_success() => {
+            if let Some(source) = control.postgres_source() {
+                source.settings.told(response.body());
+            }
+            Delivery::Delivered
+        }
         Ok(response) => Delivery::Denied(reason(&response)),
         Err(NodeCallError::Refused) => Delivery::Refused,
         Err(error) => {
@@ -82,6 +87,7 @@ pub fn routes(inputs: RegionInputs, control: Arc<Control>) -> Router {
         .map(|source| Arc::new(source.keys.derive(Authenticator::new)));
     let receiver = MessageIntake {
         inputs,
+        control: Arc::clone(&control),
         authenticators,
     };
     let state = Router::new()
@@ -95,18 +101,21 @@ pub fn routes(inputs: RegionInputs, control: Arc<Control>) -> Router {
 #[derive(Clone)]
 struct MessageIntake {
     inputs: RegionInputs,
+    control: Arc<Control>,
     /// One for each region key that this node accepts.
     authenticators: Option<Arc<DerivedKeys<Authenticator>>>,
 }
 
+/// Answers with the newest primary that this node knows, also to a process that another primary's table of nodes lists.
 async fn receive(
     State(MessageIntake {
         inputs,
+        control,
         authenticators,
     }): State<MessageIntake>,
     Extension(sender): Extension<NodeIdentity>,
     body: Bytes,
-) -> Result<StatusCode, (StatusCode, String)> {
+) -> Result<Json<Option<Primary>>, (StatusCode, String)> {
     let message = StateMessage::parse(&body)
         .map_err(|error| (StatusCode::BAD_REQUEST, format!("{error}\n")))?;
     if (message.state.slot, message.state.session) != (sender.slot, sender.session) {
@@ -131,5 +140,7 @@ async fn receive(
     }
     // Ends when the message was used, or the membership has ended.
     let _ = inputs.message(message).await;
-    Ok(StatusCode::NO_CONTENT)
+    let source = control.postgres_source();
+    let primary = source.and_then(|source| source.settings.newest_primary());
+    Ok(Json(primary))
 }

@@ -167,7 +167,10 @@ fn engine(out: &mut Examination, settings: &PostgresSettings, state: &EngineStat
             "upgrade it to PostgreSQL 15 or newer",
         );
     }
-    if state.is_primary {
+    if let Some(found) = settings.several_primaries() {
+        let advice = "keep the newer one; see docs/region-operation.md, Two primaries";
+        out.failed(PRIMARY, found, advice);
+    } else if state.is_primary {
         out.ok(PRIMARY, "takes changes");
     } else {
         out.failed(

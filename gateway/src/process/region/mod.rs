@@ -9,7 +9,7 @@ mod transfer;
 
 use std::path::Path;
 
-use gw_control_plane::control::postgres_source;
+use gw_control_plane::control::{node_name, postgres_source};
 use gw_interface::config::{Config, StoreSettings};
 use gw_region::{NodeSlot, OperatorError, RegionKeyError};
 use gw_shared::command::Failure;
@@ -116,6 +116,8 @@ fn key_path(config: &Config) -> Result<&Path, RegionError> {
 
 fn source(config: &Config) -> Result<PostgresSource, RegionError> {
     let settings = postgres(config)?;
+    settings.look_for_primaries(&node_name());
+    settings.refuse_equal_primaries()?;
     Ok(postgres_source(
         config,
         settings,

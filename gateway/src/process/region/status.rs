@@ -16,6 +16,8 @@ pub struct StoredRegionStatus {
     /// URL without the password.
     pub database: String,
     pub engine: EngineState,
+    /// Servers that take changes, and what to do; `None` if there is one.
+    pub several_primaries: Option<String>,
     pub region: RegionState,
     /// The setting of this node that has the key of the region.
     pub key_in_use: Option<&'static str>,
@@ -68,6 +70,7 @@ pub fn status(config: &Config) -> Result<StoredRegionStatus, RegionError> {
     Ok(StoredRegionStatus {
         database: settings.to_string(),
         engine: inspector.engine()?,
+        several_primaries: settings.several_primaries(),
         nodes,
         region,
         key_in_use: in_use.as_ref().ok().map(|index| SETTINGS[*index]),

@@ -124,8 +124,9 @@ pub struct LastChange {
 }
 
 impl PostgresInspector {
-    /// Connects to the primary.
+    /// Connects to the newest primary.
     pub fn connect(settings: &PostgresSettings, node: &str) -> Result<Self, StoreError> {
+        settings.look_for_primaries(node);
         let mut engine = Engine::new(settings.clone(), node)?;
         engine.call(CALL, async |session: &mut SqlSession| {
             session.client.batch_execute("SELECT 1").await

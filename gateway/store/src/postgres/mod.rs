@@ -30,6 +30,7 @@ use tokio_postgres::{IsolationLevel, Row};
 pub use self::authenticity::{Authenticator, KnownRecords};
 use self::authenticity::{forged_change, is_tag};
 use self::connection::engine::{CALL, Engine, SqlSession};
+pub use self::connection::primaries::Primary;
 pub use self::connection::settings::{PostgresSettings, PostgresUrlError};
 pub use self::fill::NamedSecret;
 pub use self::inspect::{
@@ -418,6 +419,7 @@ impl Store for PostgresStore {
         entry: &AuditEntry,
     ) -> Result<Position, StoreError> {
         self.refuse_newer()?;
+        self.source.settings.refuse_equal_primaries()?;
         let key = self.keys.in_use();
         let steps = FinalSteps::of(steps, key.codec(&after.origin))?;
         let deadline = Instant::now() + COMMIT;

@@ -29,7 +29,8 @@ const BEAT: &str = "
         applied_revision = greatest(applied_revision, $5), version = $6, key_proofs = $7
     FROM quick WHERE slot = $1 AND session = $2::text::uuid AND state NOT IN ('left', 'dead')";
 
-const TICK: &str = "UPDATE gw.region SET tick = tick + 1";
+/// Epochs at a newer primary are later than those at an older one, whose members do not count any more then.
+const TICK: &str = "UPDATE gw.region SET tick = tick + 1, epoch = greatest(epoch, $1)";
 
 /// Waits for a replacement of the region key that is under way, and inserts nothing after it.
 const INSERT: &str = "
@@ -93,7 +94,7 @@ fn run(
     keys: Option<&StoreKeys>,
     statement: &Statement,
 ) -> Result<(bool, Roster), StoreError> {
-    let change = RowChange::of(statement, keys);
+    let change = RowChange::of(statement, keys, engine.first_epoch());
     let (changed, rows, is_unreplicated) =
         engine.call(CALL, async |session: &mut SqlSession| {
             session.take_unreplicated();
@@ -131,14 +132,14 @@ struct RowChange {
 }
 
 impl RowChange {
-    /// `None` if the statement only reads.
-    fn of(statement: &Statement, keys: Option<&StoreKeys>) -> Option<Self> {
+    /// `None` if the statement only reads. `first_epoch` is that of the primary.
+    fn of(statement: &Statement, keys: Option<&StoreKeys>, first_epoch: u64) -> Option<Self> {
         use NodeState::{Draining, Joining, Leaving, Live};
         Some(match *statement {
             Statement::Read => return None,
             Statement::Tick => Self {
                 sql: TICK,
-                parameters: Vec::new(),
+                parameters: vec![Box::new(int(first_epoch))],
             },
             Statement::Beat {
                 slot,

@@ -3,6 +3,7 @@
 // Once, slow:
 mod partitions;
 mod suspended;
+mod two_primaries;
 
 // On each driver, slow:
 mod failover;

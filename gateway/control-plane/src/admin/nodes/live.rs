@@ -161,6 +161,7 @@ impl Admin {
         Ok(WarningsView {
             items,
             missing_nodes,
+            store: self.control.several_primaries(),
         })
     }
 

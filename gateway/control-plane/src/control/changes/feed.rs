@@ -20,6 +20,7 @@ use gw_store::{
     StoredRecord,
 };
 use tokio::sync::watch;
+use tokio::time::sleep;
 
 use super::journal::{self, Journal};
 use crate::control::{Control, ControlError};
@@ -30,6 +31,8 @@ const POLL: Duration = Duration::from_millis(250);
 const FORGED_PAUSE: Duration = Duration::from_secs(10);
 /// Interval at which old changes are deleted.
 const FORGET: Duration = Duration::from_secs(600);
+/// Pause between two looks at all hosts for primaries.
+const LOOK_FOR_PRIMARIES: Duration = Duration::from_secs(10);
 /// Interval at which the clock of PostgreSQL is read.
 const READ_CLOCK: Duration = Duration::from_secs(1);
 /// File in the data folder with a copy of the records, for a start while PostgreSQL does not answer.
@@ -128,6 +131,11 @@ impl Control {
         }
     }
 
+    /// The servers of PostgreSQL that take changes, and what to do; `None` if there is one at most.
+    pub(crate) fn several_primaries(&self) -> Option<String> {
+        self.postgres_source()?.settings.several_primaries()
+    }
+
     /// Looks for changes of other nodes now. Does not wait.
     pub(crate) fn look_for_changes(&self) {
         self.look_for_changes.notify_one();
@@ -213,6 +221,15 @@ pub fn follow(control: &Arc<Control>, data_dir: &Path, tasks: &Tasks) -> io::Res
         read_began: Instant::now(),
         paused_until: Instant::now(),
     };
+    let (source, blocking) = (source.clone(), tasks.clone());
+    tasks.spawn_until_stopped("looks for primaries", async move {
+        loop {
+            let source = source.clone();
+            let look = move || source.settings.look_for_primaries(&source.node);
+            blocking.blocking("a look for primaries", look).await;
+            sleep(LOOK_FOR_PRIMARIES).await;
+        }
+    });
     tasks.thread("gw-feed", move || follower.run())
 }
 

@@ -10,9 +10,10 @@ use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{AsyncMessage, Client, Connection, Statement};
+use tokio_postgres::{AsyncMessage, Client, Config, Connection, Statement};
 
-use super::settings::{self, PostgresSettings, with_cause};
+use super::primaries::{PRIMARY, Primary};
+use super::settings::{PostgresSettings, with_cause};
 use crate::StoreError;
 
 /// Longest call that is not a transfer of many rows. TCP keep-alive does not notice a stopped server in time.
@@ -45,6 +46,8 @@ pub(crate) struct Engine {
 pub(crate) struct SqlSession {
     pub(crate) client: Client,
     statements: HashMap<&'static str, Statement>,
+    /// The server. `None` for a standby, and if it does not tell.
+    primary: Option<Primary>,
     /// The session asked for notifications.
     is_listening: bool,
     events: Arc<ServerEvents>,
@@ -162,10 +165,28 @@ impl Engine {
         })
     }
 
+    /// Whether there is a connection, and not to an older primary.
     pub(crate) fn is_connected(&self) -> bool {
-        self.session
-            .as_ref()
-            .is_some_and(|session| !session.client.is_closed())
+        self.session.as_ref().is_some_and(|session| {
+            let is_newest = self.settings.note(session.primary.as_ref()).is_ok();
+            is_newest && !session.client.is_closed()
+        })
+    }
+
+    /// The first epoch at the primary that this is connected to.
+    pub(crate) fn first_epoch(&self) -> u64 {
+        let primary = self.session.as_ref().and_then(|it| it.primary.as_ref());
+        primary.map_or(0, Primary::first_epoch)
+    }
+
+    /// The primaries among all hosts.
+    pub(crate) fn primaries(&self) -> Vec<Primary> {
+        let ask = |host| {
+            let session = async { timeout(CALL, self.open_at(&host)).await };
+            self.runtime.as_ref()?.block_on(session).ok()?.ok()?.primary
+        };
+        let hosts = self.settings.each_host(&self.name).into_iter();
+        hosts.filter_map(ask).collect()
     }
 
     pub(crate) fn disconnect(&mut self) {
@@ -185,41 +206,13 @@ impl Engine {
         let Some(runtime) = &self.runtime else {
             return Err(unavailable("not connected"));
         };
-        let mut config = self.settings.named(&self.name);
         let within = self.left(CONNECT);
-        // So that every host that takes no connection leaves time for the others.
-        let of_each = within / u32::try_from(config.get_hosts().len().max(1)).unwrap_or(u32::MAX);
-        config.connect_timeout(
-            of_each
-                .min(settings::CONNECT_WITHIN)
-                .max(Duration::from_millis(1)),
-        );
-        let tls = self.settings.tls();
-        let connected = runtime.block_on(async {
-            let (client, connection) = match timeout(within, config.connect(tls)).await {
-                Ok(connected) => connected.map_err(|error| with_cause(&error))?,
-                Err(_) => return Err(format!("cannot connect within {within:.1?}")),
-            };
-            let answer_within = self.left(CALL);
-            let events = Arc::<ServerEvents>::default();
-            tokio::spawn(run(connection, Arc::clone(&events)));
-            match timeout(answer_within, client.batch_execute(SESSION)).await {
-                Ok(Ok(())) => Ok(SqlSession {
-                    client,
-                    statements: HashMap::new(),
-                    is_listening: false,
-                    events,
-                }),
-                Ok(Err(error)) => Err(with_cause(&error)),
-                Err(_) => Err(format!("no answer within {answer_within:.1?}")),
-            }
-        });
-        match connected {
+        match runtime.block_on(self.open(within)) {
             Ok(session) => {
                 (self.session, self.paused) = (Some(session), None);
                 Ok(())
             }
-            Err(error) => {
+            Err(StoreError::Unavailable(error)) => {
                 let error = format!("{}: {error}", self.settings.servers());
                 let refused = unavailable(&error);
                 if within == CONNECT {
@@ -227,7 +220,48 @@ impl Engine {
                 }
                 Err(refused)
             }
+            Err(error) => Err(error),
         }
+    }
+
+    /// Opens a session at the first host that fits, and is no older primary.
+    async fn open(&self, within: Duration) -> Result<SqlSession, StoreError> {
+        let hosts = self.settings.each_host(&self.name);
+        // So that every host that takes no connection leaves time for the others.
+        let of_each = within / u32::try_from(hosts.len().max(1)).unwrap_or(u32::MAX);
+        let mut failed = unavailable("no host");
+        for host in hosts {
+            let error = match timeout(of_each, self.open_at(&host)).await {
+                Ok(Ok(session)) => match self.settings.note(session.primary.as_ref()) {
+                    Ok(()) => return Ok(session),
+                    Err(error) => error,
+                },
+                Ok(Err(error)) => unavailable(&with_cause(&error)),
+                Err(_) => unavailable(&format!("cannot connect within {of_each:.1?}")),
+            };
+            // It says more than that another host does not answer.
+            if !matches!(failed, StoreError::SeveralPrimaries(_)) {
+                failed = error;
+            }
+        }
+        Err(failed)
+    }
+
+    async fn open_at(&self, at: &(String, Config)) -> Result<SqlSession, tokio_postgres::Error> {
+        let (host, config) = at;
+        let (client, connection) = config.connect(self.settings.tls()).await?;
+        let events = Arc::<ServerEvents>::default();
+        tokio::spawn(run(connection, Arc::clone(&events)));
+        client.batch_execute(SESSION).await?;
+        // A server that does not tell counts as the only one.
+        let answer = client.simple_query(PRIMARY).await.unwrap_or_default();
+        Ok(SqlSession {
+            client,
+            statements: HashMap::new(),
+            primary: Primary::read(host, &answer),
+            is_listening: false,
+            events,
+        })
     }
 }
 

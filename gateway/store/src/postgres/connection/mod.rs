@@ -1,5 +1,6 @@
-//! The connection to PostgreSQL: its settings, time limits, and the clock of the server.
+//! The connection to PostgreSQL: its settings, time limits, the primary, and the clock of the server.
 
 pub(super) mod engine;
+pub(super) mod primaries;
 pub(super) mod server_clock;
 pub(super) mod settings;

@@ -16,6 +16,8 @@ use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use super::primaries::Primaries;
+
 /// Longest wait for a new connection, for each host and address.
 pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(1);
 
@@ -25,6 +27,8 @@ pub struct PostgresSettings {
     config: Box<Config>,
     tls: MakeRustlsConnect,
     password_file: Option<PathBuf>,
+    /// Shared by clones.
+    pub(super) primaries: Primaries,
 }
 
 /// Reason why a URL cannot be used.
@@ -107,6 +111,7 @@ impl PostgresSettings {
             config: Box::new(config),
             tls: MakeRustlsConnect::new(tls),
             password_file: password_file.map(Path::to_owned),
+            primaries: Primaries::default(),
         })
     }
 
@@ -124,11 +129,31 @@ impl PostgresSettings {
         self.password_file.as_deref()
     }
 
-    /// As [`Self::new`], with another name of the program in `pg_stat_activity`.
-    pub(super) fn named(&self, name: &str) -> Config {
-        let mut config = Config::clone(&self.config);
-        config.application_name(name);
-        config
+    /// Each host with its port, and the configuration of a connection to it alone by this program.
+    pub(super) fn each_host(&self, program: &str) -> Vec<(String, Config)> {
+        let all = &*self.config;
+        let (hosts, addresses) = (all.get_hosts(), all.get_hostaddrs());
+        let names: Vec<String> = self.hosts().split(',').map(str::to_owned).collect();
+        let each = (0..hosts.len().max(addresses.len())).map(|at| {
+            // A single port is that of all hosts.
+            let port = all.get_ports().get(at).or(all.get_ports().first());
+            let port = *port.unwrap_or(&PORT_DEFAULT);
+            let mut config = Config::new();
+            hosts.get(at).map(|_| config.host(&names[at]));
+            addresses.get(at).map(|address| config.hostaddr(*address));
+            all.get_user().map(|user| config.user(user));
+            all.get_password().map(|password| config.password(password));
+            all.get_dbname().map(|database| config.dbname(database));
+            all.get_options().map(|options| config.options(options));
+            config.port(port).connect_timeout(CONNECT_WITHIN);
+            config.application_name(program);
+            config.ssl_mode(all.get_ssl_mode());
+            config.ssl_negotiation(all.get_ssl_negotiation());
+            config.channel_binding(all.get_channel_binding());
+            config.target_session_attrs(all.get_target_session_attrs());
+            (format!("{}:{port}", names[at]), config)
+        });
+        each.collect()
     }
 
     pub(super) fn tls(&self) -> MakeRustlsConnect {
@@ -145,24 +170,10 @@ impl PostgresSettings {
         names.chain(addresses).collect::<Vec<_>>().join(",")
     }
 
-    /// The hosts, with the ports of those that are reached by TCP.
+    /// The hosts with their ports.
     pub(super) fn servers(&self) -> String {
-        let ports = self.config.get_ports();
-        let hosts = self.config.get_hosts().iter().enumerate();
-        let servers = hosts.map(|(at, host)| match host {
-            // A single port is that of all hosts.
-            Host::Tcp(name) => {
-                let port = ports.get(at).or(ports.first()).unwrap_or(&PORT_DEFAULT);
-                format!("{name}:{port}")
-            }
-            Host::Unix(path) => path.display().to_string(),
-        });
-        let servers = servers.collect::<Vec<_>>().join(",");
-        if servers.is_empty() {
-            self.hosts()
-        } else {
-            servers
-        }
+        let hosts = self.each_host("").into_iter().map(|(host, _)| host);
+        hosts.collect::<Vec<_>>().join(",")
     }
 }
 

@@ -87,7 +87,7 @@ fn the_certificate_of_a_node_neither_adds_nor_moves_members() {
         ));
         peer.response().status.as_u16()
     };
-    assert_eq!(tell(epoch, &members), 204, "the genuine rows");
+    assert_eq!(tell(epoch, &members), 200, "the genuine rows");
 
     let address = internal.local_addr().unwrap().to_string();
     let mut moved = members.clone();

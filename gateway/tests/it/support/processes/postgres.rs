@@ -58,6 +58,15 @@ impl Postgres {
         standby
     }
 
+    /// Starts a server with a copy of the database of `self`. It takes changes, on the same timeline.
+    pub(crate) fn copy(&self) -> Self {
+        let mut copy = Self::new();
+        copy.server.copy(&self.server, &mut Sleep).unwrap();
+        fs::remove_file(copy.server.data().join("standby.signal")).unwrap();
+        copy.resume();
+        copy
+    }
+
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         // The user of the server enters it.

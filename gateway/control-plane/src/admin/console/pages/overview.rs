@@ -47,6 +47,7 @@ struct Glance {
     in_flight: usize,
     connections: String,
     warnings: Vec<WarningView>,
+    several_primaries: Option<String>,
     certificate: Certificate,
 }
 
@@ -152,6 +153,7 @@ fn glance(control: &Control, live: &Live) -> Glance {
         in_flight: live.nodes().map(|node| node.in_flight).sum(),
         connections: format::count(live.nodes().map(|node| node.connections as u64).sum()),
         warnings,
+        several_primaries: control.several_primaries(),
         certificate: certificate(control, Timestamp::now()),
     }
 }

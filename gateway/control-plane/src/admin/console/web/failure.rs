@@ -95,7 +95,8 @@ impl From<ControlError> for ErrorPage {
             }
             ControlError::HandedOver
             | ControlError::Stopping
-            | ControlError::NodesUnavailable(_) => Self::new(
+            | ControlError::NodesUnavailable(_)
+            | ControlError::Store(StoreError::SeveralPrimaries(_)) => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "Temporarily unavailable",
                 detail,

@@ -1,0 +1,223 @@
+//! Two servers of PostgreSQL that take changes: an older primary beside a newer one, or two copies of one database.
+
+use std::fs;
+use std::process::Output;
+
+use gw_store::{PostgresStore, Store, StoreError};
+use serde_json::{Value, json};
+
+use crate::support::eventually;
+use crate::support::peers::held_backend::HeldBackend;
+use crate::support::processes::postgres::Postgres;
+use crate::support::processes::prepared::administer_at;
+use crate::support::processes::process::gw_gateway;
+use crate::support::processes::region::Region;
+use crate::support::processes::successor::admin;
+
+/// The URL of a database that is at two servers.
+fn url(first: &Postgres, second: &Postgres) -> String {
+    let second = second.url();
+    let host = second.split(['@', '/']).nth(3).unwrap();
+    first
+        .url()
+        .replace("/postgres", &format!(",{host}/postgres"))
+}
+
+/// The names of two servers, as nodes give them.
+fn names(servers: [&Postgres; 2]) -> [String; 2] {
+    servers.map(|it| it.socket().parent().unwrap().display().to_string())
+}
+
+/// Starts a node again, which finds PostgreSQL at `store`.
+fn restart_at(region: &mut Region, node: usize, store: &str) {
+    region.kill(node);
+    let path = region.config(node);
+    let text = fs::read_to_string(&path).unwrap();
+    let of_store = |line: &str| match line.starts_with("store = ") {
+        true => format!("store = \"{store}\"\n"),
+        false => format!("{line}\n"),
+    };
+    fs::write(path, text.lines().map(of_store).collect::<String>()).unwrap();
+    region.restart(node);
+}
+
+/// Status and `Retry-After` of a change at a node.
+fn change(region: &Region, node: usize) -> (u16, Option<String>) {
+    let body = json!({ "services": ["echo"] }).to_string();
+    let token = region.admin_token();
+    let address = region.node(node).admin_address;
+    let path = "/accounts/demo/enrollment-tokens";
+    administer_at(address, token.trim(), "POST", path, &body)
+}
+
+fn refused() -> (u16, Option<String>) {
+    (503, Some("1".to_owned()))
+}
+
+fn has_all(text: &str, words: &[String]) -> bool {
+    words.iter().all(|word| text.contains(word))
+}
+
+/// Waits until a node names both servers.
+#[track_caller]
+fn await_names(region: &Region, node: usize, names: &[String]) {
+    let address = region.node(node).admin_address;
+    eventually("the node is ready and names both servers", || {
+        let (status, text) = admin(address, "/readyz");
+        assert!(status == 200 && text.starts_with("ready"), "{text}");
+        has_all(&text, names).then_some(())
+    });
+    let (_, warnings) = region.get(node, "/api/v1/warnings");
+    let warning = warnings["store"].as_str().unwrap_or_default();
+    assert!(has_all(warning, names), "{warnings}");
+}
+
+/// The output of a command on the configuration of a node, JSON.
+fn command(region: &Region, node: usize, arguments: &[&str]) -> (Output, Value) {
+    let mut command = gw_gateway();
+    command.args(arguments).arg("--json").arg("--config");
+    let output = command.arg(region.config(node)).output().unwrap();
+    let found = serde_json::from_slice(&output.stdout).unwrap();
+    (output, found)
+}
+
+/// Asserts that `doctor` and `region status` name both servers.
+fn assert_commands_name(region: &Region, node: usize, names: &[String]) {
+    let (output, found) = command(region, node, &["doctor"]);
+    assert!(!output.status.success());
+    let mut checks = found["checks"].as_array().unwrap().iter();
+    let primary = checks.find(|it| it["check"] == "store: primary").unwrap();
+    assert_eq!(primary["verdict"], "failed", "{primary}");
+    assert!(has_all(&primary.to_string(), names), "{primary}");
+    let (_, status) = command(region, node, &["region", "status"]);
+    let primaries = status["several_primaries"].as_str().unwrap_or_default();
+    assert!(has_all(primaries, names), "{status}");
+}
+
+fn revision(server: &Postgres) -> String {
+    server.sql("SELECT revision FROM gw.region")
+}
+
+#[test]
+fn changes_at_an_older_primary_are_refused_and_its_nodes_stand_outside() {
+    let Some(mut region) = Region::start(2) else {
+        return;
+    };
+    let backend = HeldBackend::start();
+    let _agent = region.run_agent(&backend.url);
+    region.owner();
+    let standby = region.postgres.standby();
+    // The first node never reaches the other server.
+    let store = url(&region.postgres, &standby);
+    restart_at(&mut region, 1, &store);
+    region.wait_for_members(2);
+    assert_eq!(change(&region, 0).0, 201);
+
+    assert_eq!(standby.sql("SELECT pg_promote()"), "t");
+    eventually("changes at the older primary are refused", || {
+        (change(&region, 0) == refused()).then_some(())
+    });
+    let before = revision(&region.postgres);
+    let names = names([&region.postgres, &standby]);
+    for node in [0, 1] {
+        await_names(&region, node, &names);
+        let log = &region.node(node).log;
+        let line = log.line_with("PostgreSQL takes changes at");
+        assert!(has_all(&line, &names), "{line}");
+    }
+    assert_commands_name(&region, 1, &names);
+    let (_, status) = command(&region, 1, &["region", "status"]);
+    let known = revision(&standby);
+    assert_eq!(status["region"]["revision"].to_string(), known);
+    assert_eq!(change(&region, 1).0, 201);
+    assert_eq!(change(&region, 0), refused());
+    assert_eq!(revision(&region.postgres), before);
+    assert!(revision(&standby) > known, "of the newer primary");
+    for node in [0, 1] {
+        assert_eq!(region.request(node), "200");
+    }
+
+    // It has no beats at the newer primary, and learns of that from the other node.
+    eventually("both nodes know the members", || {
+        let members = [0, 1].map(|node| {
+            let status = region.status(node);
+            let nodes = status["nodes"].as_array().unwrap();
+            let states: Vec<_> = nodes.iter().map(|it| it["state"].clone()).collect();
+            (status["epoch"].clone(), states)
+        });
+        let [(_, states), other] = &members;
+        let is_over = states[..] == ["dead", "live"] && members[0] == *other;
+        is_over.then_some(())
+    });
+    eventually("the agent is at the other node", || {
+        (region.metric(1, "gw_tunnels") >= 1.0).then_some(())
+    });
+    for node in [0, 1] {
+        assert_eq!(region.request(node), "200");
+    }
+
+    region.postgres.stop();
+    let address = region.node(1).admin_address;
+    eventually("one server takes changes", || {
+        (admin(address, "/readyz").1 == "ready\n").then_some(())
+    });
+    restart_at(&mut region, 0, &store);
+    region.wait_for_members(2);
+    assert_eq!(change(&region, 0).0, 201);
+}
+
+#[test]
+fn changes_at_two_primaries_of_one_timeline_are_refused_until_one_is_stopped() {
+    let Some(mut region) = Region::start(1) else {
+        return;
+    };
+    let backend = HeldBackend::start();
+    let _agent = region.run_agent(&backend.url);
+    region.owner();
+    let mut copy = region.postgres.copy();
+    let store = url(&copy, &region.postgres);
+    restart_at(&mut region, 0, &store);
+    region.owner();
+    assert_eq!(change(&region, 0), refused());
+    let names = names([&region.postgres, &copy]);
+    await_names(&region, 0, &names);
+    assert_commands_name(&region, 0, &names);
+    assert_eq!(region.request(0), "200");
+
+    copy.stop();
+    eventually("changes are made", || {
+        (change(&region, 0).0 == 201).then_some(())
+    });
+    let (status, text) = admin(region.node(0).admin_address, "/readyz");
+    assert_eq!((status, &*text), (200, "ready\n"));
+}
+
+#[test]
+fn an_older_primary_is_not_used_while_the_newer_one_is_away() {
+    let Some(older) = Postgres::with_region() else {
+        return;
+    };
+    let mut newer = older.standby();
+    assert_eq!(newer.sql("SELECT pg_promote()"), "t");
+    let source = older.source_at(&url(&older, &newer), "a");
+    source.settings.look_for_primaries("a");
+    PostgresStore::new(&source).unwrap().load().unwrap();
+    newer.stop();
+    let names = names([&older, &newer]);
+    let is_refused = |mut store: PostgresStore| match store.load() {
+        Err(StoreError::SeveralPrimaries(text)) => assert!(has_all(&text, &names), "{text}"),
+        loaded => panic!("{:?}", loaded.map(|snapshot| snapshot.position)),
+    };
+    is_refused(PostgresStore::new(&source).unwrap());
+
+    // Another node that is connected to the older one is told.
+    let other = older.source("b");
+    let mut store = PostgresStore::new(&other).unwrap();
+    store.load().unwrap();
+    let newest = source.settings.newest_primary().unwrap();
+    other.settings.told(&serde_json::to_vec(&newest).unwrap());
+    is_refused(store);
+
+    newer.resume();
+    PostgresStore::new(&source).unwrap().load().unwrap();
+}
