@@ -239,9 +239,7 @@ pub enum StoreError {
     #[error("store: {}", failure::explained(.0))]
     Unavailable(String),
     /// Several servers take changes: this one is older than another one, or none is the newest.
-    #[error(
-        "PostgreSQL takes changes at {0}; only the highest timeline counts: stop the others, and make them its standbys"
-    )]
+    #[error("PostgreSQL takes changes at {0}: stop all but the highest timeline")]
     SeveralPrimaries(String),
     /// PostgreSQL refused a statement.
     #[error("store: PostgreSQL: {0}")]

@@ -26,10 +26,13 @@ pub(crate) fn examine(out: &mut Examination, config: &Path) {
         Ok(api) => api,
         Err(failure) => return out.ok(CHECK, not_checked(failure.message())),
     };
-    match api
-        .request(Method::GET, "/warnings")
-        .and_then(|reply| reply.parse::<WarningsView>())
-    {
+    let reply = api.request(Method::GET, "/warnings");
+    let reply = reply.and_then(|reply| reply.parse::<WarningsView>());
+    if let Some(found) = reply.iter().find_map(|it| it.store.clone()) {
+        let advice = "see docs/region-operation.md, Two primaries";
+        out.failed("store: in use", found, advice);
+    }
+    match reply {
         Err(error) if error.is_connection_refused() => {
             return out.ok(CHECK, not_checked("the gateway does not run"));
         }

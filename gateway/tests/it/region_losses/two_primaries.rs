@@ -94,6 +94,23 @@ fn assert_commands_name(region: &Region, node: usize, names: &[String]) {
     assert!(has_all(primaries, names), "{status}");
 }
 
+/// Asserts that `doctor` names both servers at a node whose configuration has one of them.
+fn assert_doctor_asks_the_process(region: &Region, node: usize, names: &[String]) {
+    let text = fs::read_to_string(region.config(node)).unwrap();
+    let admin_listen = format!("admin_listen = \"{}\"", region.node(node).admin_address);
+    let known = text.replace("admin_listen = \"127.0.0.1:0\"", &admin_listen);
+    fs::write(region.config(node), known).unwrap();
+    let (_, found) = command(region, node, &["doctor"]);
+    fs::write(region.config(node), text).unwrap();
+    let mut checks = found["checks"].as_array().unwrap().iter();
+    let in_use = checks.find(|it| it["check"] == "store: in use");
+    let in_use = in_use.unwrap_or_else(|| panic!("{found:#}"));
+    assert!(
+        in_use["verdict"] == "failed" && has_all(&in_use.to_string(), names),
+        "{in_use}"
+    );
+}
+
 fn revision(server: &Postgres) -> String {
     server.sql("SELECT revision FROM gw.region")
 }
@@ -126,6 +143,7 @@ fn changes_at_an_older_primary_are_refused_and_its_nodes_stand_outside() {
         assert!(has_all(&line, &names), "{line}");
     }
     assert_commands_name(&region, 1, &names);
+    assert_doctor_asks_the_process(&region, 0, &names);
     let (_, status) = command(&region, 1, &["region", "status"]);
     let known = revision(&standby);
     assert_eq!(status["region"]["revision"].to_string(), known);
@@ -220,4 +238,47 @@ fn an_older_primary_is_not_used_while_the_newer_one_is_away() {
 
     newer.resume();
     PostgresStore::new(&source).unwrap().load().unwrap();
+}
+
+#[test]
+fn a_failover_fails_no_request_and_begins_later_epochs() {
+    let Some(mut region) = Region::start(2) else {
+        return;
+    };
+    let backend = HeldBackend::start();
+    let _agent = region.run_agent(&backend.url);
+    region.owner();
+    let standby = region.postgres.standby();
+    let store = url(&region.postgres, &standby);
+    for node in [0, 1] {
+        restart_at(&mut region, node, &store);
+        region.wait_for_members(2);
+    }
+    region.owner();
+    let ask = |region: &Region| {
+        for node in [0, 1] {
+            assert_eq!(region.request(node), "200", "at node {node}");
+        }
+    };
+    ask(&region);
+    let before = region.status(0)["epoch"].as_u64().unwrap();
+    region.postgres.stop();
+    assert_eq!(standby.sql("SELECT pg_promote()"), "t");
+    eventually("nodes make changes at the new primary", || {
+        ask(&region);
+        let made = [0, 1].map(|node| change(&region, node).0);
+        (made == [201, 201]).then_some(())
+    });
+    eventually("the epochs are later", || {
+        ask(&region);
+        let epochs = [0, 1].map(|node| region.status(node)["epoch"].as_u64().unwrap());
+        epochs.iter().all(|epoch| *epoch >= 1 << 31).then_some(())
+    });
+    assert!(before < 1 << 31, "{before}");
+    region.wait_for_members(2);
+    ask(&region);
+    for node in [0, 1] {
+        let (_, text) = admin(region.node(node).admin_address, "/readyz");
+        assert_eq!(text, "ready\n");
+    }
 }
