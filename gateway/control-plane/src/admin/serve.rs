@@ -9,8 +9,9 @@ use std::time::Duration;
 use crate::limits::{self, ADMIN_BODIES, ADMIN_BODY};
 use axum::Router;
 use axum::extract::{ConnectInfo, Request};
-use axum::http::{Extensions, HeaderName, HeaderValue};
+use axum::http::{Extensions, HeaderName, HeaderValue, StatusCode};
 use axum::middleware::map_request;
+use axum::response::IntoResponse;
 use gw_base::tls::admin::AdminTls;
 use gw_interface::rate_limit::{Claimant, TaskPlace, TaskPlaces};
 use gw_shared::net::tls::SPEAK_TLS;
@@ -22,8 +23,9 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use super::problem::Problem;
 use super::{Admin, ephemeral_agents, router};
-use crate::http_server;
+use crate::http_server::{self, NO_ROOM, with_bounded_bodies};
 
 /// First byte of a TLS handshake (RFC 8446 §5.1: ContentType).
 const TLS_HANDSHAKE: u8 = 22;
@@ -62,7 +64,8 @@ pub async fn serve(
     let mut deleting = pin!(ephemeral_agents::keep_deleting(admin.clone()));
     let within = limits::ADMIN_BODY_WITHIN;
     let router = router(admin);
-    let mut router = http_server::with_bounded_bodies(router, ADMIN_BODY, ADMIN_BODIES, within);
+    let no_room = || Problem::new(StatusCode::SERVICE_UNAVAILABLE, NO_ROOM).into_response();
+    let mut router = with_bounded_bodies(router, ADMIN_BODY, ADMIN_BODIES, within, no_room);
     if tls.is_some() {
         router = router.layer(map_request(over_https));
     }

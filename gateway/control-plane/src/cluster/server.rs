@@ -12,6 +12,7 @@ use axum::{Extension, Router};
 use gw_base::tls::pki::NodeIdentity;
 use gw_interface::node_connections::{NodeConnection, WaitingConnections};
 use gw_interface::rate_limit::{TaskPlace, TaskPlaces};
+use http::header::RETRY_AFTER;
 use http::{Extensions, StatusCode};
 use rustls_pki_types::CertificateDer;
 use tokio::net::TcpStream;
@@ -22,7 +23,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::LocalNode;
 use super::transport::{self, NotServed};
-use crate::http_server;
+use crate::http_server::{self, NO_ROOM, with_bounded_bodies};
 
 /// Limits on what other nodes, and peers that claim to be nodes, can use.
 #[derive(Debug, Clone, Copy)]
@@ -79,7 +80,15 @@ pub async fn serve(
     stopped: impl Future<Output = ()>,
 ) {
     let within = limits.body_within;
-    let router = http_server::with_bounded_bodies(router, limits.body, CLUSTER_BODIES, within);
+    let no_room = || {
+        (
+            StatusCode::SERVICE_UNAVAILABLE,
+            [(RETRY_AFTER, "1")],
+            NO_ROOM,
+        )
+            .into_response()
+    };
+    let router = with_bounded_bodies(router, limits.body, CLUSTER_BODIES, within, no_room);
     let (close, closing) = watch::channel(false);
     let connections = Arc::new(Semaphore::new(limits.connections));
     let handshakes = TaskPlaces::new(limits.handshakes, limits.handshakes_per_address);
