@@ -267,7 +267,7 @@ pub enum StoreError {
     Full,
     /// The disk is full, but for the reserve with this path. Nothing was changed.
     #[error(
-        "store: the disk is full; nothing was changed: free space in the folder of {} (`df -h` shows it). Until then, only \
+        "store: the disk is full; nothing was changed: free space in the folder of {} (`df -h` shows it), or raise the quota of its user. Until then, only \
          changes that take access away are made, as long as this file has room for them", .0.display()
     )]
     NoRoom(PathBuf),

@@ -1,5 +1,6 @@
 //! The store on SQLite: write-ahead log, every commit synced, one process at a time.
 
+mod system_errno;
 #[cfg(test)]
 mod tests;
 
@@ -9,6 +10,7 @@ use std::path::Path;
 use gw_base::sqlite_file::FileKind;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Params, TransactionBehavior, params};
 
+use self::system_errno::is_full;
 use super::audit_chain::StoredColumns;
 use super::{
     AuditEntry, AuditHash, AuditQuery, Contents, History, NumberedEntry, Position, Records,
@@ -219,6 +221,36 @@ impl SqliteStore {
         }
     }
 
+    fn write(&mut self, steps: &[Step], entry: &AuditEntry) -> Result<Position, StoreError> {
+        let transaction = self
+            .connection
+            .transaction_with_behavior(TransactionBehavior::Immediate)?;
+        for step in steps {
+            match step {
+                Step::Put(record) => {
+                    let (kind, id) = record.id().columns();
+                    transaction
+                        .prepare_cached("INSERT OR REPLACE INTO records VALUES (?1, ?2, ?3)")?
+                        .execute(params![
+                            kind,
+                            id,
+                            self.sealing.seal_record(record)?.document()?
+                        ])?;
+                }
+                Step::Delete(record) => {
+                    let (kind, id) = record.columns();
+                    transaction
+                        .prepare_cached("DELETE FROM records WHERE kind = ?1 AND id = ?2")?
+                        .execute(params![kind, id])?;
+                }
+            }
+        }
+        let entry = next_entry(&transaction, entry)?;
+        insert_entry(&transaction, &entry)?;
+        transaction.commit()?;
+        Ok(self.position(Revision(entry.number)))
+    }
+
     /// Writes `contents` into an empty database, in one transaction.
     pub fn fill(&mut self, contents: &Contents) -> Result<(), StoreError> {
         let transaction = self
@@ -394,33 +426,10 @@ impl Store for SqliteStore {
         steps: &[Step],
         entry: &AuditEntry,
     ) -> Result<Position, StoreError> {
-        let transaction = self
-            .connection
-            .transaction_with_behavior(TransactionBehavior::Immediate)?;
-        for step in steps {
-            match step {
-                Step::Put(record) => {
-                    let (kind, id) = record.id().columns();
-                    transaction
-                        .prepare_cached("INSERT OR REPLACE INTO records VALUES (?1, ?2, ?3)")?
-                        .execute(params![
-                            kind,
-                            id,
-                            self.sealing.seal_record(record)?.document()?
-                        ])?;
-                }
-                Step::Delete(record) => {
-                    let (kind, id) = record.columns();
-                    transaction
-                        .prepare_cached("DELETE FROM records WHERE kind = ?1 AND id = ?2")?
-                        .execute(params![kind, id])?;
-                }
-            }
-        }
-        let entry = next_entry(&transaction, entry)?;
-        insert_entry(&transaction, &entry)?;
-        transaction.commit()?;
-        Ok(self.position(Revision(entry.number)))
+        self.write(steps, entry).map_err(|error| match error {
+            StoreError::Sqlite(it) if is_full(&self.connection, &it) => StoreError::Full,
+            other => other,
+        })
     }
 
     fn changes_after(&mut self, position: &Position) -> Result<History, StoreError> {

@@ -2,6 +2,8 @@
 //!
 //! [`SmallDisk::fill`] leaves nothing before each revocation, so that each has only what the reserve gives.
 
+mod quota;
+
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;

@@ -27,6 +27,15 @@ pub(crate) enum Loss {
     AnyPart(fastrand::Rng),
 }
 
+/// The call that fails when a file system has no room for the contents of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoRoomAt {
+    /// A write, beyond a quota (EDQUOT).
+    Write,
+    /// The sync, on a full disk whose blocks are allocated with it (ENOSPC).
+    Sync,
+}
+
 /// Files, folders and links of a file system.
 pub(super) struct Disk {
     nodes: BTreeMap<u64, Node>,
@@ -35,6 +44,8 @@ pub(super) struct Disk {
     pub(super) power_cuts: u32,
     /// Whether an `fsync` of the file or folder of this name does nothing.
     pub(super) ignores_sync: fn(&str) -> bool,
+    /// Room for the contents of files, if they have a bound.
+    room: Option<(NoRoomAt, usize)>,
 }
 
 pub(super) struct Node {
@@ -99,7 +110,7 @@ impl Contents {
         &self.now
     }
 
-    pub(super) fn write(&mut self, at: usize, bytes: &[u8]) {
+    fn write(&mut self, at: usize, bytes: &[u8]) {
         let bytes = bytes.to_vec();
         self.change(Change::Write { at, bytes });
     }
@@ -236,6 +247,7 @@ impl Disk {
             next: ROOT + 1,
             power_cuts: 0,
             ignores_sync: |_| false,
+            room: None,
         }
     }
 
@@ -252,6 +264,39 @@ impl Disk {
             Kind::File(contents) => Ok(contents),
             _ => Err(Errno::ISDIR),
         }
+    }
+
+    /// Writes to a file, if there is room.
+    pub(super) fn write(&mut self, inode: u64, at: usize, bytes: &[u8]) -> Result<(), Errno> {
+        let grown = (at + bytes.len()).saturating_sub(self.file(inode)?.now.len());
+        if grown > self.left(NoRoomAt::Write) {
+            return Err(Errno::DQUOT);
+        }
+        self.file(inode)?.write(at, bytes);
+        Ok(())
+    }
+
+    /// Leaves no room for the contents of files.
+    pub(super) fn fill(&mut self, at: NoRoomAt) {
+        self.room = Some((at, self.used(at)));
+    }
+
+    /// Bytes that files may still grow by.
+    fn left(&self, at: NoRoomAt) -> usize {
+        match self.room {
+            Some((bounded, room)) if bounded == at => room.saturating_sub(self.used(at)),
+            _ => usize::MAX,
+        }
+    }
+
+    fn used(&self, at: NoRoomAt) -> usize {
+        let size = |node: &Node| match (&node.kind, at) {
+            (Kind::File(contents), NoRoomAt::Write) => contents.now.len(),
+            (Kind::File(contents), NoRoomAt::Sync) => contents.synced.len(),
+            _ => 0,
+        };
+        let named = self.nodes.values().filter(|node| node.about.links > 0);
+        named.map(size).sum()
     }
 
     pub(super) fn folder(&self, inode: u64) -> Result<&Entries, Errno> {
@@ -355,6 +400,12 @@ impl Disk {
 
     pub(super) fn sync(&mut self, inode: u64) -> Result<(), Errno> {
         let ignores_sync = self.ignores_sync;
+        if let Kind::File(contents) = &self.node(inode)?.kind {
+            let grown = contents.now.len().saturating_sub(contents.synced.len());
+            if grown > self.left(NoRoomAt::Sync) {
+                return Err(Errno::NOSPC);
+            }
+        }
         let node = self.node_mut(inode)?;
         if ignores_sync(&node.about.name.to_string_lossy()) {
             return Ok(());

@@ -284,7 +284,7 @@ impl Filesystem for FileSystem {
         reply: ReplyWrite,
     ) {
         let written = self.disk().and_then(|mut disk| {
-            disk.file(inode)?.write(offset as usize, data);
+            disk.write(inode, offset as usize, data)?;
             disk.node_mut(inode)?.about.modified = SystemTime::now();
             Ok(())
         });

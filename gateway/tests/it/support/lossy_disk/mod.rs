@@ -18,7 +18,7 @@ use fuser::{BackgroundSession, MountOption, Session};
 use rustix::mount::{UnmountFlags, unmount};
 
 use self::disk::Disk;
-pub(crate) use self::disk::Loss;
+pub(crate) use self::disk::{Loss, NoRoomAt};
 use self::file_system::FileSystem;
 use super::{move_to, programs};
 
@@ -73,6 +73,11 @@ impl LossyDisk {
     /// Makes all that there is durable, as a file system does some time after the last change.
     pub(crate) fn sync_all(&self) {
         self.disk.lock().unwrap().sync_all();
+    }
+
+    /// Leaves no room for the contents of files, as it is found `at` a call.
+    pub(crate) fn fill(&self, at: NoRoomAt) {
+        self.disk.lock().unwrap().fill(at);
     }
 
     /// Loses what was not synced, and mounts the rest again. No process uses the disk any more.

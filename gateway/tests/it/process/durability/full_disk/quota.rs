@@ -1,0 +1,44 @@
+//! File systems without room that do not say so as a full disk does, with ENOSPC at a write.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use super::{World, start};
+use crate::support::lossy_disk::{LossyDisk, NoRoomAt};
+use crate::support::processes::prepared::Prepared;
+use crate::support::stopwatch::within_a_second;
+
+/// Deletes a key that a caller has used.
+fn revoke(world: &World, (request, path): &(String, String)) {
+    within_a_second("deletion of a key", || {
+        let (status, _, answer) = world.ask("DELETE", path, &Value::Null);
+        assert_eq!(status, 204, "{answer}");
+        assert_eq!(world.lets_in(request), world.all(false));
+    });
+}
+
+#[test]
+fn a_revocation_uses_the_reserve_beyond_a_quota_and_where_room_is_missing_at_a_sync() {
+    for at in [NoRoomAt::Write, NoRoomAt::Sync] {
+        let Some(disk) = LossyDisk::mount() else {
+            return;
+        };
+        let prepared = Prepared::new();
+        disk.take(&prepared.path("data"));
+        let (_served, _agent, world) = start(&prepared);
+        world.create("/accounts/demo/services", &json!({ "id": "second" }));
+        let keys = [(); 3].map(|()| world.key());
+        let reserve = || fs::metadata(prepared.path("data/reserve")).unwrap().len();
+        for key in &keys {
+            assert_eq!(world.lets_in(&key.0), world.all(true));
+            disk.fill(at);
+            let before = reserve();
+            revoke(&world, key);
+            assert!(reserve() < before, "{at:?}: the reserve was not used");
+        }
+        disk.fill(at);
+        let (status, _, problem) = world.ask("POST", "/accounts", &json!({ "id": "other" }));
+        assert_eq!(status, 507, "{at:?}: {problem}");
+    }
+}
