@@ -266,7 +266,7 @@ impl AuditCheck {
 
     fn follows(&mut self, entry: &NumberedEntry, before: AuditHead) {
         if entry.hash == AuditHash::default() {
-            self.problem(entry.number, "it has no hash, which every gateway writes");
+            self.problem(entry.number, "it has no hash; gateways since 0.2 write one");
         } else if entry.hash != before.hash.then(entry.digest) {
             self.problem(
                 entry.number,

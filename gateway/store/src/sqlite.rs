@@ -161,8 +161,8 @@ impl SqliteStore {
             let number: i64 = number;
             tracing::error!(
                 number,
-                "audit log: an entry has no hash: something other than a gateway has changed the database; \
-                 `gw-gateway audit verify` names all such entries"
+                "audit log: an entry has no hash: version 0.1 wrote it, or something other than a gateway; `gw-gateway audit \
+                 verify` names all such entries: compare those since the upgrade with a backup"
             );
         }
         Ok(())

@@ -259,7 +259,7 @@ fn hashes_that_were_removed_are_findings_and_are_not_made_again() {
         drop(store);
         store = SqliteStore::open(&path).unwrap();
         let missing =
-            [3, 2, 1].map(|number| (number, "it has no hash, which every gateway writes"));
+            [3, 2, 1].map(|number| (number, "it has no hash; gateways since 0.2 write one"));
         assert_eq!(chain(&mut store).problems, missing);
     }
     // The entries that follow do not hide it.

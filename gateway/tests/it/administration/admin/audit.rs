@@ -111,7 +111,7 @@ fn changed_entries_and_missing_hashes_are_found_and_an_emptied_log_beside_a_note
         "{found}"
     );
     let problem = &found["problems"][0]["problem"];
-    assert_eq!(problem, "it has no hash, which every gateway writes");
+    assert_eq!(problem, "it has no hash; gateways since 0.2 write one");
     let output = gw_gateway()
         .args(["doctor", "--config"])
         .arg(&gateway.config)
