@@ -12,6 +12,7 @@ use socket2::Socket;
 use crate::support::peers::backend;
 use crate::support::peers::caller::HOST;
 use crate::support::peers::http1_peer::{Peer, Response};
+use crate::support::peers::is_open;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::{Served, has_ended};
 use crate::support::processes::successor::replace;
@@ -32,10 +33,16 @@ struct Redirecting {
 impl Redirecting {
     /// `settings` are further lines of the configuration.
     fn start(settings: &str) -> Self {
+        Self::with_workers(2, settings)
+    }
+
+    fn with_workers(workers: usize, settings: &str) -> Self {
         let prepared = Prepared::new();
         let (port, held) = gw_testbed::hold(0).unwrap();
         let http = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let config = format!("{}listen_http = \"{http}\"\n{settings}", prepared.config());
+        let workers = format!("workers = {workers}");
+        let config = prepared.config().replace("workers = 2", &workers);
+        let config = format!("{config}listen_http = \"{http}\"\n{settings}");
         let served = prepared.serve_with(&config);
         Self {
             prepared,
@@ -282,6 +289,53 @@ fn a_slow_head_ends_and_does_not_keep_others_out() {
     drop(held);
     assert!(silent.is_closed());
     assert!(slow.is_closed());
+}
+
+#[test]
+fn requests_in_plain_http_that_do_not_arrive_are_bounded() {
+    /// Requests of one worker, and of one address (docs/limits.md).
+    const MOST: usize = 256;
+    const PER_ADDRESS: usize = 64;
+    /// Bytes of a head, and most memory of such a connection.
+    const HEAD: usize = 16_000;
+    const EACH: usize = 112 * 1024;
+    let gateway = Redirecting::with_workers(1, "");
+    let head = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nA: ");
+    let head = format!("{head}{}", "v".repeat(HEAD - head.len()));
+    let begin = |last| {
+        let mut peer = gateway.connect_from(Ipv4Addr::new(127, 0, 0, last));
+        // Fails if it had to give way already.
+        let _ = peer.stream.write_all(head.as_bytes());
+        peer.stream
+    };
+    drop(begin(2));
+    // On a busy machine the time of the heads may end meanwhile.
+    let growth = (0..5).find_map(|_| {
+        eventually("no connection of an earlier attempt is left", || {
+            (gateway.served.metric("gw_connections", "worker") == 0).then_some(())
+        });
+        let before = gateway.served.resident();
+        // One more of the first address ends its first one, and the one of a fifth address the oldest of all.
+        let firsts = (0..=PER_ADDRESS).map(|_| 2);
+        let others = (PER_ADDRESS..=MOST).map(|number| 2 + (number / PER_ADDRESS) as u8);
+        let all: Vec<TcpStream> = firsts.chain(others).map(begin).collect();
+        eventually("the oldest have given way", || {
+            (all.iter().filter(|stream| is_open(stream)).count() <= MOST).then_some(())
+        });
+        // The worker reads in the order of arrival.
+        let mut caller = gateway.prepared.connect(gateway.served.address);
+        caller.send(format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));
+        assert_eq!(caller.response().code(), "GW_AUTH_REQUIRED");
+        let growth = gateway.served.resident().saturating_sub(before);
+        let are_held = all[2..].iter().all(is_open) && !all[..2].iter().any(is_open);
+        are_held.then_some(growth)
+    });
+    let growth = growth.expect("the oldest of the address and of all give way, and no others");
+    eprintln!("{} KiB for {MOST} heads", growth / 1024);
+    assert!(
+        (MOST * HEAD / 2..=MOST * EACH).contains(&growth),
+        "{growth}"
+    );
 }
 
 #[test]

@@ -1,17 +1,20 @@
 //! Refused requests whose bodies are still under way: callers get the response, and the connection serves the next request.
 
 use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use gw_base::service::rate::Rate;
-use gw_gateway::demo::{Demo, Options};
+use gw_gateway::demo::{About, Demo, Options};
 use http::Method;
 
-use crate::support::peers::caller::{Caller, HOST, connect, get, request};
+use crate::support::peers::caller::{Caller, HOST, Tls, connect, get, request, session};
 use crate::support::peers::http2_caller::on_a_reactor;
-use crate::support::peers::{backend, http2_caller};
-use crate::support::{demo, setup, wait_until_slots_are_free};
+use crate::support::peers::proxy_protocol::socket_from;
+use crate::support::peers::{backend, http2_caller, is_open};
+use crate::support::processes::prepared::Prepared;
+use crate::support::{demo, eventually, setup, wait_until_slots_are_free};
 
 const SIZES: [usize; 3] = [1, 200_000, 3_000_000];
 
@@ -166,4 +169,72 @@ fn a_refused_upload_over_http2_is_reset_without_an_error() {
         assert_eq!(reset, h2::Reason::NO_ERROR);
         assert_eq!(connection.get("/next").await.json()["target"], "/next");
     });
+}
+
+/// A caller from an address of the loopback network that was refused once, and whose connection goes on.
+fn refused_caller(about: &About, from: Ipv4Addr) -> Caller {
+    let port: u16 = about.base_url.rsplit(':').next().unwrap().parse().unwrap();
+    let socket = socket_from(from, SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    socket.set_nodelay(true).unwrap();
+    let mut caller = Caller::new(Tls::new(session(about, HOST, &[b"http/1.1"], None), socket));
+    caller.send(format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));
+    assert_eq!(caller.response().status, 502);
+    caller
+}
+
+#[test]
+fn rests_of_refused_requests_are_bounded() {
+    /// Requests of one worker, and of one address (docs/limits.md).
+    const MOST: usize = 1024;
+    const PER_ADDRESS: usize = 64;
+    /// Most memory of a rest.
+    const EACH: usize = 64 * 1024;
+    let prepared = Prepared::new();
+    let gateway = prepared.serve_with(&prepared.config().replace("workers = 2", "workers = 1"));
+    let about = prepared.about(gateway.address);
+    // A trailer section and a TLS record, of nearly the largest size and without their ends.
+    let trailers = format!("4\r\nbody\r\n0\r\nX: {}", "t".repeat(15 * 1024));
+    let head = format!("POST / HTTP/1.1\r\nHost: {HOST}\r\nTransfer-Encoding: chunked\r\n\r\n");
+    let refuse = |caller: &mut Caller| {
+        caller.send(&head);
+        assert_ne!(caller.response().status, 200);
+    };
+    let send_rest = |caller: &mut Caller| {
+        let Tls { conn, sock } = &mut caller.stream;
+        let mut records = Vec::new();
+        for part in [trailers.as_bytes(), &[b't'; 16 * 1024]] {
+            conn.writer().write_all(part).unwrap();
+            conn.write_tls(&mut records).unwrap();
+        }
+        // Fails if it had to give way already.
+        let _ = sock.write_all(&records[..records.len() - 1]);
+    };
+    let is_held = |caller: &Caller| is_open(&caller.stream.sock);
+    // On a busy machine the time of the rests may end meanwhile.
+    let growth = (0..5).find_map(|_| {
+        // One more of the first address ends its first one, and the one of the last address the oldest of all.
+        let firsts = (0..=PER_ADDRESS).map(|_| 2);
+        let others = (PER_ADDRESS..=MOST).map(|number| 2 + (number / PER_ADDRESS) as u8);
+        let addresses = firsts
+            .chain(others)
+            .map(|last| Ipv4Addr::new(127, 0, 0, last));
+        let mut all: Vec<Caller> = addresses.map(|from| refused_caller(&about, from)).collect();
+        let before = gateway.resident();
+        all.iter_mut().for_each(refuse);
+        all.iter_mut().for_each(send_rest);
+        eventually("the oldest have given way", || {
+            (all.iter().filter(|caller| is_held(caller)).count() <= MOST).then_some(())
+        });
+        // The worker reads in the order of arrival.
+        refused_caller(&about, Ipv4Addr::LOCALHOST);
+        let growth = gateway.resident().saturating_sub(before);
+        let are_held = all[2..].iter().all(is_held) && !all[..2].iter().any(is_held);
+        are_held.then_some(growth)
+    });
+    let growth = growth.expect("the oldest of the address and of all give way, and no others");
+    eprintln!("{} KiB for {MOST} rests", growth / 1024);
+    assert!(
+        (MOST * EACH / 4..=MOST * EACH).contains(&growth),
+        "{growth}"
+    );
 }

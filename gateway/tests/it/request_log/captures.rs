@@ -1,10 +1,17 @@
 //! Captured bodies of requests, and the audit of access to them.
 
+use std::fs;
+
+use gw_gateway::demo::About;
 use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
-use crate::support::peers::caller::{HOST, get, request};
+use crate::support::lossy_disk::LossyDisk;
+use crate::support::peers::caller::{Caller, HOST, get, request};
+use crate::support::peers::held_backend::HeldBackend;
 use crate::support::peers::{backend, caller};
+use crate::support::processes::prepared::Prepared;
+use crate::support::processes::successor::admin;
 use crate::support::request_log::{call, capture_bodies, record};
 use crate::support::{demo, eventually, tunnels};
 
@@ -272,4 +279,95 @@ fn bodies_are_captured_if_service_and_account_allow_it() {
     let (_, id) = call(&demo, &request(&demo, "POST /echo", &post));
     assert_eq!(record(&api, &id)["captured_request"], Value::Null);
     assert_eq!(api.get(&format!("/requests/{id}/body/request")).status, 404);
+}
+
+#[test]
+fn captured_bodies_that_are_not_written_are_bounded() {
+    const MIB: usize = 1024 * 1024;
+    /// Bytes of captured bodies of running requests, and of those that wait to be written, as docs/limits.md says.
+    const RUNNING: usize = 64 * MIB;
+    const WAITING: usize = 64 * MIB;
+    /// A body whose buffer has grown to nearly twice its size, and requests with more of them than fit.
+    const BODY: usize = 540 * 1024;
+    const REQUESTS: usize = 125;
+    /// Memory of the process that does not depend on captured bodies.
+    const PROCESS: usize = 16 * MIB;
+    let Some(disk) = LossyDisk::mount() else {
+        return;
+    };
+    let backend = HeldBackend::start();
+    let prepared = Prepared::new();
+    disk.take(&prepared.path("data/requests"));
+    let gateway = prepared.serve_with(&prepared.config().replace("workers = 2", "workers = 1"));
+    let _agent = prepared.run_agent(gateway.address.port(), &backend.url);
+    prepared.wait_for_tunnel(gateway.address);
+    let token = fs::read_to_string(prepared.path("data/admin.token")).unwrap();
+    let about = About {
+        admin_url: format!("http://{}", gateway.admin_address),
+        admin_token: token.trim().to_owned(),
+        ..prepared.about(gateway.address)
+    };
+    let api = Api(&about);
+    capture_bodies(&api);
+    let body = "b".repeat(BODY);
+    let post = |path: &str| {
+        let mut caller = prepared.connect(gateway.address);
+        let head = prepared.get(path).replace("GET", "POST");
+        caller.send(head.replace(
+            "\r\n\r\n",
+            &format!("\r\nContent-Length: {BODY}\r\n\r\n{body}"),
+        ));
+        caller
+    };
+    post("/").response();
+    let before = gateway.resident();
+    let mut callers: Vec<Caller> = (0..REQUESTS)
+        .map(|_| {
+            let caller = post("/held");
+            backend.wait_for_held();
+            caller
+        })
+        .collect();
+    let growth = || gateway.resident().saturating_sub(before);
+    let running = growth();
+    assert!(
+        (RUNNING * 3 / 4..=2 * RUNNING + PROCESS).contains(&running),
+        "{running}"
+    );
+    // Nothing is left for the body of another request.
+    let id = post("/").response().header("x-gw-request-id").to_owned();
+    let captured = record(&api, &id)["captured_request"].clone();
+    assert_eq!(
+        (&captured["truncated_by"], &captured["bytes"]),
+        (&json!("memory"), &json!(0))
+    );
+
+    let dropped = || {
+        let (_, metrics) = admin(gateway.admin_address, "/metrics");
+        let line = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix("gw_request_log_captures_dropped_total "));
+        line.unwrap().parse::<u64>().unwrap()
+    };
+    let stalled = disk.stall();
+    for _ in 0..REQUESTS {
+        backend.release();
+    }
+    for caller in &mut callers {
+        assert_eq!(caller.response().status, 200);
+    }
+    eventually("the queue of the log is full", || {
+        (dropped() > 0).then_some(())
+    });
+    let waiting = growth();
+    assert!(
+        (WAITING * 3 / 4..=2 * RUNNING + PROCESS).contains(&waiting),
+        "{waiting}"
+    );
+    drop(stalled);
+    eprintln!(
+        "{} KiB for running requests, {} KiB for ended ones",
+        running / 1024,
+        waiting / 1024
+    );
 }

@@ -1,8 +1,5 @@
 //! What strangers and accounts can make the request log write, measured on the disk.
 
-use std::path::Path;
-use std::process::Command;
-
 use gw_gateway::demo::{Demo, Options};
 use gw_shared::id::random_base62;
 use serde_json::{Value, json};
@@ -14,21 +11,10 @@ use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::gw_gateway;
 use crate::support::processes::successor::admin;
 use crate::support::request_log::{call, capture_bodies, record};
-use crate::support::{eventually, options, setup};
+use crate::support::{eventually, on_disk, options, setup};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
 const MIB: u64 = 1024 * 1024;
-
-/// Bytes that the file system has allocated for a folder.
-fn on_disk(folder: &Path) -> u64 {
-    let output = Command::new("du")
-        .args(["--summarize", "--block-size=1"])
-        .arg(folder)
-        .output()
-        .unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    text.split_whitespace().next().unwrap().parse().unwrap()
-}
 
 /// The value of a metric without labels.
 fn value(metrics: &str, name: &str) -> u64 {

@@ -65,6 +65,17 @@ fn move_to(folder: &Path, into: &Path) {
     symlink(into.join(folder.file_name().unwrap()), folder).unwrap();
 }
 
+/// Bytes that the file system has allocated for a file or folder.
+pub(crate) fn on_disk(path: &Path) -> u64 {
+    let output = Command::new("du")
+        .args(["--summarize", "--block-size=1"])
+        .arg(path)
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.split_whitespace().next().unwrap().parse().unwrap()
+}
+
 /// Calls `look` repeatedly until it returns a value; panics with `what` after [`SOON`].
 pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();

@@ -1,10 +1,11 @@
 //! Handshakes that go no further: each client address has a share of the places of a worker.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::support::eventually;
+use crate::support::peers::is_open;
 use crate::support::peers::proxy_protocol::{socket_from, tcp4_of};
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::Served;
@@ -23,12 +24,6 @@ fn start(settings: &str) -> Served {
 
 fn gave_way(served: &Served) -> usize {
     served.metric("gw_connections_ended_early_total", "\"handshake\"")
-}
-
-fn is_open(stream: &TcpStream) -> bool {
-    stream.set_nonblocking(true).unwrap();
-    let peeked = stream.peek(&mut [0]);
-    peeked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
 }
 
 /// Opens one connection more than the share of an address by `stall`, after two by `other`. The

@@ -1,19 +1,19 @@
 //! Memory of the gateway process for header lists that wait: heads for their end or that of their body, trailers for a reader.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::net::Ipv4Addr;
 
 use gw_gateway::demo::About;
 use http::Method;
 
 use crate::support::eventually;
-use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, Tls, session, socket};
 use crate::support::peers::http2_frames::{
     CONTINUATION, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, RST_STREAM, SETTINGS, block,
     frame, indexed,
 };
 use crate::support::peers::proxy_protocol::socket_from;
+use crate::support::peers::{backend, is_open};
 use crate::support::processes::prepared::Prepared;
 
 /// Connections, enough to tell what they hold from what the process holds anyway.
@@ -178,19 +178,10 @@ fn unfinished_head() -> String {
 
 /// Number of connections that the gateway has not ended.
 fn open(streams: &[Tls]) -> usize {
-    let is_open = |stream: &&Tls| {
-        let mut socket = &stream.sock;
-        socket.set_nonblocking(true).unwrap();
-        // Behind the tickets of the session there is the end, or nothing.
-        loop {
-            match socket.read(&mut [0; 4096]) {
-                Ok(0) => return false,
-                Ok(_) => {}
-                Err(error) => return error.kind() == ErrorKind::WouldBlock,
-            }
-        }
-    };
-    streams.iter().filter(is_open).count()
+    streams
+        .iter()
+        .filter(|stream| is_open(&stream.sock))
+        .count()
 }
 
 #[test]

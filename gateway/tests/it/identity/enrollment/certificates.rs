@@ -1,5 +1,6 @@
 //! Contents, renewal and expiry of agents' certificates.
 
+use std::fs;
 use std::time::Duration;
 
 use gw_base::clock::Timestamp;
@@ -11,15 +12,16 @@ use gw_store::{AgentRecord, AuditQuery, StoredRecord};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, SanType};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     bearer, csr, demo_with_high_limits, enroll, identity, outcome, own_agent, plain_csr, text,
 };
 use crate::support::agents::modified_agent::{self, ACCOUNT};
-use crate::support::apex::post_json;
-use crate::support::peers::caller::{connect, get};
-use crate::support::{demo, eventually, setup, tunnels};
+use crate::support::apex::{APEX, post_json};
+use crate::support::peers::caller::{connect, connect_to, get};
+use crate::support::processes::prepared::Prepared;
+use crate::support::{demo, eventually, on_disk, setup, tunnels};
 
 #[test]
 fn a_certificate_has_only_contents_set_by_the_gateway() {
@@ -223,4 +225,39 @@ fn only_the_agent_can_use_up_its_certificate_allowance() {
         outcomes[24], "503 GW_OVERLOADED",
         "the allowance applies to the agent's own requests"
     );
+}
+
+#[test]
+fn certificates_of_an_agent_take_little_room_on_the_disk() {
+    // Certificates of one agent at once, and bytes of each with the write-ahead log (docs/limits.md).
+    const MOST: usize = 20;
+    const EACH: u64 = 16 * 1024;
+    let prepared = Prepared::new();
+    let served = prepared.serve_with(&prepared.config());
+    // Records, and the write-ahead log with the latest changes.
+    let size = || {
+        on_disk(&prepared.path("data/gw.sqlite")) + on_disk(&prepared.path("data/gw.sqlite-wal"))
+    };
+    let before = size();
+    let about = prepared.about(served.address);
+    let agent = fs::read_to_string(prepared.path("agent/agent.json")).unwrap();
+    let agent: Value = serde_json::from_str(&agent).unwrap();
+    let (_, key) = identity(&prepared.path("agent"));
+    let body = json!({ "csr": plain_csr(&key), "agent_id": agent["agent_id"] }).to_string();
+    let mut caller = connect_to(&about, APEX, &[b"http/1.1"], None);
+    let outcomes: Vec<String> = (0..=MOST)
+        .map(|_| {
+            caller.send(format!(
+                "POST /csr HTTP/1.1\r\nHost: {APEX}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+                body.len()
+            ));
+            outcome(&caller.response())
+        })
+        .collect();
+    let (issued, refused) = outcomes.split_at(MOST);
+    assert!(issued.iter().all(|it| it == "200 "), "{issued:?}");
+    assert_eq!(refused, ["503 GW_OVERLOADED"]);
+    let grown = size() - before;
+    eprintln!("{grown} bytes for {MOST} certificates");
+    assert!((1..=MOST as u64 * EACH).contains(&grown), "{grown}");
 }

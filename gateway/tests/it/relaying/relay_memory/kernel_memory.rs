@@ -1,11 +1,13 @@
-//! Kernel memory of the connections of callers that read nothing, as the kernel counts it.
+//! Kernel memory of the connections of callers and strangers that read nothing, as the kernel counts it.
 
+use std::io::Write;
 use std::process::Command;
 
 use http::Method;
 
+use super::small_socket;
 use crate::support::peers::backend;
-use crate::support::peers::caller::Caller;
+use crate::support::peers::caller::{Caller, HOST, Tls, session};
 use crate::support::processes::prepared::Prepared;
 use crate::support::programs::usable;
 
@@ -88,4 +90,36 @@ fn callers_that_read_nothing_hold_little_kernel_memory() {
     assert!((MIB..=KERNEL_MEMORY).contains(&most), "{most}");
     drop(callers);
     prepared.wait_for_tunnel(gateway.address);
+}
+
+#[test]
+fn strangers_that_read_nothing_hold_little_kernel_memory() {
+    /// Few of them fill their part, a quarter, before the first ones have to give up.
+    const RELAY_MEMORY: usize = 16 * MIB;
+    const KERNEL_MEMORY: usize = RELAY_MEMORY / 4 + 8 * MIB;
+    if !usable(&["ss"]) {
+        return;
+    }
+    let prepared = Prepared::new();
+    let memory = format!("workers = 1\nrelay_memory_mib = {}", RELAY_MEMORY / MIB);
+    let gateway = prepared.serve_with(&prepared.config().replace("workers = 2", &memory));
+    let about = prepared.about(gateway.address);
+    // Refusals fill what the gateway may send, and then requests what it may receive.
+    let requests = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n").repeat(20);
+    let reset = || gateway.metric("gw_connections_ended_early_total", "memory");
+    let mut most = 0;
+    let mut strangers = Vec::new();
+    while strangers.len() < CALLERS && reset() == 0 {
+        let session = session(&about, HOST, &[b"http/1.1"], None);
+        let mut stranger = Tls::new(session, small_socket(&about));
+        stranger.write_all(requests.as_bytes()).unwrap();
+        stranger.sock.set_nonblocking(true).unwrap();
+        // Until the kernel of the stranger takes no more.
+        while stranger.write_all(requests.as_bytes()).is_ok() {}
+        strangers.push(stranger);
+        most = most.max(held(gateway.address.port()));
+    }
+    eprintln!("{most} bytes for {} connections", strangers.len());
+    assert!(reset() > 0, "no connection was reset");
+    assert!((MIB..=KERNEL_MEMORY).contains(&most), "{most}");
 }

@@ -80,6 +80,11 @@ impl LossyDisk {
         self.disk.lock().unwrap().fill(at);
     }
 
+    /// Answers no program until the result is dropped.
+    pub(crate) fn stall(&self) -> impl Sized {
+        self.disk.lock().unwrap()
+    }
+
     /// Loses what was not synced, and mounts the rest again. No process uses the disk any more.
     pub(crate) fn cut_power(&mut self, loss: Loss) {
         self.disk.lock().unwrap().cut_power(loss);

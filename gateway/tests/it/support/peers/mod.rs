@@ -14,4 +14,19 @@ pub(crate) mod proxy_protocol;
 pub(crate) mod resuming_caller;
 pub(crate) mod tinyproxy;
 
+use std::io::{ErrorKind, Read};
+use std::net::TcpStream;
+
 use super::SOON;
+
+/// Whether the gateway has not ended a connection. Drops the bytes that it has sent.
+pub(crate) fn is_open(mut stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    loop {
+        match stream.read(&mut [0; 4096]) {
+            Ok(0) => return false,
+            Ok(_) => {}
+            Err(error) => return error.kind() == ErrorKind::WouldBlock,
+        }
+    }
+}
