@@ -60,7 +60,8 @@ impl Gateway {
     }
 
     /// Hands the buckets over: from here on the successor admits the requests of this process too.
-    fn hand_over_buckets(&self, successor: Successor) {
+    fn hand_over_buckets(&self, mut successor: Successor) {
+        successor.link(&self.handles);
         let (buckets, charges) = SuccessorBuckets::new();
         let levels = self.bucket_levels(|levels| {
             WorkerMessage::Succeeded(Box::new(Succeeded {
@@ -68,15 +69,9 @@ impl Gateway {
                 levels,
             }))
         });
-        if let Err(error) = successor.follow(
-            levels,
-            charges,
-            &self.control,
-            &self.handles,
-            &self.tasks.helpers,
-        ) {
+        let followed = successor.follow(levels, charges, &self.control, &self.tasks.helpers);
+        if let Err(error) = followed {
             tracing::warn!(%error, "{}", takeover::FOLLOWS_NO_MORE);
-            self.handles.tell_all(|| WorkerMessage::End);
         }
     }
 

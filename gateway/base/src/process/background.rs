@@ -185,6 +185,11 @@ impl Tasks {
         self.runtime.block_on(future)
     }
 
+    /// As [`Self::block_on`], until the tasks stop at the longest.
+    pub fn block_until_stopped<T>(&self, future: impl Future<Output = T>) -> Option<T> {
+        self.block_on(self.stopping.run_until_cancelled(future))
+    }
+
     /// Waits, until the tasks stop at the longest. Blocks: not for tasks.
     pub fn pause(&self, within: Duration) {
         self.block_on(async {

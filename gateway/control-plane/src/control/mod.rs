@@ -42,6 +42,8 @@ use gw_store::{
     Directory, PostgresSource, Records, Revision, Step, Store, StoreSource, StoredRecord,
 };
 use gw_telemetry::counters::WorkerReport;
+#[cfg(debug_assertions)]
+use tokio::runtime::Handle;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Notify, watch};
 
@@ -52,7 +54,7 @@ use changes::feed::EngineHealth;
 pub(crate) use changes::feed::StoreStatus;
 pub use changes::feed::{follow, read_copy};
 use changes::journal::Journal;
-pub use changes::takeover::MissingChanges;
+pub use changes::takeover::{ForFollower, MissingChanges};
 pub(crate) use data_folder::INCOMPLETE_RESTORE;
 pub use error::ControlError;
 pub use executor::{JobQueue, maintain};
@@ -260,7 +262,8 @@ impl Control {
 
     /// Whether the store is open in this process, so that changes are possible.
     pub fn has_store(&self) -> bool {
-        self.store().is_some()
+        // Tasks ask, too, and do not wait for a change, which holds the lock of a store that is open.
+        self.store.try_lock().map_or(true, |store| store.is_some())
     }
 
     /// Reloads the server certificate and that of the admin listener. One that cannot be used stays as it was, and the
@@ -343,6 +346,9 @@ impl Control {
     }
 
     fn store(&self) -> MutexGuard<'_, Option<Box<dyn Store>>> {
+        // Panics on a thread that runs tasks, which this may block. PostgreSQL panics there in all builds.
+        #[cfg(debug_assertions)]
+        let _ = Handle::try_current().map(|runtime| runtime.block_on(async {}));
         // A panic that poisons the lock leaves the store consistent, because changes are transactions.
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }

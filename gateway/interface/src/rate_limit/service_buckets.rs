@@ -208,7 +208,11 @@ async fn take(buckets: &RefCell<Buckets>, service: &Service) -> Result<(), Error
             // A dropped sender ends the wait, too.
             let _ = levels.changed().await;
         } else if let Some(successor) = at_successor {
-            return successor.take(&service.label).await;
+            if let Some(taken) = successor.take(&service.label).await {
+                return taken;
+            }
+            // Full buckets, as after a crash.
+            buckets.borrow_mut().location = BucketLocation::Here;
         } else {
             let taken = buckets.borrow_mut().take(service, Instant::now());
             return taken.map_err(|retry_after| Error::RateLimited { retry_after });

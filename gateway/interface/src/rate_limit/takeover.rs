@@ -57,21 +57,22 @@ impl SuccessorBuckets {
         (Self(sender), receiver)
     }
 
-    /// Takes one request out of the bucket of `service`.
-    pub async fn take(&self, service: &Arc<str>) -> Result<(), Error> {
-        const DRAINING: Error = Error::Overloaded(Overload::Draining);
+    /// Takes one request out of the bucket of `service`. `None` if the exchange with the successor has ended.
+    pub async fn take(&self, service: &Arc<str>) -> Option<Result<(), Error>> {
         let (reply, answer) = oneshot::channel();
-        self.0
-            .try_send(SuccessorCharge {
-                service: Arc::clone(service),
-                reply,
-            })
-            .map_err(|_| DRAINING)?;
-        match answer.await {
-            Ok(None) => Ok(()),
-            Ok(Some(retry_after)) => Err(Error::RateLimited { retry_after }),
-            // The successor has ended.
-            Err(_) => Err(DRAINING),
+        let service = Arc::clone(service);
+        let sent = self.0.try_send(SuccessorCharge { service, reply });
+        let answer = if sent.is_ok() {
+            answer.await.ok()
+        } else {
+            None
+        };
+        match answer {
+            Some(None) => Some(Ok(())),
+            Some(Some(retry_after)) => Some(Err(Error::RateLimited { retry_after })),
+            None if self.0.is_closed() => None,
+            // Too many requests wait.
+            None => Some(Err(Error::Overloaded(Overload::Draining))),
         }
     }
 }

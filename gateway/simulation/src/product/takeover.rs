@@ -122,22 +122,19 @@ pub async fn take_over(
     };
     let levels = Arc::new(predecessor.ask_all(succeeded).await?.concat());
     successor.tell_all(|| WorkerMessage::Levels(Arc::clone(&levels)))?;
-    Ok(Box::pin(admit(
-        charges,
-        predecessor.clone(),
-        successor.clone(),
-    )))
+    Ok(Box::pin(admit(charges, successor.clone())))
 }
 
 /// Leaves the charges of the predecessor to the workers of the successor that own the services.
 async fn admit(
-    mut charges: mpsc::Receiver<SuccessorCharge>,
-    predecessor: Publisher,
+    charges: mpsc::Receiver<SuccessorCharge>,
     successor: Publisher,
 ) -> io::Result<()> {
     let (answers, mut answered) = mpsc::channel(limits::CHARGES);
     // In their order, so that they also end in it.
     let mut pending = BTreeMap::new();
+    // Dropped before `pending`, whose requests then see that the exchange has ended.
+    let mut charges = charges;
     for number in 0.. {
         let Some(charge) = next(&mut charges, &mut answered, &mut pending).await else {
             break;
@@ -145,7 +142,7 @@ async fn admit(
         let charge = match charge {
             Ok(charge) => charge,
             // As the end of the exchange between the two processes.
-            Err(Silent) => return predecessor.tell_all(|| WorkerMessage::End),
+            Err(Silent) => return Ok(()),
         };
         let service = charge.service.to_string();
         let (since, reply) = (Instant::now(), charge.reply);

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::limits;
+use futures_util::future::OptionFuture;
 use gw_base::process::background::Tasks;
 use gw_control_plane::control::{Control, MissingChanges};
-use gw_data_plane::worker::{WorkerHandles, WorkerMessage};
 use gw_interface::rate_limit::SuccessorCharge;
-use gw_store::{Position, Step};
+use gw_store::{Position, Revision, Step};
 use tokio::sync::{mpsc, oneshot};
 
 use super::channel::{Channel, MessageReader, MessageWriter};
@@ -41,38 +41,48 @@ pub(super) fn start(
     charges: mpsc::Receiver<SuccessorCharge>,
     acknowledge: bool,
     control: Arc<Control>,
-    handles: Arc<WorkerHandles>,
 ) -> Result<(), TakeoverError> {
-    start_exchange(tasks, channel, async move |reader, writer| {
+    start_exchange(tasks, channel, move |tasks, reader, writer| {
         let apply = |position, steps| control.follow_change(position, steps);
-        let Err(error) = follow(reader, writer, charges, acknowledge, apply).await;
-        tracing::warn!(%error, "{FOLLOWS_NO_MORE}");
-        handles.tell_all(|| WorkerMessage::End);
-        // Ends the exchange with a predecessor of this process: it would get no changes any more.
-        control.keep_no_changes();
+        // Also by a predecessor of this process.
+        let followed = async |revision| {
+            control.followed_to(revision).await;
+            revision
+        };
+        let exchange = follow(reader, writer, charges, acknowledge, apply, followed);
+        if let Some(Err(error)) = tasks.block_until_stopped(exchange) {
+            tracing::warn!(%error, "{FOLLOWS_NO_MORE}");
+            // Ends the exchange with a predecessor of this process: it would get no changes any more.
+            control.keep_no_changes();
+        }
     })
 }
 
 /// Exchanges messages with the successor until it ends, leaves a request unanswered for longer than
-/// [`limits::CHARGED_WITHIN`], or cannot be followed. Refuses pending requests then.
+/// [`limits::CHARGED_WITHIN`], or cannot be followed. This process admits its requests itself then, the pending ones included.
 async fn follow(
     mut reader: MessageReader,
     mut writer: MessageWriter,
-    mut charges: mpsc::Receiver<SuccessorCharge>,
+    charges: mpsc::Receiver<SuccessorCharge>,
     acknowledge: bool,
     apply: impl Fn(Position, Vec<Step>) -> Result<(), MissingChanges>,
+    followed: impl AsyncFn(Revision) -> Revision,
 ) -> Result<Infallible, TakeoverError> {
     let mut pending = PendingCharges::default();
+    // Dropped before `pending`, whose requests then see that the exchange has ended.
+    let mut charges = charges;
     // Steps of a change so far.
     let mut steps = Vec::new();
     let mut check = tokio::time::interval(CHECK_INTERVAL);
     // Revision that is in use here, until the successor is told of it.
     let mut applied = None;
     loop {
-        if let Some(revision) = applied.take_if(|_| acknowledge && writer.has_room()) {
-            writer.push(&TakeoverMessage::Applied { revision })?;
-        }
+        let used = OptionFuture::from(applied.map(|at| followed(at)));
         tokio::select! {
+            Some(revision) = used, if acknowledge && writer.has_room() => {
+                writer.push(&TakeoverMessage::Applied { revision })?;
+                applied = None;
+            }
             message = reader.next() => match message? {
                 TakeoverMessage::Step { step } => steps.push(step),
                 TakeoverMessage::Change { position } => {
@@ -153,13 +163,14 @@ mod tests {
     ) -> TakeoverError {
         runtime().block_on(async {
             let (reader, writer) = Channel::new(socket).unwrap().split().unwrap();
-            let Err(error) = follow(reader, writer, charges, false, |_, _| Ok(())).await;
+            let Err(error) =
+                follow(reader, writer, charges, false, |_, _| Ok(()), async |at| at).await;
             error
         })
     }
 
     #[test]
-    fn answers_apply_to_the_request_of_their_number_and_requests_without_one_are_refused() {
+    fn answers_apply_to_the_request_of_their_number_and_others_are_left_to_this_process() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut successor = Channel::new(theirs).unwrap();
         let (buckets, charges) = SuccessorBuckets::new();
@@ -188,20 +199,17 @@ mod tests {
                 buckets.take(&service),
                 buckets.take(&service)
             );
-            assert!(first.is_ok());
+            assert!(matches!(first, Some(Ok(()))));
             let wait = Duration::from_millis(1500);
             assert!(
-                matches!(second, Err(Error::RateLimited { retry_after }) if retry_after == wait)
+                matches!(second, Some(Err(Error::RateLimited { retry_after })) if retry_after == wait)
             );
-            assert!(matches!(third, Err(Error::Overloaded(_))));
+            assert!(third.is_none());
         });
         answering.join().unwrap();
         assert!(matches!(following.join().unwrap(), TakeoverError::Ended));
-        // Later requests are refused at once.
-        assert!(matches!(
-            runtime().block_on(buckets.take(&service)),
-            Err(Error::Overloaded(_))
-        ));
+        // Later requests, too.
+        assert!(runtime().block_on(buckets.take(&service)).is_none());
     }
 
     #[test]
@@ -222,7 +230,7 @@ mod tests {
             std::thread::spawn(move || runtime().block_on(buckets.take(&"demo--echo".into())));
         let ended = follow_until_end(ours, charges);
         assert!(matches!(ended, TakeoverError::Silent), "{ended}");
-        assert!(matches!(asking.join().unwrap(), Err(Error::Overloaded(_))));
+        assert!(asking.join().unwrap().is_none());
         sending.join().unwrap();
     }
 

@@ -3,15 +3,16 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::limits;
 use crossbeam_channel::{Receiver, bounded};
-use gw_base::process::background::Tasks;
-use gw_control_plane::control::{Control, MissingChanges};
+use gw_base::process::background::{self, Tasks};
+use gw_control_plane::control::{Control, ForFollower, MissingChanges};
 use gw_data_plane::worker::{WorkerHandles, WorkerMessage};
 use gw_interface::rate_limit::{ChargeAnswer, Level, PredecessorCharge, levels};
 use gw_region::owners::ownership;
-use gw_store::{History, Position};
+use gw_store::{History, Position, Revision, StoreError};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -29,17 +30,30 @@ pub(super) fn start(
     handles: Arc<WorkerHandles>,
 ) -> Result<Receiver<Infallible>, TakeoverError> {
     let (alive, ended) = bounded(0);
-    start_exchange(tasks, channel, async move |mut reader, mut writer| {
-        let levels = levels(&mut reader).await;
-        if let Err(error) = &levels {
-            tracing::warn!(%error, "the predecessor sent no levels of rate limits: all limits start full");
-        }
-        let failed = levels.is_err();
-        let levels = Arc::new(levels.unwrap_or_default());
-        handles.tell_all(|| WorkerMessage::Levels(Arc::clone(&levels)));
-        if !failed {
-            let Err(error) = lead(&mut reader, &mut writer, position, &control, &handles).await;
-            end(&mut writer, &error).await;
+    let predecessor = rustix::process::getppid();
+    start_exchange(tasks, channel, move |tasks, mut reader, mut writer| {
+        let exchange = || {
+            let levels = tasks.block_until_stopped(levels(&mut reader))?;
+            let levels = Arc::new(levels.unwrap_or_else(|error| {
+                tracing::warn!(%error, "the predecessor sent no levels of rate limits: all limits start full");
+                Vec::new()
+            }));
+            handles.tell_all(|| WorkerMessage::Levels(Arc::clone(&levels)));
+            // Here, because it may read the store. What follows is a task, and has no way to the store.
+            let first = control.changes_for_follower(&position);
+            let apex = control.region().apex();
+            tasks.block_until_stopped(async {
+                let led = lead(&mut reader, &mut writer, position, first, apex, &handles);
+                let Err(error) = led.await;
+                end(&mut writer, &error).await;
+            })
+        };
+        background::contained("the exchange with the predecessor", exchange);
+        drop((reader, writer));
+        // Until its end the predecessor may serve callers by earlier records, or those of another history.
+        control.acknowledge(Revision(0));
+        while rustix::process::getppid() == predecessor && !tasks.stopping().is_cancelled() {
+            std::thread::sleep(Duration::from_millis(100));
         }
         control.keep_no_changes();
         drop(alive);
@@ -61,21 +75,24 @@ async fn lead(
     reader: &mut MessageReader,
     writer: &mut MessageWriter,
     position: Position,
-    control: &Control,
+    first: Result<(History, ForFollower), StoreError>,
+    apex: &str,
     handles: &WorkerHandles,
 ) -> Result<Infallible, TakeoverError> {
     let (answers, mut answered) = mpsc::channel(limits::CHARGES);
-    let mut changed = control.watch_changes().ok_or(TakeoverError::FollowsNone)?;
+    let (first, later) = first?;
+    let mut changed = later.watch_changes().ok_or(TakeoverError::FollowsNone)?;
     let mut news = News::after(position);
+    news.add(first)?;
     loop {
-        news.write_to(writer, control)?;
+        news.write_to(writer, &later)?;
         tokio::select! {
             message = reader.next() => match message? {
                 TakeoverMessage::Charge { number, service } => {
                     let answers = answers.clone();
-                    admit(PredecessorCharge { service, number, answers }, control, handles);
+                    admit(PredecessorCharge { service, number, answers }, apex, handles);
                 }
-                TakeoverMessage::Applied { revision } => control.acknowledge(revision),
+                TakeoverMessage::Applied { revision } => later.acknowledge(revision),
                 other => return Err(other.unexpected()),
             },
             Some(ChargeAnswer { number, wait }) = answered.recv() => {
@@ -94,9 +111,9 @@ async fn lead(
 }
 
 /// Leaves a request of the predecessor for the worker that owns its service.
-fn admit(charge: PredecessorCharge, control: &Control, handles: &WorkerHandles) {
-    let host = format!("{}.{}", charge.service, control.region().apex());
-    let owner = ownership::owner(host, control.workers());
+fn admit(charge: PredecessorCharge, apex: &str, handles: &WorkerHandles) {
+    let host = format!("{}.{apex}", charge.service);
+    let owner = ownership::owner(host, handles.mailboxes.len());
     handles.tell(owner, WorkerMessage::ChargeForPredecessor(Box::new(charge)));
 }
 
@@ -105,7 +122,7 @@ async fn end(writer: &mut MessageWriter, error: &TakeoverError) {
     if matches!(error, TakeoverError::Ended) {
         return tracing::info!("the predecessor has ended");
     }
-    tracing::warn!(%error, "the exchange with the predecessor ends: it accepts no more requests");
+    tracing::warn!(%error, "the exchange with the predecessor ends: changes are pending at this node until it has ended");
     let reason = error.to_string();
     let sent = timeout(limits::TAKEOVER_STEP, async {
         writer.push(&TakeoverMessage::End { reason })?;
@@ -132,7 +149,7 @@ impl News {
         Self {
             position,
             messages: VecDeque::new(),
-            // The records may have changed since the predecessor closed the store.
+            // The records may have changed since `changed` was subscribed to.
             is_due: true,
         }
     }
@@ -141,13 +158,13 @@ impl News {
     fn write_to(
         &mut self,
         writer: &mut MessageWriter,
-        control: &Control,
+        later: &ForFollower,
     ) -> Result<(), TakeoverError> {
         while writer.has_room() {
             if let Some(message) = self.messages.pop_front() {
                 writer.push(&message)?;
-            } else if self.is_due {
-                self.take_changes(control)?;
+            } else if std::mem::take(&mut self.is_due) {
+                self.add(later.changes_after(&self.position))?;
             } else {
                 break;
             }
@@ -155,12 +172,12 @@ impl News {
         Ok(())
     }
 
-    fn take_changes(&mut self, control: &Control) -> Result<(), TakeoverError> {
-        let History::Changes(changes) = control.changes_after(&self.position)? else {
+    fn add(&mut self, history: History) -> Result<(), TakeoverError> {
+        let History::Changes(changes) = history else {
             let after = self.position.revision;
             return Err(MissingChanges { after }.into());
         };
-        self.is_due = !changes.is_empty();
+        self.is_due |= !changes.is_empty();
         for (position, steps) in changes {
             let steps = steps.into_iter().map(|step| TakeoverMessage::Step { step });
             self.messages.extend(steps);
@@ -176,7 +193,6 @@ impl News {
 mod tests {
     use std::collections::BTreeMap;
     use std::os::unix::net::UnixStream;
-    use std::time::Duration;
 
     use futures_util::FutureExt;
     use gw_base::clock::Timestamp;
@@ -188,7 +204,7 @@ mod tests {
     use gw_interface::rate_limit::SuccessorBuckets;
     use gw_shared::id::AccountId;
     use gw_store::{
-        AccountRecord, AuditEntry, Revision, SqliteStore, Step, Store, StoreSource, StoredRecord,
+        AccountRecord, AuditEntry, SqliteStore, Step, Store, StoreSource, StoredRecord,
     };
     use tempfile::TempDir;
     use tokio::runtime::{Builder, Runtime};
@@ -222,13 +238,10 @@ mod tests {
     }
 
     impl Process {
-        /// Waits until the worker gets a message for which `holds`.
-        fn is_told(&self, holds: impl Fn(&WorkerMessage) -> bool) {
-            while !holds(&self.worker.next_within(Duration::from_secs(30)).unwrap()) {}
-        }
-
-        fn is_told_to_end(&self) {
-            self.is_told(|message| matches!(message, WorkerMessage::End));
+        /// Waits until this process gets no more changes.
+        fn follows_no_more(&self) {
+            self.control.acknowledge(Revision(0));
+            runtime().block_on(self.control.followed_to(Revision(1)));
         }
 
         /// Waits until the records have reached `revision`.
@@ -250,10 +263,10 @@ mod tests {
             // Fails if the successor has ended the exchange already.
             let tasks = self.background.tasks();
             if successor
-                .follow(Vec::new(), charges, &self.control, &self.handles, &tasks)
+                .follow(Vec::new(), charges, &self.control, &tasks)
                 .is_err()
             {
-                self.handles.tell_all(|| WorkerMessage::End);
+                self.control.keep_no_changes();
             }
         }
 
@@ -325,8 +338,8 @@ mod tests {
         }
         // Ends the exchange, as the end of the process does.
         third.control.keep_no_changes();
-        first.is_told_to_end();
-        second.is_told_to_end();
+        first.follows_no_more();
+        second.follows_no_more();
     }
 
     #[test]
@@ -370,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_predecessor_that_misses_a_change_ends() {
+    fn a_predecessor_that_misses_a_change_gets_no_later_ones() {
         let folder = tempfile::tempdir().unwrap();
         let first = start(&folder);
         let second = take_over(&first, &folder, || {
@@ -391,20 +404,20 @@ mod tests {
                 )
                 .unwrap();
         });
-        first.is_told_to_end();
+        first.follows_no_more();
         assert_eq!(accounts(&first), []);
         assert_eq!(accounts(&second).len(), 2);
     }
 
     #[test]
-    fn a_predecessor_of_another_database_ends() {
+    fn a_predecessor_of_another_database_gets_no_changes() {
         let [folder, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         let first = start(&folder);
         let same = start(&other);
         assert_eq!(first.control.revision(), same.control.revision());
         drop(same);
         let _second = take_over(&first, &other, || ());
-        first.is_told_to_end();
+        first.follows_no_more();
     }
 
     #[test]

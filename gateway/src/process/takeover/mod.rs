@@ -28,8 +28,9 @@
 //!
 //! The processes may be of different versions. A version may add fields. An unknown message ends the exchange.
 //!
-//! A predecessor that learns of no more revocations accepts no more requests. This is so when the successor ends, and
-//! when a change between the positions of both is missing.
+//! When the exchange ends, such as with the successor or for want of a change between the positions of both, the predecessor
+//! serves its connections on for the time of its drain, by the records and the buckets that it has. The successor counts
+//! changes as pending at this node until the predecessor has ended.
 
 mod channel;
 mod follow;
@@ -63,7 +64,7 @@ const LINK: &str = "gw-link";
 const LINE_MAX: u64 = 64 * 1024 * 1024;
 
 /// Log line of a process that has a successor, and learns of no more revocations.
-pub(super) const FOLLOWS_NO_MORE: &str = "no more changes from the successor: this process refuses new requests (503) and finishes running ones";
+pub(super) const FOLLOWS_NO_MORE: &str = "no more changes from the successor: this process serves its connections on until its drain is over, by the records that it has";
 
 /// Reason why a takeover failed.
 #[derive(Debug, thiserror::Error)]
@@ -117,14 +118,11 @@ impl From<io::Error> for TakeoverError {
 fn start_exchange(
     tasks: &Tasks,
     channel: Channel,
-    exchange: impl AsyncFnOnce(MessageReader, MessageWriter) + Send + 'static,
+    exchange: impl FnOnce(&Tasks, MessageReader, MessageWriter) + Send + 'static,
 ) -> Result<(), TakeoverError> {
     let (reader, writer) = tasks.block_on(async { channel.split() })?;
     let runtime = tasks.clone();
-    tasks.thread("gw-takeover", move || {
-        let exchanged = exchange(reader, writer);
-        runtime.block_on(runtime.stopping().run_until_cancelled(exchanged));
-    })?;
+    tasks.thread("gw-takeover", move || exchange(&runtime, reader, writer))?;
     Ok(())
 }
 

@@ -122,22 +122,24 @@ impl Successor {
         Ok(())
     }
 
-    /// Gives the workers their links, sends the levels of the buckets, and starts a thread that follows the successor. The workers
-    /// end when the successor has ended.
-    pub(crate) fn follow(
-        mut self,
-        levels: Vec<Level>,
-        charges: mpsc::Receiver<SuccessorCharge>,
-        control: &Arc<Control>,
-        handles: &Arc<WorkerHandles>,
-        tasks: &Tasks,
-    ) -> Result<(), TakeoverError> {
+    /// Gives the workers of this process their links.
+    pub(crate) fn link(&mut self, handles: &WorkerHandles) {
         for (worker, link) in std::mem::take(&mut self.links).into_iter().enumerate() {
             handles.tell(
                 WorkerId(worker),
                 WorkerMessage::LinkToSuccessor(link.into()),
             );
         }
+    }
+
+    /// Sends the levels of the buckets, and starts a thread that follows the successor.
+    pub(crate) fn follow(
+        mut self,
+        levels: Vec<Level>,
+        charges: mpsc::Receiver<SuccessorCharge>,
+        control: &Arc<Control>,
+        tasks: &Tasks,
+    ) -> Result<(), TakeoverError> {
         // Not by the thread: a process without connections may end before it runs.
         let levels = levels::bounded(levels);
         self.channel.send(&TakeoverMessage::Levels { levels })?;
@@ -147,7 +149,6 @@ impl Successor {
             charges,
             self.acknowledge,
             Arc::clone(control),
-            Arc::clone(handles),
         )
     }
 }

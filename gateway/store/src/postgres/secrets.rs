@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use gw_base::clock::Timestamp;
 
-use super::super::{AuditEntry, Position, Store, StoreError};
+use super::super::{AuditEntry, History, Position, Store, StoreError};
 use super::authenticity::{SetMember, forged_secret};
 use super::connection::engine::{CALL, SqlSession};
 use super::steps::FinalSteps;
@@ -48,7 +48,7 @@ impl PostgresStore {
         Err(StoreError::Stale.into())
     }
 
-    /// A secret that all nodes share; `None` if the region does not have it yet. Loads all records until they are of the same
+    /// A secret that all nodes share; `None` if the region does not have it yet. Reads the records until they are of the same
     /// position, because only with them an earlier secret is noticed.
     pub fn find_secret(&mut self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
         for _ in 0..ATTEMPTS {
@@ -59,7 +59,10 @@ impl PostgresStore {
             let row = self.checked()?.call(CALL, find)?;
             let position = read_position(&row)?;
             if position != known {
-                self.load()?;
+                // A load of all records may take longer than other nodes need for the next change.
+                if !matches!(self.changes_after(&known)?, History::Changes(_)) {
+                    self.load()?;
+                }
                 continue;
             }
             let sealed: Option<&str> = column(&row, 3)?;

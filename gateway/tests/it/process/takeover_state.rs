@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use gw_base::clock::Timestamp;
@@ -346,7 +347,7 @@ fn a_revocation_reaches_a_replaced_process_with_more_records_than_fit_into_a_mes
 }
 
 #[test]
-fn a_process_without_its_successor_refuses_new_requests_and_finishes_running_ones() {
+fn a_process_without_its_successor_serves_its_connections_on() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
     let (
@@ -359,14 +360,16 @@ fn a_process_without_its_successor_refuses_new_requests_and_finishes_running_one
         _agent,
     ) = prepared.start(&backend.url);
     let mut running = prepared.connect(address);
-    let mut kept = kept_connections(&prepared, address, 10);
+    let mut kept = kept_connections(&prepared, address, 4);
     running.send(prepared.get("/held"));
     let second = replace(process.id(), &log);
     // Changes are passed from one process to the next, so the second successor matters as well.
     let third = replace(second.0, &log);
     assert!(send_signal(third.0, "KILL"));
-    // Without a successor the process would not learn of revocations.
-    wait_until_refused(&prepared, &mut kept, "GW_OVERLOADED");
+    log.line_with("no more changes from the successor");
+    for caller in &mut kept {
+        assert_eq!(ask(&prepared, caller), 200);
+    }
     backend.release();
     assert_eq!(running.response().status, 200);
     drop((running, kept));
@@ -375,6 +378,62 @@ fn a_process_without_its_successor_refuses_new_requests_and_finishes_running_one
         second.has_ended().then_some(())
     });
     assert!(admin_is_gone(admin_address));
+}
+
+#[test]
+fn a_process_that_lacks_a_change_serves_its_connections_on_and_is_named_as_pending() {
+    let prepared = Prepared::new();
+    let copied = Command::new("cp")
+        .arg("--archive")
+        .args([prepared.path("data"), prepared.path("earlier")])
+        .status();
+    assert!(copied.unwrap().success());
+    let backend = HeldBackend::start();
+    let config = prepared.config();
+    let (
+        Served {
+            mut process,
+            address,
+            admin_address,
+            log,
+        },
+        _agent,
+    ) = prepared.start(&backend.url);
+    set_rate(&prepared, admin_address, 60);
+    let mut running = prepared.connect(address);
+    let mut kept = kept_connections(&prepared, address, 4);
+    running.send(prepared.get("/held"));
+    backend.wait_for_held();
+    // The successor has the records from before the change.
+    fs::write(
+        prepared.path("gateway.toml"),
+        config.replace("/data\"", "/earlier\""),
+    )
+    .unwrap();
+    let successor = replace(process.id(), &log);
+    log.line_with("no more changes from the successor");
+    for caller in &mut kept {
+        assert_eq!(ask(&prepared, caller), 200);
+    }
+    let token = fs::read_to_string(prepared.path("data/admin.token")).unwrap();
+    let pending = |enabled: bool| {
+        let request = ureq::patch(format!("http://{admin_address}/api/v1{SERVICE}"))
+            .header("Authorization", format!("Bearer {}", token.trim()));
+        let response = request.send_json(json!({ "enabled": enabled })).unwrap();
+        response.headers().contains_key("x-gw-pending-nodes")
+    };
+    assert!(pending(false));
+    backend.release();
+    assert_eq!(running.response().status, 200);
+    drop((running, kept));
+    assert_eq!(process.exit_code(), Some(0));
+    eventually("no process is behind", || {
+        [true, false]
+            .iter()
+            .any(|enabled| !pending(*enabled))
+            .then_some(())
+    });
+    successor.stop();
 }
 
 fn admin_is_gone(address: SocketAddr) -> bool {

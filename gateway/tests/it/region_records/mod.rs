@@ -7,5 +7,6 @@ mod forgery;
 mod pending;
 mod records;
 mod rekey;
+mod replacements;
 mod store;
 mod unfinished_bodies;

@@ -43,14 +43,14 @@ fn entry(target: &str) -> AuditEntry {
     }
 }
 
-fn open(postgres: &Postgres, node: &str) -> PostgresStore {
+pub(crate) fn open(postgres: &Postgres, node: &str) -> PostgresStore {
     let mut store = PostgresStore::new(&postgres.source(node)).unwrap();
     store.load().unwrap();
     store
 }
 
 /// Commits the creation of an account, after catching up if necessary, as the control plane does.
-fn create(store: &mut PostgresStore, at: &mut Position, id: &str) {
+pub(crate) fn create(store: &mut PostgresStore, at: &mut Position, id: &str) {
     loop {
         match store.commit(at, &[Step::Put(account(id))], &entry(id)) {
             Ok(position) => return *at = position,

@@ -2,6 +2,7 @@
 //! follows the changes that its successor makes.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use crate::limits;
 use gw_store::{History, Position, Revision, Step, StoreError};
@@ -31,36 +32,56 @@ pub struct MissingChanges {
     pub after: Revision,
 }
 
-impl Control {
-    /// Notices changes of the records from now on, for the process that follows. `None` after [`Self::keep_no_changes`].
+/// What an exchange with the process that follows needs of the control plane. Tasks may use it: nothing here reaches the store,
+/// which blocks.
+pub struct ForFollower(Arc<Control>);
+
+impl ForFollower {
+    /// Notices changes of the records from now on. `None` after [`Control::keep_no_changes`].
     pub fn watch_changes(&self) -> Option<watch::Receiver<()>> {
-        let state = self.state();
+        let state = self.0.state();
         state
             .unsent
             .as_ref()
             .map(|unsent| unsent.changed.subscribe())
     }
 
-    /// The changes after `position`, for the process that follows. Each change is returned once.
-    pub fn changes_after(&self, position: &Position) -> Result<History, StoreError> {
-        let kept = self
-            .state()
-            .unsent
-            .as_mut()
-            .and_then(|unsent| unsent.take_after(position));
-        if let Some(history) = kept {
-            return Ok(history);
+    /// The changes after `position`, which the last call has returned last. Each change is returned once.
+    pub fn changes_after(&self, position: &Position) -> History {
+        let kept = self.0.kept_changes(position);
+        kept.unwrap_or(History::Forgotten)
+    }
+
+    /// See [`Control::acknowledge`].
+    pub fn acknowledge(&self, revision: Revision) {
+        self.0.acknowledge(revision);
+    }
+}
+
+impl Control {
+    /// The changes after `position`, for the process that follows, and what tells it of later ones. Reads the store if it is
+    /// behind the records that this process started with. Blocks.
+    pub fn changes_for_follower(
+        self: &Arc<Self>,
+        position: &Position,
+    ) -> Result<(History, ForFollower), StoreError> {
+        let follower = ForFollower(Arc::clone(self));
+        if let Some(kept) = self.kept_changes(position) {
+            return Ok((kept, follower));
         }
-        // The follower is behind the records that this process started with.
         let mut store = self.store();
         let Some(store) = store.as_mut() else {
-            return Ok(History::Forgotten);
+            return Ok((History::Forgotten, follower));
         };
         let history = store.changes_after(position)?;
         if let (History::Changes(changes), Some(unsent)) = (&history, &mut self.state().unsent) {
             unsent.skip_to(changes.last().map_or(position, |(newest, _)| newest));
         }
-        Ok(history)
+        Ok((history, follower))
+    }
+
+    fn kept_changes(&self, position: &Position) -> Option<History> {
+        self.state().unsent.as_mut()?.take_after(position)
     }
 
     /// Notes that the process that follows uses the changes up to `revision`. From the first call on, later changes count as kept
@@ -84,7 +105,7 @@ impl Control {
         }
     }
 
-    /// Closes the channel of [`Self::watch_changes`]: no other process follows, or this one gets no changes any more.
+    /// Closes the channel of [`ForFollower::watch_changes`]: no other process follows, or this one gets no changes any more.
     pub fn keep_no_changes(&self) {
         self.state().unsent = None;
     }

@@ -1,0 +1,79 @@
+//! A process is replaced while another node changes the records.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use gw_store::Store;
+use serde_json::json;
+
+use super::store::{create, open};
+use crate::support::eventually;
+use crate::support::peers::backend;
+use crate::support::peers::caller::{Caller, HOST};
+use crate::support::processes::region::Region;
+use crate::support::processes::successor::{Successor, replace};
+
+const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+const REPLACEMENTS: usize = 8;
+
+/// Ends the changes of the other node, also if the test fails.
+struct Stopped<'a>(&'a AtomicBool);
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn status(region: &Region, caller: &mut Caller) -> u16 {
+    let key = region.service_key();
+    caller.send(format!(
+        "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
+    ));
+    caller.response().status.as_u16()
+}
+
+#[test]
+fn replacements_beside_changes_of_another_node_pass_them_on() {
+    let Some(region) = Region::start(1) else {
+        return;
+    };
+    let _agent = region.run_agent(&backend::answering(OK));
+    region.owner();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let _stopped = Stopped(&stop);
+        scope.spawn(|| {
+            let mut store = open(&region.postgres, "other");
+            let mut position = store.load().unwrap().position;
+            for number in 0.. {
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+                create(&mut store, &mut position, &format!("account{number:06}"));
+                // Leaves room for the changes of the node.
+                thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let node = region.node(0);
+        let mut successors: Vec<Successor> = Vec::new();
+        for _ in 0..REPLACEMENTS {
+            let mut kept = region.connect(0);
+            let process = successors.last().map_or(node.process.id(), |last| last.0);
+            successors.push(replace(process, &node.log));
+            // Without a node that is behind: the replaced process says that it uses the change.
+            let changes = json!({ "capture_allowed": true });
+            let patched = region.patch(0, "/api/v1/accounts/demo", &changes);
+            let back = json!({ "capture_allowed": false });
+            let patched_back = region.patch(0, "/api/v1/accounts/demo", &back);
+            assert_eq!([patched, patched_back], [(200, None), (200, None)]);
+            assert_eq!(status(&region, &mut kept), 200);
+            assert!(region.metric(0, "gw_background_panics_total") < 0.5);
+            drop(kept);
+            eventually("the agent is at the new process", || {
+                (region.metric(0, "gw_tunnels") >= 1.0).then_some(())
+            });
+        }
+    });
+}
