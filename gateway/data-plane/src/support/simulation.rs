@@ -125,7 +125,7 @@ impl Probe {
 
 impl TunnelProbe {
     fn of(worker: &Worker, session: &Session, is_replaced: bool, now: Instant) -> Self {
-        let directory = worker.directory.get();
+        let directory = worker.directory.in_use();
         let report = session.report(
             worker.tunnels.worker,
             &directory,

@@ -23,7 +23,7 @@ impl Tunnels {
     pub(super) fn distrusted(&self, session: &Session) -> Option<CutReason> {
         let is_trusted = self
             .certificates
-            .get()
+            .in_use()
             .authorities
             .trust(session.issuer.as_ref());
         (!is_trusted).then_some(CutReason::CertificateExpired)
@@ -55,12 +55,12 @@ impl Tunnels {
     /// Asks the agent to renew its certificate if it is not of the issuing authority, also if another was issued to it: the reply
     /// may be lost. Agents of the previous line renew it at their usual time.
     fn want_renewal(&self, session: &Session) {
-        let configs = self.certificates.get();
+        let configs = self.certificates.in_use();
         if let Some(authority) = configs.authorities.issuing.clone()
             && self.is_of_another_authority(session)
             && session.version.line != version::PREVIOUS
         {
-            let seconds = self.directory.get().agents() / RENEWALS_PER_SECOND;
+            let seconds = self.directory.in_use().agents() / RENEWALS_PER_SECOND;
             let within_seconds = u32::try_from(seconds).unwrap_or(u32::MAX);
             session.send(&ToAgent::RenewalWanted {
                 authority,
@@ -71,7 +71,7 @@ impl Tunnels {
 
     /// Asks agents that have a certificate of the issuing authority to connect again with it.
     pub(crate) fn move_renewed(&self, now: Instant) {
-        if !self.certificates.get().authorities.are_several() {
+        if !self.certificates.in_use().authorities.are_several() {
             return;
         }
         let registry = self.registry.borrow();
@@ -100,16 +100,16 @@ impl Tunnels {
     }
 
     fn is_of_another_authority(&self, session: &Session) -> bool {
-        session.issuer != self.certificates.get().authorities.issuing
+        session.issuer != self.certificates.in_use().authorities.issuing
     }
 
     /// Whether the agent has got a certificate of the issuing authority, and not opened this tunnel with it.
     fn has_renewed(&self, session: &Session) -> bool {
-        let directory = self.directory.get();
+        let directory = self.directory.in_use();
         let newest = directory
             .agent(session.agent.as_str())
             .and_then(|agent| agent.authority.as_ref());
         self.is_of_another_authority(session)
-            && newest == self.certificates.get().authorities.issuing.as_ref()
+            && newest == self.certificates.in_use().authorities.issuing.as_ref()
     }
 }

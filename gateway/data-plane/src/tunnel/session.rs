@@ -155,7 +155,7 @@ pub(crate) async fn run(
         let mut registry = tunnels.registry.borrow_mut();
         let now = Instant::now();
         registry.remove(&session, reason, now);
-        registry.ended(&session, reason, &tunnels.directory.get(), now);
+        registry.ended(&session, reason, &tunnels.directory.in_use(), now);
     }
     tunnels.waiting.look_again(&session.service.label);
     // An agent that has ended its direction waits for the end of this one.

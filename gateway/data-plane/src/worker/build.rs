@@ -67,25 +67,24 @@ impl Worker {
             Some(levels) => Buckets::new(&levels, &setup.directory, id, Instant::now()),
             None => Buckets::awaited(),
         }));
-        let nodes = setup.region.as_ref().map(|region| {
+        let region = setup.region.as_ref();
+        let nodes = region.map(|region| {
             Nodes::new(
                 setup.config.region.clone(),
                 Peering::new(&region.keys, Arc::clone(&region.signals)),
             )
         });
-        let apex_questions = setup
-            .region
-            .as_ref()
-            .map(|region| region.apex_questions.clone());
+        let apex_questions = region.map(|region| region.apex_questions.clone());
+        let use_newer = Rc::default();
         let common = Common {
             id,
             config: setup.config,
             agent_releases: setup.agent_releases,
             handles: setup.handles,
             executor: setup.executor,
-            directory: Current::new(setup.directory),
+            directory: Current::new(setup.directory, &use_newer),
             freeze: Freeze::new(setup.awaited_read, Instant::now()),
-            certificates: Current::new(setup.certificates),
+            certificates: Current::new(setup.certificates, &use_newer),
             counters: Rc::default(),
             ids: Rc::new(RequestIds::new()),
             lifecycle: Rc::default(),
@@ -115,6 +114,7 @@ impl Worker {
             id,
             handles: common.handles,
             published: Cell::default(),
+            use_newer,
             lifecycle: common.lifecycle,
             directory: common.directory,
             certificates: common.certificates,

@@ -36,10 +36,15 @@ pub struct WorkerHandles {
     pub restarts: Vec<AtomicU32>,
     /// Number of workers that have panicked and do not start again.
     pub lost: AtomicUsize,
-    /// Number of publications. A worker compares it with the last one that it has used.
-    publications: AtomicU64,
+    publications: Publications,
     latest: Mutex<LatestBroadcast>,
 }
+
+/// Number of publications. A worker compares it with the last one that it has used, for each request: no other value shares its
+/// cache lines.
+#[derive(Default)]
+#[repr(align(128))]
+struct Publications(AtomicU64);
 
 /// What the control plane has published last, each with the number of its publication. Workers read it: a publication waits for
 /// no worker, and a worker that is late or starts again uses the latest of each kind and no older one.
@@ -84,7 +89,7 @@ impl WorkerHandles {
             busy,
             restarts,
             lost: AtomicUsize::new(0),
-            publications: AtomicU64::default(),
+            publications: Publications::default(),
             latest: Mutex::default(),
         })
     }
@@ -98,11 +103,11 @@ impl WorkerHandles {
     /// `None` if there is nothing newer.
     pub(super) fn published_since(&self, seen: u64) -> Option<(u64, Vec<WorkerMessage>)> {
         // Ordered with the queue of a mailbox: see `publish`.
-        if self.publications.load(Ordering::SeqCst) == seen {
+        if self.publications.0.load(Ordering::SeqCst) == seen {
             return None;
         }
         let latest = self.latest();
-        let number = self.publications.load(Ordering::Relaxed);
+        let number = self.publications.0.load(Ordering::Relaxed);
         Some((number, latest.since(seen)))
     }
 
@@ -111,9 +116,9 @@ impl WorkerHandles {
     fn publish(&self, change: impl FnOnce(&mut LatestBroadcast, u64)) {
         {
             let mut latest = self.latest();
-            let number = self.publications.load(Ordering::Relaxed) + 1;
+            let number = self.publications.0.load(Ordering::Relaxed) + 1;
             change(&mut latest, number);
-            self.publications.store(number, Ordering::SeqCst);
+            self.publications.0.store(number, Ordering::SeqCst);
         }
         for mailbox in &self.mailboxes {
             // A worker without room here looks before it handles the next message, and one that starts again before the first.

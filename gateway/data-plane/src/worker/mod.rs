@@ -42,7 +42,7 @@ pub use self::message::{Succeeded, WorkerMessage};
 use self::stop::Stop;
 use crate::apex::NodeQuestions;
 use crate::connections::Connections;
-use crate::current::Current;
+use crate::current::{Current, UseNewer};
 use crate::ingress::Ingress;
 use crate::lifecycle::Lifecycle;
 use crate::memory::sockets::{SocketBudget, SocketMemory};
@@ -163,6 +163,7 @@ pub(crate) struct Worker {
     handles: Arc<WorkerHandles>,
     /// Number of the last publication that this worker uses.
     published: Cell<u64>,
+    use_newer: Rc<UseNewer>,
     pub(crate) lifecycle: Rc<Lifecycle>,
     pub(crate) directory: Rc<Current<Directory>>,
     certificates: Rc<Current<ServerConfigs>>,
@@ -229,7 +230,7 @@ async fn end_tunnels(worker: Rc<Worker>) {
         runtime::sleep(TUNNELS_INTERVAL).await;
         {
             let registry = worker.tunnels.registry.borrow();
-            registry.enforce(&worker.directory.get(), Timestamp::now());
+            registry.enforce(&worker.directory.in_use(), Timestamp::now());
             if worker.tunnels.is_suspended() {
                 registry.relocate(|_| true, |_| false);
             }
@@ -290,12 +291,19 @@ impl Worker {
     /// Builds a worker, which uses what was published before.
     pub(crate) fn built(setup: Setup) -> io::Result<Rc<Self>> {
         let worker = Rc::new(Self::new(setup)?);
+        let weak = Rc::downgrade(&worker);
+        let use_newer = move || weak.upgrade().iter().for_each(|it| it.use_published());
+        // Not set before.
+        let _ = worker.use_newer.0.set(Box::new(use_newer));
         worker.use_published();
         Ok(worker)
     }
 
     /// Uses what was published since the last call.
     fn use_published(&self) {
+        // A borrow that is held here is an error of the caller, also when nothing is newer.
+        debug_assert!(self.tunnels.registry.try_borrow_mut().is_ok());
+        debug_assert!(self.buckets.try_borrow_mut().is_ok());
         if let Some((number, messages)) = self.handles.published_since(self.published.get()) {
             self.published.set(number);
             messages
@@ -356,7 +364,7 @@ impl Worker {
             WorkerMessage::NodeLevels(levels) => {
                 self.buckets.borrow_mut().receive(
                     &levels,
-                    &self.directory.get(),
+                    &self.directory.in_use(),
                     self.id,
                     Instant::now(),
                 );
@@ -388,13 +396,17 @@ impl Worker {
             WorkerMessage::Levels(levels) => {
                 self.buckets.borrow_mut().take_over(
                     &levels,
-                    &self.directory.get(),
+                    &self.directory.in_use(),
                     self.id,
                     Instant::now(),
                 );
             }
             WorkerMessage::ChargeForPredecessor(charge) => {
-                rate_limit::charge_for_predecessor(&self.buckets, &self.directory.get(), *charge);
+                rate_limit::charge_for_predecessor(
+                    &self.buckets,
+                    &self.directory.in_use(),
+                    *charge,
+                );
             }
             // The replies below fail when they come too late.
             WorkerMessage::Succeeded(succeeded) => {
@@ -472,7 +484,7 @@ impl Worker {
         let levels =
             self.buckets
                 .borrow_mut()
-                .leave(&self.directory.get(), is_elsewhere, Instant::now());
+                .leave(&self.directory.in_use(), is_elsewhere, Instant::now());
         self.tunnels
             .registry
             .borrow()
@@ -526,7 +538,7 @@ impl Worker {
     fn report(&self, with_services: bool) -> WorkerReport {
         let tunnels = self.tunnels.registry.borrow().report(
             self.id,
-            &self.directory.get(),
+            &self.directory.in_use(),
             &self.tunnels.releases,
         );
         WorkerReport {

@@ -15,6 +15,7 @@ mod process_lifecycle;
 mod shutdown;
 
 // On each driver, slow:
+mod changes_in_use;
 mod takeover;
 mod takeover_state;
 mod takeover_waiting;
