@@ -105,6 +105,9 @@ pub(crate) fn meant(word: &str) -> Option<String> {
         _ if word.starts_with("--config ") => {
             "the package has /etc/gw/gateway.toml, and `gw-gateway init` writes one"
         }
+        "--prune" => {
+            "--yes answers the question before deletions, which only --prune makes: add --prune, or leave --yes out"
+        }
         _ => return None,
     };
     Some(tip.to_owned())
