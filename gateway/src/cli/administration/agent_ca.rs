@@ -1,11 +1,15 @@
 //! `gw-gateway agent-ca`
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use clap::Subcommand;
 use gw_control_plane::control::{AgentCaView, AuthorityEnd, AuthorityReplacement, AuthorityView};
 use gw_store::AuthorityRole;
+use http::Method;
 use serde_json::json;
 
-use crate::cli::client::output::{CommandError, Output, Shown, joined};
+use crate::cli::client::output::{CommandError, Output, Shown, joined, write_facts};
 
 #[derive(Subcommand)]
 pub(crate) enum AgentCaCommand {
@@ -17,6 +21,9 @@ pub(crate) enum AgentCaCommand {
         /// keys.
         #[arg(long)]
         immediately: bool,
+        /// Try again for at most this many seconds while it waits for nodes. Exit code 1 if some are left.
+        #[arg(long, value_name = "SECONDS", conflicts_with = "immediately")]
+        wait: Option<u32>,
     },
     /// End the earlier authority. Refused while agents, tunnels or nodes use it.
     Finish {
@@ -31,14 +38,29 @@ impl AgentCaCommand {
     pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
             Self::Status => output.show::<AgentCaView>("/agent-ca"),
-            Self::Replace { immediately } => output.act::<AgentCaView>(
-                "/agent-ca/replace",
-                Some(&json!(AuthorityReplacement { immediately })),
-            ),
+            Self::Replace { immediately, wait } => replace(output, immediately, wait),
             Self::Finish { force } => {
                 output.act::<AgentCaView>("/agent-ca/finish", Some(&json!(AuthorityEnd { force })))
             }
         }
+    }
+}
+
+fn replace(output: &mut Output, immediately: bool, wait: Option<u32>) -> Result<(), CommandError> {
+    let options = json!(AuthorityReplacement { immediately });
+    let began = Instant::now();
+    loop {
+        let reply = output
+            .api
+            .request_with(Method::POST, "/agent-ca/replace", &options)?;
+        let waits_for = reply.parse::<AgentCaView>()?.waits_for_nodes;
+        let wait = wait.filter(|_| !waits_for.is_empty());
+        if wait.is_some_and(|seconds| began.elapsed().as_secs() < seconds.into()) {
+            thread::sleep(Duration::from_secs(1));
+            continue;
+        }
+        output.tell(&reply, |view: AgentCaView, out| write_facts(&view, out))?;
+        return wait.map_or(Ok(()), |_| Err(CommandError::NodesLeft(joined(&waits_for))));
     }
 }
 

@@ -46,6 +46,11 @@ pub(crate) enum CommandError {
         "the audit log could not be compared with the heads in the archive: {0}; the result above is without them"
     )]
     NotCompared(String),
+    #[error(
+        "the next authority does not issue yet: nodes {0} do not say that they trust it; repeat the command once they run, or after \
+         `gw-gateway region remove`"
+    )]
+    NodesLeft(String),
     #[error("account {0} was not deleted: its id was not typed; repeat the command, or add --yes")]
     NotConfirmed(String),
     /// A file that an option names cannot be read.
