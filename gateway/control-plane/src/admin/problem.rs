@@ -154,6 +154,7 @@ impl From<ControlError> for Problem {
             },
             ControlError::HandedOver
             | ControlError::Stopping
+            | ControlError::ArchiveUnavailable(_)
             | ControlError::Store(
                 StoreError::Unavailable(_)
                 | StoreError::SeveralPrimaries(_)

@@ -47,6 +47,9 @@ pub enum ControlError {
     /// Nodes of the region that are needed for an answer.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     NodesUnavailable(Vec<UnavailableNode>),
+    /// The archive of the request log cannot be read.
+    #[error("the requests of lost nodes are missing: the archive cannot be read ({0})")]
+    ArchiveUnavailable(String),
     /// The request of an agent was refused.
     #[error("{0}")]
     Refused(gw_base::error::Error),

@@ -52,8 +52,8 @@ impl TunnelCommand {
             return output.print_json(
                 &json!(Listing {
                     items,
-                    next_cursor: None,
-                    missing_nodes
+                    missing_nodes,
+                    ..Listing::default()
                 })
                 .to_string(),
             );

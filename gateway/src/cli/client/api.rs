@@ -123,6 +123,9 @@ pub(crate) struct Listing {
     /// Slots of nodes of the region whose items are missing, because they do not answer.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) missing_nodes: BTreeSet<u16>,
+    /// Requests of lost nodes are missing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) missing_archive: bool,
 }
 
 impl Api {
@@ -213,6 +216,7 @@ impl Api {
             let page_length = page.items.len();
             list.items.extend(page.items);
             list.missing_nodes.extend(page.missing_nodes);
+            list.missing_archive |= page.missing_archive;
             list.next_cursor = page.next_cursor;
             if list.next_cursor.is_none() || page_length >= missing {
                 return Ok(list);

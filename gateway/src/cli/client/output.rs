@@ -136,6 +136,7 @@ impl Output {
     ) -> Result<(), CommandError> {
         let page = self.api.list(path, filter, at_most)?;
         let missing = page.missing_nodes.clone();
+        let missing_archive = page.missing_archive;
         if self.json {
             return self.print_json(&json!(page).to_string());
         }
@@ -158,6 +159,9 @@ impl Output {
                 "Missing: the {plural} of nodes that do not answer: {}.",
                 joined(missing)
             ))?;
+        }
+        if missing_archive {
+            self.print("Missing: the requests of lost nodes: the archive cannot be read.")?;
         }
         Ok(())
     }

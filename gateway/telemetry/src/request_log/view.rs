@@ -70,6 +70,9 @@ pub struct RequestPage {
     /// With `partial=true`: slots of nodes that do not answer, whose requests are missing. Left out if all answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing_nodes: Vec<u16>,
+    /// With `partial=true`: the archive cannot be read, so that requests of lost nodes are missing. Left out otherwise.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub missing_archive: bool,
 }
 
 impl Side {

@@ -1,7 +1,10 @@
 //! A region of several nodes: the request log and the time series, which each node keeps for itself.
 
+use std::net::TcpListener;
+
 use gw_gateway::demo::About;
-use gw_shared::id::RequestId;
+use gw_shared::files;
+use gw_shared::id::{RequestId, RequestIds};
 use serde_json::{Value, json};
 
 use crate::administration::console::browser::Browser;
@@ -10,6 +13,7 @@ use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::processes::nodes::Nodes;
 use crate::support::processes::process;
+use crate::support::processes::region::Region;
 use crate::support::request_log::{capture_bodies, record};
 
 /// Three nodes that capture bodies, with an agent in front of a backend that answers `ok`.
@@ -323,4 +327,43 @@ fn charts_have_the_sum_of_all_nodes() {
         assert_eq!(total("/series?account=demo&service=echo"), 9);
         assert_eq!(total("/series?account=other"), 0);
     }
+}
+
+#[test]
+fn a_lookup_ends_while_the_archive_does_not_answer() {
+    let archive = TcpListener::bind("127.0.0.1:0").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let secret = folder.path().join("secret");
+    files::write_private(&secret, b"secret").unwrap();
+    let configuration = format!(
+        "archive.url = \"s3://bucket/prefix\"\narchive.endpoint = \"http://{}\"\narchive.access_key_id = \"id\"\n\
+         archive.secret_key_file = \"{}\"\n",
+        archive.local_addr().unwrap(),
+        secret.display()
+    );
+    let Some(region) = Region::start_with(1, false, &configuration) else {
+        return;
+    };
+    let ids = RequestIds::new();
+    // The node of this slot has left.
+    ids.use_node_slot(500);
+    let lost = ids.next_id();
+    // Connections of the archive are taken by the kernel, and never answered.
+    for path in [
+        format!("/api/v1/requests/{lost}"),
+        "/api/v1/requests?path_prefix=/".to_owned(),
+    ] {
+        let (status, problem) = region.get(0, &path);
+        let detail = problem["detail"].as_str().unwrap_or_default();
+        assert!(
+            status == 503 && detail.contains("the archive cannot be read"),
+            "{path}: {status} {problem}"
+        );
+    }
+    let (status, page) = region.get(0, "/api/v1/requests?path_prefix=/&partial=true");
+    assert_eq!(
+        (status, &page["missing_archive"]),
+        (200, &json!(true)),
+        "{page}"
+    );
 }

@@ -106,8 +106,7 @@ impl Admin {
         Err(ControlError::NodesUnavailable(missing).into())
     }
 
-    /// Runs a read of the archive on a blocking thread. `None` without an archive, and if it cannot be read, which is
-    /// logged.
+    /// Runs a read of the archive on a blocking thread. `None` without an archive.
     async fn read_archive<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Archive) -> Result<T, ArchiveError> + Send + 'static,
@@ -115,12 +114,10 @@ impl Admin {
         let Some(archive) = self.request_log.archive().cloned() else {
             return Ok(None);
         };
-        Ok(match self.clone().run(move |_| read(&archive)).await? {
-            Ok(value) => Some(value),
-            Err(error) => {
-                tracing::warn!(%error, "cannot read the log of a lost node in the archive");
-                None
-            }
+        let read = self.clone().run(move |_| read(&archive)).await?;
+        read.map(Some).map_err(|error| {
+            tracing::warn!(%error, "cannot read the log of a lost node in the archive");
+            ControlError::ArchiveUnavailable(error.to_string()).into()
         })
     }
 
@@ -166,9 +163,9 @@ impl Admin {
         let node = match &request.place {
             RecordPlace::Here => return self.read_log(move |log| log.body(id, side)).await,
             RecordPlace::Archive(slot) => {
-                return self
-                    .archived(*slot, move |archive, slot| archive.body(slot, id, side))
-                    .await;
+                let slot = *slot;
+                let read = self.read_archive(move |archive| archive.body(slot, id, side));
+                return Ok(read.await?.flatten());
             }
             RecordPlace::Node(node) => node,
         };
@@ -192,9 +189,9 @@ impl Admin {
         let node = match &request.place {
             RecordPlace::Here => return self.read_log(move |log| log.captured(id)).await,
             RecordPlace::Archive(slot) => {
-                return self
-                    .archived(*slot, move |archive, slot| archive.captured(slot, id))
-                    .await;
+                let slot = *slot;
+                let read = self.read_archive(move |archive| archive.captured(slot, id));
+                return Ok(read.await?.flatten());
             }
             RecordPlace::Node(node) => node,
         };
@@ -208,24 +205,6 @@ impl Admin {
                 CapturedRequest::try_from(kept).map_err(|invalid| unavailable(invalid.of(node)))
             })
             .transpose()
-    }
-
-    /// Reads what the archive has of a request. Fails if it cannot be read.
-    async fn archived<T: Send + 'static>(
-        &self,
-        slot: NodeSlot,
-        read: impl FnOnce(&Archive, NodeSlot) -> Result<Option<T>, ArchiveError> + Send + 'static,
-    ) -> Result<Option<T>, NoResult> {
-        let found = self
-            .read_archive(move |archive| read(archive, slot))
-            .await?;
-        let reason = "has left, and the archive cannot be read".to_owned();
-        found.ok_or_else(|| {
-            unavailable(UnavailableNode {
-                slot: slot.get(),
-                reason,
-            })
-        })
     }
 
     /// Searches the archived logs of nodes that are no members.
@@ -264,8 +243,12 @@ impl Admin {
         let (here, (mut pages, missing), archived) =
             tokio::join!(here, others, self.search_archive(Arc::clone(&query)));
         pages.push(here?);
-        pages.extend(archived?);
-        if !missing.is_empty() && query.partial != Some(true) {
+        let is_partial = query.partial == Some(true);
+        let missing_archive = is_partial && matches!(archived, Err(NoResult::Refused(_)));
+        if !missing_archive {
+            pages.extend(archived?);
+        }
+        if !missing.is_empty() && !is_partial {
             return Err(ControlError::NodesUnavailable(missing).into());
         }
         let Page { items, next_cursor } = merge(pages, limit);
@@ -273,6 +256,7 @@ impl Admin {
             items,
             next_cursor,
             missing_nodes: missing.iter().map(|node| node.slot).collect(),
+            missing_archive,
         })
     }
 }

@@ -22,8 +22,9 @@ use self::signature::{Credentials, Request, escaped};
 use super::{ArchiveError, ArchiveSettings};
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// Longest wait for the beginning of a response.
-const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+/// Longest wait for the beginning of a response, which an upload gets once the object is stored.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+const UPLOADED_WITHIN: Duration = Duration::from_secs(30);
 /// Longest time of one request, which moves at most [`OBJECT_MAX`].
 const REQUEST_WITHIN: Duration = Duration::from_secs(120);
 /// Most bytes read of one response.
@@ -257,7 +258,12 @@ impl S3Bucket {
             sent.headers_mut().insert(name, value);
         }
         let response = match *sent.method() {
-            Method::PUT => self.agent.run(sent.map(|()| request.content)),
+            Method::PUT => {
+                let upload = sent.map(|()| request.content);
+                let upload = self.agent.configure_request(upload);
+                let upload = upload.timeout_recv_response(Some(UPLOADED_WITHIN));
+                self.agent.run(upload.build())
+            }
             _ => self.agent.run(sent),
         };
         let (parts, mut body) = response.map_err(|error| innermost(&error))?.into_parts();

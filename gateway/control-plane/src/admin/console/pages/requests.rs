@@ -21,6 +21,7 @@ use crate::admin::nodes::Located;
 use crate::admin::{Admin, NoResult};
 
 const ROWS: usize = 50;
+const MISSING_ARCHIVE: &str = "Requests of lost nodes are missing: the archive cannot be read.";
 
 /// A request in a list.
 pub(crate) struct RequestRow {
@@ -172,7 +173,8 @@ pub(crate) async fn search(
             .map(|cursor| form.address("/requests", &FILTERS, cursor)),
         is_filtered: FILTERS.iter().any(|name| form.filled(name).is_some()),
         rows: page.items.iter().map(RequestRow::from).collect(),
-        missing: format::missing("Requests", &page.missing_nodes),
+        missing: format::missing("Requests", &page.missing_nodes)
+            .or_else(|| page.missing_archive.then(|| MISSING_ARCHIVE.to_owned())),
         form,
     })?;
     Ok((status, page).into_response())

@@ -95,6 +95,7 @@ impl From<ControlError> for ErrorPage {
             }
             ControlError::HandedOver
             | ControlError::Stopping
+            | ControlError::ArchiveUnavailable(_)
             | ControlError::NodesUnavailable(_)
             | ControlError::Store(StoreError::SeveralPrimaries(_)) => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
