@@ -97,7 +97,7 @@ impl Tunnels {
     /// takeover.
     pub(crate) fn awaited_services(&self, now: Instant) -> Vec<String> {
         let registry = self.registry.borrow();
-        let directory = self.directory.get();
+        let directory = self.directory.in_use();
         let is_own = |label: &str| {
             let service = directory.service(label);
             service.is_some_and(|service| service.owner == self.worker)
