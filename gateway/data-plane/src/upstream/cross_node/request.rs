@@ -143,15 +143,13 @@ impl CrossNodeRequest {
         let mut error = Error::NodeUnavailable;
         loop {
             let next = next_hop(&nodes, hostname, patience.deadline).await;
-            // A process that has been replaced gets no more views. Its successor has them, and is this node.
-            let is_current = !self.upstream.lifecycle.is_succeeded();
+            if self.belongs_to_successor(&next, &patience) {
+                return self.send_to_successor(body, patience.deadline).await;
+            }
             let (owner, epoch) = match next {
-                NextHop::Node { owner, epoch } if is_current || !patience.is_stale => {
-                    (owner, epoch)
-                }
-                _ if !is_current => return self.send_to_successor(body, patience.deadline).await,
+                NextHop::Node { owner, epoch } => (owner, epoch),
                 NextHop::Here => return self.send_here(body).await,
-                NextHop::Node { .. } | NextHop::Unknown => return Err(error),
+                NextHop::Unknown => return Err(error),
             };
             let link = nodes.link(&owner);
             let retry = match self.attempt(&link, body.as_ref(), patience.deadline).await {
@@ -191,6 +189,13 @@ impl CrossNodeRequest {
             self.upstream.counters.node_retries.increment();
             patience.wait(&nodes, &retry, epoch).await;
         }
+    }
+
+    /// Whether the process that has taken over serves this node, or is to say which one owns the service: this process gets no more
+    /// views.
+    fn belongs_to_successor(&self, next: &NextHop, patience: &Patience) -> bool {
+        let is_elsewhere = matches!(next, NextHop::Node { .. });
+        self.upstream.lifecycle.is_succeeded() && (patience.is_stale || !is_elsewhere)
     }
 
     /// Sends the request to the process that has taken over, which passes it on if another node owns the service.
