@@ -30,7 +30,7 @@ pub use membership::{
 };
 pub use owners::lease::Isolation;
 pub use owners::placement::{Member, NodeSlot, Owner, Placement};
-pub use owners::view::{ArrivedFrom, Decision, OwnerAttempts, Retry, View};
+pub use owners::view::{ArrivedFrom, Decision, View};
 pub use peering::{NextHop, Peering};
 pub use signals::RegionSignals;
 pub use status::{NodeStatus, RegionStatus, Standing, StateRefusal};

@@ -2,6 +2,7 @@
 //!
 //! `GW_REGION_SCHEDULES` sets the number of random schedules, `GW_REGION_SEED` replays one with a trace.
 
+mod attempts;
 mod checks;
 mod engine;
 mod flaws;

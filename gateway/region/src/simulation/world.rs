@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 
 use super::super::engine::{Call, CallResult, NodeState};
 use super::super::membership::{Membership, MembershipAction, MembershipEvent, NodeMessage};
+use super::attempts::{OwnerAttempts, Retry};
 use super::engine::{EngineMode, FakeEngine};
 use super::flaws::Flaws;
 use super::schedule::{Fault, Schedule};
 use crate::membership::carried::CarriedMembership;
 use crate::owners::lease::Isolation;
 use crate::owners::placement::NodeSlot;
-use crate::owners::view::{ArrivedFrom, Decision, OwnerAttempts, Retry, View};
+use crate::owners::view::{ArrivedFrom, Decision, View};
 use crate::random::Random;
 use links::{Certificate, Links};
 use records::{RecordsEvent, SimulatedRecords};
