@@ -186,6 +186,11 @@ pub const NODE_RETRIES: usize = 2;
 pub const NODE_IS_LATE: Duration = Duration::from_millis(100);
 /// Longest pause before such a retry, if this node may not know the current placement yet. It ends with the next placement.
 pub const PLACEMENT_IS_LATE: Duration = Duration::from_secs(1);
+/// Longest time until unacknowledged bytes between nodes are sent again.
+pub const NODE_RETRANSMISSION: Duration = Duration::from_secs(1);
+/// Time without an answer to the PINGs of each second after which the tunnels that one node splices to another end at both: a cut
+/// of eight seconds ends none, since bytes pass within [`NODE_RETRANSMISSION`] after it.
+pub const SPLICE_SILENT: Duration = Duration::from_secs(10);
 /// Time without requests after which a link to another node ends.
 pub const LINK_IDLE: Duration = Duration::from_secs(60);
 /// Concurrent requests of one worker on a link to another node. More are refused (503).

@@ -11,6 +11,6 @@ pub mod tls;
 pub use acknowledger::Acknowledger;
 pub use buffers::{BufferUse, Buffers};
 pub use listener::Listener;
-pub use raw_fd::{TcpInfo, inherited_sockets, own, service_manager_sockets};
+pub use raw_fd::{TcpInfo, inherited_sockets, own, retransmit_within, service_manager_sockets};
 pub use socket::{Closer, Gauge, Socket};
 pub use tls::TlsStream;

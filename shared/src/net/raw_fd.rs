@@ -1,13 +1,13 @@
-//! Conversion of raw file descriptors into borrowed and owned ones, the socket options that no safe crate reads, and receives into
+//! Conversion of raw file descriptors into borrowed and owned ones, the socket options that no safe crate knows, and receives into
 //! memory that is not initialized.
 #![allow(
     unsafe_code,
-    reason = "monoio's sockets implement AsRawFd/IntoRawFd but neither AsFd nor Into<OwnedFd>; TCP_INFO and SO_MEMINFO need libc; \
+    reason = "monoio's sockets implement AsRawFd/IntoRawFd but neither AsFd nor Into<OwnedFd>; TCP_INFO, SO_MEMINFO and TCP_RTO_MAX_MS need libc; \
               BytesMut has no safe way to receive into memory that is not initialized"
 )]
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -138,6 +138,28 @@ pub(crate) fn tcp_info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
     })
 }
 
+/// Bounds the time until the kernel sends unacknowledged bytes of a socket again, which otherwise doubles with each try: a connection
+/// goes on soon after a cut (`TCP_RTO_MAX_MS`, Linux 6.15).
+pub fn retransmit_within(socket: &impl AsFd, most: Duration) -> io::Result<()> {
+    const TCP_RTO_MAX_MS: libc::c_int = 44;
+    let millis = u32::try_from(most.as_millis()).unwrap_or(u32::MAX);
+    // SAFETY: `millis` is readable for four bytes; the descriptor is open while it is borrowed.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            TCP_RTO_MAX_MS,
+            (&raw const millis).cast(),
+            4,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 /// Indexes into the numbers of `SO_MEMINFO` (linux/sock_diag.h): bytes received, limits of the receive buffer and of
 /// the send buffer, bytes reserved, bytes queued for sending, bytes received while the socket was in use.
 const RECEIVED: usize = 0;
@@ -178,11 +200,9 @@ pub(crate) fn memory_info(socket: BorrowedFd<'_>) -> io::Result<BufferUse> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
-    use std::os::fd::AsFd;
-
     use super::*;
     use crate::runtime::Driver;
+    use std::io::{Read, Write};
 
     #[test]
     fn an_owned_descriptor_stays_connected() {

@@ -63,19 +63,17 @@ impl Ingress {
         guard: ConnectionGuard,
         mut to: SpliceTo,
     ) {
-        let Some(nodes) = self.nodes.clone() else {
-            return;
+        let nodes = self.nodes.clone();
+        let Some(nodes) = nodes.filter(|nodes| !nodes.is_silent(&to.owner)) else {
+            // The agent tries again, through the balancer at another node.
+            return self.counters.turned_away.increment(UNREACHABLE);
         };
         let deadline = Instant::now() + limits::NODE_WAIT;
         let connected = loop {
             let connecting =
                 splice::connect(&to, agent, &greeting.received, &nodes.peering.announcements);
-            let connected = match select(
-                pin!(connecting),
-                pin!(self.moved(&nodes, &greeting.hello, &to.owner)),
-            )
-            .await
-            {
+            let moved = self.moved(&nodes, &greeting.hello, &to.owner);
+            let connected = match select(pin!(connecting), pin!(moved)).await {
                 Either::Left((connected, _)) => connected,
                 Either::Right(((), _)) => {
                     Err(io::Error::other("another node owns the service now"))
@@ -114,7 +112,8 @@ impl Ingress {
                 // Its TLS is the agent's: nothing here tells whether the owner lives.
                 let ends = [greeting.socket.closer(), owner.closer()];
                 let _attached = ends.map(|end| nodes.attach(to.owner.session, end));
-                let ended = splice::carry(&greeting.socket, &owner).await;
+                let silent = nodes.until_silent(&to.owner);
+                let ended = splice::carry_until(silent, &greeting.socket, &owner).await;
                 tracing::debug!(%agent, node, error = ended.err().map(tracing::field::display), "spliced tunnel ended");
             }
             Err(error) => {

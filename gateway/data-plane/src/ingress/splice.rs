@@ -15,6 +15,8 @@ use gw_shared::runtime;
 use gw_shared::tunnel::connection::UNSENT;
 use gw_shared::tunnel::heartbeat::TCP_DEAD_AFTER;
 
+use crate::upstream::cross_node;
+
 thread_local! {
     /// Receive buffer of all spliced connections of a worker: one that is idle has none of its own.
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; limits::SPLICE_BUFFER]);
@@ -56,13 +58,28 @@ pub(crate) async fn connect(
         .map_err(|_| late())?
 }
 
-/// Carries both directions. When one has ended, the other has [`limits::SPLICE_END`] to end, too.
-pub(super) async fn carry(agent: &Socket, owner: &Socket) -> io::Result<()> {
-    for socket in [agent, owner] {
-        // A dead peer is noticed here, since the heartbeats of the tunnel end at the owner.
-        socket.detect_dead_peer(TCP_DEAD_AFTER)?;
-        socket.limit_unsent(UNSENT)?;
+/// As [`carry`], until the owner is `silent`.
+pub(super) async fn carry_until(
+    silent: impl Future<Output = ()>,
+    agent: &Socket,
+    owner: &Socket,
+) -> io::Result<()> {
+    match select(pin!(carry(agent, owner)), pin!(silent)).await {
+        Either::Left((ended, _)) => ended,
+        Either::Right(((), _)) => {
+            // An end of the stream would wait behind bytes whose acknowledgments are lost.
+            owner.reset_when_dropped();
+            Err(io::Error::other("the owner does not answer"))
+        }
     }
+}
+
+/// Carries both directions. When one has ended, the other has [`limits::SPLICE_END`] to end, too.
+async fn carry(agent: &Socket, owner: &Socket) -> io::Result<()> {
+    // A dead peer is noticed here, since the heartbeats of the tunnel end at the owner.
+    agent.detect_dead_peer(TCP_DEAD_AFTER)?;
+    agent.limit_unsent(UNSENT)?;
+    cross_node::prepare(owner)?;
     let mut up = Direction::new(agent, owner);
     let mut down = Direction::new(owner, agent);
     let up = pin!(std::future::poll_fn(|cx| up.poll_carry(cx)));

@@ -22,7 +22,7 @@ use gw_shared::net::{Socket, TlsStream};
 use gw_shared::runtime;
 use gw_shared::text::error_line;
 use gw_shared::tunnel::body::ReceivedBody;
-use gw_shared::tunnel::connection::{StreamReceiver, StreamSender, Tunnel, TunnelError, UNSENT};
+use gw_shared::tunnel::connection::{StreamReceiver, StreamSender, Tunnel, TunnelError};
 use gw_shared::tunnel::endpoint::{Closed, Endpoint, ReceivedPart};
 use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::head::{self, OutboundRequest, write_trailers};
@@ -35,8 +35,8 @@ use super::on_node::open_on_node;
 use crate::http_message::{
     BodyError, CallerGone, Moved, Progress, RelayedHead, RequestBody, ResponseSink,
 };
-use crate::upstream::cross_node::Nodes;
 use crate::upstream::cross_node::wire::{self, Refused};
+use crate::upstream::cross_node::{self, Nodes};
 use crate::upstream::{Opening, Origin, Upstream};
 
 /// A value that is counted until it is dropped.
@@ -72,8 +72,7 @@ pub(crate) async fn serve_link(
     };
     let ended = async {
         let socket = stream.socket();
-        socket.detect_dead_peer(heartbeat::TCP_DEAD_AFTER)?;
-        socket.limit_unsent(UNSENT)?;
+        cross_node::prepare(socket)?;
         let mut endpoint = endpoint(&upstream);
         if !stream.speaks(ALPN_NODE) {
             endpoint = endpoint.without_upload_reports();
@@ -157,12 +156,13 @@ async fn serve(
         return;
     };
     let service = wire::take_service(&mut head.headers);
+    let is_passed_on = head.headers.remove(wire::PASS_ON).is_some();
     let lifecycle = &upstream.lifecycle;
     if lifecycle.is_ending() || nodes.is_some() && lifecycle.is_succeeded() {
         return refuse(&sender, None, &Refused::Ending { waited: None });
     }
     let reset = pin!(std::future::poll_fn(|cx| sender.poll_reset(cx)));
-    let owned = after_freeze(&upstream, nodes.as_deref(), &head, service);
+    let owned = after_freeze(&upstream, nodes.as_deref(), &head, service, is_passed_on);
     let Either::Left((owned, _)) = select(pin!(owned), reset).await else {
         return;
     };
@@ -175,6 +175,7 @@ async fn serve(
     let has_body = framing.has_body() || is_upgrade;
     let origin = Origin {
         sends_on: nodes.is_some(),
+        is_passed_on,
         awaits_acceptance: wire::waits_for_acceptance(framing, is_upgrade, &head.headers),
         ..Origin::default()
     };
@@ -219,6 +220,7 @@ async fn accept_and_carry(
 ) -> Result<(), Stopped> {
     let request = match opening {
         Opening::Opened(request) => request,
+        // Boxed: rare, and the task of every request would reserve memory for it.
         Opening::OnNode(request) => Box::pin(open_on_node(None, *request, body, response)).await?,
     };
     if origin.awaits_acceptance && request.is_opened() {
@@ -256,13 +258,14 @@ fn read_head(receiver: &StreamReceiver) -> Option<RequestHead> {
     }
 }
 
-/// The label of the request's service, which this node owns if another node has sent the request. The request may have queued
-/// while this process was frozen.
+/// The label of the request's service, which this node owns if another node has sent the request, unless the request
+/// `is_passed_on`. The request may have queued while this process was frozen.
 async fn after_freeze(
     upstream: &Upstream,
     nodes: Option<&Nodes>,
     head: &RequestHead,
     service: Option<String>,
+    is_passed_on: bool,
 ) -> Result<String, Refused> {
     let region = &upstream.tunnels.region;
     let label = match (service, region.destination(head.authority.as_str())) {
@@ -271,7 +274,7 @@ async fn after_freeze(
         _ => return Err(Refused::Error(Error::ServiceNotFound)),
     };
     if let Some(nodes) = nodes {
-        owned(nodes, &label).await?;
+        owned(nodes, &label, is_passed_on).await?;
     }
     let freeze = &upstream.tunnels.freeze;
     if freeze.is_over(Instant::now()) {
@@ -279,18 +282,19 @@ async fn after_freeze(
     }
     freeze.over().await.map_err(Refused::Error)?;
     if let Some(nodes) = nodes {
-        owned(nodes, &label).await?;
+        owned(nodes, &label, is_passed_on).await?;
     }
     Ok(label)
 }
 
-/// Waits until this node knows that it owns the service.
-async fn owned(nodes: &Nodes, label: &str) -> Result<(), Refused> {
+/// Waits until this node knows that it owns the service, or that another one does if the request `is_passed_on`.
+async fn owned(nodes: &Nodes, label: &str, is_passed_on: bool) -> Result<(), Refused> {
     let hostname = format!("{label}.{}", nodes.region.apex());
     let deadline = Instant::now() + limits::NODE_WAIT;
     loop {
         match nodes.peering.accepts(&hostname, Instant::now()) {
             Some(Ok(())) => return Ok(()),
+            Some(Err(_)) if is_passed_on => return Ok(()),
             Some(Err(epoch)) => {
                 return Err(Refused::NotOwner {
                     epoch,
@@ -306,7 +310,7 @@ async fn owned(nodes: &Nodes, label: &str) -> Result<(), Refused> {
 }
 
 /// Checks that the caller may call the service, then charges the stream of `sender` to its account, admits and opens the
-/// request.
+/// request, unless it is passed on.
 fn open(
     upstream: &Rc<Upstream>,
     label: &str,
@@ -328,7 +332,7 @@ fn open(
         if !sender.charge_to(memory.share()) {
             return Err(memory.refusal());
         }
-        if !origin.sends_on {
+        if !origin.sends_on || origin.is_passed_on {
             return upstream.open(request, outbound(head), origin);
         }
         upstream

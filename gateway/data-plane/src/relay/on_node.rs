@@ -33,20 +33,20 @@ pub(super) async fn open_on_node(
         }
         None => None,
     };
-    let on_lost = |failed| {
-        if let Some(scope) = scope {
-            scope.note(Stage::NodeLost(failed));
-        }
-    };
+    let on_lost = |failed| note(scope, Stage::NodeLost(failed));
     match select(pin!(request.send(short, on_lost)), pin!(body.gone())).await {
         Either::Left((Ok(request), _)) => {
-            if let Some(scope) = scope {
-                scope.note(Stage::Upstream(request.response.progress()));
-            }
+            note(scope, Stage::Upstream(request.response.progress()));
             Ok(request)
         }
         Either::Left((Err(error), _)) => Err(Stopped::Failed(error)),
         Either::Right((CallerGone, _)) => Err(Stopped::CallerGone),
+    }
+}
+
+fn note(scope: Option<&RequestScope>, stage: Stage<'_>) {
+    if let Some(scope) = scope {
+        scope.note(stage);
     }
 }
 
@@ -61,9 +61,7 @@ async fn collect(
         match body.part().await? {
             Part::Data(data) => {
                 let last = body.is_done();
-                if let Some(scope) = scope {
-                    scope.note(Stage::RequestData { data: &data, last });
-                }
+                note(scope, Stage::RequestData { data: &data, last });
                 if last && whole.is_empty() {
                     return Ok((data, None));
                 }
@@ -74,9 +72,7 @@ async fn collect(
                 }
             }
             end => {
-                if let Some(scope) = scope {
-                    scope.note(Stage::RequestEnd);
-                }
+                note(scope, Stage::RequestEnd);
                 let trailers = if let Part::Trailers(trailers) = end {
                     Some(trailers)
                 } else {

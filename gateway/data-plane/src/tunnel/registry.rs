@@ -386,24 +386,23 @@ impl Registry {
             && self.of_service(label).any(is_impaired)
     }
 
-    /// Checks by PINGs which agents of services with several tunnels answer. Returns whether there are any.
+    /// Checks by PINGs which agents of services with several tunnels, or with a spliced one, answer. Returns whether there are services
+    /// with several.
     pub(crate) fn watch(&mut self, was_late: bool, now: Instant) -> bool {
         self.has_several = false;
         for tunnels in self.by_service.values() {
             let has_others = tunnels.sessions.len() > 1;
             self.has_several |= has_others;
-            if has_others
-                || tunnels
-                    .sessions
-                    .first()
-                    .is_some_and(|session| session.is_watched())
-            {
-                tunnels
-                    .sessions
-                    .iter()
-                    .for_each(|session| session.watch(has_others, was_late, now));
+            for session in &tunnels.sessions {
+                if has_others || session.via.get().is_some() || session.is_watched() {
+                    session.watch(has_others, was_late, now);
+                }
             }
         }
+        // Their requests wait for a path that may be cut.
+        let spliced = |session: &&Rc<Session>| session.via.get().is_some();
+        let replaced = self.replaced.iter().filter(spliced);
+        replaced.for_each(|session| session.watch(false, was_late, now));
         self.lost.forget(now);
         self.has_several
     }

@@ -22,7 +22,7 @@ use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::id::{AgentId, AuthorityId, ServiceId};
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::identity::program::{ReleaseKeys, UpdateReport, UpdateState};
-use gw_shared::net::{Socket, TlsStream};
+use gw_shared::net::{Socket, TlsStream, retransmit_within};
 use gw_shared::runtime;
 use gw_shared::text::{error_line, printable};
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender, Tunnel, TunnelError, UNSENT};
@@ -125,6 +125,9 @@ pub(crate) async fn run(
     }
     if let Err(error) = stream.socket().limit_unsent(UNSENT) {
         tracing::warn!(%error, "cannot limit unsent bytes in the socket of a tunnel");
+    }
+    if via.is_some() {
+        let _ = retransmit_within(stream.socket(), limits::NODE_RETRANSMISSION);
     }
     let key = party.key.clone();
     let session = Session::new(&tunnels, stream.socket(), party);

@@ -1,5 +1,6 @@
 //! A region of several nodes: requests whose service another node owns.
 
+mod cuts;
 mod memory;
 mod owner;
 

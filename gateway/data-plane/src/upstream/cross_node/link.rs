@@ -18,7 +18,7 @@ use gw_region::Member;
 use gw_shared::net::{Socket, TlsStream};
 use gw_shared::runtime;
 use gw_shared::text::error_line;
-use gw_shared::tunnel::connection::{Tunnel, TunnelError, UNSENT};
+use gw_shared::tunnel::connection::{Tunnel, TunnelError};
 use gw_shared::tunnel::endpoint::Endpoint;
 use gw_shared::tunnel::transport::Transport;
 use gw_shared::tunnel::{heartbeat, window};
@@ -26,7 +26,8 @@ use rustls::client::UnbufferedClientConnection;
 use rustls_pki_types::ServerName;
 use tokio::sync::Notify;
 
-use super::Nodes;
+use super::pulse::Pulse;
+use super::{Nodes, prepare};
 
 /// Interval between checks whether a link is still used.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -43,6 +44,9 @@ pub(crate) struct Link {
     requests: Cell<usize>,
     /// Valid while there are no requests.
     idle_since: Cell<Instant>,
+    pulse: RefCell<Pulse>,
+    /// Time without an answer of the other node, as of the last look.
+    pub(super) silence: Cell<Duration>,
     /// The node has left: the link ends after its running requests.
     retired: Cell<bool>,
 }
@@ -58,7 +62,7 @@ enum LinkState {
 #[derive(Debug)]
 pub(super) struct Unreachable;
 
-/// A request on a link; counts until dropped.
+/// A request on a link, or a tunnel whose path it watches; counts until dropped.
 pub(crate) struct OnLink(Rc<Link>);
 
 impl Nodes {
@@ -74,6 +78,40 @@ impl Nodes {
                     link
                 }),
         )
+    }
+
+    /// Whether a member leaves PINGs, or a new connection, of this worker unanswered.
+    pub(crate) fn is_silent(&self, member: &Member) -> bool {
+        let links = self.links.borrow();
+        let link = links.get(&(member.slot, member.session));
+        link.is_some_and(|link| link.is_silent())
+    }
+
+    /// The node that a request of `owner` is sent to: a third one while the owner is silent. `None` if there is none.
+    pub(super) fn way_to(&self, owner: &Member) -> Option<Member> {
+        if !self.is_silent(owner) {
+            return Some(owner.clone());
+        }
+        let view = self.peering.view()?;
+        let is_way = |member: &&Member| member.slot != owner.slot && !self.is_silent(member);
+        let ways: Vec<&Member> = view.placement().others().filter(is_way).collect();
+        fastrand::choice(ways).cloned()
+    }
+
+    /// Watches the path to a member by its link. Returns once the member has been silent for [`limits::SPLICE_SILENT`].
+    pub(crate) async fn until_silent(self: &Rc<Self>, member: &Member) {
+        loop {
+            let link = self.link(member);
+            let _counted = link.count();
+            // Until it has ended and there is another one.
+            while Rc::ptr_eq(&link, &self.link(member)) {
+                if link.silence.get() >= limits::SPLICE_SILENT {
+                    return;
+                }
+                link.changed.notified().await;
+            }
+            runtime::sleep(CHECK_INTERVAL).await;
+        }
     }
 
     /// Removes a link that takes no more requests.
@@ -98,6 +136,8 @@ impl Link {
             changed: Notify::new(),
             requests: Cell::new(0),
             idle_since: Cell::new(Instant::now()),
+            pulse: RefCell::new(Pulse::new(Instant::now())),
+            silence: Cell::default(),
             retired: Cell::new(false),
         })
     }
@@ -125,6 +165,7 @@ impl Link {
             match &*self.state.borrow() {
                 LinkState::Open(tunnel) => return Ok(tunnel.clone()),
                 LinkState::Ended => return Err(Unreachable),
+                LinkState::Opening if self.is_silent() => return Err(Unreachable),
                 LinkState::Opening => {}
             }
             changed.await;
@@ -136,6 +177,25 @@ impl Link {
         OnLink(Rc::clone(self))
     }
 
+    fn is_silent(&self) -> bool {
+        self.silence.get() >= limits::PING_UNANSWERED
+    }
+
+    fn set_silence(&self, silence: Duration) {
+        let before = self.silence.replace(silence);
+        let exceeds = |limit| before < limit && silence >= limit;
+        if exceeds(limits::PING_UNANSWERED) {
+            let node = self.to.as_ref().map(|to| to.slot.get());
+            tracing::warn!(
+                node,
+                "another node does not answer: requests go by a third one"
+            );
+        }
+        if exceeds(limits::PING_UNANSWERED) || exceeds(limits::SPLICE_SILENT) {
+            self.changed.notify_waiters();
+        }
+    }
+
     /// Ends the link after its running requests. Those that wait until it is open fail at once: the node may be lost.
     pub(super) fn retire(&self) {
         self.retired.set(true);
@@ -143,6 +203,7 @@ impl Link {
         if is_opening {
             self.set(LinkState::Ended);
         }
+        self.changed.notify_waiters();
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -184,8 +245,17 @@ async fn run(nodes: Rc<Nodes>, link: Rc<Link>, to: Member) {
     } = &to;
     let node = slot.get();
     let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
-    let connected = runtime::timeout(limits::NODE_CONNECT, connect(&nodes, &to)).await;
-    match connected.unwrap_or_else(|_| Err(late())) {
+    let connected = loop {
+        match runtime::timeout(limits::NODE_CONNECT, connect(&nodes, &to)).await {
+            // Tries again, so that requests go there as soon as it answers.
+            Err(_) if !link.retired.get() => {
+                link.set_silence(link.silence.get() + limits::NODE_CONNECT);
+                nodes.peering.signals.link_broke();
+            }
+            connected => break connected.unwrap_or_else(|_| Err(late())),
+        }
+    };
+    match connected {
         Ok(stream) => {
             let _attached = nodes.attach(to.session, stream.closer());
             tracing::info!(node, %address, "link to another node opened");
@@ -242,8 +312,7 @@ fn session(
 /// Moves bytes until the connection ends or nothing uses it any more.
 async fn drive_tls(nodes: &Nodes, link: &Rc<Link>, stream: &TlsStream) -> Result<(), TunnelError> {
     let socket = stream.socket();
-    socket.detect_dead_peer(heartbeat::TCP_DEAD_AFTER)?;
-    socket.limit_unsent(UNSENT)?;
+    prepare(socket)?;
     let mut endpoint = Endpoint::gateway();
     if !stream.speaks(ALPN_NODE) {
         endpoint = endpoint.without_upload_reports();
@@ -271,14 +340,20 @@ async fn drive(
         let driven = pin!(std::future::poll_fn(|cx| tunnel.poll_drive(
             cx,
             stream,
-            &mut |_| Ok(())
+            &mut |endpoint| {
+                if endpoint.take_pong().is_some() {
+                    link.pulse.borrow_mut().answered(Instant::now());
+                }
+                Ok(())
+            }
         )));
         let dead = pin!(heartbeat::until_dead(&tunnel, &last_received));
         let unused = pin!(async {
             if tunnel.hello().await.is_some() {
+                link.set_silence(Duration::ZERO);
                 link.set(LinkState::Open(tunnel.clone()));
             }
-            unused.await;
+            select(pin!(unused), pin!(watch(link, &tunnel))).await;
         });
         match select(driven, select(dead, unused)).await {
             Either::Left((ended, _)) => ended,
@@ -290,6 +365,22 @@ async fn drive(
     link.set(LinkState::Ended);
     tunnel.with(Endpoint::lose);
     ended
+}
+
+/// Sends PINGs while the link has requests, and wakes what waits while the other node does not answer. Never returns.
+async fn watch(link: &Link, tunnel: &Tunnel) {
+    loop {
+        runtime::sleep(limits::PING_CHECK).await;
+        let now = Instant::now();
+        let is_due = link.pulse.borrow_mut().look(link.requests.get() > 0, now);
+        if is_due {
+            tunnel.with(|endpoint| endpoint.ping(heartbeat::PAYLOAD));
+        }
+        link.set_silence(link.pulse.borrow().silence(now));
+        if link.silence.get() >= limits::NODE_WAIT {
+            tunnel.with(Endpoint::wake_receivers);
+        }
+    }
 }
 
 #[cfg(test)]

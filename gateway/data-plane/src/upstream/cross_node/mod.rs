@@ -2,18 +2,21 @@
 //!
 //! The node of the caller sends the request to the owner over a link: a TLS connection between the two nodes with the
 //! frames of the tunnel protocol, on which the node of the caller opens streams. The owner checks the access again, admits
-//! the request and serves it on a tunnel of its own, or answers that it is not the owner. It never passes the request on. A
-//! process that has been replaced has such a link to its successor, which does pass on what another node owns.
+//! the request and serves it on a tunnel of its own, or answers that it is not the owner. While the owner does not answer the node of the
+//! caller, that node sends the request to a third one with a mark, by which that passes it on to the owner if that answers it. A
+//! process that has been replaced has such a link to its successor, which passes on what another node owns.
 //!
 //! If the link is lost while a request waits for its answer, the node of the caller sends it to the next owner by the rules of
 //! `attempts`: the owner is gone, and with it what it knew of its attempts.
 
 mod link;
+mod pulse;
 mod request;
 pub(crate) mod wire;
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,7 +24,9 @@ use std::time::Instant;
 use gw_base::service::hostname::Region;
 use gw_base::tls::node::NodeTls;
 use gw_region::{NodeSlot, Peering, View};
-use gw_shared::net::Closer;
+use gw_shared::net::{Closer, Socket, retransmit_within};
+use gw_shared::tunnel::connection::UNSENT;
+use gw_shared::tunnel::heartbeat::TCP_DEAD_AFTER;
 use rustls_pki_types::CertificateDer;
 use slab::Slab;
 use tokio::sync::Notify;
@@ -30,7 +35,17 @@ pub(crate) use self::link::Link;
 pub(super) use self::request::OnNode;
 pub(crate) use self::request::{CrossNodeRequest, ShortBody};
 pub(super) use self::wire::{Refused, parse_notice, read_refusal, timing};
+use crate::limits;
 use crate::tunnel::attempt_budget::AttemptBudgets;
+
+/// Prepares the socket of a connection with another node.
+pub(crate) fn prepare(socket: &Socket) -> io::Result<()> {
+    socket.detect_dead_peer(TCP_DEAD_AFTER)?;
+    socket.limit_unsent(UNSENT)?;
+    // Not on older kernels: the connection goes on later after a cut.
+    let _ = retransmit_within(socket, limits::NODE_RETRANSMISSION);
+    Ok(())
+}
 
 /// A connection with another node that [`Nodes::cut`] and [`Nodes::end_connections`] end.
 pub(crate) struct Attached<'a> {

@@ -3,13 +3,14 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use crate::limits;
 use bytes::Bytes;
 use gw_base::error::{Error, Overload};
 use gw_interface::auth::Authenticated;
-use gw_region::NextHop;
+use gw_region::{Member, NextHop};
 use gw_shared::http::{Fields, InvalidHead};
 use gw_shared::runtime;
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender};
@@ -17,9 +18,11 @@ use gw_shared::tunnel::endpoint::{Closed, OpenError, ReceivedPart};
 use gw_shared::tunnel::frame::{Kind, REQUEST_HEAD};
 use gw_shared::tunnel::head::{OutboundRequest, parse_refusal, write_trailers};
 use gw_shared::tunnel::window;
+use http::header::HeaderValue;
 
+use super::Nodes;
+use super::link::{self, Link};
 use super::wire::{self, Notice, Refused};
-use super::{Nodes, link};
 use crate::http_message::{AttemptFailure, FailedAttempt};
 use crate::memory::relay::Reserved;
 use crate::tunnel::attempt_budget::{FailedAttempts, Transmission};
@@ -71,6 +74,8 @@ enum CrossNodeFailure {
 #[derive(Debug)]
 enum RetryCause {
     Unreachable,
+    /// The owner does not answer this node, nor a third one.
+    Silent,
     /// The process ends; another one may listen there.
     Ending {
         waited: Option<Duration>,
@@ -85,7 +90,7 @@ impl RetryCause {
     /// Time that the request has waited at the owner, which has admitted it.
     fn waited(&self) -> Option<Duration> {
         match self {
-            Self::Unreachable => None,
+            Self::Unreachable | Self::Silent => None,
             Self::Ending { waited } | Self::NotOwner { waited, .. } => *waited,
         }
     }
@@ -151,8 +156,8 @@ impl CrossNodeRequest {
                 NextHop::Here => return self.send_here(body).await,
                 NextHop::Unknown => return Err(error),
             };
-            let link = nodes.link(&owner);
-            let retry = match self.attempt(&link, body.as_ref(), patience.deadline).await {
+            let tried = self.try_owner(&nodes, &owner, body.as_ref(), patience.deadline);
+            let retry = match tried.await {
                 Ok(request) => return Ok(request),
                 Err(CrossNodeFailure::Refused(error)) => return Err(self.origin.error(error)),
                 Err(CrossNodeFailure::Retry(retry)) => retry,
@@ -178,10 +183,6 @@ impl CrossNodeRequest {
                 ?retry,
                 "not served by the node of the service"
             );
-            if matches!(retry, RetryCause::Ending { .. }) {
-                nodes.forget(&link);
-                link.retire();
-            }
             self.request.waited = retry.waited().or(self.request.waited);
             if !patience.lasts(&retry, epoch) {
                 return Err(error);
@@ -215,6 +216,39 @@ impl CrossNodeRequest {
         })
     }
 
+    /// Sends the request to the owner, or to a third node while the owner does not answer, unless this is the third.
+    async fn try_owner(
+        &mut self,
+        nodes: &Rc<Nodes>,
+        owner: &Member,
+        body: Option<&ShortBody>,
+        deadline: Instant,
+    ) -> Result<UpstreamRequest, CrossNodeFailure> {
+        let way = nodes.way_to(owner);
+        let is_past = way.as_ref().is_none_or(|node| node.slot != owner.slot);
+        if is_past && self.origin.is_passed_on {
+            return Err(CrossNodeFailure::Refused(Error::NodeUnavailable));
+        }
+        let node = way.ok_or(CrossNodeFailure::Retry(RetryCause::Silent))?;
+        self.outbound.headers.remove(wire::PASS_ON);
+        if is_past {
+            let mark = HeaderValue::from_static("1");
+            self.outbound.headers.insert(wire::PASS_ON, mark);
+        }
+        let link = nodes.link(&node);
+        match self.attempt(&link, body, deadline).await {
+            Err(CrossNodeFailure::Refused(Error::NodeUnavailable)) if is_past => {
+                Err(CrossNodeFailure::Retry(RetryCause::Silent))
+            }
+            Err(CrossNodeFailure::Retry(ending @ RetryCause::Ending { .. })) => {
+                nodes.forget(&link);
+                link.retire();
+                Err(CrossNodeFailure::Retry(ending))
+            }
+            attempt => attempt,
+        }
+    }
+
     /// Whether the request is sent again after its link was lost.
     fn may_move(&self, nodes: &Nodes, rules: &mut FailedAttempts) -> bool {
         let counters = &self.upstream.counters;
@@ -242,6 +276,7 @@ impl CrossNodeRequest {
         wire::take_principal(&mut self.outbound.headers);
         wire::take_service(&mut self.outbound.headers);
         wire::put_waited(&mut self.outbound, None);
+        self.outbound.headers.remove(wire::PASS_ON);
         let request = self.request.again(&self.upstream.directory.get())?;
         let opened = self.upstream.open_here(request, self.outbound, origin);
         let mut opened = opened.map_err(|error| origin.error(error))?;
@@ -257,7 +292,7 @@ impl CrossNodeRequest {
 
     async fn attempt(
         &mut self,
-        link: &Rc<link::Link>,
+        link: &Rc<Link>,
         body: Option<&ShortBody>,
         deadline: Instant,
     ) -> Result<UpstreamRequest, CrossNodeFailure> {
@@ -277,7 +312,7 @@ impl CrossNodeRequest {
         let counted = link.count();
         let outbound = &self.outbound;
         let share = Rc::clone(memory.share());
-        let opened = tunnel.open_for(share, window::FIRST as usize, !outbound.has_body(), |out| {
+        let opened = tunnel.open_for(share, window::LEAST as usize, !outbound.has_body(), |out| {
             outbound.write(out);
         });
         let (sender, receiver) = opened.map_err(|error| match error {
@@ -293,7 +328,7 @@ impl CrossNodeRequest {
         if let Some(body) = body {
             send_short(&sender, body).await;
         }
-        let first = first_part(&receiver, sent).await?;
+        let first = first_part(&receiver, link, sent).await?;
         // A short body has been sent, and a longer one has waited for the acceptance.
         let (upload, notice, first) = match (self.waits_for_acceptance(), first) {
             (true, ReceivedPart::Head(Kind::Interim, payload)) => {
@@ -365,15 +400,14 @@ impl Patience {
             self.deadline = (now + limits::NODE_WAIT).min(self.began + limits::WAIT_IN_ALL);
         }
         let lasts = self.retries < limits::NODE_RETRIES && now < self.deadline;
-        // A node that cannot be reached is about to be replaced as the owner, and a node with an earlier placement is about to
-        // learn that it is the owner. Both take their time.
+        // A lost owner is about to be replaced, and a node that is late to learn that it is the owner. Both take their time.
         match retry {
             // The deadline bounds them.
             RetryCause::NotOwner {
                 waited: Some(_), ..
             } => {}
             RetryCause::NotOwner { epoch: theirs, .. } if *theirs > epoch => self.retries += 1,
-            RetryCause::NotOwner { .. } => self.late_answers += 1,
+            RetryCause::NotOwner { .. } | RetryCause::Silent => self.late_answers += 1,
             RetryCause::Unreachable | RetryCause::Ending { .. } => {}
         }
         lasts
@@ -386,11 +420,14 @@ impl Patience {
             nodes.peering.signals.name_epoch(*theirs);
         }
         let pause = match retry {
-            RetryCause::NotOwner { epoch: theirs, .. } if *theirs <= epoch => {
+            RetryCause::NotOwner { epoch: theirs, .. } if *theirs > epoch => {
+                limits::PLACEMENT_IS_LATE
+            }
+            RetryCause::NotOwner { .. } | RetryCause::Silent => {
                 limits::NODE_IS_LATE * (1 << self.late_answers.saturating_sub(1).min(3))
             }
             RetryCause::Ending { .. } => limits::LEASE_CHECK,
-            RetryCause::NotOwner { .. } | RetryCause::Unreachable => limits::PLACEMENT_IS_LATE,
+            RetryCause::Unreachable => limits::PLACEMENT_IS_LATE,
         };
         let pause = pause.min(self.deadline.saturating_duration_since(Instant::now()));
         // Tries again in any case.
@@ -409,12 +446,17 @@ async fn send_short(sender: &StreamSender, body: &ShortBody) {
     }
 }
 
-/// Waits for the first part of the answer, without a time limit: it may be the backend's.
+/// Waits for the first part of the answer for as long as the other node answers PINGs: it may be the backend's.
 async fn first_part(
     receiver: &StreamReceiver,
+    link: &Link,
     sent: Instant,
 ) -> Result<ReceivedPart, CrossNodeFailure> {
-    match receiver.receive().await {
+    let received = std::future::poll_fn(|cx| match receiver.poll_receive(cx) {
+        Poll::Pending if link.silence.get() >= limits::NODE_WAIT => Poll::Ready(Err(Closed::Lost)),
+        received => received,
+    });
+    match received.await {
         Ok(ReceivedPart::Head(Kind::Refused, payload)) => {
             let refusal =
                 parse_refusal(payload).ok_or(CrossNodeFailure::Refused(Error::TunnelProtocol))?;

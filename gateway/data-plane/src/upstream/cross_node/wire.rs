@@ -27,6 +27,8 @@ const PRINCIPAL: HeaderName = HeaderName::from_static("x-gw-node-principal");
 const SERVICE: HeaderName = HeaderName::from_static("x-gw-node-service");
 /// Milliseconds that the request has waited at earlier owners of its service, which have admitted it.
 const WAITED: HeaderName = HeaderName::from_static("x-gw-node-waited-ms");
+/// Mark of a request that a node passes on which is not the owner.
+pub(crate) const PASS_ON: HeaderName = HeaderName::from_static("x-gw-node-pass-on");
 /// Agent whose tunnel carries the request.
 const AGENT: HeaderName = HeaderName::from_static("x-gw-node-agent");
 /// Microseconds since the request was opened on that tunnel.

@@ -1,0 +1,224 @@
+//! Requests whose node and owner do not reach each other, while the nodes stay members.
+
+use std::time::Instant;
+
+use gw_shared::tunnel::heartbeat::TCP_DEAD_AFTER;
+use http::Method;
+
+use super::{any_path, charged, pattern};
+use crate::support::eventually;
+use crate::support::peers::backend;
+use crate::support::peers::caller::Caller;
+use crate::support::peers::gate::{Gate, Passage, Target};
+use crate::support::peers::held_backend::HeldBackend;
+use crate::support::processes::nodes::Nodes;
+
+/// Three nodes. The agent is connected to the owner of the service.
+struct World {
+    nodes: Nodes,
+    owner: usize,
+    other: usize,
+    third: usize,
+    /// Connections of the other node, and of the third one, to the owner.
+    gates: [Gate; 2],
+    _agent: gw_agent::AgentHandle,
+}
+
+impl World {
+    fn start(backend: &str) -> Self {
+        let mut nodes = Nodes::start(3);
+        let (owner, other) = nodes.owner_and_other();
+        let third = 3 - owner - other;
+        let address = nodes.gateway(owner).peer_address().unwrap();
+        let gates = [(); 2].map(|()| Gate::to(Target::Tcp(address)));
+        for (node, gate) in [other, third].into_iter().zip(&gates) {
+            nodes.place_with(node, &[0, 1, 2], owner, gate.address);
+        }
+        let agent = nodes.run_agent(owner, backend);
+        nodes.wait_for_tunnel(owner);
+        Self {
+            nodes,
+            owner,
+            other,
+            third,
+            gates,
+            _agent: agent,
+        }
+    }
+
+    /// Sends a request to the other node.
+    fn send(&self, line: &str, rest: &str) -> Caller {
+        let mut caller = self.nodes.connect(self.other);
+        caller.send(self.nodes.request(line, rest));
+        caller
+    }
+
+    /// Requests of other nodes' callers that the third node has sent to the owner.
+    fn passed_on(&self) -> u64 {
+        self.nodes.total(self.third, "requests_crossing_nodes")
+    }
+
+    /// Cuts the other node from the owner, and waits until its requests go by the third.
+    fn cut(&self) {
+        self.gates[0].set(Passage::Stalled);
+        assert_eq!(self.send("GET /none", "\r\n").response().status, 204);
+        assert_eq!(self.passed_on(), 1);
+    }
+}
+
+#[test]
+fn requests_of_all_kinds_go_by_a_third_node_while_the_owner_does_not_answer() {
+    let world = World::start(&any_path());
+    assert_eq!(world.send("GET /none", "\r\n").response().status, 204);
+    assert_eq!(world.passed_on(), 0);
+    world.cut();
+    for length in [0, 3, 65_536, 65_537, 3_000_000] {
+        let body = pattern(length);
+        for path in ["/whole", "/chunked"] {
+            let mut caller = world.send(
+                &format!("POST {path}"),
+                &format!("Content-Length: {length}\r\n\r\n"),
+            );
+            caller.send(&body);
+            let response = caller.response();
+            assert!(
+                response.status == 200 && response.body == body,
+                "{path} {length}: {response:?}"
+            );
+        }
+    }
+    let mut caller = world.send("POST /chunked", "Transfer-Encoding: chunked\r\n\r\n");
+    caller.send("5\r\nhello\r\n0\r\nx-check: 7\r\n\r\n");
+    let response = caller.response();
+    assert_eq!(
+        (&response.body[..], &response.trailers["x-check"]),
+        (&b"hello"[..], &"7".parse().unwrap())
+    );
+    let mut switched = world.send(
+        "GET /",
+        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: a\r\n\r\n",
+    );
+    assert_eq!(switched.response_head(&Method::GET).unwrap().status, 101);
+    assert_eq!(switched.bytes(6).unwrap(), b"hello ");
+    switched.send("a");
+    assert_eq!(switched.bytes(2).unwrap(), b"aa");
+    assert_eq!(world.passed_on(), 1 + 10 + 2);
+    // Once the owner answers again, requests go there.
+    world.gates[0].set(Passage::Open);
+    eventually("the owner answers", || {
+        let before = world.passed_on();
+        assert_eq!(world.send("GET /none", "\r\n").response().status, 204);
+        (world.passed_on() == before).then_some(())
+    });
+    switched.send("b");
+    assert_eq!(switched.bytes(2).unwrap(), b"bb");
+}
+
+#[test]
+fn requests_wait_and_are_refused_while_no_node_reaches_the_owner() {
+    let world = World::start(&backend::answering("HTTP/1.1 204 No Content\r\n\r\n"));
+    for gate in &world.gates {
+        gate.set(Passage::Stalled);
+    }
+    // Nothing of it was sent. A node that does not reach the owner either passes nothing on.
+    let response = world
+        .send("POST /", "Content-Length: 3\r\n\r\nabc")
+        .response();
+    assert_eq!(
+        (response.status.as_u16(), response.code().as_str()),
+        (503, "GW_NODE_UNAVAILABLE")
+    );
+    assert!(!response.header("retry-after").is_empty());
+    assert_eq!(world.passed_on(), 0);
+    let mut waiting = world.send("POST /", "Content-Length: 3\r\n\r\nabc");
+    world.gates[1].set(Passage::Open);
+    assert_eq!(waiting.response().status, 204);
+}
+
+#[test]
+fn what_waits_for_a_first_part_ends_and_what_has_begun_stays() {
+    let held = HeldBackend::start();
+    let world = World::start(&held.url);
+    let mut begun = world.send("POST /held", "Content-Length: 100000\r\n\r\n");
+    begun.send(pattern(99_999));
+    let mut safe = world.send("GET /held", "\r\n");
+    held.wait_for_held();
+    let mut other = world.send("POST /held", "Content-Length: 3\r\n\r\nabc");
+    held.wait_for_held();
+    world.gates[0].set(Passage::Stalled);
+    let cut = Instant::now();
+    // The one that is safe is sent again, by the third node.
+    held.wait_for_held();
+    let response = other.response();
+    assert_eq!(
+        (response.status.as_u16(), response.code().as_str()),
+        (502, "GW_RELAY_ERROR")
+    );
+    assert!(cut.elapsed() < TCP_DEAD_AFTER, "{:?}", cut.elapsed());
+    assert_eq!(world.passed_on(), 0, "it is counted with its answer");
+    (0..3).for_each(|_| held.release());
+    assert_eq!(safe.response().body, b"00000000");
+    // The owner has accepted the upload before the cut.
+    world.gates[0].set(Passage::Open);
+    begun.send("x");
+    held.wait_for_held();
+    held.release();
+    assert_eq!(begun.response().body, b"00100000");
+}
+
+#[test]
+fn a_request_that_waits_for_its_answer_is_charged_the_least_window() {
+    let held = HeldBackend::start();
+    let world = World::start(&held.url);
+    let mut waiting = world.send("GET /held", "\r\n");
+    held.wait_for_held();
+    let charged = charged(&world.nodes, world.other);
+    assert!((64 * 1024..80 * 1024).contains(&charged), "{charged}");
+    held.release();
+    assert_eq!(waiting.response().status, 200);
+}
+
+#[test]
+fn a_tunnel_that_is_spliced_past_a_cut_ends_at_both_nodes() {
+    let world = World::start(&backend::answering("HTTP/1.1 204 No Content\r\n\r\n"));
+    let World {
+        nodes,
+        owner,
+        other,
+        gates,
+        _agent: direct,
+        ..
+    } = world;
+    drop(direct);
+    eventually("the tunnel has ended", || {
+        nodes.tunnels(owner).is_empty().then_some(())
+    });
+    let _agent = nodes.run_agent(
+        other,
+        &backend::answering("HTTP/1.1 204 No Content\r\n\r\n"),
+    );
+    nodes.wait_for_tunnel(owner);
+    let ask = || {
+        let mut caller = nodes.connect(owner);
+        caller.send(nodes.request("GET /", "\r\n"));
+        caller.response()
+    };
+    assert_eq!(ask().status, 204);
+    gates[0].set(Passage::Stalled);
+    let cut = Instant::now();
+    let response = ask();
+    assert_eq!(
+        (response.status.as_u16(), response.code().as_str()),
+        (502, "GW_RELAY_ERROR")
+    );
+    eventually("the agent has connected again", || {
+        let again = nodes.total(other, "tunnels_spliced") > 1
+            || nodes.turned_away(other, "owner_unreachable") > 0;
+        again.then_some(())
+    });
+    assert!(cut.elapsed() < TCP_DEAD_AFTER, "{:?}", cut.elapsed());
+    gates[0].set(Passage::Open);
+    eventually("the service is served", || {
+        (ask().status == 204).then_some(())
+    });
+}
