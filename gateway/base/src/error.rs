@@ -484,6 +484,18 @@ impl Error {
         )
     }
 
+    /// Whether the refusal costs its caller nothing and no backend a thing, so that one account can cause very many.
+    pub fn is_cheap(&self) -> bool {
+        let is_limit = matches!(
+            self,
+            Self::RateLimited { .. }
+                | Self::AuthRateLimited { .. }
+                | Self::AgentConcurrencyLimit
+                | Self::AgentUnavailable
+        );
+        is_limit || self.is_failed_authentication()
+    }
+
     /// What a caller has to know besides the message, of a service with this rate.
     fn detail(&self, rate: Rate) -> Option<String> {
         let seconds = self.retry_after_seconds()?;

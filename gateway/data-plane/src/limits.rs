@@ -135,6 +135,14 @@ pub const UNREAD_REFUSALS_PER_ADDRESS: usize = HTTP2_STREAMS as usize;
 pub const UNREAD_REFUSAL_MAX: usize = HTTP2_CONNECTION_WINDOW as usize + HTTP2_WAITING_LISTS;
 /// Requests of one connection that are refused before authentication. More end the connection.
 pub const REFUSALS: Rate = Rate::new(1000, 600).unwrap();
+/// Time between two refusals of one account on one worker, once [`REFUSALS_AT_ONCE`] have left: in all, 2,000 leave in a second.
+pub const REFUSAL_INTERVAL: Duration = Duration::from_micros(530);
+/// Refusals of one account that leave without a wait.
+pub const REFUSALS_AT_ONCE: u32 = 100;
+/// Longest wait of a refusal. Beyond, refusals leave as fast as requests arrive.
+pub const REFUSAL_WAIT: Duration = Duration::from_secs(1);
+/// Memory of a refusal that waits, for which its account is charged. Without room, it leaves at once.
+pub const WAITING_REFUSAL: usize = 12 * KIB;
 /// Records of unauthenticated requests on one worker: some 3 GB in 7 days, as each takes 1 KiB at
 /// most. More requests are counted and not recorded.
 pub const UNAUTHENTICATED_RECORDS: Rate = Rate::new(1000, 60 * 5).unwrap();

@@ -7,6 +7,7 @@ mod for_node;
 mod for_worker;
 mod on_node;
 mod outbound;
+mod refusal_pace;
 mod replay;
 
 use std::cell::RefCell;
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use gw_base::error::{Error, Overload};
 use gw_interface::auth::{Authenticated, VerifiedTokens};
 use gw_shared::http::RequestHead;
+use gw_shared::runtime;
 use gw_shared::tunnel::head::OutboundRequest;
 use gw_store::{Directory, Service};
 
@@ -25,6 +27,7 @@ pub(crate) use self::for_node::{serve_link, serve_predecessor};
 pub(crate) use self::for_worker::serve_for_worker;
 use self::on_node::open_on_node;
 use self::outbound::outbound;
+pub(crate) use self::refusal_pace::RefusalPace;
 use crate::current::Current;
 use crate::http_message::{Outcome, RequestBody, ResponseSink};
 use crate::lifecycle::Lifecycle;
@@ -43,6 +46,7 @@ pub(crate) struct Relay {
     pub(crate) issuer: String,
     pub(crate) tokens: RefCell<VerifiedTokens>,
     pub(crate) auth_failures: AuthFailures,
+    pub(crate) refusals: RefCell<RefusalPace>,
     pub(crate) upstream: Rc<Upstream>,
     pub(crate) observers: Rc<Observers>,
     pub(crate) lifecycle: Rc<Lifecycle>,
@@ -87,7 +91,7 @@ impl Relay {
                 Ok(request) => carry(Some(scope), request, upgrade, body, response).await,
                 Err(stopped) => Err(stopped),
             };
-            conclude(scope, carried, response).await
+            conclude(self, scope, carried, response).await
         }
     }
 
@@ -185,6 +189,7 @@ impl From<Error> for NotRelayed {
 
 /// Answers with the error if there is no response yet.
 async fn conclude(
+    relay: &Relay,
     scope: &RequestScope,
     carried: Result<(), Stopped>,
     response: &mut impl ResponseSink,
@@ -193,6 +198,12 @@ async fn conclude(
         Ok(()) => Outcome::Complete,
         Err(Stopped::CallerGone) => Outcome::CallerGone,
         Err(Stopped::Failed(_)) if response.has_begun() => Outcome::Cut,
-        Err(Stopped::Failed(error)) => refuse(scope, &error, response).await,
+        Err(Stopped::Failed(error)) => {
+            if let Some((wait, _charged)) = relay.refusal_wait(scope, &error) {
+                // Boxed: rare, and the task of every request would reserve memory for it.
+                Box::pin(runtime::sleep(wait)).await;
+            }
+            refuse(scope, &error, response).await
+        }
     }
 }

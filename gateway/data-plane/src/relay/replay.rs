@@ -74,7 +74,7 @@ impl Relay {
             Ok(request) => carry(Some(&scope), request, None, &mut captured, &mut response).await,
             Err(stopped) => Err(stopped),
         };
-        scope.report(conclude(&scope, carried, &mut response).await);
+        scope.report(conclude(&self, &scope, carried, &mut response).await);
         drop(scope);
         self.observers.recorder.borrow_mut().flush();
         // Fails when the administrator has left.

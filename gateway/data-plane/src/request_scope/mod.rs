@@ -52,7 +52,7 @@ pub(crate) struct RequestScope {
     protocol: Protocol,
     replayed_from: Option<RequestId>,
     began: Instant,
-    service: OnceCell<Arc<Service>>,
+    pub(crate) service: OnceCell<Arc<Service>>,
     /// Set for requests that are logged or traced.
     summary: OnceCell<RequestSummary>,
     apex: Cell<Option<ApexRequest>>,

@@ -210,6 +210,7 @@ impl Common {
             issuer: config.region.base_url(),
             tokens: RefCell::default(),
             auth_failures: AuthFailures::new(config.auth_failures),
+            refusals: RefCell::default(),
             upstream: Rc::clone(upstream),
             observers: Rc::clone(observers),
             lifecycle: Rc::clone(&self.lifecycle),

@@ -1,15 +1,23 @@
 //! Refused requests and their error responses.
 
+use std::cell::Cell;
 use std::io::ErrorKind;
 use std::sync::{Mutex, mpsc};
+use std::time::{Duration, Instant};
 
+use futures_util::StreamExt as _;
+use futures_util::future::join;
+use futures_util::stream::FuturesUnordered;
 use gw_control_plane::control::records::{agent, service};
 use gw_control_plane::control::{Actor, Mode, ServiceChanges};
-use http::Method;
+use gw_data_plane::limits::HTTP2_STREAMS;
+use gw_gateway::demo::{Demo, Options};
+use http::{Method, Request};
 
 use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, connect, connect_to, get, request};
-use crate::support::{SOON, apex, demo, eventually, setup, tunnels};
+use crate::support::peers::http2_caller::{self, on_a_reactor};
+use crate::support::{SOON, apex, demo, eventually, options, setup, tunnels};
 
 #[test]
 fn policy_and_authentication_errors_have_codes() {
@@ -501,4 +509,59 @@ fn a_certificate_of_another_authority_gets_no_tunnel() {
     ));
     assert!(stranger.try_response(&Method::GET).is_err());
     assert_eq!(tunnels(&demo).len(), 1);
+}
+
+#[test]
+fn refusals_of_one_account_leave_in_their_time_and_delay_no_other() {
+    const CONNECTIONS: usize = 20;
+    let backend = backend::answering("HTTP/1.1 204 No Content\r\n\r\n");
+    let demo = &Demo::start(&Options {
+        workers: 1,
+        ..options(Some(backend))
+    })
+    .unwrap();
+    // A service without an agent.
+    let control = demo.gateway().control();
+    setup::service(control, "flood", "none");
+    let (_, key) = setup::service_key(control, "flood", &["none"]);
+    let refused =
+        || Request::get("https://flood--none.eu1.gw.localhost/").header("x-gw-service-key", &key);
+    // Whether a request of another account, sent after all of these, is answered before the last refusal.
+    let is_answered_before = || {
+        on_a_reactor(async {
+            let mut connections = Vec::new();
+            for _ in 0..CONNECTIONS {
+                connections.push(http2_caller::connect(demo).await);
+            }
+            let mut refusals = FuturesUnordered::new();
+            let began = Instant::now();
+            for connection in &connections {
+                for _ in 0..HTTP2_STREAMS {
+                    let (response, _) = connection.begin(refused(), true).await;
+                    refusals.push(response);
+                }
+            }
+            let left = Cell::new(0);
+            let all = async {
+                while let Some(refusal) = refusals.next().await {
+                    assert_eq!(refusal.unwrap().status(), 504);
+                    left.set(left.get() + 1);
+                }
+                began.elapsed()
+            };
+            let other = async {
+                let other = http2_caller::connect(demo).await;
+                assert_eq!(other.get("/").await.status, 204);
+                left.get()
+            };
+            let (took, left_before) = join(all, other).await;
+            assert!(
+                took >= Duration::from_millis(900),
+                "{} in {took:?}",
+                left.get()
+            );
+            left_before < left.get()
+        })
+    };
+    assert!((0..5).any(|_| is_answered_before()));
 }
