@@ -156,7 +156,8 @@ async fn serve(
         return;
     };
     let service = wire::take_service(&mut head.headers);
-    let is_passed_on = head.headers.remove(wire::PASS_ON).is_some();
+    let is_marked = head.headers.remove(wire::PASS_ON).is_some();
+    let is_passed_on = is_marked && nodes.is_some();
     let lifecycle = &upstream.lifecycle;
     if lifecycle.is_ending() || nodes.is_some() && lifecycle.is_succeeded() {
         return refuse(&sender, None, &Refused::Ending { waited: None });

@@ -11,9 +11,11 @@ mod refusal_pace;
 mod replay;
 
 use std::cell::RefCell;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use futures_util::future::{Either, select};
 use gw_base::error::{Error, Overload};
 use gw_interface::auth::{Authenticated, VerifiedTokens};
 use gw_shared::http::RequestHead;
@@ -91,7 +93,7 @@ impl Relay {
                 Ok(request) => carry(Some(scope), request, upgrade, body, response).await,
                 Err(stopped) => Err(stopped),
             };
-            conclude(self, scope, carried, response).await
+            conclude(self, scope, carried, body, response).await
         }
     }
 
@@ -192,6 +194,7 @@ async fn conclude(
     relay: &Relay,
     scope: &RequestScope,
     carried: Result<(), Stopped>,
+    body: &mut impl RequestBody,
     response: &mut impl ResponseSink,
 ) -> Outcome {
     match carried {
@@ -201,7 +204,13 @@ async fn conclude(
         Err(Stopped::Failed(error)) => {
             if let Some((wait, _charged)) = relay.refusal_wait(scope, &error) {
                 // Boxed: rare, and the task of every request would reserve memory for it.
-                Box::pin(runtime::sleep(wait)).await;
+                let is_over = Box::pin(async {
+                    let over = runtime::sleep(wait);
+                    matches!(select(over, pin!(body.gone())).await, Either::Left(_))
+                });
+                if !is_over.await {
+                    return Outcome::CallerGone;
+                }
             }
             refuse(scope, &error, response).await
         }

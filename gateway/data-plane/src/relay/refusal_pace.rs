@@ -50,7 +50,8 @@ impl Relay {
         let account = &scope.service.get().filter(|_| error.is_cheap())?.account;
         let wait = self.refusals.borrow_mut().take(account, Instant::now());
         let memory = &self.upstream.tunnels.relay_memory;
-        let charge = || memory.reserve(account, limits::WAITING_REFUSAL).ok();
+        // Callers without a credential can cause them: half of the share is left to requests.
+        let charge = || memory.spare(account, limits::WAITING_REFUSAL);
         (!wait.is_zero())
             .then(charge)?
             .map(|charged| (wait, charged))

@@ -74,7 +74,8 @@ impl Relay {
             Ok(request) => carry(Some(&scope), request, None, &mut captured, &mut response).await,
             Err(stopped) => Err(stopped),
         };
-        scope.report(conclude(&self, &scope, carried, &mut response).await);
+        let concluded = conclude(&self, &scope, carried, &mut captured, &mut response);
+        scope.report(concluded.await);
         drop(scope);
         self.observers.recorder.borrow_mut().flush();
         // Fails when the administrator has left.

@@ -208,6 +208,7 @@ impl CrossNodeRequest {
         let Some(successor) = self.upstream.successor() else {
             return Err(Error::NodeUnavailable);
         };
+        self.outbound.headers.remove(wire::PASS_ON);
         let sent = self.attempt(&successor, body.as_ref(), deadline).await;
         sent.map_err(|failed| match failed {
             CrossNodeFailure::Refused(error) => self.origin.error(error),
