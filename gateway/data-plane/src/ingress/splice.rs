@@ -67,7 +67,7 @@ pub(super) async fn carry_until(
     match select(pin!(carry(agent, owner)), pin!(silent)).await {
         Either::Left((ended, _)) => ended,
         Either::Right(((), _)) => {
-            // An end of the stream would wait behind bytes whose acknowledgments are lost.
+            // A FIN would be sent only after the bytes that are not acknowledged.
             owner.reset_when_dropped();
             Err(io::Error::other("the owner does not answer"))
         }

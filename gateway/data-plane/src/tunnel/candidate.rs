@@ -144,7 +144,8 @@ impl Session {
     /// unanswered: it gets no new requests, and those that can go elsewhere do. Any received byte is a sign of life. `was_late`
     /// tells that this worker did nothing for a while, so that an answer may have arrived and not been read.
     ///
-    /// Does the same while requests run on a tunnel that another node splices, and ends it when the path between the nodes is cut.
+    /// Does the same while requests run on a tunnel that another node splices, and ends it once the agent has not answered for
+    /// [`limits::SPLICE_SILENT`]: the path between the nodes may be cut.
     pub(super) fn watch(&self, has_others: bool, was_late: bool, now: Instant) {
         let candidacy = &self.candidacy;
         let is_spliced_in_use = self.via.get().is_some() && self.flow.streams() > 0;

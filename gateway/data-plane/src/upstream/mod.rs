@@ -83,7 +83,7 @@ pub(crate) enum Opening {
     OnNode(Box<CrossNodeRequest>),
 }
 
-/// What this worker has to know of the sender of a request. Without anything, it is a caller of this process.
+/// Properties of the sender of a request. The default is a caller of this process.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Origin {
     /// Another node: it sends the request on if the service moves.

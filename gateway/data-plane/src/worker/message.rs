@@ -65,7 +65,7 @@ pub enum WorkerMessage {
     LinkOfPredecessor(OwnedFd),
     /// Report the levels of the buckets.
     ReportLevels(Sender<Vec<Level>>),
-    /// Report the labels of services without a tunnel whose agents are expected within seconds.
+    /// Report the labels of services that have lost their last tunnel and expect it back within seconds.
     ReportAwaited(Sender<Vec<String>>),
     /// Report counters and state.
     Scrape(Scrape),

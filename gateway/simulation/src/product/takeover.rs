@@ -133,7 +133,7 @@ async fn admit(
     let (answers, mut answered) = mpsc::channel(limits::CHARGES);
     // In their order, so that they also end in it.
     let mut pending = BTreeMap::new();
-    // Dropped before `pending`, whose requests then see that the exchange has ended.
+    // Dropped before `pending`, so that pending requests see that the exchange has ended.
     let mut charges = charges;
     for number in 0.. {
         let Some(charge) = next(&mut charges, &mut answered, &mut pending).await else {

@@ -69,7 +69,7 @@ async fn follow(
     followed: impl AsyncFn(Revision) -> Revision,
 ) -> Result<Infallible, TakeoverError> {
     let mut pending = PendingCharges::default();
-    // Dropped before `pending`, whose requests then see that the exchange has ended.
+    // Dropped before `pending`, so that pending requests see that the exchange has ended.
     let mut charges = charges;
     // Steps of a change so far.
     let mut steps = Vec::new();

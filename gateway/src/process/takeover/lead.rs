@@ -39,7 +39,7 @@ pub(super) fn start(
                 Vec::new()
             }));
             handles.tell_all(|| WorkerMessage::Levels(Arc::clone(&levels)));
-            // Here, because it may read the store. What follows is a task, and has no way to the store.
+            // Before the task starts: this may read the store, which blocks.
             let first = control.changes_for_follower(&position);
             let apex = control.region().apex();
             tasks.block_until_stopped(async {

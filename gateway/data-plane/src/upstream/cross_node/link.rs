@@ -62,7 +62,7 @@ enum LinkState {
 #[derive(Debug)]
 pub(super) struct Unreachable;
 
-/// A request on a link, or a tunnel whose path it watches; counts until dropped.
+/// A use of a link until it is dropped: a request, or a spliced tunnel whose path the link watches.
 pub(crate) struct OnLink(Rc<Link>);
 
 impl Nodes {
@@ -185,11 +185,13 @@ impl Link {
         let before = self.silence.replace(silence);
         let exceeds = |limit| before < limit && silence >= limit;
         if exceeds(limits::PING_UNANSWERED) {
-            let node = self.to.as_ref().map(|to| to.slot.get());
-            tracing::warn!(
-                node,
-                "another node does not answer: requests go by a third one"
-            );
+            match &self.to {
+                Some(Member { slot, .. }) => tracing::warn!(
+                    node = slot.get(),
+                    "another node does not answer: requests go by a third one"
+                ),
+                None => tracing::warn!("the process that has taken over does not answer"),
+            }
         }
         if exceeds(limits::PING_UNANSWERED) || exceeds(limits::SPLICE_SILENT) {
             self.changed.notify_waiters();

@@ -70,6 +70,10 @@ impl PostgresSettings {
     }
 
     fn note_all(&self, mut found: Vec<Primary>) {
+        if found.is_empty() {
+            // No server has answered: those that took changes may still do.
+            return;
+        }
         found.sort_by_key(|it| (Reverse(it.timeline), it.started.clone()));
         found.dedup_by(|one, other| one.started == other.started);
         let mut known = self.known();

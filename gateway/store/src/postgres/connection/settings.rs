@@ -146,6 +146,14 @@ impl PostgresSettings {
             all.get_dbname().map(|database| config.dbname(database));
             all.get_options().map(|options| config.options(options));
             config.port(port).connect_timeout(CONNECT_WITHIN);
+            config.keepalives(all.get_keepalives());
+            config.keepalives_idle(all.get_keepalives_idle());
+            all.get_keepalives_interval()
+                .map(|interval| config.keepalives_interval(interval));
+            all.get_keepalives_retries()
+                .map(|retries| config.keepalives_retries(retries));
+            all.get_tcp_user_timeout()
+                .map(|timeout| config.tcp_user_timeout(*timeout));
             config.application_name(program);
             config.ssl_mode(all.get_ssl_mode());
             config.ssl_negotiation(all.get_ssl_negotiation());

@@ -102,7 +102,7 @@ impl From<ControlError> for ErrorPage {
                 "Temporarily unavailable",
                 detail,
             ),
-            ControlError::Store(StoreError::Full) => {
+            ControlError::Store(StoreError::Full | StoreError::NoRoom(_)) => {
                 Self::new(StatusCode::INSUFFICIENT_STORAGE, "The disk is full", detail)
             }
             _ => {

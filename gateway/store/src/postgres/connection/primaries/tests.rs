@@ -74,6 +74,8 @@ fn equal_timelines_are_refused_unless_they_are_of_one_server() {
     settings.note_all(vec![first, primary("db2:5432", 3, "b")]);
     let both = [("db1:5432".to_owned(), 3), ("db2:5432".to_owned(), 3)];
     assert_eq!(found(&settings), (both.to_vec(), true));
+    settings.note_all(Vec::new());
+    assert_eq!(found(&settings), (both.to_vec(), true), "no server answers");
 }
 
 #[test]

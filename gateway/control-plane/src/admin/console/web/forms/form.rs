@@ -133,7 +133,7 @@ impl Form {
             ControlError::Conflict(_) | ControlError::HandedOver => {
                 self.refuse(Self::WHOLE, error.to_string());
             }
-            ControlError::Store(gw_store::StoreError::Full) => {
+            ControlError::Store(gw_store::StoreError::Full | gw_store::StoreError::NoRoom(_)) => {
                 self.refuse(Self::WHOLE, error.to_string());
             }
             error => return Err(error),
