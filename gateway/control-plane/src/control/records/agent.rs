@@ -14,6 +14,7 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::account;
+use super::name::NameText;
 use super::service::{ServiceIdText, checked_list};
 use crate::control::{Actor, Control, ControlError, Plan, checked_name};
 
@@ -98,11 +99,7 @@ pub struct LiveAgents {
 pub struct AgentChanges {
     /// Name for administrators, 1 to 100 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(
-        min_length = 1,
-        max_length = 100,
-        pattern = r"^[^\p{C}\s]([^\p{C}]*[^\p{C}\s])?$"
-    )]
+    #[schema(value_type = Option<NameText>)]
     pub name: Option<String>,
     /// The agent hears of it through its tunnels.
     #[serde(default, skip_serializing_if = "Option::is_none")]

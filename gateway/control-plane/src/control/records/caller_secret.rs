@@ -15,7 +15,7 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::account;
-use super::name::manager_after;
+use super::name::{NameText, manager_after};
 use super::service::{ServiceIdText, checked_list};
 use crate::control::{Actor, Control, ControlError, Plan, checked_name, new_secret};
 
@@ -141,11 +141,7 @@ pub struct NewServiceKeyView {
 pub struct NewCallerSecret {
     /// Name for administrators. Creating a second one of the same name changes nothing and returns the existing one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(
-        min_length = 1,
-        max_length = 100,
-        pattern = r"^[^\p{C}\s]([^\p{C}]*[^\p{C}\s])?$"
-    )]
+    #[schema(value_type = Option<NameText>)]
     pub name: Option<String>,
     /// Services of the account that it gives access to.
     #[schema(value_type = Vec<ServiceIdText>, max_items = 500)]
@@ -165,11 +161,7 @@ pub struct NewCallerSecret {
 pub struct CallerSecretChanges {
     /// Name for administrators, 1 to 100 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(
-        min_length = 1,
-        max_length = 100,
-        pattern = r"^[^\p{C}\s]([^\p{C}]*[^\p{C}\s])?$"
-    )]
+    #[schema(value_type = Option<NameText>)]
     pub name: Option<String>,
     /// Services of the account that it gives access to. Replaces the whole list.
     #[serde(default, skip_serializing_if = "Option::is_none")]

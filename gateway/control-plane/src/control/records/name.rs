@@ -1,7 +1,11 @@
 //! Validation of the names of records, which are shown on pages, in terminals and in logs, and of what manages them.
 
+use std::borrow::Cow;
+
 use gw_shared::id::ManagerName;
 use gw_shared::text::is_invisible;
+use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
+use utoipa::{PartialSchema, ToSchema};
 
 use crate::control::ControlError;
 
@@ -26,6 +30,51 @@ pub fn checked_name(name: &str) -> Result<String, ControlError> {
             format!("must have 1 to {LENGTH_MAX} characters"),
         ))
     }
+}
+
+/// A name in the description of the API, which states what [`checked_name`] accepts.
+pub(crate) struct NameText;
+
+impl ToSchema for NameText {
+    fn name() -> Cow<'static, str> {
+        "Name".into()
+    }
+}
+
+impl PartialSchema for NameText {
+    fn schema() -> RefOr<Schema> {
+        let refused = invisible_ranges();
+        ObjectBuilder::new()
+            .schema_type(Type::String)
+            .description(Some(
+                "Without invisible characters, and without spaces at its ends.",
+            ))
+            .min_length(Some(1))
+            .max_length(Some(LENGTH_MAX))
+            .pattern(Some(format!(
+                r"^[^{refused}\s]([^{refused}]*[^{refused}\s])?$"
+            )))
+            .into()
+    }
+}
+
+/// The ranges of [`is_invisible`] for a class of a regular expression. Characters above U+FFFF are written as they are: the
+/// languages of regular expressions have no common escape for them.
+fn invisible_ranges() -> String {
+    let end = |character: char| match u32::from(character) {
+        low @ ..=0xffff => format!("\\u{low:04x}"),
+        _ => character.to_string(),
+    };
+    let mut ranges = String::new();
+    let mut characters = ('\0'..=char::MAX).peekable();
+    while let Some(first) = characters.find(|character| is_invisible(*character)) {
+        let mut last = first;
+        while let Some(next) = characters.next_if(|character| is_invisible(*character)) {
+            last = next;
+        }
+        ranges += &format!("{}-{}", end(first), end(last));
+    }
+    ranges
 }
 
 /// What manages a record after a request that gives `managed_by`: unchanged if it is left out, nothing if it is empty.
