@@ -63,6 +63,9 @@ pub(crate) struct Progress {
 pub(crate) struct Moved {
     /// As in [`Authenticated`](gw_interface::auth::Authenticated).
     pub(crate) waited: Option<Duration>,
+    /// The service has not moved. The request is to wait here without its body, which can then be sent elsewhere if this node is
+    /// lost.
+    pub(crate) is_still_here: bool,
 }
 
 impl Progress {

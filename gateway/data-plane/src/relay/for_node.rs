@@ -174,10 +174,12 @@ async fn serve(
         head.framing
     };
     let has_body = framing.has_body() || is_upgrade;
+    let awaits_acceptance = wire::waits_for_acceptance(framing, is_upgrade, &head.headers);
     let origin = Origin {
         sends_on: nodes.is_some(),
         is_passed_on,
-        awaits_acceptance: wire::waits_for_acceptance(framing, is_upgrade, &head.headers),
+        awaits_acceptance,
+        is_whole: nodes.is_some() && has_body && !awaits_acceptance,
         ..Origin::default()
     };
     let opening = match owned.and_then(|label| open(&upstream, &label, head, &sender, origin)) {
@@ -235,8 +237,14 @@ async fn accept_and_carry(
 fn moved_to(
     upstream: &Upstream,
     nodes: Option<&Nodes>,
-    Moved { waited }: Moved,
+    Moved {
+        waited,
+        is_still_here,
+    }: Moved,
 ) -> Option<Refused> {
+    if is_still_here {
+        return Some(Refused::Waits);
+    }
     if upstream.lifecycle.sends_nodes_away() {
         return Some(Refused::Ending { waited });
     }

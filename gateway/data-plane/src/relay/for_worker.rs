@@ -111,8 +111,10 @@ async fn admit_and_open(
 ) -> Result<Opening, NotServed> {
     let send_on = |request: Authenticated, outbound| {
         if origin.sends_on {
-            let waited = request.waited;
-            return Err(NotServed::Moved(Moved { waited }));
+            return Err(NotServed::Moved(Moved {
+                waited: request.waited,
+                is_still_here: false,
+            }));
         }
         Ok(upstream.elsewhere(request, outbound, origin))
     };
@@ -123,6 +125,12 @@ async fn admit_and_open(
         let charge_waits = !upstream.buckets.borrow().are_here();
         let mut admitted = rate_limit::charge_or_wait(&upstream.buckets, request).await?;
         let began = Instant::now();
+        if origin.is_whole && upstream.wait_until(&admitted.0, began).is_some() {
+            return Err(NotServed::Moved(Moved {
+                waited: admitted.0.waited,
+                is_still_here: true,
+            }));
+        }
         // The turn ends once the request is open.
         let turn = match upstream.turn(&admitted.0).await {
             Ok(turn) => turn,

@@ -90,6 +90,8 @@ pub(crate) struct Origin {
     pub(crate) sends_on: bool,
     /// Another process: it sends the body once the request is open on a tunnel.
     pub(crate) awaits_acceptance: bool,
+    /// Another node: it has sent the whole body with the head.
+    pub(crate) is_whole: bool,
     /// Another node that does not reach the owner: this one passes the request on, and no other one does.
     pub(crate) is_passed_on: bool,
     /// An attempt before this one was lost with another node.

@@ -327,7 +327,9 @@ impl StreamResponse {
             Carrier::Node(_) => match read_refusal(refusal) {
                 Refused::Error(error) => error,
                 // The request was accepted before.
-                Refused::NotOwner { .. } | Refused::Ending { .. } => Error::TunnelProtocol,
+                Refused::NotOwner { .. } | Refused::Ending { .. } | Refused::Waits => {
+                    Error::TunnelProtocol
+                }
             },
         }
     }

@@ -29,7 +29,7 @@ impl Upstream {
     /// to this node a moment ago, if its last tunnel ended a moment ago, if this process replaced another, and if the tunnels in order
     /// are full while another one is not in order. A request that has waited elsewhere waits here, too.
     /// While earlier requests wait, later ones go behind them.
-    pub(super) fn wait_until(&self, request: &Authenticated, now: Instant) -> Option<Instant> {
+    pub(crate) fn wait_until(&self, request: &Authenticated, now: Instant) -> Option<Instant> {
         let service = &*request.service;
         let Tunnels {
             grace,

@@ -93,3 +93,26 @@ fn requests_that_wait_move_to_the_successor_of_their_node() {
     let _successor = replace(node.process.id(), &node.log);
     let _agent = are_answered(&region, &backend, requests);
 }
+
+#[test]
+fn requests_that_wait_are_served_when_their_node_is_killed_and_comes_back() {
+    let backend = HeldBackend::start();
+    let Some((mut region, agent, owner)) = with_agent(&backend) else {
+        return;
+    };
+    drop(agent);
+    eventually("the tunnel has ended", || {
+        (region.metric(owner, "gw_tunnels") == 0.0).then_some(())
+    });
+    let others = (0..3).filter(|node| *node != owner);
+    let to = |node| WaitingRequests::send(|| region.connect(node), region.service_key());
+    let requests = others.map(to).collect::<Vec<_>>();
+    eventually("the requests wait at the owner", || {
+        let of_others = region.metric(owner, "gw_node_requests");
+        (of_others as usize == 2 * WaitingRequests::COUNT).then_some(())
+    });
+    region.kill(owner);
+    region.restart(owner);
+    region.wait_for_members(3);
+    let _agent = are_answered(&region, &backend, requests);
+}

@@ -80,6 +80,8 @@ enum RetryCause {
     Ending {
         waited: Option<Duration>,
     },
+    /// The owner has no tunnel for it yet. It is sent there again, and its body after the acceptance.
+    Waits,
     NotOwner {
         epoch: u64,
         waited: Option<Duration>,
@@ -90,7 +92,7 @@ impl RetryCause {
     /// Time that the request has waited at the owner, which has admitted it.
     fn waited(&self) -> Option<Duration> {
         match self {
-            Self::Unreachable | Self::Silent => None,
+            Self::Unreachable | Self::Silent | Self::Waits => None,
             Self::Ending { waited } | Self::NotOwner { waited, .. } => *waited,
         }
     }
@@ -100,7 +102,8 @@ impl CrossNodeRequest {
     /// Length of a body that [`Self::send`] takes as a whole; `None` if the request has no body, or one that is carried
     /// after the owner has accepted the request.
     pub(crate) fn short_body(&self) -> Option<usize> {
-        if !self.outbound.has_body() || self.waits_for_acceptance() {
+        let is_carried = self.waits_for_acceptance() || self.request.waited.is_some();
+        if !self.outbound.has_body() || is_carried {
             return None;
         }
         usize::try_from(self.outbound.framing.content_length()?).ok()
@@ -237,7 +240,14 @@ impl CrossNodeRequest {
             self.outbound.headers.insert(wire::PASS_ON, mark);
         }
         let link = nodes.link(&node);
-        match self.attempt(&link, body, deadline).await {
+        let mut attempt = self.attempt(&link, body, deadline).await;
+        if self.request.waited.is_none()
+            && matches!(attempt, Err(CrossNodeFailure::Retry(RetryCause::Waits)))
+        {
+            self.request.waited = Some(Duration::ZERO);
+            attempt = self.attempt(&link, body, deadline).await;
+        }
+        match attempt {
             Err(CrossNodeFailure::Refused(Error::NodeUnavailable)) if is_past => {
                 Err(CrossNodeFailure::Retry(RetryCause::Silent))
             }
@@ -326,16 +336,23 @@ impl CrossNodeRequest {
             OpenError::Memory => CrossNodeFailure::Refused(memory.refusal()),
             OpenError::Lost => CrossNodeFailure::Retry(RetryCause::Unreachable),
         })?;
-        if let Some(body) = body {
+        let awaits_acceptance = self.waits_for_acceptance();
+        if let Some(body) = body.filter(|_| !awaits_acceptance) {
             send_short(&sender, body).await;
         }
         let first = first_part(&receiver, link, sent).await?;
-        // A short body has been sent, and a longer one has waited for the acceptance.
-        let (upload, notice, first) = match (self.waits_for_acceptance(), first) {
+        // A short body has been sent, unless it has waited for the acceptance as a longer one.
+        let (upload, notice, first) = match (awaits_acceptance, first) {
             (true, ReceivedPart::Head(Kind::Interim, payload)) => {
                 // In place of the acceptance, the owner may name the attempts that have failed.
                 let notice = wire::parse_notice(&payload).unwrap_or_default();
-                (Upload::Stream(sender), notice, None)
+                let upload = if let Some(body) = body {
+                    send_short(&sender, body).await;
+                    Upload::None
+                } else {
+                    Upload::Stream(sender)
+                };
+                (upload, notice, None)
             }
             (_, first) => (Upload::None, Notice::default(), Some(first)),
         };
@@ -407,6 +424,7 @@ impl Patience {
             RetryCause::NotOwner {
                 waited: Some(_), ..
             } => {}
+            RetryCause::Waits => self.retries += 1,
             RetryCause::NotOwner { epoch: theirs, .. } if *theirs > epoch => self.retries += 1,
             RetryCause::NotOwner { .. } | RetryCause::Silent => self.late_answers += 1,
             RetryCause::Unreachable | RetryCause::Ending { .. } => {}
@@ -428,7 +446,7 @@ impl Patience {
                 limits::NODE_IS_LATE * (1 << self.late_answers.saturating_sub(1).min(3))
             }
             RetryCause::Ending { .. } => limits::LEASE_CHECK,
-            RetryCause::Unreachable => limits::PLACEMENT_IS_LATE,
+            RetryCause::Unreachable | RetryCause::Waits => limits::PLACEMENT_IS_LATE,
         };
         let pause = pause.min(self.deadline.saturating_duration_since(Instant::now()));
         // Tries again in any case.
@@ -468,6 +486,7 @@ async fn first_part(
                 Refused::Ending { waited } => {
                     CrossNodeFailure::Retry(RetryCause::Ending { waited })
                 }
+                Refused::Waits => CrossNodeFailure::Retry(RetryCause::Waits),
                 Refused::Error(error) => CrossNodeFailure::Refused(error),
             })
         }

@@ -42,6 +42,9 @@ const NOT_OWNER: &str = "NOT_OWNER";
 /// Code of a refusal by a process that ends: another process of the node, or a later one, serves the request. The message has
 /// the milliseconds that an admitted request has waited there, or is empty.
 const ENDING: &str = "ENDING";
+/// Code of a refusal by an owner that has admitted the request, which has to wait. The node of the caller sends it again, and its
+/// body after the acceptance: a body that is not sent is not lost with the owner.
+const WAITS: &str = "WAITS";
 
 /// Most attempts that are read from a notice.
 const ATTEMPTS_MAX: usize = 8;
@@ -51,12 +54,14 @@ const ABSENT: u32 = u32::MAX;
 
 /// Whether the node of the caller sends the body only after the owner has accepted the request. Without a body, or with
 /// a short one, it can send the request to another node instead. A caller that waits for 100 from the backend sends no
-/// body before.
+/// body before. A request that has waited may wait again.
 pub(crate) fn waits_for_acceptance(framing: Framing, is_upgrade: bool, headers: &Fields) -> bool {
     let is_short = framing
         .content_length()
         .is_some_and(|length| length <= u64::from(window::LEAST));
-    is_upgrade || framing.has_body() && (!is_short || headers.contains(header::EXPECT))
+    is_upgrade
+        || framing.has_body()
+            && (!is_short || headers.contains(header::EXPECT) || headers.contains(WAITED))
 }
 
 /// Adds the originator to the fields of a request.
@@ -231,6 +236,8 @@ pub(crate) enum Refused {
     Ending {
         waited: Option<Duration>,
     },
+    /// The request has to wait, and came with its whole body.
+    Waits,
     Error(Error),
 }
 
@@ -249,6 +256,7 @@ pub(crate) fn write_refusal(out: &mut Vec<u8>, timing: Option<AgentTiming>, refu
             let waited = waited.map(|waited| millis(waited).to_string());
             (ENDING, waited.unwrap_or_default())
         }
+        Refused::Waits => (WAITS, String::new()),
         Refused::Error(error) => {
             let code = match error {
                 Error::NodeUnavailable => ErrorCode::Overloaded,
@@ -288,6 +296,9 @@ pub(crate) fn read_refusal(refusal: &Refusal) -> Refused {
         return Refused::Ending {
             waited: parse_millis(&message),
         };
+    }
+    if &refusal.code[..] == WAITS.as_bytes() {
+        return Refused::Waits;
     }
     Refused::Error(error(&refusal.code, &message).unwrap_or(Error::TunnelProtocol))
 }
@@ -390,6 +401,7 @@ mod tests {
             let (passed, _) = passed_on(&Refused::Ending { waited }, None);
             assert_eq!(passed, Refused::Ending { waited });
         }
+        assert_eq!(passed_on(&Refused::Waits, None).0, Refused::Waits);
         assert_eq!(
             passed_on(&Refused::Error(Error::AgentUnavailable), timing).1,
             timing
