@@ -324,3 +324,52 @@ fn only_requests_in_flight_fail_when_nodes_are_killed() {
         "{count} requests, {failed} in flight failed, median {median:?}, p99 {p99:?}, slowest {slowest:?}"
     );
 }
+
+#[test]
+fn no_request_waits_in_vain_while_the_agent_and_nodes_change() {
+    let _turn = turn();
+    let Some((mut region, agent, received)) = start() else {
+        return;
+    };
+    let backend = received.backend();
+    let load = Load::start(&region, 3);
+    load.wait_for(200);
+    let mut agent = Some(agent);
+    let mut successors: Vec<Successor> = Vec::new();
+    for round in 0..rounds(3) {
+        agent.take();
+        // One node is replaced, and the others leave and come back.
+        if let node @ 1.. = round % 3 {
+            region.node(node).process.signal("TERM");
+            let mut left = region.nodes[node].take().unwrap();
+            agent = Some(region.run_agent(&backend));
+            assert_eq!(left.process.exit_code(), Some(0));
+            region.restart(node);
+            region.wait_for_members(3);
+        } else {
+            let first = region.node(0);
+            let process = successors
+                .last()
+                .map_or(first.process.id(), |successor| successor.0);
+            successors.push(replace(process, &first.log));
+            agent = Some(region.run_agent(&backend));
+        }
+        load.wait_for(300);
+    }
+    let mut outcome = load.stop();
+    // The agent is killed with requests in flight.
+    let (in_flight, waited): (Vec<_>, Vec<_>) = outcome
+        .failures
+        .iter()
+        .map(|failure| failure.what.as_str())
+        .partition(|what| what.starts_with("502 "));
+    eprintln!("{} in flight failed", in_flight.len());
+    assert!(waited.is_empty(), "{waited:?}");
+    assert!(in_flight.len() <= rounds(3) * CALLERS);
+    assert_eq!(received.repeated.load(Ordering::Relaxed), 0);
+    eprintln!(
+        "{} requests, slowest {:?}",
+        outcome.took.len(),
+        outcome.percentile(100)
+    );
+}
