@@ -55,6 +55,11 @@ impl CallerSessions {
         }
     }
 
+    /// Whether a proxy at this address may tell the address of a caller.
+    pub(crate) fn trusts(&self, address: IpAddr) -> bool {
+        self.trusted_proxies.contains(address)
+    }
+
     /// The session of a request to `service`. Removes the gateway's cookie from the request.
     pub(crate) fn of(&self, service: &Service, request: &mut OutboundRequest) -> CallerSession {
         let hash = match &service.settings.affinity {

@@ -16,6 +16,26 @@ pub const X_GW_VERSION: HeaderName = HeaderName::from_static("x-gw-version");
 pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+pub const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+
+/// Fields by which backends learn of a caller what the connection from the proxy does not tell: address, scheme, host and port. The
+/// gateway sets the first three. Backends build links and decide on access by all of them, so none of a caller passes.
+const FORWARDING: [HeaderName; 13] = [
+    X_FORWARDED_FOR,
+    X_FORWARDED_PROTO,
+    X_FORWARDED_HOST,
+    HeaderName::from_static("x-forwarded-port"),
+    HeaderName::from_static("x-forwarded-scheme"),
+    HeaderName::from_static("x-forwarded-ssl"),
+    HeaderName::from_static("x-forwarded-server"),
+    HeaderName::from_static("x-original-host"),
+    HeaderName::from_static("x-original-proto"),
+    HeaderName::from_static("x-url-scheme"),
+    X_REAL_IP,
+    HeaderName::from_static("front-end-https"),
+    // RFC 7239.
+    header::FORWARDED,
+];
 
 /// The name of a field. As [`HeaderName::from_bytes`], which copies each name that HTTP does not define; names that the gateway
 /// adds to each request are not copied if they have no upper case.
@@ -124,13 +144,15 @@ pub fn is_credential(name: &HeaderName) -> bool {
     OF_HTTP.contains(name) || is_own(name)
 }
 
-/// Whether a field is `X-Forwarded-For`, `X-Forwarded-Proto` or `X-Forwarded-Host`, or is for servers that read `_` as
-/// `-`.
+/// Whether a field tells backends of a caller what the gateway or a trusted proxy is to tell them, or is for servers that read `_` as
+/// `-`: `Forwarded`, `X-Forwarded-*`, `X-Real-IP` and others.
 pub fn is_forwarding(name: &HeaderName) -> bool {
-    const ALL: [HeaderName; 3] = [X_FORWARDED_FOR, X_FORWARDED_PROTO, X_FORWARDED_HOST];
     let name = name.as_str();
-    ALL.iter()
-        .any(|field| name.len() == field.as_str().len() && begins_as(name, field.as_str()))
+    // Most names begin otherwise.
+    name.starts_with(['x', 'f'])
+        && FORWARDING
+            .iter()
+            .any(|field| name.len() == field.as_str().len() && begins_as(name, field.as_str()))
 }
 
 /// Whether `name` begins with `prefix` once `_` is read as `-`.
@@ -320,12 +342,16 @@ mod tests {
             ("x_forwarded_for", "192.0.2.1"),
             ("x-forwarded_proto", "http"),
             ("x_forwarded-host", "a"),
-            ("x-forwarded-port", "1"),
+            ("x-forwarded_port", "1"),
+            ("forwarded", "host=a"),
+            ("front_end-https", "on"),
+            ("x_real_ip", "192.0.2.1"),
+            ("x-forwarded-prefix", "/a"),
             ("x_forwarded_hosts", "a"),
         ]);
         assert_eq!(
             end_to_end_trailers(trailers),
-            map(&[("x-forwarded-port", "1"), ("x_forwarded_hosts", "a")])
+            map(&[("x-forwarded-prefix", "/a"), ("x_forwarded_hosts", "a")])
         );
     }
 

@@ -170,7 +170,8 @@ impl Relay {
         request: RequestHead,
         peer: &Peer,
     ) -> Result<OutboundRequest, Error> {
-        let mut outbound = outbound(request, peer, scope.id)?;
+        let is_proxy = || self.upstream.caller_sessions.trusts(peer.address());
+        let mut outbound = outbound(request, peer, is_proxy, scope.id)?;
         scope.write_trace_context(&mut outbound.headers);
         Ok(outbound)
     }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use gw_base::error::{Error, request_id_value};
 use gw_shared::http::fields::{
-    self, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO, X_GW_REQUEST_ID,
+    self, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO, X_GW_REQUEST_ID, X_REAL_IP,
 };
 use gw_shared::http::{Fields, Framing, HttpVersion, RequestHead};
 use gw_shared::id::RequestId;
@@ -12,10 +12,12 @@ use http::header::{self, HeaderName, HeaderValue};
 
 use crate::peer::Peer;
 
-/// Removes the fields of this hop and adds those of the gateway (RFC 9110 §7.6).
+/// Removes the fields of this hop and adds those of the gateway (RFC 9110 §7.6). Calls `is_proxy` for a request with a field that only
+/// trusted proxies may set.
 pub(super) fn outbound(
     request: RequestHead,
     peer: &Peer,
+    is_proxy: impl Fn() -> bool,
     id: RequestId,
 ) -> Result<OutboundRequest, Error> {
     let RequestHead {
@@ -28,12 +30,15 @@ pub(super) fn outbound(
         upgrade,
         ..
     } = request;
-    // Removed: `Host` (the authority has its value), fields of the gateway (credentials or forged), and names that a
-    // backend may read as forwarding fields because they have `_` in place of `-`. X-Forwarded-* and X-Gw-Request-Id
-    // are set below in their place.
+    // Removed: `Host` (the authority has its value), fields of the gateway (credentials or forged), and forwarding fields, also those
+    // that have `_` in place of `-`. Three of these and X-Gw-Request-Id are set below in their place.
+    let is_set = |name: &HeaderName| {
+        [X_FORWARDED_FOR, X_FORWARDED_PROTO, X_FORWARDED_HOST].contains(name)
+            || *name == X_REAL_IP && is_proxy()
+    };
     let is_forged = |name: &HeaderName| {
         fields::is_own(name) && *name != X_GW_REQUEST_ID
-            || name.as_str().contains('_') && fields::is_forwarding(name)
+            || fields::is_forwarding(name) && !is_set(name)
     };
     let ends_here = |name: &HeaderName| *name == header::HOST || is_forged(name);
     let mut headers = fields::end_to_end(headers, ends_here);

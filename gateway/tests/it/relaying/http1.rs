@@ -2,13 +2,16 @@
 
 use std::sync::mpsc;
 
+use gw_gateway::demo::{Demo, Options};
+use gw_interface::config::{Config, ProxyProtocol};
 use gw_shared::http::Framing;
 use http::Method;
 
-use crate::support::demo;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, connect, get, request};
 use crate::support::peers::http1_peer::fields;
+use crate::support::peers::proxy_protocol::trusted;
+use crate::support::{demo, options};
 
 #[test]
 fn the_backend_gets_the_request_and_the_client_address() {
@@ -85,6 +88,68 @@ fn the_backend_gets_the_request_and_the_client_address() {
     {
         assert!(!seen.contains_key(gone), "{gone}");
     }
+}
+
+/// Fields by which a caller could choose the links that a backend makes, or the address that it sees.
+const FORWARDING: [&str; 13] = [
+    "Forwarded: host=evil.example;proto=http",
+    "X-Forwarded-Port: 81",
+    "X-Forwarded-Scheme: http",
+    "X-Forwarded-Ssl: off",
+    "X-Forwarded-Server: evil.example",
+    "X-Original-Host: evil.example",
+    "X-Original-Proto: http",
+    "X-Url-Scheme: http",
+    "Front-End-Https: off",
+    "X-Real-IP: 192.0.2.1",
+    "X_Forwarded_Port: 82",
+    "X-Forwarded-Prefix: /prefix",
+    "X_Real-Ip: 192.0.2.2",
+];
+
+/// Names and values of the fields of [`FORWARDING`] that reach the backend.
+fn that_pass(adjust: fn(&mut Config)) -> Vec<String> {
+    let (seen, heads) = mpsc::channel();
+    let backend = backend::start(move |mut peer| {
+        seen.send(peer.request().unwrap().0).unwrap();
+        peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+    });
+    let demo = Demo::start(&Options {
+        adjust,
+        ..options(Some(backend))
+    })
+    .unwrap();
+    let mut caller = connect(&demo);
+    caller.send(request(
+        &demo,
+        "GET /",
+        &format!("{}\r\n\r\n", FORWARDING.join("\r\n")),
+    ));
+    assert_eq!(caller.response().status, 200);
+    let head = heads.recv_timeout(crate::support::SOON).unwrap();
+    let passed = fields(&head.headers)
+        .into_iter()
+        .map(|(name, value)| format!("{name}: {value}"));
+    let was_sent = |field: &String| {
+        FORWARDING
+            .iter()
+            .any(|sent| sent.eq_ignore_ascii_case(field))
+    };
+    passed.filter(was_sent).collect()
+}
+
+#[test]
+fn forwarding_fields_of_callers_do_not_reach_the_backend() {
+    assert_eq!(that_pass(|_| {}), ["x-forwarded-prefix: /prefix"]);
+    let trusting = |config: &mut Config| {
+        config.trusted_proxies = trusted(&[("127.0.0.0/8", ProxyProtocol::Off)]);
+    };
+    let mut passed = that_pass(trusting);
+    passed.sort();
+    assert_eq!(
+        passed,
+        ["x-forwarded-prefix: /prefix", "x-real-ip: 192.0.2.1"]
+    );
 }
 
 #[test]
