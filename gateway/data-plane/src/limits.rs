@@ -249,10 +249,10 @@ pub const DRAIN_IDLE_SUCCEEDED: Duration = Duration::from_secs(5);
 pub const DRAIN_QUIET: Duration = Duration::from_millis(20);
 /// Time for aborted requests to send a last response at the end of a drain.
 pub const LAST_WORDS: Duration = Duration::from_millis(250);
-/// Time that requests wait for the first tunnel of a service: after a restart, a move of the service, the loss
-/// of a node, or the end of the last tunnel.
+/// Time that requests wait for the first tunnel of a service: after a restart, a move of the service, or the end of the last tunnel.
 pub const FIRST_TUNNEL_BACK: Duration = Duration::from_secs(5);
-/// Time that a request waits at all owners of its service together, if the service moves meanwhile.
+/// Time that a request waits at all owners of its service together, if the service moves meanwhile. Also time that requests wait for
+/// the first tunnel after the loss of the owner: a node that froze tells its agents to connect again only once it goes on.
 pub const WAIT_IN_ALL: Duration = Duration::from_secs(10);
 /// Time that requests wait for a free slot of the tunnels in order while another tunnel of the service is not.
 pub const SLOT_WAIT: Duration = Duration::from_secs(1);

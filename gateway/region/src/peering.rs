@@ -82,19 +82,27 @@ impl Peering {
         self.changed.notify_waiters();
     }
 
-    /// When `lately` is over, if the service came to this node by a change of the placement less than that ago: its agents may
-    /// not have connected yet.
-    pub fn arrived_until(&self, hostname: &str, lately: Duration, now: Instant) -> Option<Instant> {
-        let was_elsewhere = |view: &Option<Arc<View>>| {
-            view.as_ref()
-                .is_none_or(|view| view.placement().owner(hostname) != Owner::Here)
-        };
+    /// Until when the agents of the service may not have connected yet, because it came to this node by a change of the placement:
+    /// for `moved` after a change that was announced, which agents are told, and for `lost` after the loss of its owner, which they
+    /// may notice only once the owner goes on.
+    pub fn arrived_until(
+        &self,
+        hostname: &str,
+        moved: Duration,
+        lost: Duration,
+        now: Instant,
+    ) -> Option<Instant> {
+        let is_here = |placement: &Placement| placement.owner(hostname) == Owner::Here;
         let earlier = self.earlier.borrow();
-        let mut late = earlier
+        let late = earlier
             .iter()
-            .take_while(|(ended, _)| now.saturating_duration_since(*ended) < lately);
-        late.find(|(_, view)| was_elsewhere(view))
-            .map(|(ended, _)| *ended + lately)
+            .take_while(|(ended, _)| now.saturating_duration_since(*ended) < lost);
+        let until = late.filter_map(|(ended, view)| match view {
+            Some(view) if is_here(view.placement()) => None,
+            Some(view) if !view.next().is_some_and(is_here) => Some(*ended + lost),
+            _ => Some(*ended + moved),
+        });
+        until.filter(|until| now < *until).max()
     }
 
     /// Whether this node may admit a request of the service now.
@@ -241,9 +249,12 @@ mod tests {
         let start = Instant::now();
         let second = Duration::from_secs(1);
         let peering = peering(start);
-        let has_arrived = |at| peering.arrived_until("a", 5 * second, at).is_some();
+        let arrived = |at| peering.arrived_until("a", 5 * second, 10 * second, at);
+        let has_arrived = |at| arrived(at).is_some();
         assert!(!has_arrived(start), "no view yet");
-        peering.replace_view(view(1, vec![member(1, 1)]), start);
+        let next = view(2, vec![member(HERE, 1)]).shared_placement();
+        let joins = (*view(1, vec![member(1, 1)])).clone().with_next(next);
+        peering.replace_view(Arc::new(joins), start);
         peering.replace_view(view(2, vec![member(HERE, 1)]), start);
         assert!(has_arrived(start + 4 * second) && !has_arrived(start + 5 * second));
         peering.replace_view(view(3, vec![member(HERE, 1)]), start + second);
@@ -255,6 +266,11 @@ mod tests {
             !has_arrived(start + 5 * second),
             "it was here before the later change"
         );
+        // Its owner is lost: the change was not announced.
+        peering.replace_view(view(4, vec![member(1, 1)]), start);
+        peering.replace_view(view(5, vec![member(HERE, 1)]), start);
+        assert_eq!(arrived(start + 9 * second), Some(start + 10 * second));
+        assert!(!has_arrived(start + 10 * second));
     }
 
     #[test]

@@ -41,9 +41,12 @@ impl Upstream {
         let others_wait = waiting.is_waited_for(label);
         let for_several = grace.wait_until(label, others_wait, now);
         let for_first = self.nodes.as_ref().and_then(|nodes| {
-            nodes
-                .peering
-                .arrived_until(&service.hostname, limits::FIRST_TUNNEL_BACK, now)
+            nodes.peering.arrived_until(
+                &service.hostname,
+                limits::FIRST_TUNNEL_BACK,
+                limits::WAIT_IN_ALL,
+                now,
+            )
         });
         let for_moved = request.waited.map(|_| now + limits::FIRST_TUNNEL_BACK);
         let for_first = for_first

@@ -95,6 +95,14 @@ impl View {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn with_next(self, next: Arc<Placement>) -> Self {
+        Self {
+            next: Some(next),
+            ..self
+        }
+    }
+
     /// Whether the process with this slot and session is a node of the region, and so may call this one. The certificate of a
     /// process that has ended names a session without a row.
     pub fn knows(&self, slot: NodeSlot, session: u128) -> bool {

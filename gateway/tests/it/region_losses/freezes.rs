@@ -8,18 +8,22 @@ use gw_shared::tunnel::handshake;
 use http::Method;
 use serde_json::{Value, json};
 
+use super::load::{self, Load};
 use crate::support::agents::modified_agent;
 use crate::support::apex::APEX;
-use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, HOST, connect_to};
 use crate::support::peers::gate::Passage;
 use crate::support::peers::http1_peer::Response;
 use crate::support::processes::region::Region;
+use crate::support::{eventually, turn};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 /// Shorter than the lease of a node, which the others therefore do not declare dead.
 const FREEZE: Duration = Duration::from_millis(2500);
+
+/// Time for which a node stays frozen after the others have declared it dead, five seconds after its last sign of life.
+const FREEZE_BEYOND_DEATH: Duration = Duration::from_secs(5);
 
 /// Stops the process of a node while it changes the region by `change` at another one, for [`FREEZE`] at least.
 fn frozen(region: &Region, node: usize, change: impl FnOnce()) {
@@ -203,4 +207,40 @@ fn requests_that_queued_in_a_freeze_are_served_from_memory_without_postgresql() 
             .all(|caller| caller.response().status == 200)
     );
     region.engine_gates[owner].set(Passage::Open);
+}
+
+/// The agent is connected to the owner itself: it connects again only once the owner goes on.
+#[test]
+fn no_request_gets_504_when_an_owner_is_declared_dead_and_goes_on_five_seconds_later() {
+    let _turn = turn();
+    let Some((region, agent, received)) = load::start() else {
+        return;
+    };
+    let owner = region.owner();
+    drop(agent);
+    eventually("the tunnel has ended", || {
+        (region.metric(owner, "gw_tunnels") == 0.0).then_some(())
+    });
+    region.balance_to(&[owner]);
+    let _agent = region.run_agent(&received.backend());
+    assert_eq!(region.owner(), owner);
+    region.balance_to(&[0, 1, 2]);
+    let load = Load::start(&region, 3);
+    load.wait_for(100);
+    frozen(&region, owner, || {
+        eventually("the node is declared dead", || {
+            let status = region.status((owner + 1) % 3);
+            let mut nodes = status["nodes"].as_array()?.iter();
+            nodes.any(|node| node["state"] == "dead").then_some(())
+        });
+        std::thread::sleep(FREEZE_BEYOND_DEATH);
+    });
+    region.wait_for_members(3);
+    load.wait_for(300);
+    let outcome = load.stop();
+    let failures = outcome.failures.iter().map(|failure| &failure.what);
+    let refused: Vec<_> = failures
+        .filter(|failure| failure.starts_with("504 "))
+        .collect();
+    assert!(refused.is_empty(), "{refused:?}");
 }

@@ -34,7 +34,7 @@ fn rounds(default: usize) -> usize {
 
 /// The requests that a backend has received.
 #[derive(Default, Clone)]
-struct Received {
+pub(super) struct Received {
     /// How often, by request id.
     ids: Arc<Mutex<HashMap<String, usize>>>,
     /// Requests that were received more often than they may be.
@@ -42,7 +42,7 @@ struct Received {
 }
 
 impl Received {
-    fn backend(&self) -> String {
+    pub(super) fn backend(&self) -> String {
         let received = self.clone();
         backend::start(move |mut peer| {
             while let Ok((head, ..)) = peer.request() {
@@ -227,7 +227,7 @@ fn is_close(error: &io::Error) -> bool {
 }
 
 /// A region of three nodes with an agent.
-fn start() -> Option<(Region, Running, Received)> {
+pub(super) fn start() -> Option<(Region, Running, Received)> {
     let region = Region::start(3)?;
     let received = Received::default();
     let agent = region.run_agent(&received.backend());
