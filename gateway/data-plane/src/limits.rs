@@ -196,9 +196,14 @@ pub const NODE_IS_LATE: Duration = Duration::from_millis(100);
 pub const PLACEMENT_IS_LATE: Duration = Duration::from_secs(1);
 /// Longest time until unacknowledged bytes between nodes are sent again.
 pub const NODE_RETRANSMISSION: Duration = Duration::from_secs(1);
-/// Time without an answer to the PINGs of each second after which the tunnels that one node splices to another end at both: a cut
-/// of eight seconds ends none, since bytes pass within [`NODE_RETRANSMISSION`] after it.
-pub const SPLICE_SILENT: Duration = Duration::from_secs(10);
+/// Interval of PINGs on a link while it is used, and between two attempts to open one.
+pub const LINK_PING: Duration = Duration::from_millis(500);
+/// Time since the first unanswered PING after which requests end that wait on a link for the first part of their answer. A node that
+/// is frozen for four seconds answers before; a cut is noticed within [`LINK_PING`] more.
+pub const LINK_SILENT: Duration = Duration::from_millis(4_750);
+/// Time since the first unanswered PING after which the tunnels that one node splices to another end at both. A cut of eight
+/// seconds ends none: the PING that was lost first is sent again within [`NODE_RETRANSMISSION`] after it.
+pub const SPLICE_SILENT: Duration = Duration::from_secs(9);
 /// Time without requests after which a link to another node ends.
 pub const LINK_IDLE: Duration = Duration::from_secs(60);
 /// Concurrent requests of one worker on a link to another node. More are refused (503).

@@ -302,7 +302,7 @@ impl Ingress {
                 Rc::clone(&self.tunnels),
                 stream,
                 peer,
-                via,
+                via.and_then(|node| self.path_by(node)),
                 guard,
             ));
         } else if stream.speaks(ALPN_HTTP2) {

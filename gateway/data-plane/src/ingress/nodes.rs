@@ -17,7 +17,7 @@ use gw_base::tls::node::{ALPN_CONTROL, ALPN_NODE};
 use gw_base::tls::pki::{self, NodeIdentity};
 use gw_interface::node_connections::NodeConnection;
 use gw_interface::rate_limit::Claimant;
-use gw_region::{InvalidAnnouncement, Member, Owner, Peering, TunnelAnnouncement};
+use gw_region::{InvalidAnnouncement, Member, NodeSlot, Owner, Peering, TunnelAnnouncement};
 use gw_shared::net::tls::{ClientHello, Greeting};
 use gw_shared::net::{Socket, TlsStream};
 use gw_shared::runtime;
@@ -26,6 +26,7 @@ use super::splice::{self, SpliceTo};
 use super::{ConnectionOrigin, Ingress, is_tunnel};
 use crate::connections::ConnectionGuard;
 use crate::relay;
+use crate::tunnel::Via;
 use crate::upstream::cross_node::Nodes;
 
 /// Reason in the counter of connections that were not taken.
@@ -112,7 +113,7 @@ impl Ingress {
                 // Its TLS is the agent's: nothing here tells whether the owner lives.
                 let ends = [greeting.socket.closer(), owner.closer()];
                 let _attached = ends.map(|end| nodes.attach(to.owner.session, end));
-                let silent = nodes.until_silent(&to.owner);
+                let silent = nodes.until_silent(to.owner.slot);
                 let ended = splice::carry_until(silent, &greeting.socket, &owner).await;
                 tracing::debug!(%agent, node, error = ended.err().map(tracing::field::display), "spliced tunnel ended");
             }
@@ -243,6 +244,13 @@ impl Ingress {
             guard,
         )
         .await;
+    }
+
+    /// The path of a tunnel that this node splices.
+    pub(super) fn path_by(&self, node: NodeSlot) -> Option<Via> {
+        let nodes = self.nodes.clone()?;
+        let silent = Box::pin(async move { nodes.until_silent(node).await });
+        Some(Via { node, silent })
     }
 
     /// Serves a tunnel of a service that this node owns.

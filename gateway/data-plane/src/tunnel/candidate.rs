@@ -8,7 +8,6 @@ use crate::limits;
 use gw_region::owners::ownership;
 use gw_shared::id::AgentId;
 use gw_shared::tunnel::control::BackendHealth;
-use gw_shared::tunnel::cut_reason::CutReason;
 use gw_shared::tunnel::endpoint::{Endpoint, STREAMS_BEYOND_SLOTS, STREAMS_MAX};
 use gw_shared::tunnel::heartbeat;
 
@@ -143,19 +142,11 @@ impl Session {
     /// Sends a PING every [`limits::PING_EVERY`] to an agent whose service has other tunnels, and marks one that leaves it
     /// unanswered: it gets no new requests, and those that can go elsewhere do. Any received byte is a sign of life. `was_late`
     /// tells that this worker did nothing for a while, so that an answer may have arrived and not been read.
-    ///
-    /// Does the same while requests run on a tunnel that another node splices, and ends it once the agent has not answered for
-    /// [`limits::SPLICE_SILENT`]: the path between the nodes may be cut.
     pub(super) fn watch(&self, has_others: bool, was_late: bool, now: Instant) {
         let candidacy = &self.candidacy;
-        let is_spliced_in_use = self.via.get().is_some() && self.flow.streams() > 0;
-        let is_needed = has_others || is_spliced_in_use;
-        let pinged = candidacy.pinged.get().filter(|_| is_needed && !was_late);
+        let pinged = candidacy.pinged.get().filter(|_| has_others && !was_late);
         match pinged {
             Some(at) if self.flow.last_received() < at => {
-                if is_spliced_in_use && now >= at + limits::SPLICE_SILENT {
-                    self.cut(CutReason::Silent);
-                }
                 // The checks are late by up to their interval.
                 if now.saturating_duration_since(at) + limits::PING_CHECK >= limits::PING_UNANSWERED
                 {
@@ -165,7 +156,7 @@ impl Session {
             }
             Some(at)
                 if now.saturating_duration_since(at) + limits::PING_CHECK < limits::PING_EVERY => {}
-            _ if is_needed => {
+            _ if has_others => {
                 self.tunnel
                     .with(|endpoint| endpoint.ping(heartbeat::PAYLOAD));
                 candidacy.pinged.set(Some(now));

@@ -16,7 +16,6 @@ use gw_base::clock::{self, Timestamp};
 use gw_base::error::{Error, Overload};
 use gw_base::service::hostname::Destination;
 use gw_base::tls::pki;
-use gw_region::NodeSlot;
 use gw_shared::http::{ConnectionField, Fields, Framing, RequestHead, head};
 use gw_shared::id::{AccountId, AgentId, AuthorityId, SECRET_LENGTH, random_base62};
 use gw_shared::identity::enrollment::EnrollmentStatus;
@@ -31,7 +30,7 @@ use rustls::CertificateError;
 use rustls_pki_types::CertificateDer;
 
 use super::session::{self, Party};
-use super::{Tunnels, downloads};
+use super::{Tunnels, Via, downloads};
 use crate::connections::ConnectionGuard;
 use crate::http_message::dated;
 use crate::http1;
@@ -42,7 +41,7 @@ pub(crate) async fn serve(
     tunnels: Rc<Tunnels>,
     stream: TlsStream,
     peer: SocketAddr,
-    via: Option<NodeSlot>,
+    via: Option<Via>,
     guard: ConnectionGuard,
 ) {
     guard.expect_by(Instant::now() + limits::HEAD);

@@ -19,6 +19,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use futures_util::future::LocalBoxFuture;
 use gw_base::agent_releases::AgentReleases;
 use gw_base::error::{Error, Overload};
 use gw_base::process::freeze::Freeze;
@@ -26,8 +27,8 @@ use gw_base::service::hostname::Region;
 use gw_base::tls::ServerConfigs;
 use gw_interface::control_plane::Executor;
 use gw_interface::rate_limit::Bucket;
-use gw_region::Peering;
 use gw_region::owners::ownership::WorkerId;
+use gw_region::{NodeSlot, Peering};
 use gw_shared::id::RequestIds;
 use gw_store::{Directory, Service};
 use gw_telemetry::counters::Counters;
@@ -71,6 +72,13 @@ pub(crate) struct Tunnels {
     pub(crate) counters: Rc<Counters>,
     pub(crate) ids: Rc<RequestIds>,
     pub(crate) lifecycle: Rc<Lifecycle>,
+}
+
+/// The path of a tunnel that another node splices.
+pub(crate) struct Via {
+    pub(crate) node: NodeSlot,
+    /// Resolves when the path is cut.
+    pub(crate) silent: LocalBoxFuture<'static, ()>,
 }
 
 impl Tunnels {

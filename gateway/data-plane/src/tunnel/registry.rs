@@ -386,23 +386,18 @@ impl Registry {
             && self.of_service(label).any(is_impaired)
     }
 
-    /// Checks by PINGs which agents of services with several tunnels, or with a spliced one, answer. Returns whether there are services
-    /// with several.
+    /// Checks by PINGs which agents of services with several tunnels answer. Returns whether there are such services.
     pub(crate) fn watch(&mut self, was_late: bool, now: Instant) -> bool {
         self.has_several = false;
         for tunnels in self.by_service.values() {
             let has_others = tunnels.sessions.len() > 1;
             self.has_several |= has_others;
             for session in &tunnels.sessions {
-                if has_others || session.via.get().is_some() || session.is_watched() {
+                if has_others || session.is_watched() {
                     session.watch(has_others, was_late, now);
                 }
             }
         }
-        // Their requests wait for a path that may be cut.
-        let spliced = |session: &&Rc<Session>| session.via.get().is_some();
-        let replaced = self.replaced.iter().filter(spliced);
-        replaced.for_each(|session| session.watch(false, was_late, now));
         self.lost.forget(now);
         self.has_several
     }

@@ -9,7 +9,7 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use crate::limits;
-use futures_util::future::{Either, select};
+use futures_util::future::{self, Either, FutureExt as _, select};
 use gw_base::agent_releases::AgentReleases;
 use gw_base::clock::Timestamp;
 use gw_base::error::{Error, Overload};
@@ -43,7 +43,7 @@ use super::flow_control::FlowControl;
 use super::handshake::openings::TunnelOpening;
 use super::health::TunnelCondition;
 use super::waiting::Waiting;
-use super::{Tunnels, control};
+use super::{Tunnels, Via, control};
 
 /// The agent at the other end of a tunnel, and the service that the tunnel is for.
 pub(crate) struct Party {
@@ -117,7 +117,7 @@ pub(crate) async fn run(
     stream: TlsStream,
     party: Party,
     opening: TunnelOpening,
-    via: Option<NodeSlot>,
+    via: Option<Via>,
 ) {
     let last_received = stream.socket().last_received();
     if let Err(error) = stream.socket().detect_dead_peer(heartbeat::TCP_DEAD_AFTER) {
@@ -131,7 +131,7 @@ pub(crate) async fn run(
     }
     let key = party.key.clone();
     let session = Session::new(&tunnels, stream.socket(), party);
-    session.via.set(via);
+    session.via.set(via.as_ref().map(|via| via.node));
     runtime::spawn(control::serve(
         Rc::clone(&tunnels),
         Rc::clone(&session),
@@ -142,9 +142,10 @@ pub(crate) async fn run(
         let driven = std::pin::pin!(drive(&session, &stream));
         let ping = || session.flow.probe();
         let dead = std::pin::pin!(heartbeat::pinging_until_dead(&last_received, ping));
-        match select(driven, dead).await {
+        let cut = via.map_or_else(|| future::pending().boxed_local(), |via| via.silent);
+        match select(driven, select(dead, cut)).await {
             Either::Left((ended, _)) => ended,
-            Either::Right(((), _)) => Err(TunnelError::Silent),
+            Either::Right(_) => Err(TunnelError::Silent),
         }
     };
     session.tunnel.with(Endpoint::lose);

@@ -14,7 +14,7 @@ use crate::limits;
 use futures_util::future::{Either, select};
 use gw_base::tls::node::ALPN_NODE;
 use gw_base::tls::pki::{self, NodeIdentity};
-use gw_region::Member;
+use gw_region::{Member, NodeSlot};
 use gw_shared::net::{Socket, TlsStream};
 use gw_shared::runtime;
 use gw_shared::text::error_line;
@@ -29,7 +29,7 @@ use tokio::sync::Notify;
 use super::pulse::Pulse;
 use super::{Nodes, prepare};
 
-/// Interval between checks whether a link is still used.
+/// Interval between checks whether a link is still used, and between two links to a member whose path is watched.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Time for the end of a link to be sent.
 const CLOSED_WITHIN: Duration = Duration::from_secs(1);
@@ -45,8 +45,8 @@ pub(crate) struct Link {
     /// Valid while there are no requests.
     idle_since: Cell<Instant>,
     pulse: RefCell<Pulse>,
-    /// Time without an answer of the other node, as of the last look.
-    pub(super) silence: Cell<Duration>,
+    /// Time without an answer of the other node, or without a connection to it, as of the last look.
+    silence: Cell<Duration>,
     /// The node has left: the link ends after its running requests.
     retired: Cell<bool>,
 }
@@ -68,19 +68,17 @@ pub(crate) struct OnLink(Rc<Link>);
 impl Nodes {
     /// The link to this member. Begins to open it if there is none.
     pub(super) fn link(self: &Rc<Self>, to: &Member) -> Rc<Link> {
-        Rc::clone(
-            self.links
-                .borrow_mut()
-                .entry((to.slot, to.session))
-                .or_insert_with(|| {
-                    let link = Link::opening(Some(to.clone()));
-                    runtime::spawn(run(Rc::clone(self), Rc::clone(&link), to.clone()));
-                    link
-                }),
-        )
+        let mut links = self.links.borrow_mut();
+        let link = links.entry((to.slot, to.session)).or_insert_with(|| {
+            let link = Link::opening(Some(to.clone()));
+            runtime::spawn(run(Rc::clone(self), Rc::clone(&link), to.clone()));
+            link
+        });
+        link.idle_since.set(Instant::now());
+        Rc::clone(link)
     }
 
-    /// Whether a member leaves PINGs, or a new connection, of this worker unanswered.
+    /// Whether a member leaves PINGs of this worker unanswered, or cannot be connected to.
     pub(crate) fn is_silent(&self, member: &Member) -> bool {
         let links = self.links.borrow();
         let link = links.get(&(member.slot, member.session));
@@ -88,8 +86,9 @@ impl Nodes {
     }
 
     /// The node that a request of `owner` is sent to: a third one while the owner is silent. `None` if there is none.
-    pub(super) fn way_to(&self, owner: &Member) -> Option<Member> {
-        if !self.is_silent(owner) {
+    pub(super) fn way_to(self: &Rc<Self>, owner: &Member) -> Option<Member> {
+        // Keeps the link, which notices that the owner answers again.
+        if !self.link(owner).is_silent() {
             return Some(owner.clone());
         }
         let view = self.peering.view()?;
@@ -98,17 +97,24 @@ impl Nodes {
         fastrand::choice(ways).cloned()
     }
 
-    /// Watches the path to a member by its link. Returns once the member has been silent for [`limits::SPLICE_SILENT`].
-    pub(crate) async fn until_silent(self: &Rc<Self>, member: &Member) {
+    /// Watches the path to the node in this slot by a link. Returns once the node has been silent for [`limits::SPLICE_SILENT`]
+    /// while it was a member.
+    pub(crate) async fn until_silent(self: &Rc<Self>, slot: NodeSlot) {
         loop {
-            let link = self.link(member);
-            let _counted = link.count();
-            // Until it has ended and there is another one.
-            while Rc::ptr_eq(&link, &self.link(member)) {
-                if link.silence.get() >= limits::SPLICE_SILENT {
+            let member = self.peering.view();
+            let member = member.and_then(|view| view.placement().member(slot).cloned());
+            let Some(member) = member else {
+                self.peering.changed().await;
+                continue;
+            };
+            let link = self.link(&member);
+            // Before, nothing tells whether this node can connect to the other one at all.
+            if link.tunnel().await.is_ok() {
+                let _counted = link.count();
+                let silent = pin!(link.silent_for(limits::SPLICE_SILENT));
+                if let Either::Left(_) = select(silent, pin!(link.left())).await {
                     return;
                 }
-                link.changed.notified().await;
             }
             runtime::sleep(CHECK_INTERVAL).await;
         }
@@ -172,6 +178,20 @@ impl Link {
         }
     }
 
+    /// Waits until the other node has not answered for this time: one of those that [`Self::set_silence`] names.
+    pub(super) async fn silent_for(&self, time: Duration) {
+        while self.silence.get() < time {
+            self.changed.notified().await;
+        }
+    }
+
+    /// Waits until the link has ended, or ends after its running requests.
+    async fn left(&self) {
+        while !self.retired.get() && !matches!(&*self.state.borrow(), LinkState::Ended) {
+            self.changed.notified().await;
+        }
+    }
+
     pub(super) fn count(self: &Rc<Self>) -> OnLink {
         self.requests.set(self.requests.get() + 1);
         OnLink(Rc::clone(self))
@@ -193,7 +213,12 @@ impl Link {
                 None => tracing::warn!("the process that has taken over does not answer"),
             }
         }
-        if exceeds(limits::PING_UNANSWERED) || exceeds(limits::SPLICE_SILENT) {
+        let waited_for = [
+            limits::PING_UNANSWERED,
+            limits::LINK_SILENT,
+            limits::SPLICE_SILENT,
+        ];
+        if waited_for.into_iter().any(exceeds) {
             self.changed.notify_waiters();
         }
     }
@@ -217,14 +242,15 @@ impl Link {
         self.changed.notify_waiters();
     }
 
-    /// Waits until the link has no requests and is to end.
+    /// Whether the link has no requests and is to end.
+    fn is_unused(&self) -> bool {
+        let is_due = self.retired.get() || self.idle_since.get().elapsed() >= limits::LINK_IDLE;
+        self.requests.get() == 0 && is_due
+    }
+
     async fn unused(&self) {
-        loop {
+        while !self.is_unused() {
             runtime::sleep(CHECK_INTERVAL).await;
-            let is_due = self.retired.get() || self.idle_since.get().elapsed() >= limits::LINK_IDLE;
-            if self.requests.get() == 0 && is_due {
-                return;
-            }
         }
     }
 }
@@ -240,41 +266,44 @@ impl Drop for OnLink {
 
 /// Opens a link and drives it to its end.
 async fn run(nodes: Rc<Nodes>, link: Rc<Link>, to: Member) {
-    let Member {
-        slot,
-        peer_address: address,
-        ..
-    } = &to;
-    let node = slot.get();
-    let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
-    let connected = loop {
-        match runtime::timeout(limits::NODE_CONNECT, connect(&nodes, &to)).await {
-            // Tries again, so that requests go there as soon as it answers.
-            Err(_) if !link.retired.get() => {
-                link.set_silence(link.silence.get() + limits::NODE_CONNECT);
-                nodes.peering.signals.link_broke();
-            }
-            connected => break connected.unwrap_or_else(|_| Err(late())),
-        }
-    };
-    match connected {
-        Ok(stream) => {
-            let _attached = nodes.attach(to.session, stream.closer());
-            tracing::info!(node, %address, "link to another node opened");
-            let ended = drive_tls(&nodes, &link, &stream).await;
-            if ended.is_err() {
-                nodes.peering.signals.link_broke();
-            }
-            let error = ended.err().map(|error| error_line(&error));
-            tracing::info!(node, %address, error, "link to another node ended");
-        }
-        Err(error) => {
-            nodes.forget(&link);
+    let node = to.slot.get();
+    let address = to.peer_address;
+    if let Some(stream) = open(&nodes, &link, &to).await {
+        let _attached = nodes.attach(to.session, stream.closer());
+        tracing::info!(node, %address, "link to another node opened");
+        let ended = drive_tls(&nodes, &link, &stream).await;
+        if ended.is_err() {
             nodes.peering.signals.link_broke();
-            tracing::warn!(node, %address, %error, "cannot open a link to another node");
+        }
+        let error = ended.err().map(|error| error_line(&error));
+        tracing::info!(node, %address, error, "link to another node ended");
+    }
+    nodes.forget(&link);
+    link.set(LinkState::Ended);
+}
+
+/// Connects to a member. Tries again while the link is used, so that requests go there as soon as the node answers: a cut may refuse
+/// connections, or leave them without an answer.
+async fn open(nodes: &Nodes, link: &Link, to: &Member) -> Option<TlsStream> {
+    let began = Instant::now();
+    let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
+    loop {
+        let connected = runtime::timeout(limits::NODE_CONNECT, connect(nodes, to)).await;
+        let error = match connected.unwrap_or_else(|_| Err(late())) {
+            Ok(stream) => return Some(stream),
+            Err(error) => error,
+        };
+        nodes.peering.signals.link_broke();
+        if link.silence.get().is_zero() {
+            let (node, address) = (to.slot.get(), to.peer_address);
+            tracing::warn!(node, %address, %error, "cannot open a link to another node: trying again");
+        }
+        link.set_silence(began.elapsed());
+        runtime::sleep(limits::LINK_PING).await;
+        if link.retired.get() || link.is_unused() {
+            return None;
         }
     }
-    link.set(LinkState::Ended);
 }
 
 /// Connects to a member. Fails if another process answers there.
@@ -344,7 +373,7 @@ async fn drive(
             stream,
             &mut |endpoint| {
                 if endpoint.take_pong().is_some() {
-                    link.pulse.borrow_mut().answered(Instant::now());
+                    link.pulse.borrow_mut().answered();
                 }
                 Ok(())
             }
@@ -379,30 +408,66 @@ async fn watch(link: &Link, tunnel: &Tunnel) {
             tunnel.with(|endpoint| endpoint.ping(heartbeat::PAYLOAD));
         }
         link.set_silence(link.pulse.borrow().silence(now));
-        if link.silence.get() >= limits::NODE_WAIT {
-            tunnel.with(Endpoint::wake_receivers);
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt as _;
-    use gw_region::NodeSlot;
+    use gw_base::service::hostname::Region;
+    use gw_region::{Peering, Placement, RegionKey, RegionSignals, View};
+    use gw_shared::runtime::Driver;
 
     use super::*;
 
-    #[test]
-    fn requests_do_not_wait_for_a_link_to_a_node_that_is_no_member() {
-        let to = Member {
+    fn member() -> Member {
+        Member {
             slot: NodeSlot::new(1).unwrap(),
             session: 1,
             peer_address: ([127, 0, 0, 1], 1).into(),
-        };
-        let link = Link::opening(Some(to));
+        }
+    }
+
+    #[test]
+    fn requests_do_not_wait_for_a_link_to_a_node_that_is_no_member() {
+        let link = Link::opening(Some(member()));
         let mut waiting = pin!(link.tunnel());
         assert!(waiting.as_mut().now_or_never().is_none());
         link.retire();
         assert!(matches!(waiting.now_or_never(), Some(Err(Unreachable))));
+    }
+
+    #[test]
+    fn a_link_that_cannot_be_opened_is_given_up_when_it_is_idle() {
+        let link = Link::opening(Some(member()));
+        assert!(!link.is_unused());
+        let counted = link.count();
+        link.idle_since.set(Instant::now() - limits::LINK_IDLE);
+        assert!(!link.is_unused(), "a request waits");
+        drop(counted);
+        assert!(!link.is_unused(), "it was used a moment ago");
+        link.idle_since.set(Instant::now() - limits::LINK_IDLE);
+        assert!(link.is_unused());
+    }
+
+    #[test]
+    fn the_path_to_a_node_is_watched_while_it_is_a_member() {
+        let keys = RegionKey::new([1; 32]).into();
+        let signals = Arc::new(RegionSignals::new(Instant::now()));
+        let peering = Peering::new(&keys, signals);
+        let nodes = Nodes::new(Region::new("eu1", "example.com"), peering);
+        let placement = |members| Placement::new(1, NodeSlot::new(2).unwrap(), members);
+        nodes.use_view(Arc::new(View::settled(placement(Vec::new()))));
+        Driver::choose()
+            .unwrap()
+            .block_on(async {
+                let mut silent = pin!(nodes.until_silent(member().slot));
+                assert!(silent.as_mut().now_or_never().is_none());
+                assert!(nodes.links.borrow().is_empty());
+                nodes.use_view(Arc::new(View::settled(placement(vec![member()]))));
+                assert!(silent.as_mut().now_or_never().is_none());
+                assert_eq!(nodes.links.borrow().len(), 1);
+            })
+            .unwrap();
     }
 }

@@ -13,8 +13,9 @@ use crate::limits;
 pub(super) struct Pulse {
     /// When the last PING was sent.
     pinged: Option<Instant>,
-    /// When the last answer arrived, or since when one is missing.
-    heard: Instant,
+    /// When the first PING was sent that is not answered. The time since the last answer would say more than that: no answer was
+    /// due until the next PING.
+    unanswered: Option<Instant>,
     looked: Instant,
 }
 
@@ -22,7 +23,7 @@ impl Pulse {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             pinged: None,
-            heard: now,
+            unanswered: None,
             looked: now,
         }
     }
@@ -32,27 +33,25 @@ impl Pulse {
     pub(super) fn look(&mut self, is_used: bool, now: Instant) -> bool {
         let was_late = now > self.looked + limits::PING_CHECK + limits::PING_CHECK_LATE;
         self.looked = now;
-        let was_pinged = self.pinged.is_some_and(|at| now < at + limits::PING_EVERY);
-        let is_due = is_used && !was_pinged;
-        let has_paused = now > self.heard + limits::PING_EVERY + limits::PING_CHECK;
-        if was_late || is_due && has_paused && self.silence(now).is_zero() {
-            self.heard = now;
+        if was_late {
+            self.unanswered = self.unanswered.map(|_| now);
         }
+        let was_pinged = self.pinged.is_some_and(|at| now < at + limits::LINK_PING);
+        let is_due = is_used && !was_pinged;
         if is_due {
             self.pinged = Some(now);
+            self.unanswered.get_or_insert(now);
         }
         is_due
     }
 
-    pub(super) fn answered(&mut self, now: Instant) {
-        self.heard = now;
+    pub(super) fn answered(&mut self) {
+        self.unanswered = None;
     }
 
     /// Time without an answer; zero if the last PING is answered.
     pub(super) fn silence(&self, now: Instant) -> Duration {
-        match self.pinged {
-            Some(pinged) if pinged >= self.heard => now.saturating_duration_since(self.heard),
-            _ => Duration::ZERO,
-        }
+        self.unanswered
+            .map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 }

@@ -1,19 +1,20 @@
 //! The node of the caller: sends a request to the owner of its service, and to another node if the owner has changed. A process
 //! that has been replaced sends it to its successor.
 
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use crate::limits;
 use bytes::Bytes;
+use futures_util::future::{Either, select};
 use gw_base::error::{Error, Overload};
 use gw_interface::auth::Authenticated;
 use gw_region::{Member, NextHop};
 use gw_shared::http::{Fields, InvalidHead};
 use gw_shared::runtime;
-use gw_shared::tunnel::connection::{StreamReceiver, StreamSender};
+use gw_shared::tunnel::connection::StreamSender;
 use gw_shared::tunnel::endpoint::{Closed, OpenError, ReceivedPart};
 use gw_shared::tunnel::frame::{Kind, REQUEST_HEAD};
 use gw_shared::tunnel::head::{OutboundRequest, parse_refusal, write_trailers};
@@ -251,6 +252,9 @@ impl CrossNodeRequest {
             Err(CrossNodeFailure::Refused(Error::NodeUnavailable)) if is_past => {
                 Err(CrossNodeFailure::Retry(RetryCause::Silent))
             }
+            Err(CrossNodeFailure::Retry(RetryCause::Unreachable)) if nodes.is_silent(&node) => {
+                Err(CrossNodeFailure::Retry(RetryCause::Silent))
+            }
             Err(CrossNodeFailure::Retry(ending @ RetryCause::Ending { .. })) => {
                 nodes.forget(&link);
                 link.retire();
@@ -337,10 +341,13 @@ impl CrossNodeRequest {
             OpenError::Lost => CrossNodeFailure::Retry(RetryCause::Unreachable),
         })?;
         let awaits_acceptance = self.waits_for_acceptance();
-        if let Some(body) = body.filter(|_| !awaits_acceptance) {
-            send_short(&sender, body).await;
-        }
-        let first = first_part(&receiver, link, sent).await?;
+        let answered = async {
+            if let Some(body) = body.filter(|_| !awaits_acceptance) {
+                send_short(&sender, body).await;
+            }
+            receiver.receive().await
+        };
+        let first = first_part(answered, link, sent).await?;
         // A short body has been sent, unless it has waited for the acceptance as a longer one.
         let (upload, notice, first) = match (awaits_acceptance, first) {
             (true, ReceivedPart::Head(Kind::Interim, payload)) => {
@@ -467,15 +474,16 @@ async fn send_short(sender: &StreamSender, body: &ShortBody) {
 
 /// Waits for the first part of the answer for as long as the other node answers PINGs: it may be the backend's.
 async fn first_part(
-    receiver: &StreamReceiver,
+    answered: impl Future<Output = Result<ReceivedPart, Closed>>,
     link: &Link,
     sent: Instant,
 ) -> Result<ReceivedPart, CrossNodeFailure> {
-    let received = std::future::poll_fn(|cx| match receiver.poll_receive(cx) {
-        Poll::Pending if link.silence.get() >= limits::NODE_WAIT => Poll::Ready(Err(Closed::Lost)),
-        received => received,
-    });
-    match received.await {
+    let silent = pin!(link.silent_for(limits::LINK_SILENT));
+    let first = match select(pin!(answered), silent).await {
+        Either::Left((first, _)) => first,
+        Either::Right(_) => Err(Closed::Lost),
+    };
+    match first {
         Ok(ReceivedPart::Head(Kind::Refused, payload)) => {
             let refusal =
                 parse_refusal(payload).ok_or(CrossNodeFailure::Refused(Error::TunnelProtocol))?;

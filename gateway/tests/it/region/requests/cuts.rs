@@ -1,6 +1,7 @@
 //! Requests whose node and owner do not reach each other, while the nodes stay members.
 
-use std::time::Instant;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use gw_shared::tunnel::heartbeat::TCP_DEAD_AFTER;
 use http::Method;
@@ -21,12 +22,17 @@ struct World {
     third: usize,
     /// Connections of the other node, and of the third one, to the owner.
     gates: [Gate; 2],
+    /// Connections of the owner to the other node.
+    back: Gate,
     _agent: gw_agent::AgentHandle,
 }
 
 impl World {
     fn start(backend: &str) -> Self {
-        let mut nodes = Nodes::start(3);
+        Self::with(Nodes::start(3), backend)
+    }
+
+    fn with(mut nodes: Nodes, backend: &str) -> Self {
         let (owner, other) = nodes.owner_and_other();
         let third = 3 - owner - other;
         let address = nodes.gateway(owner).peer_address().unwrap();
@@ -34,6 +40,9 @@ impl World {
         for (node, gate) in [other, third].into_iter().zip(&gates) {
             nodes.place_with(node, &[0, 1, 2], owner, gate.address);
         }
+        let address = nodes.gateway(other).peer_address().unwrap();
+        let back = Gate::to(Target::Tcp(address));
+        nodes.place_with(owner, &[0, 1, 2], other, back.address);
         let agent = nodes.run_agent(owner, backend);
         nodes.wait_for_tunnel(owner);
         Self {
@@ -42,6 +51,7 @@ impl World {
             other,
             third,
             gates,
+            back,
             _agent: agent,
         }
     }
@@ -51,6 +61,12 @@ impl World {
         let mut caller = self.nodes.connect(self.other);
         caller.send(self.nodes.request(line, rest));
         caller
+    }
+
+    /// Makes the other node look for the owner at this address.
+    fn lead_to_owner(&mut self, address: SocketAddr) {
+        self.nodes
+            .place_with(self.other, &[0, 1, 2], self.owner, address);
     }
 
     /// Requests of other nodes' callers that the third node has sent to the owner.
@@ -112,6 +128,25 @@ fn requests_of_all_kinds_go_by_a_third_node_while_the_owner_does_not_answer() {
     });
     switched.send("b");
     assert_eq!(switched.bytes(2).unwrap(), b"bb");
+}
+
+#[test]
+fn requests_go_by_a_third_node_while_connections_to_the_owner_are_refused() {
+    let mut world = World::start(&any_path());
+    assert_eq!(world.send("GET /none", "\r\n").response().status, 204);
+    let (refused, _held) = gw_testbed::hold(0).unwrap();
+    let refused = ([127, 0, 0, 1], refused).into();
+    let open = world.gates[0].address;
+    world.lead_to_owner(refused);
+    let mut short = world.send("POST /whole", "Content-Length: 3\r\n\r\nabc");
+    let mut long = world.send("POST /whole", "Content-Length: 70000\r\n\r\n");
+    long.send(pattern(70_000));
+    assert_eq!(short.response().body, b"abc");
+    assert_eq!(long.response().body, pattern(70_000));
+    assert_eq!(world.passed_on(), 2);
+    world.lead_to_owner(open);
+    assert_eq!(world.send("GET /none", "\r\n").response().status, 204);
+    assert_eq!(world.passed_on(), 2);
 }
 
 #[test]
@@ -178,6 +213,36 @@ fn a_request_that_waits_for_its_answer_is_charged_the_least_window() {
     assert_eq!(waiting.response().status, 200);
 }
 
+/// The nodes reach each other, and only their heartbeats with the agent tell that it is gone.
+#[test]
+fn a_spliced_tunnel_stays_while_its_agent_does_not_answer() {
+    const AWAY: Duration = Duration::from_secs(14);
+    const _: () = assert!(AWAY.as_secs() < TCP_DEAD_AFTER.as_secs());
+    let held = HeldBackend::start();
+    let World {
+        nodes,
+        owner,
+        other,
+        _agent: direct,
+        ..
+    } = World::start(&held.url);
+    drop(direct);
+    eventually("the tunnel has ended", || {
+        nodes.tunnels(owner).is_empty().then_some(())
+    });
+    let uplink = Gate::to(Target::Tcp(nodes.gateway(other).address()));
+    let _agent = nodes.run_agent_at("agent", uplink.address.port(), &held.url);
+    nodes.wait_for_tunnel(owner);
+    let mut waiting = nodes.connect(owner);
+    waiting.send(nodes.request("POST /held", "Content-Length: 3\r\n\r\nabc"));
+    held.wait_for_held();
+    uplink.set(Passage::Stalled);
+    std::thread::sleep(AWAY);
+    uplink.set(Passage::Open);
+    held.release();
+    assert_eq!(waiting.response().body, b"00000003");
+}
+
 #[test]
 fn a_tunnel_that_is_spliced_past_a_cut_ends_at_both_nodes() {
     let world = World::start(&backend::answering("HTTP/1.1 204 No Content\r\n\r\n"));
@@ -186,6 +251,7 @@ fn a_tunnel_that_is_spliced_past_a_cut_ends_at_both_nodes() {
         owner,
         other,
         gates,
+        back,
         _agent: direct,
         ..
     } = world;
@@ -204,7 +270,9 @@ fn a_tunnel_that_is_spliced_past_a_cut_ends_at_both_nodes() {
         caller.response()
     };
     assert_eq!(ask().status, 204);
-    gates[0].set(Passage::Stalled);
+    for gate in [&gates[0], &back] {
+        gate.set(Passage::Stalled);
+    }
     let cut = Instant::now();
     let response = ask();
     assert_eq!(
@@ -217,7 +285,9 @@ fn a_tunnel_that_is_spliced_past_a_cut_ends_at_both_nodes() {
         again.then_some(())
     });
     assert!(cut.elapsed() < TCP_DEAD_AFTER, "{:?}", cut.elapsed());
-    gates[0].set(Passage::Open);
+    for gate in [&gates[0], &back] {
+        gate.set(Passage::Open);
+    }
     eventually("the service is served", || {
         (ask().status == 204).then_some(())
     });

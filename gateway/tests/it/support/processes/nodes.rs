@@ -198,9 +198,13 @@ impl Nodes {
 
     /// As [`Self::run_agent`], for the agent of this name.
     pub(crate) fn run_agent_of(&self, name: &str, node: usize, backend: &str) -> AgentHandle {
+        self.run_agent_at(name, self.gateway(node).address().port(), backend)
+    }
+
+    /// As [`Self::run_agent_of`]; the agent connects to this port.
+    pub(crate) fn run_agent_at(&self, name: &str, port: u16, backend: &str) -> AgentHandle {
         let state = self.prepared.path(name);
-        self.prepared
-            .set_port_of(name, self.gateway(node).address().port());
+        self.prepared.set_port_of(name, port);
         let config =
             gw_agent::Config::load(None, Some(state), &[backend.to_owned()], |_| None).unwrap();
         gw_agent::start(config).unwrap()

@@ -1,7 +1,6 @@
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
-const ROUND_TRIP: Duration = Duration::from_millis(20);
 
 /// A link on virtual time whose PINGs are answered until it is cut.
 struct Path {
@@ -29,7 +28,7 @@ impl Path {
             if self.pulse.look(is_waited_for, self.now) {
                 self.pings += 1;
                 if !self.is_cut {
-                    self.pulse.answered(self.now + ROUND_TRIP);
+                    self.pulse.answered();
                 }
             }
             self.now += limits::PING_CHECK;
@@ -39,37 +38,49 @@ impl Path {
 }
 
 #[test]
-fn a_ping_a_second_is_sent_while_something_waits() {
+fn two_pings_a_second_are_sent_while_something_waits() {
     let mut path = Path::new();
     path.pass(10 * SECOND, false);
     assert_eq!(path.pings, 0);
     assert_eq!(path.pass(10 * SECOND, true), Duration::ZERO);
-    assert_eq!(path.pings, 10);
+    assert_eq!(path.pings, 20);
     path.pass(10 * SECOND, false);
-    assert_eq!(path.pings, 10);
+    assert_eq!(path.pings, 20);
 }
 
 #[test]
-fn silence_counts_from_the_last_answer() {
+fn silence_counts_from_the_first_ping_that_is_not_answered() {
     let mut path = Path::new();
-    path.pass(SECOND / 2, true);
+    path.pass(SECOND / 5, true);
     path.is_cut = true;
     // The next PING is not due yet.
-    assert_eq!(path.pass(SECOND / 2, true), Duration::ZERO);
-    assert_eq!(path.pass(4 * SECOND, true), 5 * SECOND - ROUND_TRIP);
+    assert_eq!(path.pass(SECOND / 5, true), Duration::ZERO);
+    assert_eq!(path.pass(4 * SECOND, true), 4 * SECOND - SECOND / 10);
     // It goes on when nothing waits any more, until a late answer ends it.
-    assert_eq!(path.pass(SECOND, false), 6 * SECOND - ROUND_TRIP);
-    path.pulse.answered(path.now);
+    assert_eq!(path.pass(SECOND, false), 5 * SECOND - SECOND / 10);
+    path.pulse.answered();
     assert_eq!(path.pass(SECOND, false), Duration::ZERO);
+    path.now += 3600 * SECOND;
+    assert_eq!(path.pass(2 * SECOND, true), 2 * SECOND);
 }
 
 #[test]
-fn silence_counts_from_the_first_ping_after_a_time_without() {
-    let mut path = Path::new();
-    path.pass(SECOND, true);
-    path.now += 3600 * SECOND;
-    path.is_cut = true;
-    assert_eq!(path.pass(2 * SECOND, true), 2 * SECOND);
+fn a_freeze_of_four_seconds_ends_nothing_and_a_cut_is_noticed_within_five_and_a_half() {
+    for phase in 0..10 {
+        let mut path = Path::new();
+        path.pass(SECOND + phase * limits::PING_CHECK, true);
+        path.is_cut = true;
+        let silence = path.pass(4 * SECOND, true);
+        assert!(silence + SECOND / 2 <= limits::LINK_SILENT, "{silence:?}");
+        assert!(path.pass(3 * SECOND / 2, true) >= limits::LINK_SILENT);
+        let silence = path.pass(5 * SECOND / 2, true);
+        let sent_again = silence + limits::NODE_RETRANSMISSION;
+        assert!(
+            sent_again <= limits::SPLICE_SILENT,
+            "a cut of eight seconds: {silence:?}"
+        );
+        assert!(path.pass(3 * SECOND / 2, true) >= limits::SPLICE_SILENT);
+    }
 }
 
 #[test]
