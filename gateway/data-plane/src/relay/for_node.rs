@@ -158,6 +158,7 @@ async fn serve(
     let service = wire::take_service(&mut head.headers);
     let is_marked = head.headers.remove(wire::PASS_ON).is_some();
     let is_passed_on = is_marked && nodes.is_some();
+    let was_lost = head.headers.remove(wire::LOST_BEFORE).is_some();
     let lifecycle = &upstream.lifecycle;
     if lifecycle.is_ending() || nodes.is_some() && lifecycle.is_succeeded() {
         return refuse(&sender, None, &Refused::Ending { waited: None });
@@ -178,9 +179,9 @@ async fn serve(
     let origin = Origin {
         sends_on: nodes.is_some(),
         is_passed_on,
+        was_lost,
         awaits_acceptance,
         is_whole: nodes.is_some() && has_body && !awaits_acceptance,
-        ..Origin::default()
     };
     let opening = match owned.and_then(|label| open(&upstream, &label, head, &sender, origin)) {
         Ok(opening) => opening,

@@ -144,7 +144,7 @@ async fn admit_and_open(
         if charge_waits || turn.is_some() {
             admitted.0 = admitted.0.again(&upstream.directory.get())?;
         }
-        let opened = upstream.open_on_tunnel(admitted, outbound)?;
+        let opened = upstream.open_on_tunnel(admitted, outbound, origin)?;
         Ok(Opening::Opened(opened))
     });
     match select(opening, pin!(response.closed())).await {

@@ -1,6 +1,7 @@
 //! Requests of services that another node of the region owns, or the process that takes over from this one: sends the request
 //! there, to be carried as any other.
 
+use std::cell::RefCell;
 use std::pin::pin;
 
 use bytes::{Bytes, BytesMut};
@@ -8,10 +9,10 @@ use futures_util::future::{Either, select};
 use gw_shared::http::{Fields, Part, fields};
 
 use super::carry::Stopped;
-use crate::http_message::{BodyError, CallerGone, RequestBody, ResponseSink};
+use crate::http_message::{BodyError, CallerGone, Progress, RequestBody, ResponseSink};
 use crate::request_scope::{RequestScope, Stage};
-use crate::upstream::UpstreamRequest;
 use crate::upstream::cross_node::{CrossNodeRequest, ShortBody};
+use crate::upstream::{PendingResponse, UpstreamRequest};
 
 /// Sends the request, with its body if that is short. `scope` is as in [`carry`](super::carry::carry).
 pub(super) async fn open_on_node(
@@ -33,14 +34,32 @@ pub(super) async fn open_on_node(
         }
         None => None,
     };
-    let on_lost = |failed| note(scope, Stage::NodeLost(failed));
-    match select(pin!(request.send(short, on_lost)), pin!(body.gone())).await {
-        Either::Left((Ok(request), _)) => {
+    // Those that no scope observes go to the worker or the process of the caller, with its response.
+    let lost = RefCell::new(Vec::new());
+    let on_lost = |failed| match scope {
+        Some(scope) => scope.note(Stage::NodeLost(failed)),
+        None => lost.borrow_mut().push(failed),
+    };
+    let sent = match select(pin!(request.send(short, on_lost)), pin!(body.gone())).await {
+        Either::Left((sent, _)) => sent,
+        Either::Right((CallerGone, _)) => return Err(Stopped::CallerGone),
+    };
+    let failed_attempts = lost.into_inner().into();
+    match sent {
+        Ok(mut request) => {
+            if let PendingResponse::Stream(response) = &mut request.response {
+                response.failed_before = failed_attempts;
+            }
             note(scope, Stage::Upstream(request.response.progress()));
             Ok(request)
         }
-        Either::Left((Err(error), _)) => Err(Stopped::Failed(error)),
-        Either::Right((CallerGone, _)) => Err(Stopped::CallerGone),
+        Err(error) => {
+            response.progress(Progress {
+                failed_attempts,
+                ..Progress::default()
+            });
+            Err(Stopped::Failed(error))
+        }
     }
 }
 

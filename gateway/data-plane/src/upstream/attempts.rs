@@ -75,22 +75,21 @@ struct Opened {
 }
 
 impl Attempts {
-    /// Makes the first attempt of an admitted request.
+    /// Makes the first attempt of an admitted request. `rules` are those for further ones.
     pub(super) fn open(
         tunnels: &Rc<Tunnels>,
         Authenticated { service, by, .. }: Authenticated,
         caller: CallerSession,
         mut outbound: OutboundRequest,
+        rules: FailedAttempts,
     ) -> Result<UpstreamRequest, Error> {
-        let now = Instant::now();
-        tunnels.registry.borrow().deposit(&service.label, now);
         let body = Body::of(&outbound);
         let spare = |bytes| tunnels.relay_memory.spare(&service.account, bytes);
         let memory = spare(size_of_head(&outbound) + size_of::<Self>()).zip(spare(body.kept()));
         let mut search = TunnelSearch {
             tunnels: Rc::clone(tunnels),
             affinity: caller.hash,
-            rules: FailedAttempts::new(is_safe(&outbound), service.settings.retries),
+            rules,
             failed: Vec::new(),
             service,
             by,

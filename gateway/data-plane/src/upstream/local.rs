@@ -1,14 +1,17 @@
 //! Requests of services that this worker owns.
 
+use std::time::Instant;
+
 use gw_base::error::Error;
 use gw_interface::rate_limit::Admitted;
 use gw_shared::tunnel::head::OutboundRequest;
 
-use super::attempts::Attempts;
+use super::attempts::{Attempts, is_safe};
 use super::response::{Carrier, RequestTraits, StreamResponse};
-use super::{PendingResponse, Upload, Upstream, UpstreamRequest, max_forwards};
+use super::{Origin, PendingResponse, Upload, Upstream, UpstreamRequest, max_forwards};
 use crate::caller_session::CallerSession;
 use crate::tunnel::Serving;
+use crate::tunnel::attempt_budget::FailedAttempts;
 
 impl Upstream {
     /// Opens a stream for an admitted request on a tunnel of its service. If there are several, the request can be sent to
@@ -17,6 +20,7 @@ impl Upstream {
         &self,
         Admitted(request): Admitted,
         mut outbound: OutboundRequest,
+        origin: Origin,
     ) -> Result<UpstreamRequest, Error> {
         let service = &request.service;
         if let Some((head, body)) = max_forwards::count_down(&mut outbound) {
@@ -27,12 +31,14 @@ impl Upstream {
         let session = match serving {
             Serving::One(session) => session,
             Serving::Several => {
-                return Attempts::open(
-                    &self.tunnels,
-                    request,
-                    CallerSession { hash, set_cookie },
-                    outbound,
-                );
+                let registry = self.tunnels.registry.borrow();
+                registry.deposit(&service.label, Instant::now());
+                drop(registry);
+                // One that was lost before is sent a second time by the first attempt.
+                let is_repeatable = is_safe(&outbound) && !origin.was_lost;
+                let rules = FailedAttempts::new(is_repeatable, service.settings.retries);
+                let caller = CallerSession { hash, set_cookie };
+                return Attempts::open(&self.tunnels, request, caller, outbound, rules);
             }
             Serving::None => return Err(Error::AgentUnavailable),
         };

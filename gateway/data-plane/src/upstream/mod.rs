@@ -180,7 +180,7 @@ impl Upstream {
             return self.send_to_owner(request, outbound, origin);
         }
         let admitted = self.buckets.borrow_mut().charge(request, now)?;
-        self.open_on_tunnel(admitted, outbound)
+        self.open_on_tunnel(admitted, outbound, origin)
     }
 }
 

@@ -142,7 +142,7 @@ pub(crate) struct StreamResponse {
     /// `None` if there is no further attempt.
     attempts: Option<Box<Attempts>>,
     /// Attempts that failed before this one, which is the last.
-    pub(super) failed_before: Box<[FailedAttempt]>,
+    pub(crate) failed_before: Box<[FailedAttempt]>,
     /// Cookie of the gateway for the final head. Boxed because it is rare.
     pub(super) set_cookie: Option<Box<HeaderValue>>,
 }
@@ -180,13 +180,13 @@ impl StreamResponse {
     }
 
     pub(super) fn progress(&self) -> Progress {
-        let failed_attempts = match &self.carrier {
-            Carrier::Tunnel(_) => self.failed_before.clone(),
-            Carrier::Node(on_node) => on_node.notice.failed_attempts.clone(),
+        let at_owner = match &self.carrier {
+            Carrier::Tunnel(_) => &[],
+            Carrier::Node(on_node) => &on_node.notice.failed_attempts[..],
         };
         Progress {
             stream: self.carrier.opened(),
-            failed_attempts,
+            failed_attempts: self.failed_before.iter().chain(at_owner).cloned().collect(),
             ..Progress::default()
         }
     }

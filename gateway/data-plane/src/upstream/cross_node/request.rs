@@ -31,6 +31,9 @@ use crate::upstream::attempts::is_safe;
 use crate::upstream::response::{Carrier, RequestTraits, StreamResponse};
 use crate::upstream::{Origin, PendingResponse, Upload, Upstream, UpstreamRequest};
 
+/// Value of the marks of a request.
+const MARK: HeaderValue = HeaderValue::from_static("1");
+
 /// A request of a service that another node owns, as far as this node knows, or that the successor of this process serves.
 /// Nothing of it has been sent.
 pub(crate) struct CrossNodeRequest {
@@ -165,6 +168,10 @@ impl CrossNodeRequest {
                 Ok(request) => return Ok(request),
                 Err(CrossNodeFailure::Refused(error)) => return Err(self.origin.error(error)),
                 Err(CrossNodeFailure::Retry(retry)) => retry,
+                // The node of the caller counts the attempt, and decides.
+                Err(CrossNodeFailure::Lost { .. }) if self.origin.is_passed_on => {
+                    return Err(Error::NodeLost);
+                }
                 Err(CrossNodeFailure::Lost { after }) => {
                     on_lost(FailedAttempt {
                         agent: None,
@@ -237,10 +244,10 @@ impl CrossNodeRequest {
         let node = way.ok_or(CrossNodeFailure::Retry(RetryCause::Silent))?;
         self.outbound.headers.remove(wire::PASS_ON);
         if is_past {
-            let mark = HeaderValue::from_static("1");
-            self.outbound.headers.insert(wire::PASS_ON, mark);
+            self.outbound.headers.insert(wire::PASS_ON, MARK);
         }
         let link = nodes.link(&node);
+        let sent = Instant::now();
         let mut attempt = self.attempt(&link, body, deadline).await;
         if self.request.waited.is_none()
             && matches!(attempt, Err(CrossNodeFailure::Retry(RetryCause::Waits)))
@@ -255,6 +262,8 @@ impl CrossNodeRequest {
             Err(CrossNodeFailure::Retry(RetryCause::Unreachable)) if nodes.is_silent(&node) => {
                 Err(CrossNodeFailure::Retry(RetryCause::Silent))
             }
+            // The third node has lost the owner.
+            Err(CrossNodeFailure::Refused(Error::NodeLost)) if is_past => Err(lost(sent)),
             Err(CrossNodeFailure::Retry(ending @ RetryCause::Ending { .. })) => {
                 nodes.forget(&link);
                 link.retire();
@@ -292,6 +301,7 @@ impl CrossNodeRequest {
         wire::take_service(&mut self.outbound.headers);
         wire::put_waited(&mut self.outbound, None);
         self.outbound.headers.remove(wire::PASS_ON);
+        self.outbound.headers.remove(wire::LOST_BEFORE);
         let request = self.request.again(&self.upstream.directory.get())?;
         let opened = self.upstream.open_here(request, self.outbound, origin);
         let mut opened = opened.map_err(|error| origin.error(error))?;
@@ -312,6 +322,9 @@ impl CrossNodeRequest {
         deadline: Instant,
     ) -> Result<UpstreamRequest, CrossNodeFailure> {
         wire::put_waited(&mut self.outbound, self.request.waited);
+        if self.origin.was_lost {
+            self.outbound.headers.insert(wire::LOST_BEFORE, MARK);
+        }
         let within = deadline.saturating_duration_since(Instant::now());
         let Ok(Ok(tunnel)) =
             runtime::timeout(within.max(Duration::from_millis(1)), link.tunnel()).await
@@ -472,6 +485,13 @@ async fn send_short(sender: &StreamSender, body: &ShortBody) {
     }
 }
 
+/// The owner may have passed the request on before the link was lost.
+fn lost(sent: Instant) -> CrossNodeFailure {
+    CrossNodeFailure::Lost {
+        after: sent.elapsed(),
+    }
+}
+
 /// Waits for the first part of the answer for as long as the other node answers PINGs: it may be the backend's.
 async fn first_part(
     answered: impl Future<Output = Result<ReceivedPart, Closed>>,
@@ -499,10 +519,7 @@ async fn first_part(
             })
         }
         Ok(part) => Ok(part),
-        // The owner may have passed the request on before the link was lost.
-        Err(Closed::Lost) => Err(CrossNodeFailure::Lost {
-            after: sent.elapsed(),
-        }),
+        Err(Closed::Lost) => Err(lost(sent)),
         Err(Closed::Reset(_) | Closed::Here) => Err(CrossNodeFailure::Refused(Error::NodeLost)),
     }
 }

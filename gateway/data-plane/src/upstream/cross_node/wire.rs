@@ -29,12 +29,17 @@ const SERVICE: HeaderName = HeaderName::from_static("x-gw-node-service");
 const WAITED: HeaderName = HeaderName::from_static("x-gw-node-waited-ms");
 /// Mark of a request that a node passes on which is not the owner.
 pub(crate) const PASS_ON: HeaderName = HeaderName::from_static("x-gw-node-pass-on");
+/// Mark of a request of which an attempt was lost with another node: a backend may have received it.
+pub(crate) const LOST_BEFORE: HeaderName = HeaderName::from_static("x-gw-node-lost-before");
 /// Agent whose tunnel carries the request.
 const AGENT: HeaderName = HeaderName::from_static("x-gw-node-agent");
 /// Microseconds since the request was opened on that tunnel.
 const OPENED: HeaderName = HeaderName::from_static("x-gw-node-opened-us");
 /// Failed attempts before: agent, reason and microseconds of each, separated by commas.
 const ATTEMPTS: HeaderName = HeaderName::from_static("x-gw-node-attempts");
+
+/// In place of the agent of an attempt that was lost with another node.
+const NO_AGENT: &str = "-";
 
 /// Code of a refusal by a node that does not own the service. The message is the epoch of its placement. A request that was
 /// admitted and has waited there has the milliseconds behind it.
@@ -141,20 +146,12 @@ pub(crate) struct Notice {
 /// Appends an interim response that tells the node of the caller that the request is accepted, and the progress of it.
 pub(crate) fn write_notice(out: &mut Vec<u8>, progress: &Progress) {
     let mut headers = Fields::new();
-    // The owner knows the agent of each of its attempts.
     let describe = |failed: &FailedAttempt| {
-        let agent = failed.agent.as_ref()?;
-        Some(format!(
-            "{agent} {} {}",
-            failed.reason.as_str(),
-            micros(failed.took)
-        ))
+        let agent = failed.agent.as_ref().map_or(NO_AGENT, AgentId::as_str);
+        let (reason, took) = (failed.reason.as_str(), micros(failed.took));
+        format!("{agent} {reason} {took}")
     };
-    let attempts: Vec<_> = progress
-        .failed_attempts
-        .iter()
-        .filter_map(describe)
-        .collect();
+    let attempts: Vec<_> = progress.failed_attempts.iter().map(describe).collect();
     if let Ok(attempts) = HeaderValue::try_from(attempts.join(","))
         && !attempts.is_empty()
     {
@@ -202,7 +199,10 @@ pub(crate) fn read_notice(headers: &Fields, now: Instant) -> Option<Notice> {
 
 fn read_attempt(text: &str) -> Option<FailedAttempt> {
     let mut parts = text.split(' ');
-    let agent = Some(AgentId::new(parts.next()?).ok()?);
+    let agent = match parts.next()? {
+        NO_AGENT => None,
+        agent => Some(AgentId::new(agent).ok()?),
+    };
     let reason = AttemptFailure::parse(parts.next()?)?;
     let took = Duration::from_micros(parts.next()?.parse().ok()?);
     Some(FailedAttempt {
@@ -268,6 +268,7 @@ pub(crate) fn write_refusal(out: &mut Vec<u8>, timing: Option<AgentTiming>, refu
                 Error::Overloaded(reason) => reason.as_str().to_owned(),
                 Error::AuthModeNotAllowed(kind) => (*kind).to_owned(),
                 Error::TunnelLost => LOST.to_owned(),
+                Error::NodeLost => NODE_LOST.to_owned(),
                 Error::TunnelProtocol => String::new(),
                 other => other.to_string(),
             };
@@ -279,6 +280,8 @@ pub(crate) fn write_refusal(out: &mut Vec<u8>, timing: Option<AgentTiming>, refu
 
 /// Message of an error that means that the tunnel was lost.
 const LOST: &str = "lost";
+/// Message of an error that means that the link to the owner was lost.
+const NODE_LOST: &str = "node lost";
 /// Message of an overload that means that the node is not sure to own the service. A node of the previous version takes it for
 /// an overload.
 const SUSPENDED: &str = "suspended";
@@ -328,6 +331,7 @@ fn error(code: &[u8], message: &str) -> Option<Error> {
         ErrorCode::Overloaded if message == SUSPENDED => Error::NodeUnavailable,
         ErrorCode::Overloaded => Error::Overloaded(Overload::from_owner(message)),
         ErrorCode::RelayError if message == LOST => Error::TunnelLost,
+        ErrorCode::RelayError if message == NODE_LOST => Error::NodeLost,
         ErrorCode::AgentConcurrencyLimit
         | ErrorCode::BackendUnreachable
         | ErrorCode::BackendTls
@@ -372,6 +376,7 @@ mod tests {
             Error::AgentUnavailable,
             Error::NodeUnavailable,
             Error::TunnelLost,
+            Error::NodeLost,
             Error::TunnelProtocol,
             Error::AgentConcurrencyLimit,
             Error::from_agent(Some(AgentErrorCode::BackendTls), "unknown issuer"),
@@ -464,9 +469,10 @@ mod tests {
         let now = Instant::now();
         let failed_attempts: Box<[_]> = AttemptFailure::ALL
             .into_iter()
+            .rev()
             .take(3)
             .map(|reason| FailedAttempt {
-                agent: Some(AgentId::random()),
+                agent: (reason != AttemptFailure::NodeLost).then(AgentId::random),
                 reason,
                 took: Duration::from_micros(1_500),
             })

@@ -1,18 +1,22 @@
 //! Requests whose node and owner do not reach each other, while the nodes stay members.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use gw_shared::tunnel::heartbeat::TCP_DEAD_AFTER;
 use http::Method;
 
 use super::{any_path, charged, pattern};
+use crate::support::admin_api::Api;
 use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::peers::caller::Caller;
 use crate::support::peers::gate::{Gate, Passage, Target};
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::nodes::Nodes;
+use crate::support::request_log::record;
 
 /// Three nodes. The agent is connected to the owner of the service.
 struct World {
@@ -147,6 +151,88 @@ fn requests_go_by_a_third_node_while_connections_to_the_owner_are_refused() {
     world.lead_to_owner(open);
     assert_eq!(world.send("GET /none", "\r\n").response().status, 204);
     assert_eq!(world.passed_on(), 2);
+}
+
+#[test]
+fn a_safe_request_moves_once_after_a_third_node_has_lost_the_owner() {
+    let held = HeldBackend::start();
+    let world = World::start(&held.url);
+    world.gates[0].set(Passage::Stalled);
+    assert_eq!(world.send("GET /", "\r\n").response().status, 200);
+    assert_eq!(world.passed_on(), 1);
+    let mut safe = world.send("GET /held", "\r\n");
+    held.wait_for_held();
+    let mut other = world.send("POST /held", "Content-Length: 3\r\n\r\nabc");
+    held.wait_for_held();
+    // The other node reaches the owner again before the third one has lost it.
+    world.gates[1].set(Passage::Stalled);
+    world.gates[0].set(Passage::Open);
+    let response = other.response();
+    assert_eq!(
+        (response.status.as_u16(), response.code().as_str()),
+        (502, "GW_RELAY_ERROR")
+    );
+    held.wait_for_held();
+    (0..3).for_each(|_| held.release());
+    assert_eq!(safe.response().body, b"00000000");
+    assert_eq!(held.requests(), 4);
+}
+
+#[test]
+fn a_request_that_was_lost_on_a_link_is_sent_once_more_whatever_happens_then() {
+    let sent = Arc::new(AtomicUsize::new(0));
+    let received = Arc::clone(&sent);
+    let backend = backend::start(move |mut peer| {
+        while peer.request_head().is_ok() {
+            match received.fetch_add(1, Ordering::SeqCst) {
+                0 => drop(peer.is_closed()),
+                1 => return,
+                _ => peer.send("HTTP/1.1 204 No Content\r\n\r\n"),
+            }
+        }
+    });
+    let nodes = Nodes::start_with_agents(3, &["agent", "second"]);
+    let world = World::with(nodes, &backend);
+    let _second = world.nodes.run_agent_of("second", world.owner, &backend);
+    eventually("both tunnels are open", || {
+        (world.nodes.tunnels(world.owner).len() == 2).then_some(())
+    });
+    let mut caller = world.send("GET /", "\r\n");
+    eventually("the request is at the backend", || {
+        (sent.load(Ordering::SeqCst) == 1).then_some(())
+    });
+    world.gates[0].set(Passage::Stalled);
+    let response = caller.response();
+    assert_eq!(
+        (response.status.as_u16(), response.code().as_str()),
+        (502, "GW_BACKEND_RESET")
+    );
+    assert_eq!(sent.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn an_attempt_that_is_lost_after_a_wait_at_another_owner_is_in_the_record() {
+    let held = HeldBackend::start();
+    let mut world = World::start(&held.url);
+    // The other node has no tunnel of the service.
+    world.nodes.place_at(world.other, &[world.other]);
+    let mut caller = world.send("GET /held", "\r\n");
+    eventually("the request waits", || {
+        let reports = world.nodes.gateway(world.other).control().reports();
+        let served: usize = reports.iter().map(|report| report.crossings_served).sum();
+        (served == 1).then_some(())
+    });
+    let owner = world.gates[0].address;
+    world.lead_to_owner(owner);
+    held.wait_for_held();
+    world.gates[0].set(Passage::Stalled);
+    held.wait_for_held();
+    (0..2).for_each(|_| held.release());
+    let response = caller.response();
+    assert_eq!(response.status, 200);
+    let about = world.nodes.about(world.other);
+    let record = record(&Api(&about), response.header("x-gw-request-id"));
+    assert_eq!(record["attempts"][0]["reason"], "node_lost", "{record}");
 }
 
 #[test]
