@@ -1,6 +1,6 @@
 //! Interoperability with other implementations: an OAuth client, a JWT library, a tester of HTTP APIs, and clients and
 //! servers of HTTP, gRPC and WebSocket on both sides of the relay. Python packages are installed from PyPI into an
-//! environment under `target`, and a browser driver from npm. Requirements: Python 3 with venv, Node.js with npm,
+//! environment under `target`, and a browser driver and a server from npm. Requirements: Python 3 with venv, Node.js with npm,
 //! nginx, Chromium, curl.
 
 #![allow(
@@ -20,6 +20,9 @@ mod http1_peer;
 mod http2_caller;
 #[path = "../../shared/tests/programs/mod.rs"]
 mod programs;
+#[allow(dead_code, reason = "shared with other tests")]
+#[path = "it/support/setup.rs"]
+mod setup;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -290,9 +293,24 @@ fn fetch_http2_and_chromium_talk_to_node() {
     if !programs::usable(&["node", "npm", "chromium"]) {
         return;
     }
-    const PLAYWRIGHT: &str = "playwright-core@1.64.1";
-    let modules = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interop-node");
-    if !modules.join("node_modules/playwright-core").exists() {
+    let modules = node_modules("interop-node", &["playwright-core@1.64.1"]);
+    let program = Path::new(FOLDER).join("node_calls.cjs");
+    let backend = Backend::start(Command::new("node").arg(&program).arg("serve"));
+    with_relay(&backend, None, |demo, about| {
+        run(Command::new("node")
+            .arg(&program)
+            .args(["call", about])
+            .env("NODE_PATH", modules)
+            .env("NODE_EXTRA_CA_CERTS", &demo.about.ca_file));
+    });
+}
+
+/// The modules of these packages of npm, in a folder of this name.
+fn node_modules(folder: &str, packages: &[&str]) -> PathBuf {
+    let prefix = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
+    let modules = prefix.join("node_modules");
+    let is_installed = |package: &&str| modules.join(package.split('@').next().unwrap()).exists();
+    if !packages.iter().all(is_installed) {
         let quiet = [
             "install",
             "--silent",
@@ -303,17 +321,74 @@ fn fetch_http2_and_chromium_talk_to_node() {
         run(Command::new("npm")
             .args(quiet)
             .arg("--prefix")
-            .arg(&modules)
-            .arg(PLAYWRIGHT));
+            .arg(&prefix)
+            .args(packages));
     }
-    let program = Path::new(FOLDER).join("node_calls.cjs");
-    let backend = Backend::start(Command::new("node").arg(&program).arg("serve"));
-    with_relay(&backend, None, |demo, about| {
-        run(Command::new("node")
-            .arg(&program)
-            .args(["call", about])
-            .env("NODE_PATH", modules.join("node_modules"))
-            .env("NODE_EXTRA_CA_CERTS", &demo.about.ca_file));
+    modules
+}
+
+/// A command for two requests on one connection of HTTP/1.1.
+fn curl_twice(demo: &Demo) -> Command {
+    let url = &demo.about.tenant_url;
+    let mut command = Command::new("curl");
+    command
+        .args(["--silent", "--show-error", "--http1.1", "--header"])
+        .arg(format!("X-Gw-Service-Key: {}", demo.about.service_key))
+        .args(["--write-out", "%{http_code} %{num_connects}\n", "--cacert"])
+        .arg(&demo.about.ca_file)
+        .args([url, url]);
+    command
+}
+
+/// NTLM authenticates connections: 200 handshakes of 8 users at once, at two servers behind two agents.
+#[test]
+fn curl_authenticates_by_ntlm_at_express() {
+    if !programs::usable(&["node", "npm", "curl"]) {
+        return;
+    }
+    let modules = node_modules("interop-ntlm", &["express@5.3.0", "express-ntlm@2.7.0"]);
+    let server = || {
+        let program = Path::new(FOLDER).join("ntlm_server.cjs");
+        Backend::start(Command::new("node").arg(program).env("NODE_PATH", &modules))
+    };
+    let servers = [server(), server()];
+    with_relay(&servers[0], None, |demo, _| {
+        let control = demo.gateway().control();
+        let state = tempfile::tempdir().unwrap();
+        let port = demo.gateway().address().port();
+        let ca_file = &demo.about.ca_file;
+        setup::agent(control, "demo", &["echo"], port, ca_file, state.path());
+        let backend = [servers[1].url.clone()];
+        let state_dir = Some(state.path().to_owned());
+        let config = gw_agent::Config::load(None, state_dir, &backend, |_| None).unwrap();
+        let _agent = gw_agent::start(config).unwrap();
+        let began = std::time::Instant::now();
+        let tunnels = || -> usize { control.reports().iter().map(|it| it.tunnels.len()).sum() };
+        while tunnels() != 2 {
+            assert!(began.elapsed() < SOON, "the second agent has no tunnel");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let said = |command: &mut Command| {
+            let output = command.output().unwrap();
+            String::from_utf8(output.stdout).unwrap()
+        };
+        std::thread::scope(|scope| {
+            for number in 0..8 {
+                scope.spawn(move || {
+                    let user = format!("user{number}:secret");
+                    for (method, content) in [("GET", &[][..]), ("POST", &["--data", "content"])] {
+                        for _ in 0..13 {
+                            let mut command = curl_twice(demo);
+                            command.args(["--ntlm", "--user", &user]).args(content);
+                            let expected = format!("{method} user{number}\n");
+                            let expected = format!("{expected}200 1\n{expected}200 0\n");
+                            assert_eq!(said(&mut command), expected);
+                        }
+                        assert_eq!(said(&mut curl_twice(demo)), "401 1\n401 0\n");
+                    }
+                });
+            }
+        });
     });
 }
 

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::body::{self, BodyDecoder};
+use gw_shared::http::connection_auth::binds_connection;
 use gw_shared::http::head::{self as heads, Framing, HeadScanner, ResponseHead};
 use gw_shared::http::{ConnectionField, Fields, Part};
 use gw_shared::net::Acknowledger;
@@ -33,6 +34,8 @@ pub(crate) struct Http1Connection {
     is_upgraded: Cell<bool>,
     /// The exchange broke off: an orderly end could pass for the end of its request.
     is_aborted: Cell<bool>,
+    /// The backend has bound an identity to the connection, or has begun to.
+    is_bound: Cell<bool>,
 }
 
 impl Http1Connection {
@@ -49,6 +52,7 @@ impl Http1Connection {
             acknowledger,
             is_upgraded: Cell::new(false),
             is_aborted: Cell::new(false),
+            is_bound: Cell::new(false),
         }
     }
 
@@ -61,6 +65,10 @@ impl Http1Connection {
     /// The backend has upgraded the connection.
     pub(super) fn upgraded(&self) {
         self.is_upgraded.set(true);
+    }
+
+    pub(super) fn is_bound(&self) -> bool {
+        self.is_bound.get()
     }
 
     /// Adjusts the limit of the kernel buffers. Called before an idle connection serves another request.
@@ -158,6 +166,9 @@ impl Http1Connection {
             .await?
             .ok_or_else(|| ResponseError::Reset(io::ErrorKind::UnexpectedEof.into()))?;
         let mut head = heads::parse_response(&head, method, HEAD_LIMITS)?;
+        if binds_connection(&head.headers) {
+            self.is_bound.set(true);
+        }
         if head.status == StatusCode::NO_CONTENT || head.status.is_informational() {
             // There is no body (RFC 9112 §6.3), but a backend that announces one may send it.
             let length = heads::content_length(&head.headers)?;

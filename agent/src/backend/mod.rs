@@ -11,6 +11,7 @@ mod h1;
 mod h2;
 mod health_check;
 mod pool;
+mod private;
 mod stream;
 
 use std::io;
@@ -25,6 +26,7 @@ pub(crate) use config::{Backends, HealthCheck};
 pub(crate) use connect::{ConnectError, Offer};
 pub(crate) use exchange::{BackendHead, RequestHalf, ResponseHalf};
 pub(crate) use pool::{BackendState, Lease, Pool};
+pub(crate) use private::CallerPool;
 #[cfg(any(test, feature = "bench_support"))]
 pub(crate) use stream::BackendStream;
 

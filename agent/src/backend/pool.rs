@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use gw_shared::http::caller_connection::CallerConnection;
 use gw_shared::http::{BodyDecoder, Framing, RequestHead, UpgradeProtocol};
 use gw_shared::runtime;
 use gw_shared::tunnel::control::BackendHealth;
@@ -19,6 +20,7 @@ use super::exchange::{RequestHalf, ResponseHalf};
 use super::h1::Http1Connection;
 use super::h2::{Http2Connection, Http2Connections, NewConnection, ReservedStream};
 use super::health_check::CheckError;
+use super::private::PrivateConnections;
 use crate::telemetry::request_scope::RequestScope;
 use crate::telemetry::trace::BackendConnection;
 
@@ -60,6 +62,8 @@ pub(super) struct Backend {
     idle_max: usize,
     /// Idle HTTP/1.1 connections; the last used one is reused first.
     idle: RefCell<Vec<(Instant, Box<Http1Connection>)>>,
+    /// As many at most.
+    pub(super) private: PrivateConnections,
     shared: Http2Connections,
     /// The last connection spoke HTTP/1.1, so there is no shared connection to wait for.
     speaks_http1: Cell<bool>,
@@ -85,11 +89,13 @@ pub(crate) struct Lease<'a> {
     host: HostHeader,
     /// The connection has served other requests, and the backend may be closing it.
     pub(crate) is_reused: bool,
+    /// The connection is private to this connection of a caller.
+    pub(super) caller: Option<CallerConnection>,
     connection: LeasedConnection,
     _active: ActiveRequest<'a>,
 }
 
-enum LeasedConnection {
+pub(super) enum LeasedConnection {
     Http1(Box<Http1Connection>),
     Http2(ReservedStream),
 }
@@ -114,6 +120,7 @@ impl Pool {
             requests: Cell::default(),
             idle_max,
             idle: RefCell::default(),
+            private: PrivateConnections::default(),
             shared: Http2Connections::default(),
             speaks_http1: Cell::new(matches!(endpoint.protocol, BackendProtocol::Http1)),
         };
@@ -304,7 +311,7 @@ impl Pool {
         Ok(self.lease(backend, false, backend.connect(Offer::Any).await?))
     }
 
-    fn lease<'a>(
+    pub(super) fn lease<'a>(
         &self,
         backend: &'a Backend,
         is_reused: bool,
@@ -314,6 +321,7 @@ impl Pool {
             backend,
             host: self.host,
             is_reused,
+            caller: None,
             connection,
             _active: ActiveRequest::new(&backend.requests),
         }
@@ -342,6 +350,7 @@ impl Pool {
                 .idle
                 .borrow_mut()
                 .retain(|(since, _)| since.elapsed() < IDLE_FOR);
+            backend.private.prune();
             backend.shared.prune();
         }
     }
@@ -388,7 +397,7 @@ impl Backend {
     }
 
     fn idle_connections(&self) -> usize {
-        self.idle.borrow().len() + self.shared.idle()
+        self.idle.borrow().len() + self.private.len() + self.shared.idle()
     }
 
     fn reuse(&self) -> Option<LeasedConnection> {
@@ -569,13 +578,21 @@ impl Lease<'_> {
         }
     }
 
-    /// Returns a connection to the pool after the complete response was read.
+    /// Returns a connection to the pool after the complete response was read. Closes one that is not to serve other requests,
+    /// and one that is not private although an identity is bound to it.
     pub(crate) fn give_back(self) {
-        if let LeasedConnection::Http1(connection) = self.connection {
-            let mut idle = self.backend.idle.borrow_mut();
-            if idle.len() < self.backend.idle_max {
-                idle.push((Instant::now(), connection));
+        let (backend, most) = (self.backend, self.backend.idle_max);
+        match (self.connection, self.caller) {
+            (LeasedConnection::Http1(connection), Some(CallerConnection::Named(caller))) => {
+                backend.private.keep(caller, connection, most);
             }
+            (LeasedConnection::Http1(connection), None) if !connection.is_bound() => {
+                let mut idle = backend.idle.borrow_mut();
+                if idle.len() < most {
+                    idle.push((Instant::now(), connection));
+                }
+            }
+            _ => {}
         }
     }
 }

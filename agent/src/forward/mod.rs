@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use futures_util::future::{Either, FutureExt, select};
 use gw_shared::error_code::AgentErrorCode;
+use gw_shared::http::caller_connection::CallerConnection;
 use gw_shared::http::{Fields, Framing, Part, RequestHead, fields};
 use gw_shared::tunnel::body::ReceivedBody;
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender};
@@ -19,7 +20,8 @@ use gw_shared::tunnel::response::{InterimBudget, InvalidResponse, check_fields, 
 use http::{Method, StatusCode};
 
 use crate::backend::{
-    BackendHead, ConnectError, Lease, Offer, Pool, RequestHalf, ResponseError, ResponseHalf,
+    BackendHead, CallerPool, ConnectError, Lease, Offer, Pool, RequestHalf, ResponseError,
+    ResponseHalf,
 };
 use crate::forward::slots::Slot;
 use crate::telemetry::request_scope::RequestScope;
@@ -27,6 +29,7 @@ use crate::telemetry::request_scope::RequestScope;
 /// A request of the gateway.
 pub(crate) struct TunnelRequest {
     pub(crate) head: RequestHead,
+    caller: Option<CallerConnection>,
     delivery: RequestDelivery,
     pub(crate) sender: StreamSender,
     receiver: StreamReceiver,
@@ -49,8 +52,10 @@ impl TunnelRequest {
                 } else {
                     RequestDelivery::Unsent
                 };
+                let caller = CallerConnection::take(&mut head.headers);
                 Some(Self {
                     head,
+                    caller,
                     delivery,
                     sender,
                     receiver,
@@ -140,6 +145,7 @@ impl ForwardError {
 pub(crate) async fn forward(pool: &Pool, slot: Slot, scope: RequestScope, request: TunnelRequest) {
     let TunnelRequest {
         head: request,
+        caller,
         delivery,
         sender,
         receiver,
@@ -148,6 +154,7 @@ pub(crate) async fn forward(pool: &Pool, slot: Slot, scope: RequestScope, reques
         // The backend has not seen the request yet.
         return;
     }
+    let pool = CallerPool { pool, caller };
     let upload = RequestUpload::default();
     // Boxed, like connecting, so that rare cases do not enlarge the task of every request.
     let (ended, _body) = if request.upgrade.is_some() {
@@ -194,7 +201,7 @@ pub(crate) struct RequestUpload {
 
 /// Connects to a backend. Refuses the request if there is no connection.
 async fn connect<'a>(
-    pool: &'a Pool,
+    pool: CallerPool<'a>,
     offer: Offer,
     scope: &RequestScope,
     delivery: RequestDelivery,
@@ -211,7 +218,7 @@ async fn connect<'a>(
 }
 
 async fn forward_message(
-    pool: &Pool,
+    pool: CallerPool<'_>,
     scope: &RequestScope,
     request: &RequestHead,
     mut delivery: RequestDelivery,

@@ -16,7 +16,9 @@ use gw_shared::tunnel::head;
 use http::header::{HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, UPGRADE};
 use http::{Method, StatusCode};
 
-use crate::backend::{BackendHead, Lease, Offer, Pool, RequestHalf, ResponseError, ResponseHalf};
+use crate::backend::{
+    BackendHead, CallerPool, Lease, Offer, RequestHalf, ResponseError, ResponseHalf,
+};
 use crate::forward::{
     Complete, ExchangeError, Failed, ForwardError, RequestDelivery, RequestUpload, Sent, connect,
     final_head, refuse, relay_body, relay_final, send_body, unless_reset,
@@ -28,7 +30,7 @@ use crate::telemetry::request_scope::RequestScope;
 /// The HTTP/1.1 connection is closed afterwards, even if the backend declined the upgrade: the backend, or a proxy in front
 /// of it, may disagree about where the next message begins, and the agent cannot detect that. Declined upgrades are rare.
 pub(crate) async fn forward(
-    pool: &Pool,
+    pool: CallerPool<'_>,
     scope: &RequestScope,
     mut request: RequestHead,
     mut delivery: RequestDelivery,
@@ -37,7 +39,11 @@ pub(crate) async fn forward(
     upload: &RequestUpload,
 ) -> Result<Complete, Failed> {
     let protocol = request.upgrade.take().ok_or(Failed)?;
-    let lease = connect(pool, Offer::Http1, scope, delivery, sender).await?;
+    // Another open connection may be closing, and the request is not sent again.
+    let lease = match pool.reuse_private() {
+        Some(lease) => lease,
+        None => connect(pool, Offer::Http1, scope, delivery, sender).await?,
+    };
     scope.connected(|| lease.describe());
     delivery.accept(sender);
     let error = match exchange(&lease, request, &protocol, body, sender, scope, upload).await {

@@ -276,6 +276,7 @@ mod tests {
             headers: fields.iter().map(field).collect(),
             framing: Framing::None,
             upgrade: None,
+            caller_connection: None,
         }
     }
 

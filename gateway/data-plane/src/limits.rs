@@ -274,6 +274,8 @@ pub const RELAY_MEMORY_LEAST: usize = 64 * tunnel::window::LEAST as usize;
 pub const REPLACED_TUNNELS: usize = 6;
 /// Longest request body of which a copy is kept, to send it to another agent. It fits into the first credit of a stream.
 pub const KEPT_BODY: usize = tunnel::window::LEAST as usize;
+/// Callers' connections of one service that are bound to an agent. For a further one, the longest idle one is forgotten.
+pub const BOUND_CALLERS: usize = KIB;
 /// Interval of PINGs on the tunnels of a service that has several.
 pub const PING_EVERY: Duration = Duration::from_secs(1);
 /// Time after which an unanswered PING makes a tunnel suspect.

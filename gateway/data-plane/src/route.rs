@@ -60,7 +60,7 @@ impl Router {
     /// The destination of a request. A name of the region is served on connections for any of its names, because one certificate
     /// is for all of them. An own domain is served on connections for it alone.
     fn destination<'a>(&self, host: &'a str, peer: &Peer) -> Destination<'a> {
-        match (self.region.destination(host), &peer.domain) {
+        match (self.region.destination(host), peer.domain()) {
             (Destination::Elsewhere, Some(domain)) if *host_name(host) == *domain.as_str() => {
                 let directory = self.relay.directory.get();
                 let served = directory.domain(domain.as_str()).filter(|it| it.is_served);

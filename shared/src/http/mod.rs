@@ -3,7 +3,9 @@
 //! and reads responses.
 
 pub mod body;
+pub mod caller_connection;
 mod chunk_extensions;
+pub mod connection_auth;
 mod field_list;
 pub mod fields;
 pub mod framing;

@@ -11,6 +11,7 @@ use http::{Method, StatusCode};
 
 use super::frame::{CODE_MAX, MESSAGE_TEXT_MAX, REQUEST_HEAD, RESPONSE_HEAD};
 use super::timing::AgentTiming;
+use crate::http::caller_connection::CallerConnection;
 use crate::http::head::{self, InvalidHead, RequestHead, ResponseHead};
 use crate::http::{ConnectionField, Fields, Framing, UpgradeProtocol, write};
 
@@ -26,6 +27,8 @@ pub struct OutboundRequest {
     pub headers: Fields,
     pub framing: Framing,
     pub upgrade: Option<UpgradeProtocol>,
+    /// The caller's connection, if the backend may authenticate connections.
+    pub caller_connection: Option<CallerConnection>,
 }
 
 impl OutboundRequest {
@@ -34,8 +37,13 @@ impl OutboundRequest {
         self.framing.has_body() || self.upgrade.is_some()
     }
 
-    /// Appends the head of a REQUEST.
-    pub fn write(&self, out: &mut Vec<u8>) {
+    /// Appends the head of a REQUEST, with the caller's connection for a peer that knows the field.
+    pub fn write(&self, out: &mut Vec<u8>, caller: Option<CallerConnection>) {
+        let named = caller.map(|caller| {
+            let mut headers = self.headers.clone();
+            caller.put(&mut headers);
+            headers
+        });
         let connection = self
             .upgrade
             .as_ref()
@@ -46,7 +54,7 @@ impl OutboundRequest {
             &self.method,
             &self.target,
             host,
-            &self.headers,
+            named.as_ref().unwrap_or(&self.headers),
             self.framing,
             connection,
         );
@@ -235,6 +243,7 @@ mod tests {
             headers: fields(&[("accept", "*/*"), ("x-one", "1")]),
             framing,
             upgrade: upgrade.map(UpgradeProtocol::from_static),
+            caller_connection: Some(CallerConnection::name_randomly()),
         }
     }
 
@@ -256,9 +265,9 @@ mod tests {
                     upgrade,
                 );
                 let mut out = Vec::new();
-                sent.write(&mut out);
+                sent.write(&mut out, sent.caller_connection);
                 let payload = Bytes::from(out);
-                let received = parse_request(&payload, !sent.has_body()).unwrap();
+                let mut received = parse_request(&payload, !sent.has_body()).unwrap();
                 assert_eq!(
                     (&received.method, &received.target),
                     (&sent.method, &sent.target)
@@ -269,6 +278,10 @@ mod tests {
                 );
                 assert_eq!(received.upgrade, sent.upgrade);
                 assert_eq!(received.headers["x-one"], "1");
+                assert_eq!(
+                    CallerConnection::take(&mut received.headers),
+                    sent.caller_connection
+                );
                 // The END flag must agree with the fields.
                 assert!(parse_request(&payload, sent.has_body()).is_err());
             }

@@ -6,6 +6,7 @@ mod delivery;
 mod framing;
 mod http2;
 mod http2_violations;
+mod identities;
 mod responses;
 mod tunnel;
 mod upgrades;

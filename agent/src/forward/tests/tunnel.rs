@@ -90,7 +90,7 @@ impl Gateway {
         let (up, down) = self
             .0
             .open(window::FIRST as usize, !request.has_body(), |out| {
-                request.write(out);
+                request.write(out, request.caller_connection);
             })
             .unwrap();
         Exchange {
@@ -195,6 +195,7 @@ fn request(method: Method, path: &str) -> OutboundRequest {
         headers: Fields::new(),
         framing: Framing::None,
         upgrade: None,
+        caller_connection: None,
     }
 }
 

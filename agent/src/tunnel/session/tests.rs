@@ -165,9 +165,10 @@ fn get(tunnel: &Tunnel) -> (StreamSender, StreamReceiver) {
         headers: Fields::new(),
         framing: Framing::None,
         upgrade: None,
+        caller_connection: None,
     };
     tunnel
-        .open(window::FIRST as usize, true, |out| request.write(out))
+        .open(window::FIRST as usize, true, |out| request.write(out, None))
         .unwrap()
 }
 

@@ -16,6 +16,7 @@ use gw_base::service::hostname::Destination;
 use gw_base::tls::node::ALPN_NODE;
 use gw_base::tls::pki::NodeIdentity;
 use gw_interface::auth::Authenticated;
+use gw_shared::http::caller_connection::CallerConnection;
 use gw_shared::http::framing::content_length;
 use gw_shared::http::{Fields, Framing, HttpVersion, Part, RequestHead, fields};
 use gw_shared::net::{Socket, TlsStream};
@@ -358,11 +359,12 @@ fn outbound(head: RequestHead) -> OutboundRequest {
         method,
         target,
         authority,
-        headers,
+        mut headers,
         framing,
         upgrade,
         ..
     } = head;
+    let caller_connection = CallerConnection::take(&mut headers);
     let framing = if upgrade.is_some() {
         Framing::None
     } else {
@@ -375,6 +377,7 @@ fn outbound(head: RequestHead) -> OutboundRequest {
         headers: fields::end_to_end(headers, |_| false),
         framing,
         upgrade,
+        caller_connection,
     }
 }
 

@@ -357,6 +357,7 @@ mod tests {
             headers: Fields::new(),
             framing: gw_shared::http::Framing::None,
             upgrade: None,
+            caller_connection: None,
         }
     }
 

@@ -42,6 +42,7 @@ pub(super) fn outbound(
     };
     let ends_here = |name: &HeaderName| *name == header::HOST || is_forged(name);
     let mut headers = fields::end_to_end(headers, ends_here);
+    let caller_connection = peer.connection(version, &headers);
     if version == HttpVersion::Http10 {
         // Trailers of the response would not reach the caller.
         headers.remove(header::TE);
@@ -72,6 +73,7 @@ pub(super) fn outbound(
         headers,
         framing,
         upgrade,
+        caller_connection,
     })
 }
 

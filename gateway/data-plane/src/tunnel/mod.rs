@@ -2,6 +2,7 @@
 
 pub(crate) mod attempt_budget;
 mod authorities;
+mod bound_callers;
 mod candidate;
 pub(crate) mod choice;
 mod control;

@@ -11,14 +11,17 @@ use gw_base::agent_releases::AgentReleases;
 use gw_base::clock::Timestamp;
 use gw_region::NodeSlot;
 use gw_region::owners::ownership::WorkerId;
+use gw_shared::http::caller_connection::CallerConnection;
 use gw_shared::id::AgentId;
 use gw_shared::tunnel::control::ToAgent;
 use gw_shared::tunnel::cut_reason::CutReason;
+use gw_shared::tunnel::head::OutboundRequest;
 use gw_shared::version::VERSION;
 use gw_store::{Directory, Service};
 use gw_telemetry::counters::{EndedTunnel, RefusedVersion, TunnelReport};
 
 use super::attempt_budget::AttemptBudget;
+use super::bound_callers::{self, BoundCallers};
 use super::choice::{self, Candidate, Choice, Wanted};
 use super::handshake::openings::Openings;
 use super::health::{HealthTier, median_latency};
@@ -26,6 +29,7 @@ use super::latest::LatestEvents;
 use super::session::Session;
 use super::waiting::grace::TunnelGrace;
 use super::waiting::lost::LostServices;
+use crate::memory::relay::RelayMemory;
 
 /// The live tunnels of the services that one worker owns.
 pub(crate) struct Registry {
@@ -52,6 +56,7 @@ struct ServiceTunnels {
     sessions: Vec<Rc<Session>>,
     /// For further attempts of requests.
     budget: RefCell<AttemptBudget>,
+    callers: RefCell<BoundCallers>,
 }
 
 /// The tunnels of a service that take requests.
@@ -322,6 +327,37 @@ impl Registry {
         }
     }
 
+    /// The agent that earlier requests of the caller's connection went to, if it has a name.
+    pub(crate) fn bound_to(&self, request: &OutboundRequest, label: &str) -> Option<AgentId> {
+        let caller = request.caller_connection?.name()?;
+        let callers = self.by_service.get(label)?.callers.borrow();
+        callers.agent_of(caller, Instant::now()).cloned()
+    }
+
+    /// Records that a request went to `session`, as further ones of the caller's connection will if it has a name.
+    pub(crate) fn bind(
+        &self,
+        request: &OutboundRequest,
+        session: &Session,
+        memory: &Rc<RelayMemory>,
+    ) {
+        let service = &session.service;
+        let caller = request.caller_connection.and_then(CallerConnection::name);
+        if let Some(caller) = caller
+            && let Some(tunnels) = self.by_service.get(&service.label)
+        {
+            let reserve = || memory.spare(&service.account, bound_callers::SIZE);
+            let mut callers = tunnels.callers.borrow_mut();
+            callers.bind(caller, &session.agent, reserve, Instant::now());
+        }
+    }
+
+    /// Whether this agent has a tunnel that takes requests of the service.
+    pub(crate) fn is_served_by(&self, label: &str, agent: &AgentId) -> bool {
+        self.of_service(label)
+            .any(|session| session.agent == *agent && session.takes_requests())
+    }
+
     /// Whether a tunnel that `may_take` a request, and can be repeated, is ready for it.
     pub(crate) fn has_ready(
         &self,
@@ -392,6 +428,7 @@ impl Registry {
         for tunnels in self.by_service.values() {
             let has_others = tunnels.sessions.len() > 1;
             self.has_several |= has_others;
+            tunnels.callers.borrow_mut().forget(now);
             for session in &tunnels.sessions {
                 if has_others || session.is_watched() {
                     session.watch(has_others, was_late, now);
@@ -508,6 +545,7 @@ impl ServiceTunnels {
         Self {
             sessions: Vec::new(),
             budget: RefCell::new(AttemptBudget::new(now)),
+            callers: RefCell::default(),
         }
     }
 

@@ -271,9 +271,11 @@ impl Session {
     ) -> Result<(StreamSender, StreamReceiver, InFlight), OpenError> {
         let credit = self.flow.enter();
         let in_flight = InFlight::new(Rc::clone(self));
-        let opened = self
-            .tunnel
-            .open(credit, !request.has_body(), |out| request.write(out));
+        // Agents of the previous line do not know the field.
+        let is_previous = self.version.line == version::PREVIOUS;
+        let caller = request.caller_connection.filter(|_| !is_previous);
+        let write = |out: &mut Vec<u8>| request.write(out, caller);
+        let opened = self.tunnel.open(credit, !request.has_body(), write);
         let (sender, receiver) = opened.inspect_err(|error| {
             let request_id = request
                 .headers

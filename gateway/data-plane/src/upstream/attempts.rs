@@ -15,6 +15,7 @@ use gw_base::error::Error;
 use gw_base::principal::Principal;
 use gw_interface::auth::Authenticated;
 use gw_shared::error_code::AgentErrorCode;
+use gw_shared::id::AgentId;
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender};
 use gw_shared::tunnel::endpoint::{Closed, OpenError, ReceivedPart};
 use gw_shared::tunnel::head::{self, AWAIT_ACCEPTANCE, OutboundRequest};
@@ -61,6 +62,8 @@ struct TunnelSearch {
     by: Principal,
     /// Hash of the caller's session, if the service has an affinity.
     affinity: Option<u64>,
+    /// The agent of the caller's connection: while it has a tunnel, the request goes to no other.
+    bound_to: Option<AgentId>,
     rules: FailedAttempts,
     failed: Vec<FailedAttempt>,
 }
@@ -89,6 +92,10 @@ impl Attempts {
         let mut search = TunnelSearch {
             tunnels: Rc::clone(tunnels),
             affinity: caller.hash,
+            bound_to: tunnels
+                .registry
+                .borrow()
+                .bound_to(&outbound, &service.label),
             rules,
             failed: Vec::new(),
             service,
@@ -111,13 +118,8 @@ impl Attempts {
         let Some((memory, of_body)) = memory else {
             // Without memory to spare, the first opened attempt is the last one.
             response.failed_before = search.failed.into();
-            let upload = if outbound.has_body() {
-                Upload::Stream(sender)
-            } else {
-                Upload::None
-            };
             return Ok(UpstreamRequest {
-                upload,
+                upload: Upload::on(sender, &outbound),
                 response: PendingResponse::Stream(response),
             });
         };
@@ -403,6 +405,8 @@ impl TunnelSearch {
             let error = match session.try_open(outbound) {
                 Ok((sender, receiver, in_flight)) => {
                     in_flight.observe(!outbound.has_body());
+                    let registry = self.tunnels.registry.borrow();
+                    registry.bind(outbound, &session, &self.tunnels.relay_memory);
                     return Ok(Opened {
                         session,
                         began: now,
@@ -442,11 +446,11 @@ impl TunnelSearch {
             is_first: self.failed.is_empty(),
             is_repeatable: self.rules.is_repeatable(),
         };
-        let is_untried = |session: &Session| self.is_untried(session);
+        let may_take = |session: &Session| self.may_take(session);
         self.tunnels
             .registry
             .borrow()
-            .choose(&self.service.label, is_untried, wanted, now)
+            .choose(&self.service.label, may_take, wanted, now)
     }
 
     /// Takes an attempt from the budget of the service.
@@ -459,23 +463,27 @@ impl TunnelSearch {
 
     /// Whether an agent that was not tried has room for the request.
     fn has_room(&self) -> bool {
-        let is_untried = |session: &Session| self.is_untried(session);
+        let may_take = |session: &Session| self.may_take(session);
         self.tunnels
             .registry
             .borrow()
-            .has_room(&self.service.label, is_untried, Instant::now())
+            .has_room(&self.service.label, may_take, Instant::now())
     }
 
-    fn is_untried(&self, session: &Session) -> bool {
-        self.failed
-            .iter()
-            .all(|failed| failed.agent.as_ref() != Some(&session.agent))
+    /// Whether the agent was not tried, and is not another one than that of the caller's connection.
+    fn may_take(&self, session: &Session) -> bool {
+        let is_other = |agent: &AgentId| {
+            let registry = self.tunnels.registry.borrow();
+            *agent != session.agent && registry.is_served_by(&self.service.label, agent)
+        };
+        let mut failed = self.failed.iter();
+        failed.all(|failed| failed.agent.as_ref() != Some(&session.agent))
+            && !self.bound_to.as_ref().is_some_and(is_other)
     }
 
     /// Whether another agent than that of `current` is ready to take the request.
     fn has_ready_besides(&self, current: &Session) -> bool {
-        let is_other =
-            |session: &Session| session.agent != current.agent && self.is_untried(session);
+        let is_other = |session: &Session| session.agent != current.agent && self.may_take(session);
         self.tunnels
             .registry
             .borrow()

@@ -43,16 +43,13 @@ impl Upstream {
             Serving::None => return Err(Error::AgentUnavailable),
         };
         let (upload, response, in_flight) = session.open_stream(&outbound)?;
+        let registry = self.tunnels.registry.borrow();
+        registry.bind(&outbound, &session, &self.tunnels.relay_memory);
         let request = RequestTraits::of(&outbound);
         let mut response = StreamResponse::new(response, Carrier::Tunnel(in_flight), request);
         response.set_cookie = set_cookie.map(Box::new);
-        let upload = if outbound.has_body() {
-            Upload::Stream(upload)
-        } else {
-            Upload::None
-        };
         Ok(UpstreamRequest {
-            upload,
+            upload: Upload::on(upload, &outbound),
             response: PendingResponse::Stream(response),
         })
     }

@@ -34,7 +34,7 @@ pub(super) fn count_down(request: &mut OutboundRequest) -> Option<(RelayedHead, 
         request.headers.retain(is_shown);
         request.framing = Framing::None;
         request.upgrade = None;
-        request.write(&mut body);
+        request.write(&mut body, None);
         let media_type = HeaderValue::from_static("message/http");
         response.headers.insert(header::CONTENT_TYPE, media_type);
         response
@@ -72,6 +72,7 @@ mod tests {
             headers: fields::end_to_end(request.headers, |name| *name == header::HOST),
             framing: request.framing,
             upgrade: request.upgrade,
+            caller_connection: None,
         };
         let answer = count_down(&mut request);
         (request, answer)

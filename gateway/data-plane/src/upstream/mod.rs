@@ -259,6 +259,15 @@ enum BodySource {
 }
 
 impl Upload {
+    /// The upload on a stream, if the request has a body.
+    fn on(stream: StreamSender, request: &OutboundRequest) -> Self {
+        if request.has_body() {
+            Self::Stream(stream)
+        } else {
+            Self::None
+        }
+    }
+
     /// Sends data as fast as the agent reads it; with `last`, ends the body.
     pub(crate) async fn send(&mut self, data: Bytes, last: bool) -> Result<(), OtherEndGone> {
         match self {

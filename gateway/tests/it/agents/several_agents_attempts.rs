@@ -1,6 +1,7 @@
 //! Attempts of a request on several tunnels, with agents that the test controls: what is sent again, and what never is.
 
 mod bodies;
+mod callers;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

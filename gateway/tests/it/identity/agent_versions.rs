@@ -101,6 +101,31 @@ fn agents_of_the_previous_line_are_served_on_request() {
     assert_eq!(ask(&demo, &agent, "0.0.9").err().unwrap().status, 426);
 }
 
+#[test]
+fn agents_of_the_previous_line_are_not_told_of_callers_connections() {
+    let adjust: fn(&mut Config) = |config| config.agent_releases.served = AgentVersions::Previous;
+    let demo = Demo::start(&Options {
+        adjust,
+        ..options(None)
+    })
+    .unwrap();
+    let agent = modified_agent::enroll(&demo);
+    for (version, is_told) in [(format!("{PREVIOUS}.0"), false), (VERSION.to_owned(), true)] {
+        let mut tunnel = ask(&demo, &agent, &version).ok().unwrap();
+        tunnel.0.send(hello(STREAMS));
+        eventually("the tunnel is registered", || agent.report(&demo));
+        let mut caller = agent.caller(&demo);
+        caller.send(agent.request("GET /", "Authorization: NTLM TlRM\r\n\r\n"));
+        let request = tunnel.next_of(Kind::Request).unwrap();
+        let head = String::from_utf8(request.payload[4..].to_vec()).unwrap();
+        assert_eq!(head.contains("x-gw-caller-connection"), is_told, "{head}");
+        drop(tunnel);
+        eventually("the tunnel has ended", || {
+            agent.report(&demo).is_none().then_some(())
+        });
+    }
+}
+
 /// Types of the messages that the agent receives until a frame of type `last`, or the end of the tunnel.
 fn messages_until(tunnel: &mut Tunnel, last: Option<Kind>) -> Vec<String> {
     let mut types = Vec::new();

@@ -1,5 +1,7 @@
 //! Backend transports: TLS, HTTP/2, Unix sockets, and several backends of one service.
 
+mod connection_auth;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixListener;

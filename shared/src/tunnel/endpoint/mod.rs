@@ -192,6 +192,11 @@ impl Endpoint {
         self
     }
 
+    /// Whether UPLOADED is sent and expected: the peer is of this release line.
+    pub fn reports_uploads(&self) -> bool {
+        self.reports_uploads
+    }
+
     /// Streams that the agent serves at once; 0 until the gateway has received HELLO.
     pub fn streams_max(&self) -> usize {
         self.streams_max

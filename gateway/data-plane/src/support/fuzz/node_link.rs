@@ -60,6 +60,7 @@ fn principal(mut headers: Fields) {
         headers,
         framing: Framing::None,
         upgrade: None,
+        caller_connection: None,
     };
     wire::put_principal(&mut request, &by);
     assert_eq!(wire::take_principal(&mut request.headers), Some(by));

@@ -339,9 +339,12 @@ impl CrossNodeRequest {
         let sent = Instant::now();
         let counted = link.count();
         let outbound = &self.outbound;
+        // Nodes of the previous line do not know the field.
+        let knows_callers = tunnel.with(|endpoint| endpoint.reports_uploads());
+        let caller = outbound.caller_connection.filter(|_| knows_callers);
         let share = Rc::clone(memory.share());
         let opened = tunnel.open_for(share, window::LEAST as usize, !outbound.has_body(), |out| {
-            outbound.write(out);
+            outbound.write(out, caller);
         });
         let (sender, receiver) = opened.map_err(|error| match error {
             OpenError::StreamLimit | OpenError::Congested => {

@@ -447,6 +447,7 @@ mod tests {
                 headers: Fields::new(),
                 framing: Framing::None,
                 upgrade: None,
+                caller_connection: None,
             };
             put_principal(&mut request, &by);
             assert_eq!(take_principal(&mut request.headers), Some(by));

@@ -41,6 +41,7 @@ fn request_of_example() -> OutboundRequest {
         headers: Fields::from_iter([(ACCEPT, HeaderValue::from_static("*/*"))]),
         framing: Framing::None,
         upgrade: None,
+        caller_connection: None,
     }
 }
 
@@ -56,7 +57,9 @@ fn the_documented_example_is_what_both_ends_send() {
 
     let outbound = request_of_example();
     let key = gateway
-        .open(512 * 1024, !outbound.has_body(), |out| outbound.write(out))
+        .open(512 * 1024, !outbound.has_body(), |out| {
+            outbound.write(out, None);
+        })
         .unwrap();
     sent.clear();
     transmit_all(&mut gateway, &mut sent);

@@ -1,0 +1,112 @@
+//! HTTP/1.1 connections that serve one connection of a caller only: the backend may have bound the identity of a user to them
+//! (RFC 4559 §6).
+
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+use gw_shared::http::caller_connection::{CallerConnection, CallerName};
+
+use super::connect::{ConnectError, Offer};
+use super::h1::Http1Connection;
+use super::pool::{Lease, LeasedConnection, Pool};
+use crate::telemetry::request_scope::RequestScope;
+
+/// As long as the gateway keeps an idle connection of a caller.
+const IDLE_FOR: Duration = Duration::from_secs(75);
+
+/// Idle private connections to one backend; the longest idle one is first.
+#[derive(Default)]
+pub(super) struct PrivateConnections(RefCell<Vec<PrivateConnection>>);
+
+struct PrivateConnection {
+    caller: CallerName,
+    since: Instant,
+    connection: Box<Http1Connection>,
+}
+
+impl PrivateConnections {
+    /// Takes a connection of this caller's connection, unless the backend has closed it.
+    fn take(&self, caller: CallerName) -> Option<Box<Http1Connection>> {
+        let mut idle = self.0.borrow_mut();
+        let at = idle.iter().rposition(|private| private.caller == caller)?;
+        let PrivateConnection {
+            since, connection, ..
+        } = idle.remove(at);
+        drop(idle);
+        if since.elapsed() >= IDLE_FOR || !connection.is_quiet() {
+            return None;
+        }
+        connection.fit_buffers();
+        Some(connection)
+    }
+
+    /// Keeps a connection for the next request. Closes the longest idle one of more than `most`.
+    pub(super) fn keep(&self, caller: CallerName, connection: Box<Http1Connection>, most: usize) {
+        let mut idle = self.0.borrow_mut();
+        idle.push(PrivateConnection {
+            caller,
+            since: Instant::now(),
+            connection,
+        });
+        if idle.len() > most {
+            idle.remove(0);
+        }
+    }
+
+    /// Closes connections that have been idle for too long.
+    pub(super) fn prune(&self) {
+        self.0
+            .borrow_mut()
+            .retain(|private| private.since.elapsed() < IDLE_FOR);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.borrow().len()
+    }
+}
+
+/// The connections that a request may use: private ones if it came on a caller's connection that the gateway names.
+#[derive(Clone, Copy)]
+pub(crate) struct CallerPool<'a> {
+    pub(crate) pool: &'a Pool,
+    pub(crate) caller: Option<CallerConnection>,
+}
+
+impl<'a> CallerPool<'a> {
+    /// Leases an open connection, if there is one.
+    pub(crate) fn reuse(self) -> Option<Lease<'a>> {
+        if self.caller.is_some() {
+            self.reuse_private()
+        } else {
+            self.pool.reuse()
+        }
+    }
+
+    /// Leases an open private connection, if there is one.
+    pub(crate) fn reuse_private(self) -> Option<Lease<'a>> {
+        let name = self.caller?.name()?;
+        let mut backends = self.pool.backends.iter();
+        let (backend, connection) =
+            backends.find_map(|backend| Some((backend, backend.private.take(name)?)))?;
+        let connection = LeasedConnection::Http1(connection);
+        let mut lease = self.pool.lease(backend, true, connection);
+        lease.caller = self.caller;
+        Some(lease)
+    }
+
+    /// As [`Pool::connect`]. Private connections speak HTTP/1.1, unless the backend speaks HTTP/2 only.
+    pub(crate) async fn connect(
+        self,
+        offer: Offer,
+        scope: &RequestScope,
+    ) -> Result<Lease<'a>, ConnectError> {
+        let offer = if self.caller.is_some() {
+            Offer::Http1
+        } else {
+            offer
+        };
+        let mut lease = self.pool.connect(offer, scope).await?;
+        lease.caller = self.caller;
+        Ok(lease)
+    }
+}

@@ -1,0 +1,112 @@
+//! Requests of a caller's connection that a backend may authenticate.
+
+use crate::support::agents::modified_agent::Tunnel;
+use crate::support::agents::several::{Attempt, Scripted, Several, refused_unsent};
+use crate::support::peers::caller::Caller;
+use crate::support::peers::{http2_caller, http2_caller::on_a_reactor};
+
+const FORGED: &str = "X-Gw-Caller-Connection: 0123456789abcdef0123456789abcdef\r\n\
+                      X_Gw_Caller_Connection: 0123456789abcdef0123456789abcdef\r\n";
+
+/// Answers, unless the request asks that its first attempt fails.
+fn act(tunnel: &mut Tunnel, attempt: &Attempt) -> bool {
+    let asks = |field| attempt.nth == 0 && attempt.head.contains(field);
+    if asks("x-end: 1") {
+        tunnel.close();
+        return false;
+    }
+    if asks("x-refuse: 1") {
+        let refused = refused_unsent(attempt.stream, "GW_BACKEND_UNREACHABLE");
+        tunnel.0.send(refused);
+        return true;
+    }
+    super::answer(tunnel, attempt)
+}
+
+/// What the agent is told of the caller's connection.
+fn told(attempt: &Attempt) -> Option<&str> {
+    let fields = attempt.head.lines().filter_map(|line| {
+        let (name, value) = line.split_once(": ")?;
+        (name.replace('_', "-") == "x-gw-caller-connection").then_some(value)
+    });
+    let fields: Vec<&str> = fields.collect();
+    assert!(fields.len() <= 1, "{}", attempt.head);
+    fields.first().copied()
+}
+
+/// Sends a request; returns the status of the response, and the attempts.
+fn call(
+    several: &Several,
+    scripted: &Scripted,
+    caller: &mut Caller,
+    fields: &str,
+) -> (u16, Vec<Attempt>) {
+    caller.send(several.request("GET /", &format!("{fields}\r\n")));
+    let status = caller.response().status.as_u16();
+    (status, scripted.attempts())
+}
+
+#[test]
+fn a_connection_has_a_name_from_its_first_credentials_on() {
+    let several = Several::start(&["one"]);
+    let scripted = Scripted::new();
+    scripted.serve(0, several.tunnel("one"), act);
+    let call = |caller: &mut Caller, fields: &str| {
+        let (status, attempts) = call(&several, &scripted, caller, fields);
+        assert_eq!((status, attempts.len()), (200, 1));
+        told(&attempts[0]).map(str::to_owned)
+    };
+    let mut names = Vec::new();
+    for credentials in ["NTLM TlRM", "negotiate YII="] {
+        let mut caller = several.connect();
+        assert_eq!(call(&mut caller, FORGED), None);
+        assert_eq!(call(&mut caller, "Authorization: Basic YTpi\r\n"), None);
+        let fields = format!("Authorization: {credentials}\r\n{FORGED}");
+        let name = call(&mut caller, &fields).unwrap();
+        assert_eq!(name.len(), 32);
+        assert!(name.bytes().all(|byte| byte.is_ascii_hexdigit()) && !FORGED.contains(&name));
+        for fields in ["", FORGED, "Authorization: Basic YTpi\r\n", &fields] {
+            assert_eq!(call(&mut caller, fields).as_ref(), Some(&name), "{fields}");
+        }
+        names.push(name);
+    }
+    assert_ne!(names[0], names[1]);
+    on_a_reactor(async {
+        let builder = h2::client::Builder::new();
+        let caller = http2_caller::connect_to(&several.about(), &builder).await;
+        for (credentials, expected) in [("NTLM TlRM", Some("unnamed")), ("Basic YTpi", None)] {
+            let request = caller.request(&http::Method::GET, "/");
+            let request = request.header("authorization", credentials);
+            assert_eq!(caller.fetch(request).await.status, 200);
+            assert_eq!(told(&scripted.attempts()[0]), expected);
+        }
+    });
+}
+
+#[test]
+fn requests_of_a_named_connection_go_to_its_agent_alone() {
+    let several = Several::start(&["one", "two"]);
+    let scripted = Scripted::new();
+    for (number, name) in ["one", "two"].into_iter().enumerate() {
+        scripted.serve(number, several.tunnel(name), act);
+    }
+    let mut caller = several.connect();
+    // No agent has a connection of this one yet.
+    let first = "Authorization: NTLM TlRM\r\nX-Refuse: 1\r\n";
+    let (status, attempts) = call(&several, &scripted, &mut caller, first);
+    assert_eq!((status, attempts.len()), (200, 2));
+    assert_eq!(told(&attempts[0]), told(&attempts[1]));
+    let agent = attempts[1].agent;
+    for _ in 0..10 {
+        for (fields, expected) in [("", 200), ("X-Refuse: 1\r\n", 502)] {
+            let (status, attempts) = call(&several, &scripted, &mut caller, fields);
+            assert_eq!((status, attempts.len()), (expected, 1));
+            assert_eq!(attempts[0].agent, agent);
+        }
+    }
+    let (status, attempts) = call(&several, &scripted, &mut caller, "X-End: 1\r\n");
+    let agents: Vec<usize> = attempts.iter().map(|attempt| attempt.agent).collect();
+    assert_eq!((status, agents), (200, vec![agent, 1 - agent]));
+    let (status, attempts) = call(&several, &scripted, &mut caller, "");
+    assert_eq!((status, attempts[0].agent), (200, 1 - agent));
+}
