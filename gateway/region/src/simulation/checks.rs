@@ -33,6 +33,9 @@ impl World {
         statement: &Statement,
         long_outage_end: Option<Duration>,
     ) {
+        if self.is_at_older() {
+            return;
+        }
         if let Statement::GoLive { session, .. } = *statement
             && let Some(host) = self.host_of(session)
             && self.hosts[host].links.began_with_wrong_clock
@@ -72,12 +75,13 @@ impl World {
 
     /// For how long the host has been running and connected to the engine.
     fn healthy_for(&self, host: usize) -> Duration {
+        let is_apart = self.is_apart(host);
         let host = &self.hosts[host];
         let is_up = self.engine.mode == EngineMode::Up
             && host.requests_pass
             && host.replies_pass
             && !host.is_paused;
-        if is_up {
+        if is_up && !is_apart {
             self.now.saturating_sub(host.disturbed)
         } else {
             Duration::ZERO
@@ -94,12 +98,12 @@ impl World {
             .members()
             .iter()
             .map(|member| (member.slot, member.session));
-        let same = self
-            .engine
-            .members
-            .get(view.epoch() as usize)
-            .is_some_and(|truth| members.eq(truth.iter().copied()));
-        if !same {
+        let older = self.older.iter().map(|older| &older.engine);
+        let same = older.chain([&self.engine]).any(|engine| {
+            let truth = engine.members.get(view.epoch() as usize);
+            truth.is_some_and(|truth| members.clone().eq(truth.iter().copied()))
+        });
+        if !same && !self.was_demoted() {
             self.fail(&format!(
                 "host {host} has other members at epoch {}: {view:?}",
                 view.epoch()
@@ -111,7 +115,10 @@ impl World {
         let Some(process) = &self.hosts[host].process else {
             return;
         };
-        if process.machine.roster().epoch > self.engine.epoch() {
+        let older = self.older.as_ref().map(|older| older.engine.epoch());
+        if process.machine.roster().epoch > self.engine.epoch().max(older.unwrap_or_default())
+            && !self.was_demoted()
+        {
             self.fail(&format!("host {host} knows an epoch that does not exist"));
         }
     }
@@ -159,6 +166,10 @@ impl World {
         let Some(view) = &process.view else { return };
         let session = process.session;
         let epoch = view.epoch();
+        if self.was_split {
+            // Members of two primaries are unknown to each other.
+            self.checks.bursts[service].1 += 1;
+        }
         let earlier = self.checks.last_admitted[service].replace((host, session));
         if self.engine.ended.contains_key(&session) {
             // An isolated node serves beside the next owner, with a bucket of its own.
@@ -184,7 +195,7 @@ impl World {
             self.checks.handovers_without_levels += 1;
             self.checks.bursts[service].1 += 1;
             self.check_burst(service);
-            if is_direct && !self.peers_disturbed {
+            if is_direct && !self.peers_disturbed && !self.was_split {
                 self.fail(&format!(
                     "host {host} admits for service {service} without levels of {earlier:x}"
                 ));
@@ -252,16 +263,30 @@ impl World {
             .iter()
             .find(|member| member.slot == here);
         let session = member.ok_or("it is no member")?.session;
-        let end = self
-            .engine
-            .ended
-            .get(&session)
-            .ok_or("its session has not ended")?;
         let told = node.told.map_or(Duration::ZERO, |(_, at)| self.now - at);
         if told > WORKER_DELAY {
             return Err("a peer told it of a later epoch");
         }
+        for host in [one, other] {
+            // It knows the members of the older primary alone.
+            if self.is_apart(host) {
+                return Ok(());
+            }
+            if self.has_just_switched(host) {
+                return match self.healthy_for(host) > UNAWARE_MAX {
+                    true => Err("it reaches the newer primary for too long"),
+                    false => Ok(()),
+                };
+            }
+        }
         let (executed, arrived) = node.last_answer;
+        let Some(end) = self.engine.ended.get(&session) else {
+            // A session that went live at the older primary was no member at the newer one. Its workers are about to know.
+            return match self.was_split && node.apply_at >= self.now {
+                true => Ok(()),
+                false => Err("its session has not ended"),
+            };
+        };
         if executed > end.at && self.now - arrived > WORKER_DELAY {
             return Err("it has read the end of its session");
         }

@@ -32,12 +32,14 @@ pub(super) struct SessionEnd {
     pub(super) kind: EndKind,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct FakeEngine {
     pub(super) mode: EngineMode,
     /// Grows when connections break: statements sent before are lost.
     pub(super) generation: u64,
     epoch: u64,
+    /// No answer of this server has an epoch before this one.
+    first_epoch: u64,
     rows: BTreeMap<NodeSlot, NodeRow>,
     /// Last beat of each session, and when it was applied.
     beaten: BTreeMap<u128, (u64, Duration)>,
@@ -57,6 +59,7 @@ impl FakeEngine {
             mode: EngineMode::Up,
             generation: 0,
             epoch: 0,
+            first_epoch: 0,
             rows: BTreeMap::new(),
             beaten: BTreeMap::new(),
             durable: BTreeMap::new(),
@@ -101,6 +104,22 @@ impl FakeEngine {
         self.mode = mode;
     }
 
+    /// A standby takes over, while this server goes on.
+    pub(super) fn promote(&mut self, now: Duration, first_epoch: u64) {
+        self.set_mode(now, EngineMode::Down);
+        self.set_mode(now, EngineMode::Up);
+        self.first_epoch = first_epoch;
+    }
+
+    /// Begins the epochs of this server, with the members so far.
+    fn raise_epoch(&mut self) {
+        while self.epoch < self.first_epoch {
+            self.epoch += 1;
+            self.members
+                .push(self.members.last().cloned().unwrap_or_default());
+        }
+    }
+
     /// Loses the beats since the last synchronous commit.
     pub(super) fn lose_beats(&mut self) {
         self.beaten.clone_from(&self.durable);
@@ -112,6 +131,7 @@ impl FakeEngine {
     /// Runs a statement. Returns whether it was applied.
     pub(super) fn execute(&mut self, now: Duration, statement: &Statement) -> bool {
         let is_applied = self.apply(now, statement);
+        self.raise_epoch();
         if statement.is_synchronous() && self.mode == EngineMode::Up {
             self.durable.clone_from(&self.beaten);
         }

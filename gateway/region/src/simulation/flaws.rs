@@ -19,6 +19,12 @@ pub(super) struct Flaws {
     pub(super) omits_dead: bool,
     /// The answer to a change waits until all nodes have it.
     pub(super) waits_for_all: bool,
+    /// A node uses the first primary of its list, also when it knows a newer one.
+    pub(super) uses_first_primary: bool,
+    /// Nodes do not tell each other of the newest primary.
+    pub(super) tells_no_primary: bool,
+    /// Epochs go on at a new primary as at the one before.
+    pub(super) keeps_epochs: bool,
     /// Requests that queued in a freeze are authenticated by the records in memory.
     pub(super) trusts_memory: bool,
 }

@@ -274,6 +274,86 @@ fn requests_that_queued_in_a_freeze_are_checked_by_the_changes_after_it() {
     );
 }
 
+/// Host 1 goes on at the earlier primary, while a standby is promoted for the other two.
+fn two_primaries(later: &[(u64, Fault)]) -> World {
+    let promote = Fault::Promote {
+        older: 0b010,
+        reach: 0,
+    };
+    started(3, &[&[(15_000, promote)], later].concat())
+}
+
+#[test]
+fn a_node_at_the_older_primary_stands_outside_until_it_stops() {
+    let revocations = [(20_000, 1)];
+    let mut world = with(
+        two_primaries(&[(40_000, Fault::Demote)]),
+        Flaws::default(),
+        &revocations,
+    );
+    run(&mut world, 39_999);
+    assert_eq!(world.admitted(1), 0, "the others own its services");
+    assert_eq!(world.revoked(), (0, 0), "it makes no change");
+    assert_eq!((world.checks.deaths, world.checks.overlaps), (1, 0));
+    run(&mut world, 45_000);
+    world.has_converged().unwrap();
+    let flaws = flawed(|flaws| flaws.uses_first_primary = true);
+    assert_finds(
+        &violation(with(two_primaries(&[]), flaws, &revocations), 30_000),
+        "uses the older primary",
+    );
+    let flaws = flawed(|flaws| flaws.tells_no_primary = true);
+    assert_finds(
+        &violation(with(two_primaries(&[]), flaws, &revocations), 30_000),
+        "was told of the newer one",
+    );
+}
+
+#[test]
+fn members_of_a_newer_primary_have_later_epochs() {
+    let cut = || {
+        let later: Vec<_> = cut_peers(1, 3).map(|(_, fault)| (14_000, fault)).collect();
+        let heal = [(40_000, Fault::Demote)];
+        two_primaries(&[&later[..], &heal].concat())
+    };
+    let mut world = with(cut(), Flaws::default(), &[]);
+    run(&mut world, 39_999);
+    assert_ne!(world.admitted(1), 0, "it knows the older primary alone");
+    assert!(world.checks.overlaps > 0);
+    run(&mut world, 50_000);
+    world.has_converged().unwrap();
+    let flaws = flawed(|flaws| flaws.keeps_epochs = true);
+    let mut world = with(cut(), flaws, &[]);
+    world.run_until(Duration::from_millis(50_000));
+    let found = world.violation.clone();
+    let found = found.or_else(|| world.has_converged().err());
+    assert_finds(&found.unwrap(), "epoch");
+}
+
+#[test]
+fn a_newer_primary_that_no_node_has_used_is_followed() {
+    // The epoch at the older one has gone on.
+    let promote = Fault::Promote {
+        older: 0b111,
+        reach: 0,
+    };
+    let faults = [
+        (15_000, promote),
+        (16_000, Fault::Leave(2)),
+        (20_000, Fault::Demote),
+    ];
+    let mut world = started(3, &faults);
+    run(&mut world, 19_999);
+    let older = world.older.as_ref().unwrap();
+    assert!(older.engine.epoch() > world.engine.epoch());
+    run(&mut world, 40_000);
+    world.has_converged().unwrap();
+    let flaws = flawed(|flaws| flaws.keeps_epochs = true);
+    let mut world = with(started(3, &faults), flaws, &[]);
+    world.run_until(Duration::from_millis(40_000));
+    assert!(world.has_converged().unwrap_err().contains("is at epoch"));
+}
+
 fn flawed(add: impl FnOnce(&mut Flaws)) -> Flaws {
     let mut flaws = Flaws::default();
     add(&mut flaws);
@@ -316,6 +396,15 @@ fn random_schedules_find_each_flaw() {
             flawed(|flaws| flaws.trusts_memory = true),
             "queued in a freeze",
         ),
+        (
+            flawed(|flaws| flaws.uses_first_primary = true),
+            "uses the older primary",
+        ),
+        (
+            flawed(|flaws| flaws.tells_no_primary = true),
+            "was told of the newer one",
+        ),
+        (flawed(|flaws| flaws.keeps_epochs = true), "epoch"),
     ];
     for (flaws, expected) in flaws {
         let finds =

@@ -24,6 +24,14 @@ pub(super) enum Fault {
     },
     EngineHung,
     EngineUp,
+    /// A standby is promoted while the primary goes on. Hosts with a bit in `older` go on there, and those with one in `reach` could
+    /// use either.
+    Promote {
+        older: u8,
+        reach: u8,
+    },
+    /// The older of two primaries stops.
+    Demote,
     /// Cuts the requests to the engine, or its replies, or both.
     CutEngine {
         host: usize,
@@ -138,6 +146,13 @@ impl Schedule {
             schedule
                 .revocations
                 .push((random.millis(1_000, 21_000), random.index(hosts)));
+        }
+        if random.percent(20) {
+            let at = random.millis(1_500, 15_000);
+            let [older, reach] = [0; 2].map(|_| random.below(256) as u8);
+            schedule.faults.push((at, Fault::Promote { older, reach }));
+            let end = at + random.millis(1_000, 18_000);
+            schedule.faults.push((end, Fault::Demote));
         }
         schedule
     }

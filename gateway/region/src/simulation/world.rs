@@ -1,8 +1,10 @@
 //! Hosts, links and the engine on virtual time.
 
 mod actions;
+mod calls;
 mod faults;
 mod links;
+mod primaries;
 mod records;
 
 use std::cmp::Reverse;
@@ -22,6 +24,7 @@ use crate::owners::placement::NodeSlot;
 use crate::owners::view::{ArrivedFrom, Decision, View};
 use crate::random::Random;
 use links::{Certificate, Links};
+use primaries::{KnownPrimaries, OlderPrimary};
 use records::{RecordsEvent, SimulatedRecords};
 
 /// Longest time until the workers of a host use a new view.
@@ -75,6 +78,9 @@ enum Work {
         event: MembershipEvent,
     },
     Fault(Fault),
+    LookForPrimaries {
+        host: usize,
+    },
     Request(SimulatedRequest),
     Forwarded {
         to: u128,
@@ -107,7 +113,8 @@ pub(super) struct Process {
     /// Services that the workers admit by the view, while the lease lasts.
     pub(super) services: u32,
     pub(super) admit_until: Option<Instant>,
-    apply_at: Duration,
+    /// When the workers use the last view that was published.
+    pub(super) apply_at: Duration,
     is_handing_over: bool,
     /// Execution of the last call whose answer arrived, and the arrival.
     pub(super) last_answer: (Duration, Duration),
@@ -139,6 +146,7 @@ pub(super) struct Host {
     /// Membership of the last process, for one that starts without the engine.
     carried: Option<CarriedMembership>,
     pub(super) links: Links,
+    primaries: KnownPrimaries,
     pub(super) requests_pass: bool,
     pub(super) replies_pass: bool,
     is_slow: bool,
@@ -152,7 +160,12 @@ pub(super) struct World {
     pub(super) now: Duration,
     base: Instant,
     random: Random,
+    /// The primary, the newest of two.
     pub(super) engine: FakeEngine,
+    /// The other one of two primaries.
+    pub(super) older: Option<OlderPrimary>,
+    /// There were two primaries at some time.
+    pub(super) was_split: bool,
     pub(super) hosts: Vec<Host>,
     links_cut: Vec<Vec<bool>>,
     loss: u64,
@@ -193,6 +206,7 @@ impl World {
                 clock_error: 0,
                 carried: None,
                 links: Links::default(),
+                primaries: KnownPrimaries::default(),
                 requests_pass: true,
                 replies_pass: true,
                 is_slow: false,
@@ -207,6 +221,8 @@ impl World {
             now: Duration::ZERO,
             base: Instant::now(),
             engine: FakeEngine::new(),
+            older: None,
+            was_split: false,
             links_cut: vec![vec![false; hosts.len()]; hosts.len()],
             hosts,
             loss: 0,
@@ -326,7 +342,19 @@ impl World {
     fn step(&mut self, work: Work) {
         let host = match &work {
             Work::Fault(fault) => return self.fault(*fault),
-            Work::Execute { .. } => return self.execute(work),
+            Work::Execute {
+                host,
+                process,
+                call,
+                ..
+            } => {
+                let (host, process, call) = (*host, *process, call.id);
+                if !self.at_server(host, |world| world.execute(work)) {
+                    self.refuse_call(host, process, call);
+                }
+                return;
+            }
+            Work::LookForPrimaries { host } => return self.look_for_primaries(*host),
             Work::Request(request) if request.process == 0 => request.ingress,
             Work::Forwarded { to, .. } => match self.host_of(*to) {
                 Some(host) => host,
@@ -421,12 +449,19 @@ impl World {
             }
             Work::Request(request) => self.request(host, request),
             Work::Forwarded { request, .. } => self.forwarded(host, request),
-            Work::Wake { .. } | Work::Execute { .. } | Work::Fault(_) => {}
+            Work::Wake { .. }
+            | Work::Execute { .. }
+            | Work::Fault(_)
+            | Work::LookForPrimaries { .. } => {}
         }
     }
 
     fn deliver(&mut self, host: usize, from: usize, shown: Certificate, state: NodeMessage) {
-        if self.hosts[host].process.is_none() || self.is_refused(host, from, shown, &state) {
+        if self.hosts[host].process.is_none() {
+            return;
+        }
+        self.answer_with_primary(host, from);
+        if self.is_refused(host, from, shown, &state) {
             return;
         }
         let clock = self.clock(host);
@@ -472,106 +507,5 @@ impl World {
             },
         );
         self.check_view(host, before.as_deref(), view);
-    }
-
-    fn execute(&mut self, work: Work) {
-        let Work::Execute {
-            host,
-            process,
-            generation,
-            call,
-        } = work
-        else {
-            return;
-        };
-        let is_lost = !self.hosts[host].requests_pass || generation != self.engine.generation;
-        let hangs = self.engine.mode == EngineMode::SyncHung && call.statement.is_synchronous();
-        if is_lost || self.engine.mode == EngineMode::Down {
-            return self.refuse_call(host, process, call.id);
-        }
-        // A commit that waits for a standby may be visible, without its reply.
-        if hangs && self.random.percent(50) {
-            return self.lose_call(host);
-        }
-        let long_outage_end = self.engine.long_outage_end;
-        let applied = self.engine.execute(self.now, &call.statement);
-        self.note(|| format!("engine: host {host} {:?} applied {applied}", call.statement));
-        if applied {
-            self.check_statement(&call.statement, long_outage_end);
-        }
-        if hangs {
-            return self.lose_call(host);
-        }
-        let roster = self.engine.roster();
-        let at = self.now + self.engine_delay(host);
-        let executed = self.now;
-        if !self.hosts[host].replies_pass || self.loses() {
-            return self.lose_call(host);
-        }
-        let result = CallResult::Done { applied, roster };
-        self.push(
-            at,
-            Work::Answer {
-                host,
-                process,
-                call: call.id,
-                executed,
-                result,
-            },
-        );
-    }
-
-    /// The engine cannot be reached: the call times out, or fails at once.
-    fn refuse_call(&mut self, host: usize, process: u64, call: u64) {
-        self.lose_call(host);
-        if self.random.percent(30) {
-            let at = self.now + Duration::from_millis(1);
-            let result = CallResult::Failed;
-            self.push(
-                at,
-                Work::Answer {
-                    host,
-                    process,
-                    call,
-                    executed: self.now,
-                    result,
-                },
-            );
-        }
-    }
-
-    fn lose_call(&mut self, host: usize) {
-        self.hosts[host].disturbed = self.now;
-        if let Some(process) = &mut self.hosts[host].process {
-            process.failed = Some(process.called);
-        }
-    }
-
-    fn loses(&mut self) -> bool {
-        self.loss > 0 && self.random.percent(self.loss)
-    }
-
-    /// Time of one direction of a call.
-    fn engine_delay(&mut self, host: usize) -> Duration {
-        if self.loses() {
-            let delay = self.random.millis(300, 3_000);
-            self.lose_call(host);
-            self.hosts[host].disturbed = self.now + delay;
-            return delay;
-        }
-        if self.hosts[host].is_slow {
-            let delay = self.random.millis(200, 450);
-            self.hosts[host].disturbed = self.now + delay;
-            return delay;
-        }
-        Duration::from_micros(100 + self.random.below(5_000))
-    }
-
-    fn peer_delay(&mut self) -> Duration {
-        if self.loses() {
-            self.peers_disturbed = true;
-            return self.random.millis(100, 4_000);
-        }
-        Duration::from_micros(50 + self.random.below(5_000))
     }
 }

@@ -120,7 +120,13 @@ fn run(
             "the synchronous standby does not confirm the statement".to_owned(),
         ));
     }
-    Ok((changed > 0, read_roster(&rows, keys)?))
+    let roster = read_roster(&rows, keys)?;
+    if keys.is_some() && roster.epoch < engine.first_epoch() {
+        // An epoch from before the promotion may also be one of the older primary, with other members, or be before its last.
+        let (_, roster) = run(engine, keys, &Statement::Tick)?;
+        return Ok((changed > 0, roster));
+    }
+    Ok((changed > 0, roster))
 }
 
 type Parameter = Box<dyn ToSql + Sync + Send>;

@@ -3,6 +3,7 @@
 use std::fs;
 use std::process::Output;
 
+use gw_region::Statement;
 use gw_store::{PostgresStore, Store, StoreError};
 use serde_json::{Value, json};
 
@@ -208,6 +209,21 @@ fn changes_at_two_primaries_of_one_timeline_are_refused_until_one_is_stopped() {
     });
     let (status, text) = admin(region.node(0).admin_address, "/readyz");
     assert_eq!((status, &*text), (200, "ready\n"));
+}
+
+/// Otherwise nodes whose epoch has gone on at the older primary do not follow the newer one.
+#[test]
+fn epochs_at_a_newer_primary_are_later_from_the_first_statement_on() {
+    let Some(older) = Postgres::with_region() else {
+        return;
+    };
+    let newer = older.standby();
+    assert_eq!(newer.sql("SELECT pg_promote()"), "t");
+    let source = older.source_at(&newer.url(), "a");
+    let mut store = PostgresStore::new(&source).unwrap();
+    store.load().unwrap();
+    let (_, roster) = store.run(&Statement::Read).unwrap();
+    assert!(roster.epoch >= 1 << 31, "{roster:?}");
 }
 
 #[test]

@@ -56,7 +56,7 @@ impl World {
                     process.called = now;
                 }
                 let at = self.now + self.engine_delay(host);
-                let generation = self.engine.generation;
+                let generation = self.generation(host);
                 if self.loses() {
                     return self.lose_call(host);
                 }

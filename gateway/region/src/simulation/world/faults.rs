@@ -29,6 +29,8 @@ impl World {
                 self.disconnect();
                 self.disturb_all();
             }
+            Fault::Promote { older, reach } => self.promote(older, reach),
+            Fault::Demote => self.demote(),
             Fault::EngineHung => self.engine.set_mode(self.now, EngineMode::SyncHung),
             Fault::EngineUp => {
                 self.engine.set_mode(self.now, EngineMode::Up);
@@ -176,6 +178,7 @@ impl World {
         });
         self.hosts[host].disturbed = self.now;
         self.hosts[host].wake = None;
+        self.forget_primaries(host);
         self.load_records(host, number, is_resumed);
         let at = self.now + self.random.millis(50, 1_000);
         self.push(
@@ -254,6 +257,7 @@ impl World {
         self.queue
             .retain(|Reverse((_, _, index))| !matches!(self.works[*index], Some(Work::Fault(_))));
         self.loss = 0;
+        self.demote();
         self.links_cut
             .iter_mut()
             .flatten()

@@ -87,7 +87,7 @@ struct HostRecords {
 #[derive(Debug)]
 pub(super) struct SimulatedRecords {
     /// The changes in the engine.
-    history: Vec<u64>,
+    pub(super) history: Vec<u64>,
     last_change: u64,
     hosts: Vec<HostRecords>,
     revocations: Vec<Revocation>,
@@ -189,13 +189,15 @@ impl World {
         match event {
             RecordsEvent::Poll => {
                 self.push_records(POLL, host, number, RecordsEvent::Poll);
-                self.read_changes(host, number);
+                self.at_server(host, |world| world.read_changes(host, number));
             }
             RecordsEvent::Read { began, history } => {
                 self.changes_were_read(host, number, began, history);
             }
             RecordsEvent::Synced { history } => self.records.hosts[host].disk = history,
-            RecordsEvent::Revoke => self.commit_revocation(host, number),
+            RecordsEvent::Revoke => {
+                self.at_server(host, |world| world.commit_revocation(host, number));
+            }
             RecordsEvent::Asked { by, change, until } => {
                 self.asked(host, number, (by, change, until));
             }
@@ -413,7 +415,7 @@ impl World {
         }
         if self.now - paused >= FREEZE {
             self.records.hosts[host].frozen = Some((paused, self.now));
-            self.read_changes(host, process);
+            self.at_server(host, |world| world.read_changes(host, process));
             self.push_records(
                 FREEZE_WAIT,
                 host,
@@ -439,7 +441,9 @@ impl World {
         let accepts = |revocation: &Revocation| {
             history.contains(&revocation.change) && !hosts[host].memory.contains(&revocation.change)
         };
-        if self.reads_engine(host) && revocations.iter().filter(is_in_freeze).any(accepts) {
+        // A host that was at an older primary has its changes.
+        let reads_newest = self.reads_engine(host) && !self.was_split;
+        if reads_newest && revocations.iter().filter(is_in_freeze).any(accepts) {
             self.fail(&format!(
                 "host {host} accepts a request that queued in a freeze, with a revoked key"
             ));
