@@ -346,16 +346,7 @@ impl CrossNodeRequest {
         let opened = tunnel.open_for(share, window::LEAST as usize, !outbound.has_body(), |out| {
             outbound.write(out, caller);
         });
-        let (sender, receiver) = opened.map_err(|error| match error {
-            OpenError::StreamLimit | OpenError::Congested => {
-                CrossNodeFailure::Refused(Error::Overloaded(Overload::QueueFull))
-            }
-            OpenError::HeadTooLarge => CrossNodeFailure::Refused(Error::HeadersTooLarge(
-                InvalidHead::HeadTooLarge(REQUEST_HEAD.head),
-            )),
-            OpenError::Memory => CrossNodeFailure::Refused(memory.refusal()),
-            OpenError::Lost => CrossNodeFailure::Retry(RetryCause::Unreachable),
-        })?;
+        let (sender, receiver) = opened.map_err(|error| not_opened(&error, || memory.refusal()))?;
         let awaits_acceptance = self.waits_for_acceptance();
         let answered = async {
             if let Some(body) = body.filter(|_| !awaits_acceptance) {
@@ -394,6 +385,18 @@ impl CrossNodeRequest {
             response: PendingResponse::Stream(response),
         })
     }
+}
+
+/// Why no stream of a link was opened. `refusal` is the error if the account has no memory left.
+fn not_opened(error: &OpenError, refusal: impl Fn() -> Error) -> CrossNodeFailure {
+    CrossNodeFailure::Refused(match error {
+        OpenError::StreamLimit | OpenError::Congested => Error::Overloaded(Overload::QueueFull),
+        OpenError::HeadTooLarge => {
+            Error::HeadersTooLarge(InvalidHead::HeadTooLarge(REQUEST_HEAD.head))
+        }
+        OpenError::Memory => refusal(),
+        OpenError::Lost => return CrossNodeFailure::Retry(RetryCause::Unreachable),
+    })
 }
 
 /// The node that owns the service. Waits until it is known, up to `deadline`.
