@@ -1,6 +1,9 @@
 //! A region of several nodes: the request log and the time series, which each node keeps for itself.
 
+use std::io::{self, Write};
 use std::net::TcpListener;
+use std::thread;
+use std::time::Duration;
 
 use gw_gateway::demo::About;
 use gw_shared::files;
@@ -331,7 +334,46 @@ fn charts_have_the_sum_of_all_nodes() {
 
 #[test]
 fn a_lookup_ends_while_the_archive_does_not_answer() {
-    let archive = TcpListener::bind("127.0.0.1:0").unwrap();
+    // The kernel takes the connections.
+    assert_lookups_end(&TcpListener::bind("127.0.0.1:0").unwrap());
+}
+
+#[test]
+fn a_lookup_ends_while_an_answer_of_the_archive_does_not_end() {
+    assert_lookups_end(&slow_archive(
+        "Content-Length: 1000\r\n\r\n<ListBucketResult>",
+    ));
+}
+
+#[test]
+fn a_lookup_ends_while_the_archive_answers_with_many_parts() {
+    let page = "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>1</NextContinuationToken>\
+                </ListBucketResult>";
+    let length = page.len();
+    let answer = format!("Connection: close\r\nContent-Length: {length}\r\n\r\n{page}");
+    assert_lookups_end(&slow_archive(&answer));
+}
+
+/// A server that gives each connection the same answer after half a second, and then nothing.
+fn slow_archive(answer: &str) -> TcpListener {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let accepting = listener.try_clone().unwrap();
+    let answer = format!("HTTP/1.1 200 OK\r\n{answer}");
+    thread::spawn(move || {
+        for mut connection in accepting.incoming().flatten() {
+            let answer = answer.clone();
+            thread::spawn(move || {
+                thread::sleep(Duration::from_millis(500));
+                let _ = connection.write_all(answer.as_bytes());
+                let _ = io::copy(&mut connection, &mut io::sink());
+            });
+        }
+    });
+    listener
+}
+
+/// Asserts that lookups and searches end, and say that the archive is missing.
+fn assert_lookups_end(archive: &TcpListener) {
     let folder = tempfile::tempdir().unwrap();
     let secret = folder.path().join("secret");
     files::write_private(&secret, b"secret").unwrap();
@@ -348,7 +390,6 @@ fn a_lookup_ends_while_the_archive_does_not_answer() {
     // The node of this slot has left.
     ids.use_node_slot(500);
     let lost = ids.next_id();
-    // Connections of the archive are taken by the kernel, and never answered.
     for path in [
         format!("/api/v1/requests/{lost}"),
         "/api/v1/requests?path_prefix=/".to_owned(),

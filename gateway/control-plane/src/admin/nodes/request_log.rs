@@ -1,6 +1,7 @@
 //! The request logs of all nodes. A request is in the log of the node that received it, whose slot is in the request's id.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use gw_base::page::{self, Page};
@@ -20,6 +21,9 @@ use crate::cluster::UnavailableNode;
 use crate::control::changes::audit;
 use crate::control::{Actor, Control, ControlError};
 
+/// Longest time for all reads of the archive for one answer.
+const ARCHIVE_WITHIN: Duration = Duration::from_secs(5);
+
 /// A request, and where its record is.
 pub(in crate::admin) struct Located {
     pub(in crate::admin) view: RequestView,
@@ -37,8 +41,8 @@ impl Located {
 enum RecordPlace {
     Here,
     Node(Member),
-    /// In the archive, as the node in this slot recorded it.
-    Archive(NodeSlot),
+    /// In the archive, as the node in this slot recorded it. Further reads of it end at this time, too.
+    Archive(NodeSlot, Instant),
 }
 
 impl Admin {
@@ -90,14 +94,16 @@ impl Admin {
                 return Ok(Some(Located::new(view, id, RecordPlace::Node(node))));
             }
         }
+        let until = Instant::now() + ARCHIVE_WITHIN;
         // Also if a node has the slot: it may have another one's, which was lost and removed.
         if let Some(slot) = NodeSlot::new(slot)
             && let Some(view) = self
-                .read_archive(move |archive| archive.show(slot, id))
+                .read_archive(until, move |archive| archive.show(slot, id))
                 .await?
                 .flatten()
         {
-            return Ok(Some(Located::new(view, id, RecordPlace::Archive(slot))));
+            let place = RecordPlace::Archive(slot, until);
+            return Ok(Some(Located::new(view, id, place)));
         }
         if missing.is_empty() {
             return Ok(None);
@@ -106,15 +112,19 @@ impl Admin {
         Err(ControlError::NodesUnavailable(missing).into())
     }
 
-    /// Runs a read of the archive on a blocking thread. `None` without an archive.
+    /// Runs a read of the archive on a blocking thread, until a time. `None` without an archive.
     async fn read_archive<T: Send + 'static>(
         &self,
+        until: Instant,
         read: impl FnOnce(&Archive) -> Result<T, ArchiveError> + Send + 'static,
     ) -> Result<Option<T>, NoResult> {
         let Some(archive) = self.request_log.archive().cloned() else {
             return Ok(None);
         };
-        let read = self.clone().run(move |_| read(&archive)).await?;
+        let read = self
+            .clone()
+            .run(move |_| read(&archive.until(until)))
+            .await?;
         read.map(Some).map_err(|error| {
             tracing::warn!(%error, "cannot read the log of a lost node in the archive");
             ControlError::ArchiveUnavailable(error.to_string()).into()
@@ -162,9 +172,9 @@ impl Admin {
         let id = request.id;
         let node = match &request.place {
             RecordPlace::Here => return self.read_log(move |log| log.body(id, side)).await,
-            RecordPlace::Archive(slot) => {
+            RecordPlace::Archive(slot, until) => {
                 let slot = *slot;
-                let read = self.read_archive(move |archive| archive.body(slot, id, side));
+                let read = self.read_archive(*until, move |archive| archive.body(slot, id, side));
                 return Ok(read.await?.flatten());
             }
             RecordPlace::Node(node) => node,
@@ -188,9 +198,9 @@ impl Admin {
         };
         let node = match &request.place {
             RecordPlace::Here => return self.read_log(move |log| log.captured(id)).await,
-            RecordPlace::Archive(slot) => {
+            RecordPlace::Archive(slot, until) => {
                 let slot = *slot;
-                let read = self.read_archive(move |archive| archive.captured(slot, id));
+                let read = self.read_archive(*until, move |archive| archive.captured(slot, id));
                 return Ok(read.await?.flatten());
             }
             RecordPlace::Node(node) => node,
@@ -225,7 +235,8 @@ impl Admin {
                 .map(|slot| archive.search(slot, &query))
                 .collect()
         };
-        Ok(self.read_archive(search).await?.unwrap_or_default())
+        let until = Instant::now() + ARCHIVE_WITHIN;
+        Ok(self.read_archive(until, search).await?.unwrap_or_default())
     }
 
     /// Searches the logs of all nodes, and those of lost nodes in the archive, the newest request first. A page may be short or empty and still have a next one.

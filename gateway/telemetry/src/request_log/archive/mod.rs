@@ -27,6 +27,7 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
 
 use gw_base::clock::Timestamp;
 use gw_base::page::Page;
@@ -59,17 +60,19 @@ const CACHE_OBJECTS: NonZeroUsize = NonZeroUsize::new(64).unwrap();
 
 /// Archived logs of all nodes of a region, for reading.
 ///
-/// All functions that read block on the network. Memory per call is bounded by one object and one page of results.
+/// All functions that read block on the network. Memory per call is bounded by one object and one page of results. Clones share
+/// counters and opened objects.
+#[derive(Clone)]
 pub struct Archive {
     bucket: S3Bucket,
-    sealing: ObjectSealing,
+    sealing: Arc<ObjectSealing>,
     /// Apex of the region: the first folder of all objects.
     region: String,
     now: Now,
     names: Names,
     counters: Arc<ArchiveCounters>,
-    cache: Mutex<Cache>,
-    audit_head: OnceLock<ReadHead>,
+    cache: Arc<Mutex<Cache>>,
+    audit_head: Arc<OnceLock<ReadHead>>,
 }
 
 /// Opened objects with records, the latest used first.
@@ -155,17 +158,26 @@ impl Archive {
     ) -> Result<Self, ArchiveError> {
         Ok(Self {
             bucket: S3Bucket::new(settings)?,
-            sealing: ObjectSealing::new(keys),
+            sealing: Arc::new(ObjectSealing::new(keys)),
             region: apex.to_owned(),
             now,
             names,
             counters: Arc::default(),
-            cache: Mutex::new(Cache {
+            cache: Arc::new(Mutex::new(Cache {
                 objects: LruCache::new(CACHE_OBJECTS),
                 bytes: 0,
-            }),
-            audit_head: OnceLock::new(),
+            })),
+            audit_head: Arc::default(),
         })
+    }
+
+    /// The archive for reads that end before `until`.
+    pub fn until(&self, until: Instant) -> Self {
+        let bucket = self.bucket.until(until);
+        Self {
+            bucket,
+            ..self.clone()
+        }
     }
 
     /// Returns the counters of the archive.

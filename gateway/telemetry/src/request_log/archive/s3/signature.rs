@@ -22,6 +22,7 @@ const ESCAPED: AsciiSet = NON_ALPHANUMERIC
     .remove(b'~');
 const ESCAPED_IN_PATH: AsciiSet = ESCAPED.remove(b'/');
 
+#[derive(Clone)]
 pub(super) struct Credentials {
     pub(super) access_key_id: String,
     pub(super) secret_key: Secret,
