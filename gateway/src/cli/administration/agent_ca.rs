@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 
 use clap::Subcommand;
 use gw_control_plane::control::{AgentCaView, AuthorityEnd, AuthorityReplacement, AuthorityView};
+use gw_shared::command;
 use gw_store::AuthorityRole;
 use http::Method;
 use serde_json::json;
 
+use crate::cli::client::api::ApiError;
 use crate::cli::client::output::{CommandError, Output, Shown, joined, write_facts};
 
 #[derive(Subcommand)]
@@ -49,14 +51,34 @@ impl AgentCaCommand {
 fn replace(output: &mut Output, immediately: bool, wait: Option<u32>) -> Result<(), CommandError> {
     let options = json!(AuthorityReplacement { immediately });
     let began = Instant::now();
+    let mut is_waiting = false;
     loop {
-        let reply = output
+        if is_waiting {
+            thread::sleep(Duration::from_secs(1));
+            // Without a next authority, the request below would make another one.
+            let reply = output.api.request(Method::GET, "/agent-ca")?;
+            let view: AgentCaView = reply.parse()?;
+            if view.with_role(AuthorityRole::Next).is_none() {
+                let note = "another command has decided about the next authority";
+                command::note("gw-gateway", format_args!("{note}"));
+                output.tell(&reply, |view: AgentCaView, out| write_facts(&view, out))?;
+                let issues = view.with_role(AuthorityRole::Earlier);
+                return issues.map(drop).ok_or(CommandError::Overtaken);
+            }
+        }
+        let posted = output
             .api
-            .request_with(Method::POST, "/agent-ca/replace", &options)?;
+            .request_with(Method::POST, "/agent-ca/replace", &options);
+        let is_left = wait.is_some_and(|seconds| began.elapsed().as_secs() < seconds.into());
+        if is_waiting && is_left && matches!(posted, Err(ApiError::Refused(_))) {
+            // Another command may have decided between the two requests.
+            continue;
+        }
+        let reply = posted?;
         let waits_for = reply.parse::<AgentCaView>()?.waits_for_nodes;
         let wait = wait.filter(|_| !waits_for.is_empty());
-        if wait.is_some_and(|seconds| began.elapsed().as_secs() < seconds.into()) {
-            thread::sleep(Duration::from_secs(1));
+        if wait.is_some() && is_left {
+            is_waiting = true;
             continue;
         }
         output.tell(&reply, |view: AgentCaView, out| write_facts(&view, out))?;

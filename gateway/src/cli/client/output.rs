@@ -51,6 +51,11 @@ pub(crate) enum CommandError {
          `gw-gateway region remove`"
     )]
     NodesLeft(String),
+    #[error(
+        "there is no next authority any more: another command has meanwhile ended it or the earlier one; look at the result with \
+         `gw-gateway agent-ca status`"
+    )]
+    Overtaken,
     #[error("account {0} was not deleted: its id was not typed; repeat the command, or add --yes")]
     NotConfirmed(String),
     /// A file that an option names cannot be read.

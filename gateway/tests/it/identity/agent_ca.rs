@@ -1,11 +1,13 @@
 //! The authority of agents and nodes is replaced while they run.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -371,17 +373,22 @@ fn an_agent_that_lost_its_renewed_certificate_is_asked_again() {
     });
 }
 
-/// Runs `agent-ca replace --wait` at node 1. Returns its exit code, the authorities, and what it says.
+/// Runs `agent-ca replace --wait` at node 1, as [`ended`].
 fn replace_within(region: &Region, seconds: &str) -> (Option<i32>, Value, String) {
-    let ended = gw_gateway()
+    let mut command = gw_gateway();
+    command
         .env("GW_ADMIN_TOKEN", region.admin_token().trim())
         .args(["agent-ca", "replace", "--json", "--wait", seconds])
         .args([
             "--admin-url",
             &format!("http://{}", region.node(1).admin_address),
-        ])
-        .output()
-        .unwrap();
+        ]);
+    ended(&mut command)
+}
+
+/// Runs a command. Returns its exit code, the authorities, and what it says.
+fn ended(command: &mut Command) -> (Option<i32>, Value, String) {
+    let ended = command.output().unwrap();
     let view = serde_json::from_slice(&ended.stdout).unwrap_or(Value::Null);
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();
     (ended.status.code(), view, said)
@@ -404,7 +411,8 @@ fn the_nodes_of_a_region_trust_the_next_authority_before_it_issues() {
         gates[2].set(Passage::Stalled);
     }
     let (code, view, said) = replace_within(&region, "1");
-    let waits = view["waits_for_nodes"].as_array().unwrap();
+    let waits = view["waits_for_nodes"].as_array();
+    let waits = waits.unwrap_or_else(|| panic!("{code:?}: {said}"));
     let named = format!("nodes {} do not say that they trust it", waits[0]);
     assert!(code == Some(1) && said.contains(&named), "{code:?}: {said}");
     assert_eq!(
@@ -442,6 +450,73 @@ fn the_nodes_of_a_region_trust_the_next_authority_before_it_issues() {
     region.engine_gates[1].set(Passage::Stalled);
     region.restart(1);
     assert_eq!(id(&api(&region, 1).status(), "issuing"), issuing);
+}
+
+/// Runs `agent-ca replace --wait` at an administration API that gives these answers. Each must be to a request with its method.
+fn replace_at(answers: Vec<(Method, u16, Value)>) -> (Option<i32>, Value, String) {
+    let answers = Arc::new(Mutex::new(VecDeque::from(answers)));
+    let left = Arc::clone(&answers);
+    let url = backend::start(move |mut peer| {
+        while let Ok((head, ..)) = peer.request() {
+            let (method, status, body) = answers.lock().unwrap().pop_front().unwrap();
+            assert_eq!(head.method, method);
+            let body = body.to_string();
+            let kind = match status {
+                200 => "json",
+                _ => "problem+json",
+            };
+            let length = body.len();
+            peer.send(format!(
+                "HTTP/1.1 {status} X\r\nContent-Type: application/{kind}\r\nContent-Length: {length}\r\n\r\n{body}"
+            ));
+        }
+    });
+    let mut command = gw_gateway();
+    command.env("GW_ADMIN_TOKEN", "token").args([
+        "agent-ca",
+        "replace",
+        "--json",
+        "--wait",
+        "600",
+        "--admin-url",
+        &url,
+    ]);
+    let ended = ended(&mut command);
+    assert!(left.lock().unwrap().is_empty(), "{ended:?}");
+    ended
+}
+
+#[test]
+fn a_wait_for_the_next_authority_ends_once_another_command_has_decided() {
+    let view = |roles: &[&str], waits: &[u16]| {
+        let of_role = |role: &&str| json!({ "id": "6260b688f21b54a0e9914ccf2156a587bed9a9b9", "role": role, "certificate": "" });
+        let authorities: Vec<_> = roles.iter().map(of_role).collect();
+        json!({
+            "authorities": authorities, "waits_for_nodes": waits, "agents": 0, "agents_left": 0, "left": [],
+            "tunnels_left": 0,
+        })
+    };
+    let waits = || (Method::POST, 200, view(&["issuing", "next"], &[3]));
+    let is_next = || (Method::GET, 200, view(&["issuing", "next"], &[]));
+    let issues = view(&["issuing", "earlier"], &[]);
+    let has_switched = || (Method::GET, 200, issues.clone());
+    let problem = json!({ "type": "about:blank", "title": "Conflict", "status": 409, "detail": "is being replaced" });
+    let refused = (Method::POST, 409, problem);
+    for answers in [
+        vec![waits(), is_next(), waits(), has_switched()],
+        // Between the two requests.
+        vec![waits(), is_next(), refused, has_switched()],
+    ] {
+        let (code, shown, said) = replace_at(answers);
+        let is_said = said.contains("another command has decided about the next authority");
+        assert!(code == Some(0) && is_said, "{code:?}: {said}");
+        assert_eq!(shown, issues);
+    }
+
+    let ended = (Method::GET, 200, view(&["issuing", "ended"], &[]));
+    let (code, _, said) = replace_at(vec![waits(), ended]);
+    let is_said = said.contains("there is no next authority any more: another command has");
+    assert!(code == Some(1) && is_said, "{code:?}: {said}");
 }
 
 #[test]
