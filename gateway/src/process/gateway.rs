@@ -15,7 +15,7 @@ use gw_base::mailbox::{Inbox, mailbox};
 use gw_base::process::background::{Background, Tasks};
 use gw_control_plane::admin_client::console_url;
 use gw_control_plane::control::{self, Control, ControlError, JobQueue};
-use gw_control_plane::members::Members;
+use gw_control_plane::members::{Members, remember_primary};
 use gw_data_plane::memory::sockets::{self, SocketBudget, TcpMemory};
 pub(crate) use gw_data_plane::tunnel::waiting::grace::TunnelGrace;
 use gw_data_plane::worker::{RegionSetup, Setup, WorkerHandles, WorkerMessage};
@@ -42,8 +42,7 @@ use super::config_file::ConfigFile;
 use super::control_plane::archive_audit_heads;
 use super::membership::MemberSettings;
 use super::sockets::listeners::{Addresses, Inherited, ListenError, Listeners, own_shares};
-use super::stop::last_stop;
-use super::stop::last_stop::LastStop;
+use super::stop::last_stop::{self, LastStop};
 use super::takeover::{Predecessor, TakeoverError};
 use super::workers::Workers;
 
@@ -226,6 +225,7 @@ impl Gateway {
         socket_budget: &Arc<SocketBudget>,
     ) -> Result<(Self, Option<trace::SpanDestination>), StartError> {
         let helpers = background.tasks();
+        remember_primary(config);
         let control = Arc::new(Control::open(config, handles.clone(), helpers.clone())?);
         let masker = Masker::new([control.admin_token()]);
         let of_names = Arc::clone(&control);

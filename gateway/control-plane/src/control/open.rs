@@ -205,7 +205,7 @@ pub fn node_name() -> String {
         .into_owned()
 }
 
-/// Loads the records, and stores the secrets that all nodes share in the data folder. If PostgreSQL does not answer, or
+/// Loads the records, and stores the secrets that all nodes share in the data folder. If the primary does not answer, or
 /// its records are not authentic, both come from the data folder.
 fn load(
     store: &mut dyn Store,
@@ -217,7 +217,9 @@ fn load(
     };
     match load_from_postgres(store, source, config) {
         Err(ControlError::Store(
-            error @ (StoreError::Unavailable(_) | StoreError::Forged { .. }),
+            error @ (StoreError::Unavailable(_)
+            | StoreError::SeveralPrimaries(_)
+            | StoreError::Forged { .. }),
         )) => {
             let has_secrets = [AGENT_CA, ADMIN_TOKEN]
                 .iter()

@@ -222,12 +222,12 @@ fn serve_calls(mut store: PostgresStore, calls: &Receiver<Call>, results: &Regio
     }
 }
 
-/// The membership of the last process of this node, if PostgreSQL does not answer. Otherwise this process joins with a
+/// The membership of the last process of this node, if the primary does not answer. Otherwise this process joins with a
 /// session of its own.
 fn membership_in(file: &NodeFile, store: &mut PostgresStore) -> Option<CarriedMembership> {
     let carried = file.membership()?;
     match store.run(&Statement::Read) {
-        Err(StoreError::Unavailable(error)) => {
+        Err(error @ (StoreError::Unavailable(_) | StoreError::SeveralPrimaries(_))) => {
             tracing::error!(%error, epoch = carried.roster.epoch, "starting as the member that this node was");
             Some(carried)
         }
@@ -302,6 +302,7 @@ impl MembershipLoop {
                 Some(Next::Input(Some(RegionInput::HandOver(reply)))) => {
                     // The next process has the buckets: it decides for this one, too.
                     self.signals.set_endless();
+                    block_in_place(|| self.keep_primary());
                     let _ = reply.try_send(self.machine.carry(Instant::now()));
                     return;
                 }
@@ -327,6 +328,7 @@ impl MembershipLoop {
         self.signals.set(self.machine.admit_until());
         self.signals
             .set_suspended(self.machine.is_stale(Instant::now()));
+        self.keep_primary();
         self.log_went_back();
         let probe_due = self
             .probes
@@ -349,6 +351,12 @@ impl MembershipLoop {
         deadline.map_or(ANSWER_WITHIN, |deadline| {
             deadline.saturating_duration_since(now)
         })
+    }
+
+    fn keep_primary(&mut self) {
+        let source = self.control.postgres_source();
+        let known = source.map(|source| source.settings.known_primaries());
+        self.file.keep_primary(known.into_iter().flatten().next());
     }
 
     fn log_went_back(&mut self) {

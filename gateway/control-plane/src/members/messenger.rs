@@ -60,7 +60,8 @@ async fn deliver(control: &Control, to: &Member, message: &StateMessage) -> Deli
     match control.node_client().send(to, request, WITHIN).await {
         Ok(response) if response.status().is_success() => {
             if let Some(source) = control.postgres_source() {
-                source.settings.told(response.body());
+                let told = serde_json::from_slice(response.body());
+                source.settings.told(told.unwrap_or_default());
             }
             Delivery::Delivered
         }
@@ -106,7 +107,7 @@ struct MessageIntake {
     authenticators: Option<Arc<DerivedKeys<Authenticator>>>,
 }
 
-/// Answers with the newest primary that this node knows, also to a process that another primary's table of nodes lists.
+/// Answers with the primaries that this node knows, also to a process that another primary's table of nodes lists.
 async fn receive(
     State(MessageIntake {
         inputs,
@@ -115,7 +116,7 @@ async fn receive(
     }): State<MessageIntake>,
     Extension(sender): Extension<NodeIdentity>,
     body: Bytes,
-) -> Result<Json<Option<Primary>>, (StatusCode, String)> {
+) -> Result<Json<Vec<Primary>>, (StatusCode, String)> {
     let message = StateMessage::parse(&body)
         .map_err(|error| (StatusCode::BAD_REQUEST, format!("{error}\n")))?;
     if (message.state.slot, message.state.session) != (sender.slot, sender.session) {
@@ -141,6 +142,6 @@ async fn receive(
     // Ends when the message was used, or the membership has ended.
     let _ = inputs.message(message).await;
     let source = control.postgres_source();
-    let primary = source.and_then(|source| source.settings.newest_primary());
-    Ok(Json(primary))
+    let primaries = source.map(|source| source.settings.known_primaries());
+    Ok(Json(primaries.unwrap_or_default()))
 }

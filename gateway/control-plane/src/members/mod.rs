@@ -19,4 +19,5 @@ pub use driver::{Members, MembersSetup};
 pub(crate) use inputs::RegionInputs;
 pub use messages::CarriedNode;
 pub use messenger::routes;
+pub use node_file::remember_primary;
 pub(crate) use pending::OtherNodes;

@@ -1,12 +1,14 @@
-//! The file in the data folder with what this node must remember over a restart: its slot, and its membership for a start
-//! while PostgreSQL does not answer.
+//! The file in the data folder with what this node must remember over a restart: its slot, its membership for a start
+//! while PostgreSQL does not answer, and the primary, so that it uses no older one.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
+use gw_interface::config::{Config, StoreSettings};
 use gw_region::{CarriedMembership, NodeSlot};
 use gw_shared::files;
 use gw_shared::version::later_members::LaterMembers;
+use gw_store::Primary;
 use serde::{Deserialize, Serialize};
 
 use super::messages::CarriedNode;
@@ -25,8 +27,19 @@ struct NodeFileContents {
     /// Absent after the node has left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     membership: Option<CarriedNode>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    primary: Option<Primary>,
     #[serde(flatten)]
     later: LaterMembers,
+}
+
+/// Has this process use the primary that the last process of the node has used, or a newer one. An invalid file is reported
+/// when the node joins.
+pub fn remember_primary(config: &Config) {
+    if let StoreSettings::Postgres(settings) = &config.store {
+        let file = NodeFile::open(&config.data_dir).ok();
+        settings.told(Vec::from_iter(file.and_then(|it| it.contents?.primary)));
+    }
 }
 
 impl NodeFile {
@@ -67,9 +80,21 @@ impl NodeFile {
         let contents = NodeFileContents {
             slot: slot.get(),
             membership,
+            primary: before.and_then(|it| it.primary.clone()),
             later: before.map(|it| it.later.clone()).unwrap_or_default(),
         };
-        if before == Some(&contents) {
+        self.write(contents);
+    }
+
+    /// As [`Self::keep`], once the node has a slot.
+    pub(super) fn keep_primary(&mut self, primary: Option<Primary>) {
+        if let Some(before) = self.contents.clone() {
+            self.write(NodeFileContents { primary, ..before });
+        }
+    }
+
+    fn write(&mut self, contents: NodeFileContents) {
+        if self.contents.as_ref() == Some(&contents) {
             return;
         }
         let written = serde_json::to_vec(&contents).map_err(io::Error::from);
@@ -140,6 +165,21 @@ mod tests {
         file.keep(slot, None);
         let read = NodeFile::open(folder.path()).unwrap();
         assert_eq!((read.slot(), read.membership()), (Some(slot), None));
+    }
+
+    #[test]
+    fn the_primary_is_kept_beside_the_membership() {
+        let folder = tempfile::tempdir().unwrap();
+        let slot = NodeSlot::new(7).unwrap();
+        let primary: Primary = serde_json::from_str(r#"{"host":"db","timeline":2}"#).unwrap();
+        let mut file = NodeFile::open(folder.path()).unwrap();
+        file.keep_primary(Some(primary.clone()));
+        assert!(!folder.path().join(FILE).exists(), "without a slot");
+        file.keep(slot, None);
+        file.keep_primary(Some(primary.clone()));
+        file.keep(slot, None);
+        let read = NodeFile::open(folder.path()).unwrap().contents.unwrap();
+        assert_eq!((read.slot, read.primary), (7, Some(primary)));
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod transfer;
 use std::path::Path;
 
 use gw_control_plane::control::{node_name, postgres_source};
+use gw_control_plane::members::remember_primary;
 use gw_interface::config::{Config, StoreSettings};
 use gw_region::{NodeSlot, OperatorError, RegionKeyError};
 use gw_shared::command::Failure;
@@ -106,7 +107,10 @@ pub fn join(config: &Config) -> Result<Examination, RegionError> {
 fn postgres(config: &Config) -> Result<&PostgresSettings, RegionError> {
     match &config.store {
         StoreSettings::Sqlite => Err(RegionError::Sqlite),
-        StoreSettings::Postgres(settings) => Ok(settings),
+        StoreSettings::Postgres(settings) => {
+            remember_primary(config);
+            Ok(settings)
+        }
     }
 }
 

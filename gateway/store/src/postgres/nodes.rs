@@ -10,6 +10,7 @@ use tokio_postgres::types::ToSql;
 use super::super::StoreError;
 use super::authenticity::forged_node;
 use super::connection::engine::{CALL, Engine, SqlSession};
+use super::connection::primaries::Primary;
 use super::keys::{StoreKey, StoreKeys};
 use super::{PostgresStore, column};
 
@@ -29,8 +30,11 @@ const BEAT: &str = "
         applied_revision = greatest(applied_revision, $5), version = $6, key_proofs = $7
     FROM quick WHERE slot = $1 AND session = $2::text::uuid AND state NOT IN ('left', 'dead')";
 
-/// Epochs at a newer primary are later than those at an older one, whose members do not count any more then.
-const TICK: &str = "UPDATE gw.region SET tick = tick + 1, epoch = greatest(epoch, $1)";
+/// The bits of an epoch from 31 on are the timeline, less 1, and those from 47 on count how often a lower one has followed, as
+/// after `pg_upgrade`. So epochs at a newer primary are later than those at an older one, whose members do not count then.
+const TICK: &str = "
+    UPDATE gw.region SET tick = tick + 1, epoch = CASE (epoch >> 31) & 65535 WHEN $1::bigint THEN epoch ELSE coalesce(
+        (((epoch >> 47) + ((epoch >> 31) & 65535 > $1)::int) << 47) + ($1 << 31), epoch) END";
 
 /// Waits for a replacement of the region key that is under way, and inserts nothing after it.
 const INSERT: &str = "
@@ -94,11 +98,11 @@ fn run(
     keys: Option<&StoreKeys>,
     statement: &Statement,
 ) -> Result<(bool, Roster), StoreError> {
-    let change = RowChange::of(statement, keys, engine.first_epoch());
     let (changed, rows, is_unreplicated) =
         engine.call(CALL, async |session: &mut SqlSession| {
             session.take_unreplicated();
             let roster = session.prepare(ROSTER).await?;
+            let change = RowChange::of(statement, keys, session.primary.as_ref());
             let Some(RowChange { sql, parameters }) = &change else {
                 return Ok((0, session.client.query(&roster, &[]).await?, false));
             };
@@ -138,14 +142,16 @@ struct RowChange {
 }
 
 impl RowChange {
-    /// `None` if the statement only reads. `first_epoch` is that of the primary.
-    fn of(statement: &Statement, keys: Option<&StoreKeys>, first_epoch: u64) -> Option<Self> {
+    /// `None` if the statement only reads. `at` is the primary, if it tells.
+    fn of(statement: &Statement, keys: Option<&StoreKeys>, at: Option<&Primary>) -> Option<Self> {
         use NodeState::{Draining, Joining, Leaving, Live};
         Some(match *statement {
             Statement::Read => return None,
             Statement::Tick => Self {
                 sql: TICK,
-                parameters: vec![Box::new(int(first_epoch))],
+                parameters: vec![Box::new(
+                    at.map(|it| i64::from(it.timeline.saturating_sub(1)) & 0xffff),
+                )],
             },
             Statement::Beat {
                 slot,

@@ -1,6 +1,7 @@
 //! Two servers of PostgreSQL that take changes: an older primary beside a newer one, or two copies of one database.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::process::Output;
 
 use gw_region::Statement;
@@ -8,12 +9,13 @@ use gw_store::{PostgresStore, Store, StoreError};
 use serde_json::{Value, json};
 
 use crate::support::eventually;
+use crate::support::peers::gate::{Gate, Passage, Target};
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::postgres::Postgres;
 use crate::support::processes::prepared::administer_at;
 use crate::support::processes::process::gw_gateway;
 use crate::support::processes::region::Region;
-use crate::support::processes::successor::admin;
+use crate::support::processes::successor::{admin, replace};
 
 /// The URL of a database that is at two servers.
 fn url(first: &Postgres, second: &Postgres) -> String {
@@ -227,6 +229,170 @@ fn epochs_at_a_newer_primary_are_later_from_the_first_statement_on() {
 }
 
 #[test]
+fn changes_stay_refused_while_one_of_two_equal_primaries_does_not_answer() {
+    let Some(first) = Postgres::with_region() else {
+        return;
+    };
+    let copy = first.copy();
+    let gate = Gate::to(Target::Unix(copy.socket()));
+    let hosts = format!(",{}/postgres", gate.address);
+    let source = first.source_at(&first.url().replace("/postgres", &hosts), "a");
+    let is_refused = || {
+        source.settings.look_for_primaries("a");
+        source.settings.refuse_equal_primaries().is_err()
+    };
+    eventually("both are found", || is_refused().then_some(()));
+    gate.set(Passage::Stalled);
+    assert!(is_refused());
+    drop(copy);
+    gate.set(Passage::Open);
+    assert!(is_refused(), "it closes connections");
+}
+
+#[test]
+fn nodes_at_two_primaries_of_one_timeline_refuse_changes_and_one_is_outside() {
+    let Some(mut region) = Region::start(2) else {
+        return;
+    };
+    let backend = HeldBackend::start();
+    let _agent = region.run_agent(&backend.url);
+    region.owner();
+    // The name that the second node has for the server.
+    let folder = tempfile::tempdir().unwrap();
+    let socket = region.postgres.socket();
+    let name = folder.path().join(socket.file_name().unwrap());
+    symlink(&socket, &name).unwrap();
+    let store = region.postgres.url();
+    let host = store.split(['@', '/']).nth(3).unwrap();
+    let encoded = folder.path().display().to_string().replace('/', "%2F");
+    restart_at(&mut region, 1, &store.replace(host, &encoded));
+    region.wait_for_members(2);
+
+    // It becomes that of a copy, which only this node reaches.
+    let mut copy = region.postgres.copy();
+    let of_copy = copy.source("b");
+    fs::remove_file(&name).unwrap();
+    symlink(copy.socket(), &name).unwrap();
+    region.postgres.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()");
+    let names = [&socket, &name].map(|path| path.parent().unwrap().display().to_string());
+    for node in [0, 1] {
+        eventually("changes are refused", || {
+            (change(&region, node) == refused()).then_some(())
+        });
+        await_names(&region, node, &names);
+    }
+    let epoch = || copy.sql("SELECT epoch, tick FROM gw.region");
+    let before = epoch();
+    eventually("requests are served", || {
+        let answers = [0, 1].map(|node| region.request(node));
+        (answers == ["200", "200"]).then_some(())
+    });
+    assert_eq!(epoch(), before, "no leases at the copy");
+
+    // A store at the copy, which another node tells.
+    let mut store = PostgresStore::new(&of_copy).unwrap();
+    store.run(&Statement::Tick).unwrap();
+    let first = region.postgres.source("a");
+    PostgresStore::new(&first).unwrap().load().unwrap();
+    of_copy.settings.told(first.settings.known_primaries());
+    let ran = store.run(&Statement::Tick);
+    assert!(matches!(ran, Err(StoreError::SeveralPrimaries(_))));
+
+    copy.stop();
+    eventually("changes are made", || {
+        (change(&region, 0).0 == 201).then_some(())
+    });
+    fs::remove_file(&name).unwrap();
+    symlink(&socket, &name).unwrap();
+    region.wait_for_members(2);
+    assert_eq!(change(&region, 1).0, 201);
+}
+
+#[test]
+fn a_node_that_is_restarted_or_replaced_uses_no_older_primary() {
+    let Some(mut region) = Region::start(1) else {
+        return;
+    };
+    let mut standby = region.postgres.standby();
+    let store = url(&region.postgres, &standby);
+    restart_at(&mut region, 0, &store);
+    region.wait_for_members(1);
+    assert_eq!(standby.sql("SELECT pg_promote()"), "t");
+    let kept = region.data(0).join("node.json");
+    eventually("the node has the newer primary in its file", || {
+        let text = fs::read_to_string(&kept).unwrap();
+        text.contains("\"timeline\":2").then_some(())
+    });
+    eventually("changes are made", || {
+        (change(&region, 0).0 == 201).then_some(())
+    });
+    let copy = region.data(0).join("records.sealed");
+    eventually("the node has a copy", || copy.exists().then_some(()));
+    standby.stop();
+
+    let names = names([&region.postgres, &standby]);
+    let assert_refuses = |region: &Region| {
+        eventually("changes are refused, and both servers are named", || {
+            assert_ne!(change(region, 0).0, 201);
+            let (_, text) = admin(region.node(0).admin_address, "/readyz");
+            (change(region, 0) == refused() && has_all(&text, &names)).then_some(())
+        });
+    };
+    let served = region.node(0);
+    let successor = replace(served.process.id(), &served.log);
+    assert_refuses(&region);
+    drop(successor);
+    region.kill(0);
+    region.restart(0);
+    assert_refuses(&region);
+    standby.resume();
+    eventually("changes are made at the newer primary", || {
+        (change(&region, 0).0 == 201).then_some(())
+    });
+}
+
+#[test]
+fn epochs_are_later_after_each_promotion_also_of_another_cluster() {
+    let Some(first) = Postgres::with_region() else {
+        return;
+    };
+    let tick = |server: &Postgres| {
+        let mut store = PostgresStore::new(&server.source("a")).unwrap();
+        let (is_applied, roster) = store.run(&Statement::Tick).unwrap();
+        assert!(is_applied);
+        roster.epoch
+    };
+    let promoted = |server: &Postgres| {
+        let standby = server.standby();
+        assert_eq!(standby.sql("SELECT pg_promote()"), "t");
+        standby
+    };
+    let mut newer = promoted(&first);
+    let before = tick(&newer);
+    assert!(tick(&first) < 1 << 31 && before >= 1 << 31);
+
+    // The timelines of a cluster that pg_upgrade has made begin with 1.
+    let upgraded = Postgres::of_another_cluster();
+    upgraded.sql(&format!("UPDATE gw.region SET epoch = {before} + 5"));
+    let moved = tick(&upgraded);
+    assert!(moved > before + 5 && tick(&upgraded) == moved);
+    upgraded.sql("UPDATE gw.region SET epoch = epoch + 5");
+    assert!(tick(&promoted(&upgraded)) > moved + 5);
+
+    // A node that runs uses it once the earlier cluster has ended.
+    let source = newer.source_at(&url(&newer, &upgraded), "a");
+    let load = || {
+        source.settings.look_for_primaries("a");
+        PostgresStore::new(&source).unwrap().load()
+    };
+    load().unwrap();
+    assert!(source.settings.refuse_equal_primaries().is_err());
+    newer.stop();
+    load().unwrap();
+    assert!(source.settings.refuse_equal_primaries().is_ok());
+}
+
+#[test]
 fn an_older_primary_is_not_used_while_the_newer_one_is_away() {
     let Some(older) = Postgres::with_region() else {
         return;
@@ -248,8 +414,7 @@ fn an_older_primary_is_not_used_while_the_newer_one_is_away() {
     let other = older.source("b");
     let mut store = PostgresStore::new(&other).unwrap();
     store.load().unwrap();
-    let newest = source.settings.newest_primary().unwrap();
-    other.settings.told(&serde_json::to_vec(&newest).unwrap());
+    other.settings.told(source.settings.known_primaries());
     is_refused(store);
 
     newer.resume();

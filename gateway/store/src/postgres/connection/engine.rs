@@ -1,7 +1,9 @@
 //! One connection to PostgreSQL, opened on demand. Calls block, and every call has a time limit.
 
 use std::collections::HashMap;
+use std::error::Error as _;
 use std::future::poll_fn;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -47,7 +49,7 @@ pub(crate) struct SqlSession {
     pub(crate) client: Client,
     statements: HashMap<&'static str, Statement>,
     /// The server. `None` for a standby, and if it does not tell.
-    primary: Option<Primary>,
+    pub(crate) primary: Option<Primary>,
     /// The session asked for notifications.
     is_listening: bool,
     events: Arc<ServerEvents>,
@@ -165,28 +167,26 @@ impl Engine {
         })
     }
 
-    /// Whether there is a connection, and not to an older primary.
+    /// Whether there is a connection, and to the primary to use.
     pub(crate) fn is_connected(&self) -> bool {
         self.session.as_ref().is_some_and(|session| {
-            let is_newest = self.settings.note(session.primary.as_ref()).is_ok();
-            is_newest && !session.client.is_closed()
+            let checked = self.settings.check_primary(session.primary.as_ref());
+            checked.is_ok() && !session.client.is_closed()
         })
     }
 
-    /// The first epoch at the primary that this is connected to.
-    pub(crate) fn first_epoch(&self) -> u64 {
-        let primary = self.session.as_ref().and_then(|it| it.primary.as_ref());
-        primary.map_or(0, Primary::first_epoch)
-    }
-
-    /// The primaries among all hosts.
-    pub(crate) fn primaries(&self) -> Vec<Primary> {
-        let ask = |host| {
+    /// The primaries among all hosts, and the hosts that have not answered.
+    pub(crate) fn primaries(&self) -> (Vec<Primary>, Vec<String>) {
+        let (mut found, mut silent) = (Vec::new(), Vec::new());
+        for host in self.settings.each_host(&self.name) {
             let session = async { timeout(CALL, self.open_at(&host)).await };
-            self.runtime.as_ref()?.block_on(session).ok()?.ok()?.primary
-        };
-        let hosts = self.settings.each_host(&self.name).into_iter();
-        hosts.filter_map(ask).collect()
+            match self.runtime.as_ref().map(|it| it.block_on(session)) {
+                Some(Ok(Ok(session))) if session.primary.is_some() => found.extend(session.primary),
+                Some(Ok(Err(error))) if takes_no_changes(&error) => {}
+                _ => silent.push(host.0),
+            }
+        }
+        (found, silent)
     }
 
     pub(crate) fn disconnect(&mut self) {
@@ -224,7 +224,7 @@ impl Engine {
         }
     }
 
-    /// Opens a session at the first host that fits, and is no older primary.
+    /// Opens a session at the first host that fits, and is the primary to use.
     async fn open(&self, within: Duration) -> Result<SqlSession, StoreError> {
         let hosts = self.settings.each_host(&self.name);
         // So that every host that takes no connection leaves time for the others.
@@ -308,6 +308,17 @@ fn store_error(error: &tokio_postgres::Error) -> StoreError {
         Some(code) if !is_of_connection(code) => StoreError::Postgres(text),
         _ => StoreError::Unavailable(text),
     }
+}
+
+/// Whether the server is a standby, starts or ends, or no server listens at the address.
+fn takes_no_changes(error: &tokio_postgres::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied};
+    let cause = error.source().and_then(|it| it.downcast_ref::<io::Error>());
+    // tokio-postgres has `PermissionDenied` for a standby, and Unix sockets `NotFound`.
+    matches!(
+        cause.map(io::Error::kind),
+        Some(ConnectionRefused | NotFound | PermissionDenied)
+    ) || error.code() == Some(&SqlState::CANNOT_CONNECT_NOW)
 }
 
 /// Whether a connection to another host, or a later one, may succeed: connection exceptions (08), operator

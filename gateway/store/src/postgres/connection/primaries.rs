@@ -1,12 +1,13 @@
 //! Servers that take changes. A region has one, unless a standby was promoted while the earlier primary goes on, or two
 //! copies of the database were restored. Each promotion begins the next timeline of the write-ahead log, so the primary
-//! with the lower timeline is the older one, and its changes are lost.
+//! with the lower timeline is the older one, and its changes are lost. Of servers none of which is older, all nodes use the
+//! one that was started first, so that the members have one table, and refuse changes.
 
 #[cfg(test)]
 mod tests;
 
-use std::cmp::Reverse;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tokio_postgres::SimpleQueryMessage;
@@ -16,25 +17,44 @@ use super::settings::PostgresSettings;
 use crate::StoreError;
 
 /// Fails on a standby, and without the right to ask.
-pub(super) const PRIMARY: &str =
-    "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8), pg_postmaster_start_time()";
+pub(super) const PRIMARY: &str = "
+    SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8), system_identifier,
+        (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint FROM pg_control_system()";
 /// Longest name of a host of another node, in bytes.
 const HOST_MAX: usize = 300;
+/// Most servers that other nodes tell.
+const TOLD_MAX: usize = 64;
+/// Time for which a server counts that another node has told, which each does every second.
+const TOLD_FOR: Duration = Duration::from_secs(5);
 
 /// A server that takes changes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Primary {
     /// As in `store`, with the port.
     host: String,
-    timeline: u32,
-    /// Start of the server: tells two names of one server from two servers.
-    #[serde(skip)]
-    started: String,
+    pub(crate) timeline: u32,
+    /// Identifies the cluster. Its standbys and copies have the same number.
+    #[serde(default)]
+    system: i64,
+    /// Start of the server, in microseconds: tells two names of one server from two servers.
+    #[serde(default)]
+    started: i64,
 }
 
-/// What this process knows of primaries, the newest first: one, found by this node or told by another one, or several that
-/// take changes. Clones share it.
-pub(super) type Primaries = Arc<Mutex<Vec<Primary>>>;
+/// What this process knows of primaries. Clones share it.
+pub(super) type Primaries = Arc<Mutex<PrimaryList>>;
+
+#[derive(Debug, Default)]
+pub(super) struct PrimaryList {
+    /// The one to use, also while it does not answer.
+    newest: Option<Primary>,
+    /// Servers that this node reaches, one of each host.
+    found: Vec<Primary>,
+    /// Servers that other nodes reach, one of each host, and when they were told.
+    told: Vec<(Primary, Instant)>,
+    /// All of these, each server once, the newest first.
+    servers: Vec<Primary>,
+}
 
 impl Primary {
     /// Reads the answer to [`PRIMARY`].
@@ -43,88 +63,140 @@ impl Primary {
             SimpleQueryMessage::Row(row) => Some(Self {
                 host: host.to_owned(),
                 timeline: u32::from_str_radix(row.get(0)?, 16).ok()?,
-                started: row.get(1)?.to_owned(),
+                system: row.get(1)?.parse().ok()?,
+                started: row.get(2)?.parse().ok()?,
             }),
             _ => None,
         })
     }
 
-    /// The first epoch of members on this timeline: it is later than all epochs of the primaries before.
-    pub(crate) fn first_epoch(&self) -> u64 {
-        u64::from(self.timeline.saturating_sub(1)) << 31
+    /// Timelines of two clusters cannot be compared.
+    fn is_older_than(&self, other: &Self) -> bool {
+        self.system == other.system && self.timeline < other.timeline
+    }
+
+    /// Another start at the same host is a restart.
+    fn is_same_server(&self, other: &Self) -> bool {
+        let has_name_or_start = self.host == other.host || self.started == other.started;
+        has_name_or_start && self.system == other.system && self.timeline == other.timeline
+    }
+}
+
+impl PrimaryList {
+    /// Chooses the server to use, as all nodes do that know the same servers.
+    fn settle(&mut self) {
+        self.told.retain(|(_, at)| at.elapsed() < TOLD_FOR);
+        let told = self.told.iter().map(|(it, _)| it);
+        let running: Vec<_> = self.found.iter().chain(told).collect();
+        let mut known = running.clone();
+        known.extend(&self.newest);
+        let is_old = |it: &Primary| known.iter().any(|other| it.is_older_than(other));
+        let newest = running.iter().filter(|it| !is_old(it));
+        let newest = newest.min_by_key(|it| it.started).copied();
+        let newest = newest.or(self.newest.as_ref());
+        let mut servers: Vec<_> = newest.cloned().into_iter().collect();
+        for (at, it) in running.into_iter().enumerate() {
+            // Another node may not have noticed yet that an older one has ended.
+            let counts = at < self.found.len() || !is_old(it);
+            if counts && !servers.iter().any(|other| other.is_same_server(it)) {
+                servers.push(it.clone());
+            }
+        }
+        if servers.len() > 1 && servers != self.servers {
+            tracing::error!("{}", several(&servers));
+        } else if servers.len() == 1 && self.servers.len() > 1 {
+            tracing::info!("one server of PostgreSQL takes changes again");
+        }
+        self.newest = servers.first().cloned();
+        self.servers = servers;
     }
 }
 
 impl PostgresSettings {
-    fn known(&self) -> MutexGuard<'_, Vec<Primary>> {
+    fn known(&self) -> MutexGuard<'_, PrimaryList> {
         let known = self.primaries.lock();
         // No change under the lock can panic.
-        known.unwrap_or_else(PoisonError::into_inner)
+        let mut known = known.unwrap_or_else(PoisonError::into_inner);
+        known.settle();
+        known
     }
 
     /// Looks at all hosts for primaries, for a second at each. Blocks.
     pub fn look_for_primaries(&self, node: &str) {
         if let Ok(engine) = Engine::new(self.clone(), node) {
-            self.note_all(engine.primaries());
+            let (found, silent) = engine.primaries();
+            self.note_all(found, &silent);
         }
     }
 
-    fn note_all(&self, mut found: Vec<Primary>) {
-        if found.is_empty() {
-            // No server has answered: those that took changes may still do.
-            return;
-        }
-        found.sort_by_key(|it| (Reverse(it.timeline), it.started.clone()));
-        found.dedup_by(|one, other| one.started == other.started);
+    /// Notes the primaries that were found. `silent` are the hosts that have not answered, whose servers may take changes.
+    fn note_all(&self, found: Vec<Primary>, silent: &[String]) {
         let mut known = self.known();
-        // Told by another node, or not reached now.
-        let highest = found.first().map(|it| it.timeline);
-        let absent = known.first().filter(|it| Some(it.timeline) > highest);
-        found.splice(..0, absent.cloned());
-        if found.len() > 1 && found != *known {
-            tracing::error!("{}", several(&found));
-        } else if found.len() == 1 && known.len() > 1 {
-            tracing::info!("one server of PostgreSQL takes changes again");
-        }
-        *known = found;
+        known.found.retain(|it| {
+            silent.contains(&it.host) && !found.iter().any(|other| it.is_older_than(other))
+        });
+        known.found.extend(found);
     }
 
-    /// Notes a primary, if there is one. Fails if it is older than another one.
+    /// Notes the primary that was connected to, if there is one, and fails as [`Self::check_primary`] does.
     pub(super) fn note(&self, primary: Option<&Primary>) -> Result<(), StoreError> {
         let mut known = self.known();
-        match (known.first(), primary) {
-            (_, None) => Ok(()),
-            (Some(newest), Some(it)) if newest.timeline > it.timeline => Err(several([newest, it])),
-            (Some(newest), Some(it)) if newest.timeline == it.timeline => Ok(()),
-            (_, Some(it)) => {
-                *known = vec![it.clone()];
-                Ok(())
-            }
+        if let Some(primary) = primary.filter(|it| !known.found.contains(it)) {
+            // An older one has ended, unless the next look finds it.
+            let is_left = |it: &Primary| it.host != primary.host && !it.is_older_than(primary);
+            known.found.retain(is_left);
+            known.found.push(primary.clone());
+        }
+        drop(known);
+        self.check_primary(primary)
+    }
+
+    /// Fails if another primary is to be used.
+    pub(super) fn check_primary(&self, primary: Option<&Primary>) -> Result<(), StoreError> {
+        match (&self.known().newest, primary) {
+            (Some(newest), Some(it)) if !newest.is_same_server(it) => Err(several([newest, it])),
+            _ => Ok(()),
         }
     }
 
-    /// Notes the newest primary that another node knows, as it has answered in JSON, unless it is of an earlier version.
-    pub fn told(&self, answer: &[u8]) {
-        let told = serde_json::from_slice::<Primary>(answer).ok();
-        let _ = self.note(told.filter(|it| it.host.len() <= HOST_MAX).as_ref());
+    /// Notes the newest primary that another node or an earlier process knows, and those that the other node reaches.
+    pub fn told(&self, primaries: Vec<Primary>) {
+        let primaries = primaries.into_iter().take(TOLD_MAX);
+        let mut primaries = primaries.filter(|it| it.host.len() <= HOST_MAX);
+        let mut known = self.known();
+        let is_newer = |it: &Primary| known.newest.iter().all(|known| known.is_older_than(it));
+        if let Some(newest) = primaries.next().filter(is_newer) {
+            known.newest = Some(newest);
+        }
+        for it in primaries {
+            known.told.retain(|(other, _)| other.host != it.host);
+            known.told.insert(0, (it, Instant::now()));
+        }
+        known.told.truncate(TOLD_MAX);
     }
 
-    /// The newest primary that this process knows.
-    pub fn newest_primary(&self) -> Option<Primary> {
-        self.known().first().cloned()
+    /// The primary that this process uses, also while it does not answer, then those that it reaches.
+    pub fn known_primaries(&self) -> Vec<Primary> {
+        let known = self.known();
+        known.newest.iter().chain(&known.found).cloned().collect()
     }
 
     /// Names several servers that take changes, and what to do; `None` if there is one at most.
     pub fn several_primaries(&self) -> Option<String> {
         let known = self.known();
-        (known.len() > 1).then(|| several(&*known).to_string())
+        (known.servers.len() > 1).then(|| several(&known.servers).to_string())
     }
 
     /// Fails if several servers take changes, and none is the newer one.
     pub fn refuse_equal_primaries(&self) -> Result<(), StoreError> {
-        match &self.known()[..] {
-            [one, other, ..] if one.timeline == other.timeline => Err(several([one, other])),
-            _ => Ok(()),
+        let servers = &self.known().servers;
+        match servers
+            .iter()
+            .skip(1)
+            .all(|it| it.is_older_than(&servers[0]))
+        {
+            true => Ok(()),
+            false => Err(several(servers)),
         }
     }
 }

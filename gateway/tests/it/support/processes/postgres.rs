@@ -186,6 +186,15 @@ impl Postgres {
         Some(postgres)
     }
 
+    /// As [`Self::with_region`], in a cluster of its own: the servers of other functions are copies of one.
+    pub(crate) fn of_another_cluster() -> Self {
+        let mut postgres = Self::new();
+        postgres.server.initialize(&mut Sleep).unwrap();
+        postgres.resume();
+        PostgresStore::create(&postgres.source("init")).unwrap();
+        postgres
+    }
+
     pub(crate) fn key_file(&self) -> PathBuf {
         self.folder.path().join("region.key")
     }

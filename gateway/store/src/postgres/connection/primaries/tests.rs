@@ -1,10 +1,11 @@
 use super::*;
 
-fn primary(host: &str, timeline: u32, started: &str) -> Primary {
+fn primary(host: &str, timeline: u32, started: i64) -> Primary {
     Primary {
         host: host.to_owned(),
         timeline,
-        started: started.to_owned(),
+        system: 7,
+        started,
     }
 }
 
@@ -14,7 +15,7 @@ fn settings() -> PostgresSettings {
 
 /// Hosts and timelines of several primaries, and whether changes are refused for equal timelines.
 fn found(settings: &PostgresSettings) -> (Vec<(String, u32)>, bool) {
-    let known = settings.known().clone();
+    let known = settings.known().servers.clone();
     let has_several = settings.several_primaries().is_some();
     let several = known.into_iter().filter(|_| has_several);
     let several = several.map(|it| (it.host, it.timeline));
@@ -24,63 +25,125 @@ fn found(settings: &PostgresSettings) -> (Vec<(String, u32)>, bool) {
     )
 }
 
+/// Tells `to` what `from` knows.
+fn tell(from: &PostgresSettings, to: &PostgresSettings) {
+    to.told(from.known_primaries());
+}
+
+fn silent(host: &str) -> Vec<String> {
+    vec![host.to_owned()]
+}
+
 #[test]
 fn the_newest_primary_is_used_and_all_are_named() {
     let settings = settings();
-    let [older, newer] = [primary("db1:5432", 1, "a"), primary("db2:5432", 2, "b")];
-    settings.note_all(vec![older.clone()]);
+    let [older, newer] = [primary("db1:5432", 1, 1), primary("db2:5432", 2, 2)];
+    settings.note_all(vec![older.clone()], &[]);
     assert_eq!(found(&settings), (Vec::new(), false));
-    settings.note_all(vec![older.clone(), newer.clone()]);
+    settings.note_all(vec![older.clone(), newer.clone()], &[]);
     let both = [("db2:5432".to_owned(), 2), ("db1:5432".to_owned(), 1)];
     assert_eq!(found(&settings), (both.to_vec(), false));
-    assert_eq!(settings.newest_primary(), Some(newer.clone()));
+    assert_eq!(settings.known_primaries()[0], newer);
     assert!(settings.note(Some(&newer)).is_ok());
+    assert_eq!(found(&settings), (both.to_vec(), false));
 
     // The newer one does not answer now.
-    settings.note_all(vec![older.clone()]);
+    settings.note_all(vec![older.clone()], &silent("db2:5432"));
     assert_eq!(found(&settings), (both.to_vec(), false));
     assert!(settings.note(Some(&older)).is_err());
-    settings.note_all(vec![newer]);
+    settings.note_all(vec![newer.clone()], &silent("db1:5432"));
     assert_eq!(found(&settings), (Vec::new(), false));
-    settings.note_all(Vec::new());
+    settings.note_all(Vec::new(), &[]);
     assert!(settings.note(Some(&older)).is_err(), "it is remembered");
+
+    let restarted = self::settings();
+    restarted.told(vec![newer]);
+    assert!(restarted.note(Some(&older)).is_err());
+    assert_eq!(found(&restarted), (both.to_vec(), false));
 }
 
 #[test]
 fn another_node_tells_of_a_newer_primary() {
-    let settings = settings();
-    let older = primary("db1:5432", 1, "a");
-    settings.note(Some(&older)).unwrap();
-    let tell = |primary: &Primary| settings.told(&serde_json::to_vec(primary).unwrap());
-    settings.told(b"null");
-    tell(&primary("db3:5432", 2, ""));
-    assert!(settings.note(Some(&older)).is_err());
-    settings.note_all(vec![older.clone()]);
-    let several = settings.several_primaries().unwrap();
+    let [here, there] = [settings(), settings()];
+    let older = primary("db1:5432", 1, 1);
+    here.note(Some(&older)).unwrap();
+    here.told(Vec::new());
+    there.told(vec![primary("db3:5432", 2, 2)]);
+    tell(&there, &here);
+    assert!(here.note(Some(&older)).is_err());
+    here.note_all(vec![older.clone()], &[]);
+    let several = here.several_primaries().unwrap();
     assert!(
         several.contains("db3:5432 (timeline 2) and db1:5432"),
         "{several}"
     );
-    tell(&older);
-    assert_eq!(settings.newest_primary().unwrap().timeline, 2);
+    tell(&settings(), &here);
+    assert_eq!(here.known_primaries()[0].timeline, 2);
 }
 
 #[test]
 fn equal_timelines_are_refused_unless_they_are_of_one_server() {
     let settings = settings();
-    let [first, second] = ["db1:5432", "db2:5432"].map(|host| primary(host, 3, "a"));
-    settings.note_all(vec![first.clone(), second]);
+    let [first, second] = ["db1:5432", "db2:5432"].map(|host| primary(host, 3, 1));
+    settings.note_all(vec![first.clone(), second], &[]);
     assert_eq!(found(&settings), (Vec::new(), false));
-    settings.note_all(vec![first, primary("db2:5432", 3, "b")]);
+    let copy = primary("db2:5432", 3, 2);
+    settings.note_all(vec![first.clone(), copy.clone()], &[]);
     let both = [("db1:5432".to_owned(), 3), ("db2:5432".to_owned(), 3)];
     assert_eq!(found(&settings), (both.to_vec(), true));
-    settings.note_all(Vec::new());
-    assert_eq!(found(&settings), (both.to_vec(), true), "no server answers");
+    let hosts = ["db1:5432", "db2:5432"].map(str::to_owned);
+    settings.note_all(Vec::new(), &hosts);
+    let several = found(&settings);
+    assert_eq!(several, (both.to_vec(), true), "no server answers");
+    settings.note_all(vec![first.clone()], &silent("db2:5432"));
+    let several = found(&settings);
+    assert_eq!(several, (both.to_vec(), true), "one does not answer");
+    assert!(settings.note(Some(&copy)).is_err() && settings.note(Some(&first)).is_ok());
+
+    // A restart is no other server.
+    let again = primary("db1:5432", 3, 3);
+    settings.note_all(vec![again.clone()], &[]);
+    assert_eq!(found(&settings), (Vec::new(), false));
+    assert!(settings.note(Some(&again)).is_ok());
 }
 
 #[test]
-fn each_promotion_begins_later_epochs() {
-    let epochs = [1, 2, 3].map(|timeline| primary("db1:5432", timeline, "a").first_epoch());
-    assert_eq!(epochs, [0, 1 << 31, 2 << 31]);
-    assert!(i64::try_from(primary("db1:5432", u32::MAX, "a").first_epoch()).is_ok());
+fn nodes_that_see_one_of_two_equal_primaries_each_use_the_same_one() {
+    let [here, there] = [settings(), settings()];
+    let [first, copy] = [primary("db1:5432", 3, 1), primary("db2:5432", 3, 2)];
+    here.note(Some(&first)).unwrap();
+    there.note(Some(&copy)).unwrap();
+    tell(&here, &there);
+    tell(&there, &here);
+    for node in [&here, &there] {
+        assert!(node.refuse_equal_primaries().is_err());
+        assert_eq!(node.known_primaries()[0], first);
+    }
+    assert!(there.check_primary(Some(&copy)).is_err());
+    assert!(here.check_primary(Some(&first)).is_ok());
+
+    // What a node was told, it does not tell: the first one is stopped.
+    here.note_all(Vec::new(), &[]);
+    assert!(here.known().found.is_empty());
+    let long_ago = Instant::now().checked_sub(TOLD_FOR).unwrap();
+    there.known().told[0].1 = long_ago;
+    tell(&here, &there);
+    assert!(there.refuse_equal_primaries().is_ok());
+    assert!(there.note(Some(&copy)).is_ok());
+}
+
+#[test]
+fn another_cluster_is_used_once_the_earlier_one_has_ended() {
+    let settings = settings();
+    let earlier = primary("db1:5432", 5, 1);
+    let upgraded = Primary {
+        system: 8,
+        ..primary("db2:5432", 1, 2)
+    };
+    settings.note(Some(&earlier)).unwrap();
+    settings.note_all(vec![earlier, upgraded.clone()], &[]);
+    assert!(settings.refuse_equal_primaries().is_err() && settings.note(Some(&upgraded)).is_err());
+    settings.note_all(vec![upgraded.clone()], &[]);
+    assert_eq!(found(&settings), (Vec::new(), false));
+    assert_eq!(settings.known_primaries()[0], upgraded);
 }
