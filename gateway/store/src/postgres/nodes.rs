@@ -98,13 +98,15 @@ fn run(
     keys: Option<&StoreKeys>,
     statement: &Statement,
 ) -> Result<(bool, Roster), StoreError> {
-    let (changed, rows, is_unreplicated) =
+    let (changed, rows, is_unreplicated, timeline) =
         engine.call(CALL, async |session: &mut SqlSession| {
             session.take_unreplicated();
             let roster = session.prepare(ROSTER).await?;
-            let change = RowChange::of(statement, keys, session.primary.as_ref());
+            let timeline = session.primary.as_ref().map(timeline_of_epochs);
+            let change = RowChange::of(statement, keys, timeline);
             let Some(RowChange { sql, parameters }) = &change else {
-                return Ok((0, session.client.query(&roster, &[]).await?, false));
+                let rows = session.client.query(&roster, &[]).await?;
+                return Ok((0, rows, false, timeline));
             };
             let change = session.prepare(sql).await?;
             let parameters: Vec<&(dyn ToSql + Sync)> = parameters
@@ -117,7 +119,7 @@ fn run(
                 client.execute(&change, &parameters),
                 client.query(&roster, &[])
             )?;
-            Ok((changed, rows, session.take_unreplicated()))
+            Ok((changed, rows, session.take_unreplicated(), timeline))
         })?;
     if is_unreplicated && statement.is_synchronous() {
         return Err(StoreError::Unavailable(
@@ -125,12 +127,19 @@ fn run(
         ));
     }
     let roster = read_roster(&rows, keys)?;
-    if keys.is_some() && roster.epoch < engine.first_epoch() {
+    let is_of_other = |timeline| (int(roster.epoch) >> 31) & 0xffff != timeline;
+    let is_tick = matches!(statement, Statement::Tick);
+    if keys.is_some() && !is_tick && timeline.is_some_and(is_of_other) {
         // An epoch from before the promotion may also be one of the older primary, with other members, or be before its last.
         let (_, roster) = run(engine, keys, &Statement::Tick)?;
         return Ok((changed > 0, roster));
     }
     Ok((changed > 0, roster))
+}
+
+/// The timeline of the primary as the bits of an epoch from 31 on have it.
+fn timeline_of_epochs(primary: &Primary) -> i64 {
+    i64::from(primary.timeline.saturating_sub(1)) & 0xffff
 }
 
 type Parameter = Box<dyn ToSql + Sync + Send>;
@@ -142,16 +151,14 @@ struct RowChange {
 }
 
 impl RowChange {
-    /// `None` if the statement only reads. `at` is the primary, if it tells.
-    fn of(statement: &Statement, keys: Option<&StoreKeys>, at: Option<&Primary>) -> Option<Self> {
+    /// `None` if the statement only reads. `timeline` is [that of the primary](timeline_of_epochs), if it tells.
+    fn of(statement: &Statement, keys: Option<&StoreKeys>, timeline: Option<i64>) -> Option<Self> {
         use NodeState::{Draining, Joining, Leaving, Live};
         Some(match *statement {
             Statement::Read => return None,
             Statement::Tick => Self {
                 sql: TICK,
-                parameters: vec![Box::new(
-                    at.map(|it| i64::from(it.timeline.saturating_sub(1)) & 0xffff),
-                )],
+                parameters: vec![Box::new(timeline)],
             },
             Statement::Beat {
                 slot,
