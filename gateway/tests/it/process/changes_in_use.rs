@@ -94,9 +94,15 @@ fn admit_all(about: &About) {
 /// Creates `count` keys and revokes each at one node, and uses it at another as soon as the change is answered. Returns how many
 /// new keys were refused, and how many revoked ones accepted.
 fn misjudged(nodes: &[About], count: usize) -> (usize, usize) {
+    // A connection without a request is closed after some seconds.
+    let kept = |about| {
+        let mut caller = connect(about);
+        assert_eq!(ask(about, &mut caller, &about.service_key), None);
+        caller
+    };
     let mut kept: Vec<Vec<Caller>> = nodes
         .iter()
-        .map(|about| (0..KEPT).map(|_| connect(about)).collect())
+        .map(|about| (0..KEPT).map(|_| kept(about)).collect())
         .collect();
     let mut refused = 0;
     let mut accepted = 0;
