@@ -20,6 +20,8 @@ use crate::{clock, random};
 
 const NANOS: u64 = 1_000_000_000;
 const MILLIS: u64 = 1_000_000;
+/// Option of linux/tcp.h. The network keeps lost segments until a path is mended.
+const TCP_RTO_MAX_MS: c_int = 44;
 
 fn fail(error: Errno) -> c_int {
     // SAFETY: the C library gives a valid pointer to the error number of this thread.
@@ -419,6 +421,7 @@ pub unsafe extern "C" fn setsockopt(
     let size = usize::try_from(number).unwrap_or(0);
     let nanos = u64::try_from(number).unwrap_or(0);
     let setting = match (level, name) {
+        (libc::IPPROTO_TCP, _) if sockets::is_unix(fd) => return fail(libc::EOPNOTSUPP),
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => Setting::KeepAlive(number != 0),
         (libc::SOL_SOCKET, libc::SO_SNDBUF) => Setting::SendBuffer(size),
         (libc::SOL_SOCKET, libc::SO_RCVBUF) => Setting::ReceiveBuffer(size),
@@ -433,7 +436,7 @@ pub unsafe extern "C" fn setsockopt(
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => Setting::KeepIdle(nanos * NANOS),
         (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => Setting::KeepInterval(nanos * NANOS),
         (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => Setting::KeepCount(nanos),
-        (libc::IPPROTO_TCP, libc::TCP_NODELAY | libc::TCP_QUICKACK)
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY | libc::TCP_QUICKACK | TCP_RTO_MAX_MS)
         | (libc::SOL_SOCKET, libc::SO_REUSEADDR | libc::SO_REUSEPORT) => Setting::Other,
         _ => return unsupported("setsockopt", level, name),
     };
@@ -456,6 +459,7 @@ pub unsafe extern "C" fn getsockopt(
         return int(unsafe { libc::syscall(libc::SYS_getsockopt, fd, level, name, value, length) });
     }
     let result = match (level, name) {
+        (libc::IPPROTO_TCP, _) if sockets::is_unix(fd) => return fail(libc::EOPNOTSUPP),
         (libc::SOL_SOCKET, libc::SO_ERROR) => {
             // SAFETY: the caller's pointers.
             sockets::take_error(fd).map(|error| unsafe { write_value(&error, value, length) })

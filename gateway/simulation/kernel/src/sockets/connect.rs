@@ -125,6 +125,28 @@ pub fn accept(fd: c_int) -> Result<(c_int, SocketAddr)> {
     })
 }
 
+/// A pair of connected Unix sockets, one of each host, as socketpair(2) and an inherited descriptor give them.
+pub fn pair(hosts: [Host; 2]) -> Result<[c_int; 2]> {
+    with(|sockets, _| {
+        let addresses = hosts.map(|host| SocketAddr::new(host.address(), sockets.free_port()));
+        let [one, other] = [(0, 1), (1, 0)].map(|(own, peer)| {
+            sockets.insert(Socket {
+                kind: Kind::Connected,
+                is_unix: true,
+                local: addresses[own],
+                remote: addresses[peer],
+                ..new_socket(hosts[own])
+            })
+        });
+        for (own, peer) in [(one, other), (other, one)] {
+            if let Some(socket) = sockets.sockets.get_mut(&own) {
+                socket.peer = Some(peer);
+            }
+        }
+        Ok([sockets.open(one)?, sockets.open(other)?])
+    })
+}
+
 /// Another descriptor of the socket.
 pub fn duplicate(fd: c_int) -> Result<c_int> {
     with(|sockets, _| {

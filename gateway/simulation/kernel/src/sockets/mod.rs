@@ -1,4 +1,4 @@
-//! TCP sockets in memory.
+//! TCP sockets in memory, and pairs of Unix sockets.
 //!
 //! Each end has a bounded send buffer and a bounded receive buffer. Bytes move from one to the other in segments, as far as
 //! the receiver's window allows. Close, shutdown and reset do what tcp(7) and RFC 9293 say, as far as the product can see it.
@@ -22,13 +22,13 @@ use slab::Slab;
 use crate::clock::{self, Nanos};
 use crate::scheduler::Host;
 
-pub use self::connect::{accept, connect, duplicate};
+pub use self::connect::{accept, connect, duplicate, pair};
 pub use self::effort::{Effort, most_at_once};
 pub(crate) use self::ending::close_all_of;
 pub use self::ending::{close, shutdown};
 pub(crate) use self::options::{Setting, set_option};
 pub use self::readiness::{addresses, measure, poll_readable, poll_writable, take_error};
-pub(crate) use self::readiness::{is_nonblocking, poll_events, set_nonblocking};
+pub(crate) use self::readiness::{is_nonblocking, is_unix, poll_events, set_nonblocking};
 pub use self::transfer::{receive, send};
 
 /// An error number of errno(3).
@@ -105,6 +105,8 @@ struct Socket {
     /// Descriptors that refer to it; 0 after the last close.
     descriptors: usize,
     is_nonblocking: bool,
+    /// Has no options of TCP.
+    is_unix: bool,
     options: Options,
 
     unsent: VecDeque<u8>,
@@ -227,6 +229,7 @@ fn new_socket(host: Host) -> Socket {
         peer: None,
         descriptors: 0,
         is_nonblocking: false,
+        is_unix: false,
         options: Options::default(),
         unsent: VecDeque::new(),
         in_flight: 0,
@@ -368,12 +371,14 @@ pub fn start_listening(fd: c_int) -> Result<()> {
     })
 }
 
-/// Number of connections of a host that are open.
+/// Number of connections of a host that are open. Descriptors of a pair stay until the process ends; it counts until it is shut down.
 pub fn open_connections(host: Host) -> usize {
     with(|sockets, _| {
         let all = sockets.sockets.values();
         all.filter(|socket| {
-            socket.host == host && socket.descriptors > 0 && matches!(socket.kind, Kind::Connected)
+            let is_shut = socket.is_unix && socket.has_ended && socket.stopped_reading;
+            let is_connection = matches!(socket.kind, Kind::Connected) && !is_shut;
+            socket.host == host && socket.descriptors > 0 && is_connection
         })
         .count()
     })

@@ -74,6 +74,10 @@ pub fn addresses(fd: c_int) -> Result<(SocketAddr, SocketAddr)> {
     with(|sockets, _| sockets.of(fd).map(|socket| (socket.local, socket.remote)))
 }
 
+pub(crate) fn is_unix(fd: c_int) -> bool {
+    with(|sockets, _| sockets.of(fd).is_ok_and(|socket| socket.is_unix))
+}
+
 pub(crate) fn is_nonblocking(fd: c_int) -> Result<bool> {
     with(|sockets, _| Ok(sockets.of(fd)?.is_nonblocking))
 }

@@ -262,3 +262,24 @@ fn connections_are_spread_over_the_listeners_of_an_address() {
     assert_eq!(a + b, CONNECTIONS);
     assert!(a > 50 && b > 50, "{a} and {b}");
 }
+
+#[test]
+fn a_pair_of_unix_sockets_carries_bytes_and_ends_with_either_host() {
+    let (read, end, option) = run(1, async || {
+        let hosts = [1, 2].map(|number| Host::new("end", machine(number)));
+        let [one, other] = sockets::pair(hosts).unwrap().map(Stream::of);
+        for stream in [&one, &other] {
+            stream.0.set_nonblocking(true).unwrap();
+        }
+        one.write_all(b"over").await.unwrap();
+        let mut read = [0; 8];
+        let length = other.read(&mut read).await.unwrap();
+        let option = other.0.set_nodelay(true).unwrap_err().raw_os_error();
+        hosts[0].kill();
+        let end = other.read(&mut read[length..]).await.unwrap();
+        std::mem::forget(one);
+        (read[..length].to_vec(), end, option)
+    });
+    assert_eq!((&read[..], end), (&b"over"[..], 0));
+    assert_eq!(option, Some(libc::EOPNOTSUPP));
+}

@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use gw_simulated_kernel::scheduler::sleep;
@@ -73,12 +73,17 @@ impl Listener {
 pub(crate) struct Stream(pub(crate) TcpStream);
 
 impl Stream {
+    /// Takes a descriptor that the kernel has just opened.
+    pub(crate) fn of(fd: RawFd) -> Self {
+        #[expect(unsafe_code, reason = "the simulated kernel gives plain numbers")]
+        // SAFETY: as of this function.
+        Self(unsafe { OwnedFd::from_raw_fd(fd) }.into())
+    }
+
     /// Connects as a task of the current host.
     pub(crate) async fn connect(address: SocketAddr) -> io::Result<Self> {
         let fd = sockets::socket(true).map_err(io::Error::from_raw_os_error)?;
-        #[expect(unsafe_code, reason = "the simulated kernel gives plain numbers")]
-        // SAFETY: the kernel has just opened the descriptor for this call.
-        let stream = Self(unsafe { OwnedFd::from_raw_fd(fd) }.into());
+        let stream = Self::of(fd);
         assert_eq!(sockets::connect(fd, address), Err(sockets::IN_PROGRESS));
         poll_fn(|cx| sockets::poll_writable(fd, cx))
             .await
