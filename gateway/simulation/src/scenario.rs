@@ -6,6 +6,10 @@ use std::time::Duration;
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 
+mod faults;
+
+use self::faults::{fault, fault_of_nodes, replacement};
+
 /// All that takes place. The seed of the kernel decides the rest: order, delays and sizes of segments.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Scenario {
@@ -24,6 +28,13 @@ pub struct Scenario {
     /// Connections of callers stay with the worker that accepts them, and their requests cross to that of the tunnel.
     #[serde(default)]
     pub crosses_workers: bool,
+    /// Nodes of the region. Callers and agents reach any of them.
+    #[serde(default = "one_node")]
+    pub nodes: usize,
+}
+
+fn one_node() -> usize {
+    1
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -216,6 +227,14 @@ pub enum FaultKind {
     PanicWorker { worker: usize },
     /// The gateway's process is killed, and started again after a time.
     KillGateway { back_after: Duration },
+    /// The path between two nodes is cut for a time.
+    CutNodes {
+        one: usize,
+        other: usize,
+        lasts: Duration,
+    },
+    /// A node owns no services for a time: they move to others, and back.
+    LeaveNode { node: usize, back_after: Duration },
     /// The wall clock of all machines is set forward or back.
     JumpClock { by: Duration, forward: bool },
 }
@@ -252,6 +271,19 @@ impl Scenario {
                 kind: fault(rng, workers, &services, &agents, callers.len()),
             })
             .collect();
+        if !is_benign && rng.u8(..4) == 0 {
+            faults.extend(replacement(rng, workers, &services, &agents));
+        }
+        let crosses_workers = rng.u8(..4) == 0;
+        let nodes = if rng.u8(..4) == 0 { 3 } else { 1 };
+        if !is_benign && nodes > 1 {
+            if rng.bool() {
+                faults.clear();
+            }
+            for _ in 0..rng.usize(1..=2) {
+                faults.extend(fault_of_nodes(rng, nodes, &agents));
+            }
+        }
         faults.sort_by_key(|fault| fault.at);
         Self {
             seed,
@@ -262,8 +294,14 @@ impl Scenario {
             faults,
             delay: Duration::from_micros([20, 500, 20_000][rng.usize(..3)]),
             segment: [64 * 1024, 1460, 64 * 1024, 300][rng.usize(..4)],
-            crosses_workers: rng.u8(..4) == 0,
+            crosses_workers,
+            nodes,
         }
+    }
+
+    /// The node whose processes and workers have faults.
+    pub fn faulty_node(&self) -> usize {
+        usize::try_from(self.seed % self.nodes as u64).unwrap_or(0)
     }
 
     /// Whether an agent serves a service.
@@ -423,72 +461,13 @@ fn size(rng: &mut Rng) -> usize {
     }
 }
 
-fn fault(
-    rng: &mut Rng,
-    workers: usize,
-    services: &[Service],
-    agents: &[Agent],
-    callers: usize,
-) -> FaultKind {
-    let agent = rng.usize(..agents.len());
-    let service = rng.usize(..services.len());
-    let short = Duration::from_millis(rng.u64(1..2000));
-    let long = Duration::from_millis(rng.u64(1..40_000));
-    // Some paths are mended only after all have given up.
-    let lasts = match rng.u8(..8) {
-        0..4 => short,
-        4..7 => long,
-        _ => Duration::from_secs(200),
-    };
-    match rng.u8(..16) {
-        0 => FaultKind::KillAgent {
-            agent,
-            back_after: short,
-        },
-        1 => FaultKind::FreezeAgent { agent, lasts },
-        2 => FaultKind::CopyAgent { agent, lasts },
-        3 => FaultKind::DrainAgent {
-            agent,
-            back_after: short,
-        },
-        4 => FaultKind::CutAgent { agent, lasts },
-        5 => FaultKind::CutBackend { agent, lasts },
-        6 => FaultKind::KillBackend {
-            agent,
-            back_after: short,
-        },
-        7 => FaultKind::CutCaller {
-            caller: rng.usize(..callers),
-            lasts,
-        },
-        8 => FaultKind::FreezeWorker {
-            worker: rng.usize(..workers),
-            lasts: short,
-        },
-        9 => FaultKind::DisableKey { service, lasts },
-        10 => FaultKind::RevokeAgent { agent, lasts },
-        11 => FaultKind::ChangeRate {
-            service,
-            burst: rng.u32(1..100),
-        },
-        12 => FaultKind::TakeOver,
-        13 => FaultKind::PanicWorker {
-            worker: rng.usize(..workers),
-        },
-        14 => FaultKind::KillGateway { back_after: short },
-        _ => FaultKind::JumpClock {
-            by: long,
-            forward: rng.bool(),
-        },
-    }
-}
-
 impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "seed {}: {} workers, delay {:?}, segments of {} bytes{}",
+            "seed {}: {} nodes, {} workers, delay {:?}, segments of {} bytes{}",
             self.seed,
+            self.nodes,
             self.workers,
             self.delay,
             self.segment,

@@ -227,11 +227,24 @@ fn renumber(index: &mut usize, removed: usize) -> bool {
     is_kept
 }
 
-const WHOLE: [fn(&mut Scenario); 3] = [
+const WHOLE: [fn(&mut Scenario); 4] = [
+    one_node,
     |scenario| scenario.delay = Duration::from_micros(20),
     |scenario| scenario.segment = 64 * 1024,
     |scenario| scenario.crosses_workers = false,
 ];
+
+/// Leaves one node, without the faults of several.
+fn one_node(scenario: &mut Scenario) {
+    scenario.nodes = 1;
+    let is_of_nodes = |kind: &FaultKind| {
+        matches!(
+            kind,
+            FaultKind::CutNodes { .. } | FaultKind::LeaveNode { .. }
+        )
+    };
+    scenario.faults.retain(|fault| !is_of_nodes(&fault.kind));
+}
 
 const SERVICE: [fn(&mut Service); 3] = [
     |service| service.burst = 1000,
@@ -337,6 +350,10 @@ fn set_time(fault: &mut Fault, change: fn(Duration) -> Duration) {
         | FaultKind::FreezeWorker { lasts: time, .. }
         | FaultKind::DisableKey { lasts: time, .. }
         | FaultKind::RevokeAgent { lasts: time, .. }
+        | FaultKind::CutNodes { lasts: time, .. }
+        | FaultKind::LeaveNode {
+            back_after: time, ..
+        }
         | FaultKind::JumpClock { by: time, .. } => *time = change(*time),
         FaultKind::ChangeRate { .. } | FaultKind::PanicWorker { .. } | FaultKind::TakeOver => {}
     }

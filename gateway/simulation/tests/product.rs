@@ -328,7 +328,7 @@ fn a_disabled_key_and_a_revoked_agent_are_refused_within_a_second() {
 
         region.borrow_mut().enable_key(&web.key_id, false).unwrap();
         let publisher = process.gateway.publisher();
-        publisher.publish(&region.borrow()).unwrap();
+        publisher.publish(&region.borrow());
         runtime::sleep(Duration::from_secs(1)).await;
         let response = get(region, web, "/").await;
         assert!(response.contains("GW_SERVICE_KEY"), "{response}");
@@ -336,7 +336,7 @@ fn a_disabled_key_and_a_revoked_agent_are_refused_within_a_second() {
         let agent = world.plan.id().unwrap();
         let revoke = |record: &mut gw_store::AgentRecord| record.status = EnrollmentStatus::Revoked;
         region.borrow_mut().change_agent(&agent, revoke).unwrap();
-        publisher.publish(&region.borrow()).unwrap();
+        publisher.publish(&region.borrow());
         runtime::sleep(Duration::from_secs(1)).await;
         process.has_tunnels(0).await;
         let response = get(region, api, "/").await;
@@ -364,7 +364,9 @@ fn another_process_takes_over_and_a_later_one_starts_again() {
         };
         let second = Process::start(region, plan_of_second);
         let new = second.gateway.publisher();
-        let charges = takeover::take_over(old, new).await.unwrap();
+        let charges = takeover::take_over((old, &first.hosts), (new, &second.hosts))
+            .await
+            .unwrap();
         runtime::spawn(async move { charges.await.unwrap() });
         let drained = takeover::drain(old, true, WITHIN);
         let (drained, ()) = join(drained, world.relays(4)).await;

@@ -65,6 +65,12 @@ fn has_cause(world: &World, request: &Request, entry: &Entry, code: &str) -> boo
             |fault| matches!(fault, FaultKind::DisableKey { service: of, .. } if of == service),
         ),
         "AGENT_UNAVAILABLE" | "GW_RELAY_ERROR" => faults.any(ends_tunnels),
+        // The link to another node was lost, or that of a process that was replaced to the one that has replaced it.
+        "GW_NODE_UNAVAILABLE" => {
+            let mut others = scenario.faults.iter().map(|fault| fault.kind);
+            let is_replaced = others.any(|fault| matches!(fault, FaultKind::TakeOver));
+            (scenario.nodes > 1 || is_replaced) && faults.any(ends_links)
+        }
         "GW_OVERLOADED" => faults.any(ends_workers) || memory_may_be_used_up(world),
         "GW_AGENT_CONCURRENCY_LIMIT" => !has_slots(world, service) || faults.any(|_| true),
         "GW_BACKEND_UNREACHABLE" => faults.any(ends_backends),
@@ -88,6 +94,13 @@ pub(super) fn has_http2_backends(world: &World) -> bool {
     agents.iter().any(|agent| agent.has_http2_backends)
 }
 
+fn ends_links(fault: FaultKind) -> bool {
+    matches!(
+        fault,
+        FaultKind::PanicWorker { .. } | FaultKind::KillGateway { .. } | FaultKind::CutNodes { .. }
+    )
+}
+
 fn ends_workers(fault: FaultKind) -> bool {
     matches!(
         fault,
@@ -108,7 +121,7 @@ fn ends_tunnels(fault: FaultKind) -> bool {
             | FaultKind::CutAgent { .. }
             | FaultKind::RevokeAgent { .. }
     );
-    is_of_agent || ends_workers(fault)
+    is_of_agent || ends_workers(fault) || ends_links(fault)
 }
 
 fn ends_backends(fault: FaultKind) -> bool {

@@ -50,6 +50,8 @@ pub(crate) fn at_the_end(world: &World) -> Checked {
     requests::complete_responses_are_whole(world)?;
     requests::interim_responses_and_trailers_pass(world)?;
     requests::benign_requests_succeed(world)?;
+    requests::waiting_requests_are_opened(world)?;
+    requests::a_cut_between_nodes_is_passed(world)?;
     records::each_request_is_recorded_once(world)?;
     records::ids_are_unique(world)?;
     records::ids_have_the_time_of_the_request(world)?;

@@ -52,7 +52,14 @@ pub(super) fn bucket_is_exact(world: &World) -> Checked {
                 FaultKind::PanicWorker { .. } | FaultKind::KillGateway { .. }
             )
         });
-        let fills = 1.0 + crashes.count() as f64;
+        // With several nodes, the service moves away and back, to full buckets: their levels are lost here.
+        let moves = world
+            .scenario
+            .faults
+            .iter()
+            .filter(|fault| matches!(fault.kind, FaultKind::LeaveNode { .. }));
+        let each = if world.scenario.nodes > 1 { 3 } else { 1 };
+        let fills = 1.0 + (each * (crashes.count() + moves.count())) as f64;
         let largest = bursts.iter().copied().fold(0.0, f64::max) * fills;
         let least = bursts.iter().copied().fold(f64::MAX, f64::min);
         let per_nano = f64::from(service.per_minute) / NANOS_OF_MINUTE;

@@ -177,8 +177,10 @@ fn upload_disagrees(entry: &Entry, record: &RequestRecord) -> Option<String> {
     (record.bytes_taken > Some(record.bytes_in)).then(|| "more was taken than sent".to_owned())
 }
 
-/// Reasons that show that no backend has got the request.
-const NOT_SENT: [&str; 4] = [
+/// Reasons by which no backend has the request. After the loss of a node, a request is sent to the next owner if it is safe, or if the
+/// first one has not accepted its body.
+const NOT_SENT: [&str; 5] = [
+    "node_lost",
     "no_slot",
     "not_opened",
     "backend_unreachable",
@@ -267,6 +269,11 @@ pub(super) fn counters_agree_with_records(world: &World) -> Checked {
     Ok(())
 }
 
+/// Whether a counter is of the service: its name is the label, and the time at which the service was created.
+fn is_of(counter: &str, label: &str) -> bool {
+    counter.split_once('@').is_some_and(|(of, _)| of == label)
+}
+
 /// What a service's counters count.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Sums {
@@ -280,7 +287,7 @@ impl Sums {
     fn counted(reports: &[WorkerReport], label: &str) -> Self {
         let mut sums = Self::default();
         let services = reports.iter().flat_map(|report| &report.services);
-        for service in services.filter(|service| &*service.label == label) {
+        for service in services.filter(|service| is_of(&service.label, label)) {
             sums.requests += service.stats.requests();
             sums.bytes_in += service.stats.bytes_in;
             sums.bytes_out += service.stats.bytes_out;

@@ -1,12 +1,10 @@
 //! Requests, their responses and their records.
 
-use super::errors::has_http2_backends;
-use super::{Checked, each};
+use super::errors::{has_http2_backends, has_slots};
+use super::{Checked, Records, each};
 use crate::scenario::{Conduct, FaultKind, Framing, Method, Request, ResponseFault};
 use crate::world::World;
 use crate::world::ledger::{Attempt, Entry};
-
-const SECOND: u64 = 1_000_000_000;
 
 /// Agents that one request is sent to (docs/limits.md).
 const AGENTS_MAX: usize = 3;
@@ -96,7 +94,15 @@ pub(super) fn unsafe_requests_arrive_once(world: &World) -> Checked {
             Method::Post => 1,
             _ => AGENTS_MAX * CONNECTIONS_MAX,
         };
-        let arrivals = entry.attempts.len();
+        // A node that is lost may have sent the head of a request whose body it has not accepted: the backend has no request.
+        let has_head_only = |attempt: &&Attempt| {
+            world.scenario.nodes > 1 && !attempt.upload_is_complete && attempt.upload.length == 0
+        };
+        let whole = entry
+            .attempts
+            .iter()
+            .filter(|attempt| !has_head_only(attempt));
+        let arrivals = whole.count();
         (arrivals > most).then(|| format!("it reached backends {arrivals} times"))
     })
 }
@@ -147,23 +153,101 @@ fn was_killed(world: &World, entry: &Entry) -> bool {
     })
 }
 
-/// A service key that was disabled a second ago opens nothing.
+/// A service key opens nothing once the change that disabled it is answered, whatever the workers did meanwhile.
 pub(super) fn disabled_keys_are_refused(world: &World) -> Checked {
     let disabled = world.disabled.borrow();
+    each(world, "a disabled key is refused at once", |_, entry| {
+        let began = entry.seen.began?;
+        let arrived = entry.attempts.first()?.at;
+        let was_disabled = disabled.iter().any(|(service, since, until)| {
+            *service == entry.seen.service
+                && began > *since
+                && until.is_none_or(|until| arrived < until)
+        });
+        was_disabled.then(|| "it reached a backend".to_owned())
+    })
+}
+
+/// Codes of requests that were opened on no tunnel, for want of one.
+const NOT_OPENED: [&str; 2] = ["AGENT_UNAVAILABLE", "GW_NODE_UNAVAILABLE"];
+/// Time within which a request that waits is opened once its service has a tunnel with room: those before it go first.
+const OPENED_WITHIN: u64 = 1_500_000_000;
+
+/// A request that waits, wherever it does, is opened once its service has a tunnel with room.
+pub(super) fn waiting_requests_are_opened(world: &World) -> Checked {
+    let records = Records::of(world);
+    let happened = world.happened.borrow();
+    // These lose links, lines and messages of workers.
+    let may_be_lost = |from: u64, to: u64| {
+        happened.iter().any(|one| {
+            let concerns_workers = matches!(
+                one.fault,
+                FaultKind::FreezeWorker { .. }
+                    | FaultKind::PanicWorker { .. }
+                    | FaultKind::KillGateway { .. }
+                    | FaultKind::CutNodes { .. }
+            );
+            concerns_workers && one.began <= to && one.ended.is_none_or(|ended| ended >= from)
+        })
+    };
+    let served = world.served.borrow();
     each(
         world,
-        "a disabled key is refused within a second",
-        |_, entry| {
-            let began = entry.seen.began?;
-            let arrived = entry.attempts.first()?.at;
-            let was_disabled = disabled.iter().any(|(service, since, until)| {
-                *service == entry.seen.service
-                    && began > since + SECOND
-                    && until.is_none_or(|until| arrived < until)
-            });
-            was_disabled.then(|| "it reached a backend".to_owned())
+        "a waiting request is opened once there is a tunnel",
+        |request, Entry { seen, .. }| {
+            let code = records.sole(request.id)?.code?;
+            let (began, ended) = (seen.began?, seen.answered?);
+            if !NOT_OPENED.contains(&code) || may_be_lost(began, ended) {
+                return None;
+            }
+            let from = ended.saturating_sub(OPENED_WITHIN);
+            let mut within = served.range(from..ended).peekable();
+            within.peek()?;
+            let had_tunnel = began < from && within.all(|(_, services)| services[seen.service]);
+            had_tunnel.then(|| format!("{code}, with a tunnel since {from} at the latest"))
         },
     )
+}
+
+/// Longest time until the first byte of an answer while two nodes are cut off from each other: agents whose tunnels pass the cut
+/// connect again after nine seconds.
+const PAST_CUT_WITHIN: u64 = 13_000_000_000;
+
+/// While two of three nodes are cut off from each other, requests go by the third: those that begin once the tunnels do not pass the
+/// cut are answered, and none waits for long.
+pub(super) fn a_cut_between_nodes_is_passed(world: &World) -> Checked {
+    let scenario = &world.scenario;
+    let happened = world.happened.borrow();
+    let [cut] = &happened[..] else {
+        return Ok(());
+    };
+    let is_cut = matches!(cut.fault, FaultKind::CutNodes { .. });
+    let admits_all = |service: &crate::scenario::Service| {
+        service.burst as usize >= scenario.requests() && service.retries
+    };
+    if !is_cut || scenario.nodes < 3 || !scenario.services.iter().all(admits_all) {
+        return Ok(());
+    }
+    each(world, "a cut between nodes is passed", |request, entry| {
+        let seen = &entry.seen;
+        let is_safe = matches!(request.method, Method::Get | Method::Head);
+        let is_benign = request.conduct == Conduct::Patient
+            && request.response.fault == ResponseFault::None
+            && request.response.interim == 0;
+        let is_alone = scenario.callers.get(seen.caller)?.pipelined <= 1;
+        if !is_safe || !is_benign || !is_alone || !has_slots(world, seen.service) {
+            return None;
+        }
+        let (sent, answered) = (seen.head_sent?, seen.answered?);
+        let delay = (request.response.delay + scenario.delay * 20).as_nanos() as u64;
+        let waited = answered.saturating_sub(sent + delay);
+        let is_after = sent > cut.began + PAST_CUT_WITHIN;
+        match &seen.own_error {
+            _ if waited > PAST_CUT_WITHIN => Some(format!("it waited {waited} ns")),
+            Some(error) if is_after => Some(format!("it failed with {error}")),
+            _ => None,
+        }
+    })
 }
 
 /// Without faults, with room for all, each request gets the response of its backend.

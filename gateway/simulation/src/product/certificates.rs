@@ -7,7 +7,8 @@ use aws_lc_rs::digest;
 use gw_base::clock::Timestamp;
 use gw_base::service::hostname;
 use gw_base::tls::agents::TrustedAuthorities;
-use gw_base::tls::pki::{self, Authority, CertificateRequest};
+use gw_base::tls::node::NodeTls;
+use gw_base::tls::pki::{self, Authority, CertificateRequest, NodeIdentity};
 use gw_shared::id::{AccountId, AgentId, AuthorityId};
 use gw_shared::identity::secret::Secret;
 use gw_store::PublicKeyHash;
@@ -150,6 +151,15 @@ impl Certificates {
         Ok(self
             .agents
             .issue_agent(&self.region, account, agent, request, NOT_BEFORE, NOT_AFTER)?)
+    }
+
+    /// TLS configurations of a process of a node, for connections to other nodes.
+    pub fn node(&self, node: NodeIdentity) -> Result<NodeTls, SetupError> {
+        let issued = self.agents.issue_node(&self.region, node)?;
+        Ok(NodeTls::new(
+            std::slice::from_ref(&self.agents_certificate),
+            &issued,
+        )?)
     }
 
     /// TLS configuration of callers that speak `protocol`, such as `h2` or `http/1.1`. Sessions are resumed.

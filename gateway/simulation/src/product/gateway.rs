@@ -22,6 +22,7 @@ use gw_data_plane::worker::{Setup, WorkerHandles, WorkerMessage};
 use gw_interface::config::Config;
 use gw_interface::control_plane::{self, Executor, Job};
 use gw_interface::rate_limit::Level;
+use gw_interface::workers::Workers as _;
 use gw_region::owners::ownership::WorkerId;
 use gw_shared::runtime;
 use gw_telemetry::counters::{Scrape, WorkerReport};
@@ -205,6 +206,11 @@ pub struct Publisher {
 }
 
 impl Publisher {
+    /// The workers, as the control plane publishes to them.
+    pub(super) fn handles(&self) -> &WorkerHandles {
+        &self.handles
+    }
+
     /// Number of workers.
     pub fn workers(&self) -> usize {
         self.handles.mailboxes.len()
@@ -215,10 +221,10 @@ impl Publisher {
         format!("{label}.{}", self.region.apex())
     }
 
-    /// Publishes the records of `region`.
-    pub fn publish(&self, region: &Region) -> io::Result<()> {
-        let directory = region.directory(self.workers());
-        self.tell_all(|| WorkerMessage::Directory(Arc::clone(&directory)))
+    /// Publishes the records of `region`: workers use them for each request that they authenticate from now on.
+    pub fn publish(&self, region: &Region) {
+        self.handles
+            .publish_directory(&region.directory(self.workers()));
     }
 
     /// Leaves a message for a worker. Fails if its mailbox is full.

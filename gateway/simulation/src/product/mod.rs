@@ -2,12 +2,13 @@
 //!
 //! [`Region`] has the records and the certificates. A [`Gateway`] makes the set-up of each of its workers from them, and an
 //! [`AgentPlan`] the state folder and the configuration of an agent. Two gateways of the same region are two processes of one
-//! node, one after the other or at the same time.
+//! node, one after the other or at the same time, or of two of its [`Nodes`].
 
 pub mod agent;
 pub mod certificates;
 pub mod control;
 pub mod gateway;
+pub mod nodes;
 pub mod region;
 pub mod takeover;
 
@@ -20,6 +21,7 @@ use gw_shared::id::InvalidId;
 pub use self::agent::AgentPlan;
 pub use self::certificates::Certificates;
 pub use self::gateway::{Gateway, GatewayPlan};
+pub use self::nodes::{NodeSetup, Nodes};
 pub use self::region::{PlannedService, Region, ServicePlan};
 
 /// Reason why a part of the product cannot be set up.

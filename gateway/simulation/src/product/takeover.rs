@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
@@ -15,6 +16,7 @@ use gw_interface::rate_limit::{
 };
 use gw_region::owners::ownership;
 use gw_shared::runtime;
+use gw_simulated_kernel::{Host, sockets};
 use gw_telemetry::counters::WorkerReport;
 use tokio::sync::{mpsc, oneshot};
 
@@ -106,13 +108,20 @@ pub async fn live_tunnels(gateway: &Publisher) -> io::Result<BTreeMap<String, us
     Ok(tunnels)
 }
 
+/// Links the workers of `predecessor`, whose hosts are those of `from`, with those of `successor`, whose hosts are those of `to`.
 /// Moves the buckets of `predecessor` to `successor`, whose workers wait for their levels. From then on the successor admits the
 /// requests of both, while the returned future runs. It ends with the predecessor, or when the successor does not answer. The
 /// predecessor has yet to [`drain`].
 pub async fn take_over(
-    predecessor: &Publisher,
-    successor: &Publisher,
+    (predecessor, from): (&Publisher, &[Host]),
+    (successor, to): (&Publisher, &[Host]),
 ) -> io::Result<Pin<Box<dyn Future<Output = io::Result<()>>>>> {
+    for (worker, host) in from.iter().enumerate() {
+        let of_successor = worker % to.len();
+        let [ours, theirs] = link([*host, to[of_successor]])?;
+        successor.tell(of_successor, WorkerMessage::LinkOfPredecessor(theirs))?;
+        predecessor.tell(worker, WorkerMessage::LinkToSuccessor(ours))?;
+    }
     let (buckets, charges) = SuccessorBuckets::new();
     let succeeded = |levels| {
         WorkerMessage::Succeeded(Box::new(Succeeded {
@@ -125,11 +134,16 @@ pub async fn take_over(
     Ok(Box::pin(admit(charges, successor.clone())))
 }
 
+/// A pair of Unix sockets, one of each host.
+fn link(hosts: [Host; 2]) -> io::Result<[OwnedFd; 2]> {
+    let ends = sockets::pair(hosts).map_err(io::Error::from_raw_os_error)?;
+    #[expect(unsafe_code, reason = "the simulated kernel gives plain numbers")]
+    // SAFETY: the kernel has just opened the descriptors for this call.
+    Ok(ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) }))
+}
+
 /// Leaves the charges of the predecessor to the workers of the successor that own the services.
-async fn admit(
-    charges: mpsc::Receiver<SuccessorCharge>,
-    successor: Publisher,
-) -> io::Result<()> {
+async fn admit(charges: mpsc::Receiver<SuccessorCharge>, successor: Publisher) -> io::Result<()> {
     let (answers, mut answered) = mpsc::channel(limits::CHARGES);
     // In their order, so that they also end in it.
     let mut pending = BTreeMap::new();

@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use gw_base::service::rate::Rate;
+use gw_data_plane::worker::WorkerMessage;
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::runtime;
 use gw_simulated_kernel::{clock, network, trace};
@@ -91,7 +92,7 @@ async fn try_happen(world: &Rc<World>, fault: FaultKind) -> Result<(), SetupErro
             network::cut(caller, gateway, false);
         }
         FaultKind::FreezeWorker { worker, lasts } => {
-            let gateway = world.gateways.borrow().last().map(Rc::clone);
+            let gateway = world.serving(world.scenario.faulty_node());
             if let Some(gateway) = gateway {
                 let host = gateway.workers()[worker];
                 host.freeze(true);
@@ -110,10 +111,10 @@ async fn try_happen(world: &Rc<World>, fault: FaultKind) -> Result<(), SetupErro
                 region.change_agent(&id, |record| record.status = status)
             };
             set(EnrollmentStatus::Revoked)?;
-            publish(world)?;
+            publish(world);
             runtime::sleep(lasts).await;
             set(EnrollmentStatus::Approved)?;
-            publish(world)?;
+            publish(world);
         }
         FaultKind::ChangeRate { service, burst } => {
             let path = world.services[service].path.clone();
@@ -124,23 +125,40 @@ async fn try_happen(world: &Rc<World>, fault: FaultKind) -> Result<(), SetupErro
                     let per_minute = settings.rate.refill_per_minute.get();
                     settings.rate = Rate::new(burst, per_minute).unwrap_or(settings.rate);
                 })?;
-            publish(world)?;
+            publish(world);
         }
         FaultKind::TakeOver => take_over(world).await?,
         FaultKind::PanicWorker { worker } => {
-            let gateway = world.gateways.borrow().last().map(Rc::clone);
+            let gateway = world.serving(world.scenario.faulty_node());
             if let Some(gateway) = gateway.filter(|gateway| !gateway.is_dead()) {
                 gateway.panic_worker(world, worker)?;
             }
         }
         FaultKind::KillGateway { back_after } => {
-            let gateway = world.gateways.borrow().last().map(Rc::clone);
+            let gateway = world.serving(world.scenario.faulty_node());
             if let Some(gateway) = gateway.filter(|gateway| !gateway.is_dead()) {
                 gateway.kill();
+                lose_node(world, gateway.node)?;
                 runtime::sleep(back_after).await;
-                let next = GatewayProcess::start(world, None)?;
-                world.gateways.borrow_mut().push(Rc::new(next));
+                world.nodes.borrow_mut().change(gateway.node, true, false);
+                GatewayProcess::start(world, gateway.node, None)?;
+                publish_views(world);
             }
+        }
+        FaultKind::CutNodes { one, other, lasts } => {
+            let (one, other) = (machine(5, one), machine(5, other));
+            network::cut(one, other, true);
+            runtime::sleep(lasts).await;
+            network::cut(one, other, false);
+        }
+        FaultKind::LeaveNode { node, back_after } => {
+            let set = |is_member| {
+                world.nodes.borrow_mut().change(node, is_member, false);
+                publish_views(world);
+            };
+            set(false);
+            runtime::sleep(back_after).await;
+            set(true);
         }
         FaultKind::JumpClock { by, forward } => clock::jump_wall_clock(by, forward),
     }
@@ -172,11 +190,32 @@ async fn drain_agent(world: &Rc<World>, agent: usize) {
     agent.drain().await;
 }
 
-fn publish(world: &World) -> Result<(), SetupError> {
+fn publish(world: &World) {
     let region = world.region.borrow();
     let gateways = world.gateways.borrow();
     for gateway in gateways.iter().filter(|gateway| !gateway.is_dead()) {
-        gateway.gateway.publisher().publish(&region)?;
+        gateway.gateway.publisher().publish(&region);
+    }
+}
+
+/// Publishes the members of the region to the process of each node that serves.
+fn publish_views(world: &World) {
+    let serving = (0..world.scenario.nodes).filter_map(|node| world.serving(node));
+    for gateway in serving.filter(|gateway| !gateway.is_dead()) {
+        let nodes = world.nodes.borrow();
+        nodes.publish(gateway.node, gateway.gateway.publisher());
+    }
+}
+
+/// The process of a node has ended, and refuses connections: the others declare it dead.
+fn lose_node(world: &World, node: usize) -> Result<(), SetupError> {
+    let lost = world.nodes.borrow_mut().change(node, false, true);
+    publish_views(world);
+    for other in (0..world.scenario.nodes).filter(|other| *other != node) {
+        if let Some(gateway) = world.serving(other) {
+            let publisher = gateway.gateway.publisher();
+            publisher.tell_all(|| WorkerMessage::NodeLost(lost))?;
+        }
     }
     Ok(())
 }
@@ -188,7 +227,7 @@ async fn disable_key(world: &World, service: usize, lasts: Duration) -> Result<(
     }
     let key = world.services[service].key_id.clone();
     world.region.borrow_mut().enable_key(&key, false)?;
-    publish(world)?;
+    publish(world);
     let now = clock::now().unwrap_or(0);
     let number = {
         let mut disabled = world.disabled.borrow_mut();
@@ -198,11 +237,12 @@ async fn disable_key(world: &World, service: usize, lasts: Duration) -> Result<(
     runtime::sleep(lasts).await;
     world.disabled.borrow_mut()[number].2 = clock::now();
     world.region.borrow_mut().enable_key(&key, true)?;
-    publish(world)
+    publish(world);
+    Ok(())
 }
 
 async fn take_over(world: &Rc<World>) -> Result<(), SetupError> {
-    let predecessor = world.gateways.borrow().last().map(Rc::clone);
+    let predecessor = world.serving(world.scenario.faulty_node());
     let Some(predecessor) = predecessor.filter(|gateway| !gateway.is_dead()) else {
         return Ok(());
     };
@@ -212,9 +252,10 @@ async fn take_over(world: &Rc<World>) -> Result<(), SetupError> {
     }
     let publisher = predecessor.gateway.publisher();
     let tunnels = takeover::live_tunnels(publisher).await?;
-    let successor = Rc::new(GatewayProcess::start(world, Some(tunnels))?);
-    world.gateways.borrow_mut().push(Rc::clone(&successor));
-    let admitting = takeover::take_over(publisher, successor.gateway.publisher()).await?;
+    let successor = GatewayProcess::start(world, predecessor.node, Some(tunnels))?;
+    let (from, to) = (predecessor.workers(), successor.workers());
+    let taking = takeover::take_over((publisher, &from), (successor.gateway.publisher(), &to));
+    let admitting = taking.await?;
     runtime::spawn(async move {
         // Ends with the predecessor.
         drop(admitting.await);

@@ -37,13 +37,15 @@ use self::caller::Caller;
 use self::ledger::Ledger;
 use self::processes::{AgentProcess, GatewayProcess};
 use crate::checks;
-use crate::product::{AgentPlan, PlannedService, Region, ServicePlan, SetupError};
+use crate::product::{AgentPlan, Nodes, PlannedService, Region, ServicePlan, SetupError};
 use crate::scenario::{self, FaultKind, Scenario};
 
 /// Where callers and agents reach the gateway.
 const GATEWAY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), 443);
 /// Port of the backend of the first service; the others follow.
 const BACKEND_PORT: u16 = 8000;
+/// Port of nodes for each other.
+const NODE_PORT: u16 = 7000;
 /// Field of requests by whose value sessions are told apart.
 pub(crate) const SESSION: &str = "x-sim-session";
 /// Time for agents to open their tunnels before the first caller begins.
@@ -63,7 +65,9 @@ pub(crate) struct World {
     pub(crate) region: Rc<RefCell<Region>>,
     pub(crate) services: Vec<PlannedService>,
     pub(crate) ledger: Rc<Ledger>,
-    /// All processes of the gateway, the serving one last.
+    /// The nodes of the region.
+    pub(crate) nodes: RefCell<Nodes>,
+    /// All processes of the gateway, the serving one of each node last.
     pub(crate) gateways: RefCell<Vec<Rc<GatewayProcess>>>,
     pub(crate) agents: RefCell<Vec<Rc<AgentProcess>>>,
     pub(crate) backends: RefCell<Vec<Host>>,
@@ -76,6 +80,8 @@ pub(crate) struct World {
     pub(crate) happened: RefCell<Vec<Happened>>,
     /// When each service key was disabled and enabled, for each service.
     pub(crate) disabled: RefCell<Vec<(usize, Nanos, Option<Nanos>)>>,
+    /// Whether each service had a tunnel with room at the serving process, at times.
+    pub(crate) served: RefCell<BTreeMap<Nanos, Vec<bool>>>,
     /// Tasks and tunnels of the gateway's process before the first caller.
     pub(crate) at_start: Cell<(usize, usize)>,
     folder: std::path::PathBuf,
@@ -143,6 +149,10 @@ impl World {
             jitter: scenario.delay / 4,
             segment: scenario.segment,
         });
+        // Links between two processes of the gateway do not leave the machine.
+        for node in (0..scenario.nodes).map(|node| machine(5, node)) {
+            network::set_path(node, node, NetworkPath::default());
+        }
         let mut region = Region::new("eu1", "example.com")?;
         let services = scenario.services.iter().enumerate();
         let services: Result<Vec<_>, _> = services
@@ -160,6 +170,7 @@ impl World {
             region: Rc::new(RefCell::new(region)),
             services: services?,
             ledger,
+            nodes: RefCell::new(Nodes::new((0..scenario.nodes).map(address_of_node))?),
             gateways: RefCell::default(),
             agents: RefCell::default(),
             backends: RefCell::default(),
@@ -169,6 +180,7 @@ impl World {
             happened: RefCell::default(),
             at_start: Cell::default(),
             disabled: RefCell::default(),
+            served: RefCell::default(),
             folder: folder.to_owned(),
             violation: RefCell::default(),
             scenario,
@@ -176,8 +188,9 @@ impl World {
     }
 
     async fn start(self: &Rc<Self>) -> Result<(), SetupError> {
-        let gateway = GatewayProcess::start(self, None)?;
-        self.gateways.borrow_mut().push(Rc::new(gateway));
+        for node in 0..self.scenario.nodes {
+            GatewayProcess::start(self, node, None)?;
+        }
         for number in 0..self.scenario.agents.len() {
             let backend = self.start_backend(number)?;
             self.backends.borrow_mut().push(backend);
@@ -250,6 +263,7 @@ impl World {
         while self.callers_left.get() > 0 || self.faults_left.get() > 0 {
             runtime::sleep(CHECK_EVERY).await;
             self.take_records();
+            self.note_served();
             self.check(checks::always(self));
             if self.has_failed() {
                 return Ok(());
@@ -322,6 +336,33 @@ impl World {
         }
     }
 
+    /// Notes which services have a tunnel with room at their owner.
+    fn note_served(&self) {
+        let is_served = |service: &PlannedService| {
+            let owner = self.nodes.borrow().owner(&service.hostname);
+            let gateway = owner.and_then(|node| self.serving(node));
+            let workers = gateway.into_iter().flat_map(|it| it.running());
+            let mut tunnels = workers
+                .filter_map(|(_, worker)| worker.probe())
+                .flat_map(|probe| probe.tunnels)
+                .filter(|tunnel| !tunnel.is_replaced && !tunnel.report.draining);
+            tunnels.any(|tunnel| {
+                let has_room = tunnel.open_streams < tunnel.streams_max;
+                has_room && tunnel.report.service == *service.label
+            })
+        };
+        let services = self.services.iter().map(is_served).collect();
+        let now = clock::now().unwrap_or(0);
+        self.served.borrow_mut().insert(now, services);
+    }
+
+    /// The process of a node that serves, or did last.
+    pub(crate) fn serving(&self, node: usize) -> Option<Rc<GatewayProcess>> {
+        let gateways = self.gateways.borrow();
+        let mut of_node = gateways.iter().rev().filter(|it| it.node == node);
+        of_node.next().map(Rc::clone)
+    }
+
     fn check(&self, checked: Result<(), Violation>) {
         if let Err(violation) = checked {
             self.violation.borrow_mut().get_or_insert(violation);
@@ -390,9 +431,15 @@ pub(crate) fn agent_id(number: usize) -> Option<AgentId> {
     AgentId::new(&format!("ag_{number:020}")).ok()
 }
 
-/// Address of a machine of a kind: 1 callers, 2 agents, 3 backends, 4 copies of agents.
+/// Address of a machine of a kind: 1 callers, 2 agents, 3 backends, 4 copies of agents, 5 nodes
+/// for each other.
 pub(crate) fn machine(kind: u8, number: usize) -> IpAddr {
     Ipv4Addr::new(10, kind, 0, u8::try_from(number).unwrap_or(0) + 1).into()
+}
+
+/// Where a node listens for others.
+pub(crate) fn address_of_node(node: usize) -> SocketAddr {
+    SocketAddr::new(machine(5, node), NODE_PORT)
 }
 
 /// Address of the machine of the gateway.

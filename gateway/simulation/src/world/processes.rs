@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, TcpListener};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,13 +18,16 @@ use gw_shared::runtime;
 use gw_simulated_kernel::{Host, sockets};
 use tokio::sync::watch;
 
-use super::{World, gateway_address, gateway_machine, listen, machine};
-use crate::product::{AgentPlan, Gateway, GatewayPlan, SetupError, control};
+use super::{World, address_of_node, gateway_address, listen, machine};
+use crate::product::{AgentPlan, Gateway, GatewayPlan, NodeSetup, Region, SetupError, control};
 
 /// A process of a gateway.
 pub(crate) struct GatewayProcess {
     pub(crate) gateway: Gateway,
+    pub(crate) node: usize,
     number: usize,
+    /// Present if there are other nodes.
+    of_node: Option<NodeSetup>,
     control: Host,
     workers: RefCell<Vec<Host>>,
     /// Hosts of workers that panicked. Connections that they had passed on are still theirs in the kernel.
@@ -33,11 +36,12 @@ pub(crate) struct GatewayProcess {
 }
 
 impl GatewayProcess {
-    /// Starts a process. `predecessor` is the one that it takes over from.
+    /// Starts a process of a node, which serves from then on. `predecessor` is the one that it takes over from.
     pub(crate) fn start(
         world: &Rc<World>,
+        node: usize,
         predecessor: Option<BTreeMap<String, usize>>,
-    ) -> Result<Self, SetupError> {
+    ) -> Result<Rc<Self>, SetupError> {
         let number = world.gateways.borrow().len();
         let folder = world.folder().join("gateway");
         std::fs::create_dir_all(&folder)?;
@@ -54,32 +58,51 @@ impl GatewayProcess {
         plan.tunnels_before = predecessor.unwrap_or_default();
         plan.listeners_are_ours = false;
         let (gateway, jobs) = Gateway::new(&region, plan)?;
+        let nodes = world.nodes.borrow();
+        if nodes.are_several() {
+            nodes.publish(node, gateway.publisher());
+            nodes.certify(node, &region, gateway.publisher())?;
+        }
         let control = control::serve(Rc::clone(&world.region), jobs, gateway.publisher().clone());
-        let control_host = Host::new(&format!("control {number}"), gateway_machine());
+        let control_host = Host::new(&format!("control {number}"), machine(5, node));
         control_host.spawn(control);
-        let process = Self {
+        let process = Rc::new(Self {
             gateway,
+            node,
             number,
+            of_node: nodes.are_several().then(NodeSetup::default),
             control: control_host,
             workers: RefCell::default(),
             unwound: RefCell::default(),
             running: Rc::default(),
-        };
+        });
         for worker in 0..world.scenario.workers {
-            let host = process.new_host(worker);
-            let listener = host.enter(listen)?;
-            let (setup, inbox) = process.gateway.setup(&region, worker, vec![listener]);
-            process.serve(host, setup, inbox);
+            let host = process.start_worker(&region, worker, None)?;
             process.workers.borrow_mut().push(host);
         }
+        world.gateways.borrow_mut().push(Rc::clone(&process));
         Ok(process)
     }
 
-    fn new_host(&self, worker: usize) -> Host {
-        Host::new(
-            &format!("worker {}.{worker}", self.number),
-            gateway_machine(),
-        )
+    /// Starts a worker on a host of its own, at these levels of its buckets if it starts again.
+    fn start_worker(
+        &self,
+        region: &Region,
+        worker: usize,
+        levels: Option<Arc<Vec<Level>>>,
+    ) -> Result<Host, SetupError> {
+        let name = format!("worker {}.{worker}", self.number);
+        let host = Host::new(&name, machine(5, self.node));
+        let listener = host.enter(listen)?;
+        let (mut setup, inbox) = self.gateway.setup(region, worker, vec![listener]);
+        if let Some(of_node) = &self.of_node {
+            let address = address_of_node(self.node);
+            let for_nodes = host.enter(|| TcpListener::bind(address))?;
+            setup.region = Some(of_node.of_worker(for_nodes));
+        }
+        setup.levels = levels.or(setup.levels);
+        self.serve(host, setup, inbox);
+        Ok(host)
     }
 
     fn serve(&self, host: Host, setup: Setup, inbox: Inbox<WorkerMessage>) {
@@ -103,12 +126,8 @@ impl GatewayProcess {
         panicked.unwind();
         self.unwound.borrow_mut().push(panicked);
         self.running.borrow_mut().remove(&worker);
-        let host = self.new_host(worker);
-        let listener = host.enter(listen)?;
         let region = world.region.borrow();
-        let (setup, inbox) = self.gateway.setup(&region, worker, vec![listener]);
-        let levels = Some(Arc::default());
-        self.serve(host, Setup { levels, ..setup }, inbox);
+        let host = self.start_worker(&region, worker, Some(Arc::default()))?;
         self.workers.borrow_mut()[worker] = host;
         Ok(())
     }
@@ -173,7 +192,7 @@ impl AgentProcess {
         plan.enroll(&mut world.region.borrow_mut(), gateway_address(), &folder)?;
         let region = world.region.borrow();
         for gateway in world.gateways.borrow().iter() {
-            gateway.gateway.publisher().publish(&region)?;
+            gateway.gateway.publisher().publish(&region);
         }
         Ok(Self {
             number,

@@ -276,4 +276,30 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         }],
         invariant: "without faults all requests succeed",
     },
+    Mutant {
+        name: "moved_request_is_sent_twice",
+        edits: &[Edit {
+            file: "gateway/data-plane/src/upstream/cross_node/request.rs",
+            from: "        let sent = self.attempt(&successor, body.as_ref(), deadline).await;",
+            to: "        if MUTANT {
+            drop(self.attempt(&successor, body.as_ref(), deadline).await);
+        }
+        let sent = self.attempt(&successor, body.as_ref(), deadline).await;",
+        }],
+        invariant: "a POST is not doubled",
+    },
+    Mutant {
+        name: "link_of_the_predecessor_is_refused",
+        edits: &[Edit {
+            file: "gateway/data-plane/src/worker/mod.rs",
+            from: "                Ok(socket) => {
+                    let upstream",
+            to: "                Ok(socket) => {
+                    if MUTANT {
+                        return;
+                    }
+                    let upstream",
+        }],
+        invariant: "an error has a cause",
+    },
 ];
