@@ -76,7 +76,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             to: ".fetch_sub(frame.bytes(), Ordering::SeqCst);\n                \
                  if !MUTANT {\n                    self.shared.wake(false);\n                }",
         }],
-        invariant: "without faults all requests succeed",
+        invariant: "all is given back",
     },
     Mutant {
         name: "mailbox_is_left_after_one_batch",
@@ -97,7 +97,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         }",
             },
         ],
-        invariant: "only tunnels are open",
+        invariant: "services recover once faults are over",
     },
     Mutant {
         name: "credit_is_granted_twice",
@@ -138,7 +138,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
                 }
             }",
         }],
-        invariant: "services recover once faults are over",
+        invariant: "a disabled key is refused at once",
     },
     Mutant {
         name: "connection_of_a_reset_request_is_used_again",
@@ -159,7 +159,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
                 self.observe(outcome);
             }",
         }],
-        invariant: "counters agree with records",
+        invariant: "each request is recorded once",
     },
     Mutant {
         name: "request_is_recorded_twice",
