@@ -164,15 +164,16 @@ impl Orders {
             OrderStatus::Ready => self.finalize(stored, &mut order).await,
             OrderStatus::Processing => Ok(self.wait()),
             OrderStatus::Valid => self.download(stored, &mut order).await,
-            OrderStatus::Invalid => {
-                let reason = self.refused_proofs(&mut order).await;
-                stored.given_up = Some(GivenUp {
-                    reason,
-                    is_refusal: true,
-                });
-                Ok(Progress::Changed)
-            }
+            OrderStatus::Invalid => Ok(self.refused(stored, &mut order).await),
         }
+    }
+
+    async fn refused(&self, stored: &mut OrderState, order: &mut Order) -> Progress {
+        stored.given_up = Some(GivenUp {
+            reason: self.refused_proofs(order).await,
+            is_refusal: true,
+        });
+        Progress::Changed
     }
 
     /// Publishes the proofs of an order; once they are visible, tells the authority.
@@ -183,7 +184,17 @@ impl Orders {
         now: Timestamp,
     ) -> Result<Progress, AcmeError> {
         let is_told = stored.is_visible;
-        let proofs = self.proofs(order, is_told).await?;
+        let proofs = match self.proofs(order, is_told).await {
+            Ok(proofs) => proofs,
+            Err(error) => {
+                // A challenge that is refused before the authority answers that it is ready has its error in that answer.
+                let state = order.refresh().await;
+                if state.is_ok_and(|state| state.status == OrderStatus::Invalid) {
+                    return Ok(self.refused(stored, order).await);
+                }
+                return Err(error);
+            }
+        };
         if is_told {
             return Ok(self.wait());
         }

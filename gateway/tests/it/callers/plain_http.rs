@@ -309,13 +309,14 @@ fn requests_in_plain_http_that_do_not_arrive_are_bounded() {
         peer.stream
     };
     drop(begin(2));
-    let mut before = None;
-    // On a busy machine the time of the heads may end meanwhile. The process keeps the memory of an attempt.
+    let mut before = usize::MAX;
+    // On a busy machine the time of the heads may end meanwhile. The process keeps the memory of an attempt, and gives back the
+    // memory of its start at any time.
     let growth = (0..5).find_map(|_| {
         eventually("no connection of an earlier attempt is left", || {
             (gateway.served.metric("gw_connections", "worker") == 0).then_some(())
         });
-        let before = *before.get_or_insert_with(|| gateway.served.resident());
+        before = before.min(gateway.served.resident());
         // One more of the first address ends its first one, and the one of a fifth address the oldest of all.
         let firsts = (0..=PER_ADDRESS).map(|_| 2);
         let others = (PER_ADDRESS..=MOST).map(|number| 2 + (number / PER_ADDRESS) as u8);
@@ -329,14 +330,12 @@ fn requests_in_plain_http_that_do_not_arrive_are_bounded() {
         assert_eq!(caller.response().code(), "GW_AUTH_REQUIRED");
         let growth = gateway.served.resident().saturating_sub(before);
         let are_held = all[2..].iter().all(is_open) && !all[..2].iter().any(is_open);
-        are_held.then_some(growth)
+        (are_held && growth >= MOST * HEAD / 2).then_some(growth)
     });
-    let growth = growth.expect("the oldest of the address and of all give way, and no others");
+    let growth = growth
+        .expect("all heads are held, but for the oldest of the address and the oldest of all");
     eprintln!("{} KiB for {MOST} heads", growth / 1024);
-    assert!(
-        (MOST * HEAD / 2..=MOST * EACH).contains(&growth),
-        "{growth}"
-    );
+    assert!(growth <= MOST * EACH, "{growth}");
 }
 
 #[test]

@@ -210,8 +210,9 @@ fn rests_of_refused_requests_are_bounded() {
         let _ = sock.write_all(&records[..records.len() - 1]);
     };
     let is_held = |caller: &Caller| is_open(&caller.stream.sock);
-    let mut before = None;
-    // On a busy machine the time of the rests may end meanwhile. The process keeps the memory of an attempt.
+    let mut before = usize::MAX;
+    // On a busy machine the time of the rests may end meanwhile. The process keeps the memory of an attempt, and gives back the
+    // memory of its start at any time.
     let growth = (0..5).find_map(|_| {
         // One more of the first address ends its first one, and the one of the last address the oldest of all.
         let firsts = (0..=PER_ADDRESS).map(|_| 2);
@@ -220,7 +221,7 @@ fn rests_of_refused_requests_are_bounded() {
             .chain(others)
             .map(|last| Ipv4Addr::new(127, 0, 0, last));
         let mut all: Vec<Caller> = addresses.map(|from| refused_caller(&about, from)).collect();
-        let before = *before.get_or_insert_with(|| gateway.resident());
+        before = before.min(gateway.resident());
         all.iter_mut().for_each(refuse);
         all.iter_mut().for_each(send_rest);
         eventually("the oldest have given way", || {
@@ -230,12 +231,10 @@ fn rests_of_refused_requests_are_bounded() {
         refused_caller(&about, Ipv4Addr::LOCALHOST);
         let growth = gateway.resident().saturating_sub(before);
         let are_held = all[2..].iter().all(is_held) && !all[..2].iter().any(is_held);
-        are_held.then_some(growth)
+        (are_held && growth >= MOST * EACH / 4).then_some(growth)
     });
-    let growth = growth.expect("the oldest of the address and of all give way, and no others");
+    let growth = growth
+        .expect("all rests are held, but for the oldest of the address and the oldest of all");
     eprintln!("{} KiB for {MOST} rests", growth / 1024);
-    assert!(
-        (MOST * EACH / 4..=MOST * EACH).contains(&growth),
-        "{growth}"
-    );
+    assert!(growth <= MOST * EACH, "{growth}");
 }

@@ -18,7 +18,7 @@ pub(crate) struct SmallDisk {
 
 impl SmallDisk {
     /// A file system in memory, and one with a journal and delayed allocation. Without root, or without loop devices, those that
-    /// this machine cannot mount are left out.
+    /// this machine cannot mount are left out. Neither waits for the disk of this machine, which other tests use at the same time.
     pub(crate) fn of_each_kind() -> Vec<Self> {
         let kinds: [fn(&Path) -> Command; 2] = [memory, ext4];
         if !programs::is_root() {
@@ -79,6 +79,8 @@ impl Drop for SmallDisk {
     fn drop(&mut self) {
         // Also if a process of a failed test still uses it.
         let _ = unmount(self.path(), UnmountFlags::DETACH);
+        // The file system with the image. The one in memory has none.
+        let _ = unmount(self.folder.path(), UnmountFlags::DETACH);
     }
 }
 
@@ -90,12 +92,14 @@ fn memory(folder: &Path) -> Command {
     command
 }
 
+/// The image is a file of a file system in memory.
 fn ext4(folder: &Path) -> Command {
-    let image = folder.join("image");
-    File::create(&image).unwrap().set_len(BYTES).unwrap();
     let mut command = Command::new("sh");
-    let script = r#"mkfs.ext4 -q "$1" && mount -o loop "$1" "$2""#;
-    command.args(["-c", script, "sh"]).arg(image);
-    command.arg(folder.join("disk"));
+    let script = r#"
+        mount -t tmpfs -o size=$(($2 * 2)),mode=700 none "$1" && mkdir "$1/disk" && truncate -s "$2" "$1/image" &&
+        mkfs.ext4 -q "$1/image" && mount -o loop "$1/image" "$1/disk"
+    "#;
+    command.args(["-c", script, "sh"]).arg(folder);
+    command.arg(BYTES.to_string());
     command
 }
