@@ -68,6 +68,14 @@ pub(crate) struct Moved {
     pub(crate) is_still_here: bool,
 }
 
+impl Moved {
+    /// A request that has not waited yet, and is to wait at the owner without its body.
+    pub(crate) const STILL_HERE: Self = Self {
+        waited: None,
+        is_still_here: true,
+    };
+}
+
 impl Progress {
     /// The stream on the tunnel, once it is open.
     pub(crate) fn opened(&self) -> Option<&OpenedStream> {

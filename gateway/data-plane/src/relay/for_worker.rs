@@ -126,10 +126,7 @@ async fn admit_and_open(
         let mut admitted = rate_limit::charge_or_wait(&upstream.buckets, request).await?;
         let began = Instant::now();
         if origin.is_whole && upstream.wait_until(&admitted.0, began).is_some() {
-            return Err(NotServed::Moved(Moved {
-                waited: admitted.0.waited,
-                is_still_here: true,
-            }));
+            return Err(NotServed::Moved(Moved::STILL_HERE));
         }
         // The turn ends once the request is open.
         let turn = match upstream.turn(&admitted.0).await {

@@ -6,12 +6,13 @@ use std::pin::pin;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::future::{Either, select};
+use gw_base::error::Error;
 use gw_shared::http::{Fields, Part, fields};
 
 use super::carry::Stopped;
-use crate::http_message::{BodyError, CallerGone, Progress, RequestBody, ResponseSink};
+use crate::http_message::{BodyError, CallerGone, Moved, Progress, RequestBody, ResponseSink};
 use crate::request_scope::{RequestScope, Stage};
-use crate::upstream::cross_node::{CrossNodeRequest, ShortBody};
+use crate::upstream::cross_node::{CrossNodeRequest, NotSent, ShortBody};
 use crate::upstream::{PendingResponse, UpstreamRequest};
 
 /// Sends the request, with its body if that is short. `scope` is as in [`carry`](super::carry::carry).
@@ -53,9 +54,14 @@ pub(super) async fn open_on_node(
             note(scope, Stage::Upstream(request.response.progress()));
             Ok(request)
         }
-        Err(error) => {
+        Err(not_sent) => {
+            let (error, moved) = match not_sent {
+                NotSent::Failed(error) => (error, None),
+                NotSent::Waits => (Error::NodeUnavailable, Some(Moved::STILL_HERE)),
+            };
             response.progress(Progress {
                 failed_attempts,
+                moved,
                 ..Progress::default()
             });
             Err(Stopped::Failed(error))

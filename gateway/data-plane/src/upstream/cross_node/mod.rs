@@ -33,7 +33,7 @@ use tokio::sync::Notify;
 
 pub(crate) use self::link::Link;
 pub(super) use self::request::OnNode;
-pub(crate) use self::request::{CrossNodeRequest, ShortBody};
+pub(crate) use self::request::{CrossNodeRequest, NotSent, ShortBody};
 pub(super) use self::wire::{Refused, parse_notice, read_refusal, timing};
 use crate::limits;
 use crate::tunnel::attempt_budget::AttemptBudgets;

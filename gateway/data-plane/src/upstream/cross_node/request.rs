@@ -64,6 +64,20 @@ pub(in crate::upstream) struct OnNode {
     _counted: link::OnLink,
 }
 
+/// Why [`CrossNodeRequest::send`] has no answer.
+pub(crate) enum NotSent {
+    Failed(Error),
+    /// The owner has no tunnel for it yet. The node of the caller, which has sent the whole body to this one, sends it again, and
+    /// its body after the acceptance.
+    Waits,
+}
+
+impl From<Error> for NotSent {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
 /// Why a request was not served.
 enum CrossNodeFailure {
     Refused(Error),
@@ -137,40 +151,47 @@ impl CrossNodeRequest {
         mut self,
         body: Option<ShortBody>,
         on_lost: impl Fn(FailedAttempt),
-    ) -> Result<UpstreamRequest, Error> {
+    ) -> Result<UpstreamRequest, NotSent> {
         let service = Arc::clone(&self.request.service);
         let hostname = &service.hostname;
         let mut patience = Patience::begin(Instant::now());
         wire::put_principal(&mut self.outbound, &self.request.by);
         wire::put_service(&mut self.outbound, &self.request.service);
         let Some(nodes) = self.nodes.clone() else {
-            return self.send_to_successor(body, patience.deadline).await;
+            return Ok(self.send_to_successor(body, patience.deadline).await?);
         };
         nodes
             .attempt_budgets
             .borrow_mut()
             .request(&service.label, patience.began);
-        let mut rules = FailedAttempts::new(is_safe(&self.outbound), service.settings.retries);
+        // One that was lost before is sent a second time by the first attempt.
+        let is_repeatable = is_safe(&self.outbound) && !self.origin.was_lost;
+        let mut rules = FailedAttempts::new(is_repeatable, service.settings.retries);
         // Answer if the request is served by no node.
         let mut error = Error::NodeUnavailable;
         loop {
             let next = next_hop(&nodes, hostname, patience.deadline).await;
             if self.belongs_to_successor(&next, &patience) {
-                return self.send_to_successor(body, patience.deadline).await;
+                return Ok(self.send_to_successor(body, patience.deadline).await?);
             }
             let (owner, epoch) = match next {
                 NextHop::Node { owner, epoch } => (owner, epoch),
-                NextHop::Here => return self.send_here(body).await,
-                NextHop::Unknown => return Err(error),
+                NextHop::Here => return Ok(self.send_here(body).await?),
+                NextHop::Unknown => return Err(error.into()),
             };
             let tried = self.try_owner(&nodes, &owner, body.as_ref(), patience.deadline);
             let retry = match tried.await {
                 Ok(request) => return Ok(request),
-                Err(CrossNodeFailure::Refused(error)) => return Err(self.origin.error(error)),
+                Err(CrossNodeFailure::Refused(error)) => {
+                    return Err(self.origin.error(error).into());
+                }
+                Err(CrossNodeFailure::Retry(RetryCause::Waits)) if self.origin.is_whole => {
+                    return Err(NotSent::Waits);
+                }
                 Err(CrossNodeFailure::Retry(retry)) => retry,
                 // The node of the caller counts the attempt, and decides.
                 Err(CrossNodeFailure::Lost { .. }) if self.origin.is_passed_on => {
-                    return Err(Error::NodeLost);
+                    return Err(Error::NodeLost.into());
                 }
                 Err(CrossNodeFailure::Lost { after }) => {
                     on_lost(FailedAttempt {
@@ -179,7 +200,7 @@ impl CrossNodeRequest {
                         took: after,
                     });
                     if !self.may_move(&nodes, &mut rules) {
-                        return Err(Error::NodeLost);
+                        return Err(Error::NodeLost.into());
                     }
                     // The next owner is known already if this one was declared dead.
                     patience.deadline = Instant::now() + limits::NODE_WAIT;
@@ -196,7 +217,7 @@ impl CrossNodeRequest {
             );
             self.request.waited = retry.waited().or(self.request.waited);
             if !patience.lasts(&retry, epoch) {
-                return Err(error);
+                return Err(error.into());
             }
             self.upstream.counters.node_retries.increment();
             patience.wait(&nodes, &retry, epoch).await;
@@ -250,6 +271,7 @@ impl CrossNodeRequest {
         let sent = Instant::now();
         let mut attempt = self.attempt(&link, body, deadline).await;
         if self.request.waited.is_none()
+            && !self.origin.is_whole
             && matches!(attempt, Err(CrossNodeFailure::Retry(RetryCause::Waits)))
         {
             self.request.waited = Some(Duration::ZERO);

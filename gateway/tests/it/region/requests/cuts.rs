@@ -1,6 +1,7 @@
 //! Requests whose node and owner do not reach each other, while the nodes stay members.
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -176,6 +177,55 @@ fn a_safe_request_moves_once_after_a_third_node_has_lost_the_owner() {
     (0..3).for_each(|_| held.release());
     assert_eq!(safe.response().body, b"00000000");
     assert_eq!(held.requests(), 4);
+}
+
+#[test]
+fn a_body_that_waits_by_way_of_a_third_node_is_not_lost_with_the_owner() {
+    const BODY: usize = 30_000;
+    /// Charge of the third node for a request that awaits the acceptance. It is less while the body is sent with the head, and
+    /// more if this node keeps the body.
+    const WAITING: Range<usize> = 150_000..190_000;
+    let received = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&received);
+    let backend = backend::start(move |mut peer| {
+        while let Ok((_, body, _)) = peer.request() {
+            count.fetch_add(body.len(), Ordering::SeqCst);
+            peer.send("HTTP/1.1 204 No Content\r\n\r\n");
+        }
+    });
+    let world = World::start(&backend);
+    world.cut();
+    let World {
+        mut nodes,
+        owner,
+        other,
+        third,
+        gates,
+        _agent: agent,
+        ..
+    } = world;
+    drop(agent);
+    eventually("the tunnel has ended", || {
+        nodes.tunnels(owner).is_empty().then_some(())
+    });
+    let mut caller = nodes.connect(other);
+    let head = format!("Content-Length: {BODY}\r\n\r\n");
+    caller.send(nodes.request("POST /", &head));
+    caller.send(pattern(BODY));
+    let requests = |node| {
+        let reports = nodes.gateway(node).control().reports();
+        reports.iter().map(|it| it.node_requests).sum::<usize>()
+    };
+    eventually("the request waits at the owner without its body", || {
+        let waits = requests(owner) == 1 && requests(third) == 1;
+        let holds_no_body = WAITING.contains(&charged(&nodes, third));
+        (waits && holds_no_body).then_some(())
+    });
+    gates[1].set(Passage::Stalled);
+    nodes.place_at(other, &[other]);
+    let _agent = nodes.run_agent(other, &backend);
+    assert_eq!(caller.response().status, 204);
+    assert_eq!(received.load(Ordering::SeqCst), BODY);
 }
 
 #[test]
