@@ -3,12 +3,14 @@
 pub(crate) mod named;
 pub(crate) mod pebble;
 
-use std::collections::BTreeSet;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream, UdpSocket};
+use std::os::fd::OwnedFd;
 use std::process::Child;
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
 /// Longest start of a server. Ends a failing test only.
 const START_WITHIN: Duration = Duration::from_secs(20);
@@ -46,13 +48,18 @@ impl Drop for Server {
     }
 }
 
-/// A loopback address whose port is free for TCP and UDP, by the choice of the kernel. No other call returns it.
+/// A loopback address whose port is free for TCP and UDP, by the choice of the kernel. A socket that does not listen keeps its TCP
+/// port from other programs to which the kernel gives ports, until this process ends. Servers set `SO_REUSEADDR`, and can listen.
 pub(crate) fn free_address() -> SocketAddr {
-    static RETURNED: Mutex<BTreeSet<SocketAddr>> = Mutex::new(BTreeSet::new());
+    static HELD: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
     loop {
-        let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let address = tcp.local_addr().unwrap();
-        if UdpSocket::bind(address).is_ok() && RETURNED.lock().unwrap().insert(address) {
+        let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
+        let socket = net::socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+        sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+        net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = SocketAddr::try_from(net::getsockname(&socket).unwrap()).unwrap();
+        if UdpSocket::bind(address).is_ok() {
+            HELD.lock().unwrap().push(socket);
             return address;
         }
     }
