@@ -164,9 +164,7 @@ impl CrossNodeRequest {
             .attempt_budgets
             .borrow_mut()
             .request(&service.label, patience.began);
-        // One that was lost before is sent a second time by the first attempt.
-        let is_repeatable = is_safe(&self.outbound) && !self.origin.was_lost;
-        let mut rules = FailedAttempts::new(is_repeatable, service.settings.retries);
+        let mut rules = self.rules();
         // Answer if the request is served by no node.
         let mut error = Error::NodeUnavailable;
         loop {
@@ -182,9 +180,7 @@ impl CrossNodeRequest {
             let tried = self.try_owner(&nodes, &owner, body.as_ref(), patience.deadline);
             let retry = match tried.await {
                 Ok(request) => return Ok(request),
-                Err(CrossNodeFailure::Refused(error)) => {
-                    return Err(self.origin.error(error).into());
-                }
+                Err(CrossNodeFailure::Refused(error)) => Err(self.origin.error(error))?,
                 Err(CrossNodeFailure::Retry(RetryCause::Waits)) if self.origin.is_whole => {
                     return Err(NotSent::Waits);
                 }
@@ -194,11 +190,7 @@ impl CrossNodeRequest {
                     return Err(Error::NodeLost.into());
                 }
                 Err(CrossNodeFailure::Lost { after }) => {
-                    on_lost(FailedAttempt {
-                        agent: None,
-                        reason: AttemptFailure::NodeLost,
-                        took: after,
-                    });
+                    on_lost(lost_with_node(after));
                     if !self.may_move(&nodes, &mut rules) {
                         return Err(Error::NodeLost.into());
                     }
@@ -222,6 +214,12 @@ impl CrossNodeRequest {
             self.upstream.counters.node_retries.increment();
             patience.wait(&nodes, &retry, epoch).await;
         }
+    }
+
+    /// One that was lost before is sent a second time by the first attempt.
+    fn rules(&self) -> FailedAttempts {
+        let is_repeatable = is_safe(&self.outbound) && !self.origin.was_lost;
+        FailedAttempts::new(is_repeatable, self.request.service.settings.retries)
     }
 
     /// Whether the process that has taken over serves this node, or is to say which one owns the service: this process gets no more
@@ -510,6 +508,14 @@ async fn send_short(sender: &StreamSender, body: &ShortBody) {
         .await;
     if let (Ok(()), Some(trailers)) = (sent, &body.trailers) {
         let _ = sender.finish_with_trailers(write_trailers(trailers));
+    }
+}
+
+fn lost_with_node(took: Duration) -> FailedAttempt {
+    FailedAttempt {
+        agent: None,
+        reason: AttemptFailure::NodeLost,
+        took,
     }
 }
 
