@@ -310,8 +310,8 @@ fn requests_in_plain_http_that_do_not_arrive_are_bounded() {
     };
     drop(begin(2));
     let mut before = usize::MAX;
-    // On a busy machine the time of the heads may end meanwhile. The process keeps the memory of an attempt, and gives back the
-    // memory of its start at any time.
+    // On a busy machine the time of the heads may end meanwhile. The heads may use memory that the process has kept since its start,
+    // or since an earlier attempt.
     let growth = (0..5).find_map(|_| {
         eventually("no connection of an earlier attempt is left", || {
             (gateway.served.metric("gw_connections", "worker") == 0).then_some(())
@@ -330,7 +330,7 @@ fn requests_in_plain_http_that_do_not_arrive_are_bounded() {
         assert_eq!(caller.response().code(), "GW_AUTH_REQUIRED");
         let growth = gateway.served.resident().saturating_sub(before);
         let are_held = all[2..].iter().all(is_open) && !all[..2].iter().any(is_open);
-        (are_held && growth >= MOST * HEAD / 2).then_some(growth)
+        are_held.then_some(growth)
     });
     let growth = growth
         .expect("all heads are held, but for the oldest of the address and the oldest of all");

@@ -211,8 +211,8 @@ fn rests_of_refused_requests_are_bounded() {
     };
     let is_held = |caller: &Caller| is_open(&caller.stream.sock);
     let mut before = usize::MAX;
-    // On a busy machine the time of the rests may end meanwhile. The process keeps the memory of an attempt, and gives back the
-    // memory of its start at any time.
+    // On a busy machine the time of the rests may end meanwhile. The rests may use memory that the process has kept since its start,
+    // or since an earlier attempt.
     let growth = (0..5).find_map(|_| {
         // One more of the first address ends its first one, and the one of the last address the oldest of all.
         let firsts = (0..=PER_ADDRESS).map(|_| 2);
@@ -231,7 +231,7 @@ fn rests_of_refused_requests_are_bounded() {
         refused_caller(&about, Ipv4Addr::LOCALHOST);
         let growth = gateway.resident().saturating_sub(before);
         let are_held = all[2..].iter().all(is_held) && !all[..2].iter().any(is_held);
-        (are_held && growth >= MOST * EACH / 4).then_some(growth)
+        are_held.then_some(growth)
     });
     let growth = growth
         .expect("all rests are held, but for the oldest of the address and the oldest of all");
