@@ -11,6 +11,7 @@ use std::{fs, thread};
 
 use http::Method;
 
+use super::shutdown::ask_until_closed;
 use crate::support::eventually;
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::prepared::Prepared;
@@ -244,19 +245,13 @@ fn a_stop_without_a_successor_finishes_requests_and_refuses_new_connections() {
     running.send(prepared.get("/held"));
     backend.wait_for_held();
     process.signal("TERM");
+    ask_until_closed(&prepared, &mut kept);
     eventually("the drain has begun", || {
         (admin(admin_address, "/readyz") == (503, "draining\n".into())).then_some(())
     });
-    // All workers know of the drain once none accepts.
     eventually("new connections are refused", || {
         TcpStream::connect(address).is_err().then_some(())
     });
-    kept.send(prepared.get("/"));
-    let response = kept.response();
-    assert_eq!(
-        (response.status.as_u16(), response.header("connection")),
-        (200, "close")
-    );
     backend.release();
     assert_eq!(running.response().status, 200);
     assert_eq!(process.exit_code(), Some(0));
