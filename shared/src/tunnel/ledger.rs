@@ -18,6 +18,32 @@ pub struct Share {
     charged: Cell<usize>,
 }
 
+/// Bytes that are charged to a share until dropped.
+#[derive(Debug)]
+pub struct Reserved {
+    share: Rc<Share>,
+    bytes: usize,
+}
+
+impl Reserved {
+    /// Charges `bytes` more, as [`Share::spare`]. Changes nothing and returns false if there is no room.
+    #[must_use]
+    pub fn grow(&mut self, bytes: usize) -> bool {
+        let has_room = self.share.left_beyond_least() >= bytes;
+        if has_room {
+            self.share.charge(0, bytes);
+            self.bytes += bytes;
+        }
+        has_room
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.share.charge(self.bytes, 0);
+    }
+}
+
 impl Ledger {
     pub fn new(total: usize) -> Rc<Self> {
         Rc::new(Self {
@@ -77,6 +103,24 @@ impl Share {
         (self.most() / 2).saturating_sub(self.charged.get())
     }
 
+    /// Charges `bytes` until the result is dropped; `None` if there is no room.
+    pub fn reserve(self: &Rc<Self>, bytes: usize) -> Option<Reserved> {
+        (self.left() >= bytes).then(|| self.charged_until_dropped(bytes))
+    }
+
+    /// As [`Self::reserve`], for what a stream can do without: see [`Self::left_beyond_least`].
+    pub fn spare(self: &Rc<Self>, bytes: usize) -> Option<Reserved> {
+        (self.left_beyond_least() >= bytes).then(|| self.charged_until_dropped(bytes))
+    }
+
+    fn charged_until_dropped(self: &Rc<Self>, bytes: usize) -> Reserved {
+        self.charge(0, bytes);
+        Reserved {
+            share: Rc::clone(self),
+            bytes,
+        }
+    }
+
     /// Charges `after` bytes in place of `before`, whether or not there is room.
     pub fn charge(&self, before: usize, after: usize) {
         let change = after.wrapping_sub(before);
@@ -116,6 +160,21 @@ mod tests {
             }
         }
         assert_eq!((one.charged(), two.charged()), (333, 333));
+    }
+
+    #[test]
+    fn reserved_bytes_are_charged_until_dropped() {
+        let share = Share::alone(1000);
+        let reserved = share.reserve(400).unwrap();
+        let mut spare = share.spare(60).unwrap();
+        assert!(spare.grow(40) && !spare.grow(1) && share.spare(1).is_none());
+        assert_eq!(share.charged(), 500);
+        drop(share.reserve(500).unwrap());
+        assert!(share.reserve(501).is_none());
+        drop(spare);
+        assert_eq!(share.charged(), 400);
+        drop(reserved);
+        assert_eq!(share.charged(), 0);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use gw_base::error::{Error, Overload};
 use gw_shared::id::AccountId;
+pub(crate) use gw_shared::tunnel::ledger::Reserved;
 use gw_shared::tunnel::ledger::{Ledger, Share};
 
 use crate::memory::sockets::SocketMemory;
@@ -79,28 +80,16 @@ impl RelayMemory {
         bytes: usize,
     ) -> Result<Reserved, Error> {
         let memory = self.account(account);
-        if memory.share().left() < bytes {
-            return Err(memory.refusal());
-        }
-        memory.share.charge(0, bytes);
-        Ok(Reserved {
-            share: memory.share,
-            bytes,
-        })
+        memory
+            .share()
+            .reserve(bytes)
+            .ok_or_else(|| memory.refusal())
     }
 
     /// As [`Self::reserve`], for what a request can do without: `None` once the account has used half of its share, so that the
     /// other half has room for further requests.
     pub(crate) fn spare(self: &Rc<Self>, account: &AccountId, bytes: usize) -> Option<Reserved> {
-        let memory = self.account(account);
-        if memory.share().left_beyond_least() < bytes {
-            return None;
-        }
-        memory.share.charge(0, bytes);
-        Some(Reserved {
-            share: memory.share,
-            bytes,
-        })
+        self.account(account).share().spare(bytes)
     }
 
     /// Bytes that are charged to all accounts.
@@ -153,18 +142,6 @@ impl AccountMemory {
 /// Error of a request for which the share of its account has no room.
 pub(crate) fn at_account_limit() -> Error {
     Error::Overloaded(Overload::AccountMemory)
-}
-
-/// Bytes that are charged to an account until dropped.
-pub(crate) struct Reserved {
-    share: Rc<Share>,
-    bytes: usize,
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        self.share.charge(self.bytes, 0);
-    }
 }
 
 #[cfg(test)]
