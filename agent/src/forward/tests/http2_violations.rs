@@ -225,6 +225,31 @@ fn no_stream_follows_a_goaway() {
 }
 
 #[test]
+fn streams_before_a_goaway_go_on_after_an_invalid_second_one() {
+    let connections = AtomicUsize::new(0);
+    let (urls, _) = raw_backend(move |stream| {
+        let goaway = |last: u8| frame(GOAWAY, 0, 0, &[0, 0, 0, last, 0, 0, 0, 0]);
+        let answer = |stream| {
+            let answer = block(&[(":status", "200")]);
+            frame(HEADERS, END_HEADERS | END_STREAM, stream, &answer)
+        };
+        match stream {
+            // Waits for the second request.
+            1 if connections.fetch_add(1, Ordering::Relaxed) == 0 => Vec::new(),
+            1 => answer(1),
+            // The second one increases the last stream (RFC 9113 §6.8).
+            _ => [goaway(1), goaway(5), answer(1)].concat(),
+        }
+    });
+    with_tunnel(&urls, |gateway| async move {
+        let first = gateway.send(post(Framing::None));
+        let second = gateway.send(post(Framing::None));
+        assert_eq!(first.response().await.head.status, 200);
+        assert_eq!(second.response().await.head.status, 200);
+    });
+}
+
+#[test]
 fn frames_after_a_reset_are_processed() {
     let (urls, ends) = raw_backend(|stream| {
         let ok = [(":status", "200")];

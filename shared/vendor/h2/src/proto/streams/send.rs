@@ -464,24 +464,25 @@ impl Send {
         Ok(())
     }
 
-    pub(super) fn recv_go_away(&mut self, last_stream_id: StreamId) -> Result<(), Error> {
+    pub(super) fn recv_go_away(&mut self, last_stream_id: StreamId) {
         if last_stream_id > self.max_stream_id {
             // The remote endpoint sent a `GOAWAY` frame indicating a stream
-            // that we never sent, or that we have already terminated on account
-            // of previous `GOAWAY` frame. In either case, that is illegal.
-            // (When sending multiple `GOAWAY`s, "Endpoints MUST NOT increase
-            // the value they send in the last stream identifier, since the
-            // peers might already have retried unprocessed requests on another
-            // connection.")
-            proto_err!(conn:
+            // that we have already terminated on account of a previous `GOAWAY`
+            // frame, which is illegal. (When sending multiple `GOAWAY`s,
+            // "Endpoints MUST NOT increase the value they send in the last
+            // stream identifier, since the peers might already have retried
+            // unprocessed requests on another connection.")
+            //
+            // The previous frame stays in force, so that the streams up to its
+            // identifier go on.
+            tracing::debug!(
                 "recv_go_away: last_stream_id ({:?}) > max_stream_id ({:?})",
                 last_stream_id, self.max_stream_id,
             );
-            return Err(Error::library_go_away(Reason::PROTOCOL_ERROR));
+            return;
         }
 
         self.max_stream_id = last_stream_id;
-        Ok(())
     }
 
     pub fn handle_error<B>(

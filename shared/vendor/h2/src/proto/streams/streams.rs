@@ -811,7 +811,7 @@ impl Inner {
 
         let last_stream_id = frame.last_stream_id();
 
-        actions.send.recv_go_away(last_stream_id)?;
+        actions.send.recv_go_away(last_stream_id);
 
         let err = Error::remote_go_away(frame.debug_data().clone(), frame.reason());
 
