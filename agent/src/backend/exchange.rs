@@ -106,6 +106,11 @@ impl RequestHalf<'_> {
         }
     }
 
+    /// Whether the backend can report that it has not processed the request, which is sent again then.
+    pub(crate) fn reports_unprocessed(&self) -> bool {
+        matches!(self, Self::Http2(_))
+    }
+
     /// The backend has upgraded the connection: bytes without framing follow until one side ends.
     pub(crate) fn upgraded(&mut self) {
         if let Self::Http1 { framing, .. } = self {

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -23,6 +23,7 @@ use http::{Method, Request, Uri, Version};
 use super::ResponseError;
 use super::connect::{ConnectError, explain_tls};
 use super::exchange::BackendHead;
+use super::read_to_end::ReadToEnd;
 use super::stream::BackendStream;
 use crate::tls::rustls_error;
 
@@ -69,6 +70,8 @@ impl Http2Connection {
             tracing::warn!(%error, "cannot set TCP keep-alive on a backend connection");
         }
         let acknowledger = Rc::new(stream.socket().acknowledger());
+        let is_retired = Rc::new(Cell::new(false));
+        let stream = ReadToEnd::new(stream, Rc::clone(&is_retired));
         let mut builder = h2::client::Builder::new();
         builder
             .initial_window_size(STREAM_WINDOW)
@@ -94,7 +97,6 @@ impl Http2Connection {
             });
             answered.await.map_err(|error| start_error(&error))?;
         }
-        let is_retired = Rc::new(Cell::new(false));
         let ended = Rc::clone(&is_retired);
         runtime::spawn(async move {
             let error = driver.await.err().map(|error| error.to_string());
@@ -113,9 +115,13 @@ impl Http2Connection {
         }))
     }
 
-    fn has_room(&self) -> bool {
-        let most = self.requests.borrow().current_max_send_streams();
-        !self.is_retired.get()
+    pub(super) fn has_room(&self) -> bool {
+        let mut requests = self.requests.borrow_mut();
+        // Fails once GOAWAY was received or the connection has ended. Needs no waker: only handles that sent a request wait.
+        let ready = requests.poll_ready(&mut Context::from_waker(Waker::noop()));
+        let most = requests.current_max_send_streams();
+        matches!(ready, Poll::Ready(Ok(())))
+            && !self.is_retired.get()
             && usize::try_from(self.streams.get()).is_ok_and(|streams| streams < most)
     }
 

@@ -12,6 +12,7 @@ mod h2;
 mod health_check;
 mod pool;
 mod private;
+mod read_to_end;
 mod stream;
 
 use std::io;

@@ -88,7 +88,7 @@ pub(crate) struct Lease<'a> {
     backend: &'a Backend,
     host: HostHeader,
     /// The connection has served other requests, and the backend may be closing it.
-    pub(crate) is_reused: bool,
+    is_reused: bool,
     /// The connection is private to this connection of a caller.
     pub(super) caller: Option<CallerConnection>,
     connection: LeasedConnection,
@@ -502,24 +502,31 @@ impl Lease<'_> {
         }
     }
 
-    /// Starts an exchange that asks for an upgrade: with `Upgrade` (RFC 9110 §7.8), or over HTTP/2 with extended CONNECT
-    /// (RFC 8441). The request has no body.
-    pub(crate) fn upgrade_exchange<'b>(
-        &'b self,
-        request: &RequestHead,
-        protocol: &'b UpgradeProtocol,
-    ) -> Result<(RequestHalf<'b>, ResponseHalf<'b>), ResponseError> {
+    /// Whether the connection can carry this request for an upgrade.
+    pub(crate) fn check_upgrade(&self, request: &RequestHead) -> Result<(), ResponseError> {
         let refused = |why: &str| Err(ResponseError::Upgrade(why.to_owned()));
         match &self.connection {
-            LeasedConnection::Http1(connection) => {
-                Ok(http1_exchange(connection, Framing::None, Some(protocol)))
-            }
             LeasedConnection::Http2(stream) if !stream.accepts_extended_connect() => {
                 refused("it speaks HTTP/2 and does not accept extended CONNECT (RFC 8441)")
             }
             LeasedConnection::Http2(_) if request.method != Method::GET => refused(
                 "it speaks HTTP/2, where an upgrade request cannot have a method other than GET (RFC 8441)",
             ),
+            LeasedConnection::Http1(_) | LeasedConnection::Http2(_) => Ok(()),
+        }
+    }
+
+    /// Starts an exchange that asks for an upgrade: with `Upgrade` (RFC 9110 §7.8), or over HTTP/2 with extended CONNECT
+    /// (RFC 8441), as far as [`Self::check_upgrade`] allows it. The request has no body.
+    pub(crate) fn upgrade_exchange<'b>(
+        &'b self,
+        request: &RequestHead,
+        protocol: &'b UpgradeProtocol,
+    ) -> Result<(RequestHalf<'b>, ResponseHalf<'b>), ResponseError> {
+        match &self.connection {
+            LeasedConnection::Http1(connection) => {
+                Ok(http1_exchange(connection, Framing::None, Some(protocol)))
+            }
             LeasedConnection::Http2(stream) => {
                 let protocol = ::h2::ext::Protocol::from(protocol.as_str());
                 let (request, response) =
@@ -537,19 +544,25 @@ impl Lease<'_> {
         }
     }
 
-    /// Whether `error` proves that the backend has not processed the request.
+    /// Whether `error` proves that the backend has not processed the request. The connection gets no further requests then.
     pub(crate) fn is_unprocessed(&self, error: &ResponseError) -> bool {
-        match &self.connection {
-            LeasedConnection::Http1(connection) => {
-                matches!(error, ResponseError::Reset(error) if connection.failed_before_request_was_read(error))
+        let is_unprocessed = matches!(error, ResponseError::Unprocessed(_));
+        if let LeasedConnection::Http2(stream) = &self.connection
+            && is_unprocessed
+        {
+            stream.retire();
+        }
+        is_unprocessed
+    }
+
+    /// Whether `error` is that of an idle HTTP/1.1 connection that the backend closed before it read the whole request. It may
+    /// have read the beginning.
+    pub(crate) fn was_closed_unread(&self, error: &ResponseError) -> bool {
+        match (&self.connection, error) {
+            (LeasedConnection::Http1(connection), ResponseError::Reset(error)) => {
+                self.is_reused && connection.failed_before_request_was_read(error)
             }
-            LeasedConnection::Http2(stream) => {
-                let refused = matches!(error, ResponseError::Unprocessed(_));
-                if refused {
-                    stream.retire();
-                }
-                refused
-            }
+            _ => false,
         }
     }
 

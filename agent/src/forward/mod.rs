@@ -2,9 +2,9 @@
 
 pub(crate) mod slots;
 pub(crate) mod upgrade;
+mod upload;
 
-use std::cell::Cell;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 
 use futures_util::future::{Either, FutureExt, select};
@@ -19,6 +19,7 @@ use gw_shared::tunnel::head;
 use gw_shared::tunnel::response::{InterimBudget, InvalidResponse, check_fields, check_status};
 use http::{Method, StatusCode};
 
+use self::upload::{RequestReset, RequestUpload, Sent, send_body};
 use crate::backend::{
     BackendHead, CallerPool, ConnectError, Lease, Offer, Pool, RequestHalf, ResponseError,
     ResponseHalf,
@@ -50,7 +51,7 @@ impl TunnelRequest {
                 let delivery = if has_body {
                     RequestDelivery::begin(&mut head.headers)
                 } else {
-                    RequestDelivery::Unsent
+                    RequestDelivery::Unprocessed
                 };
                 let caller = CallerConnection::take(&mut head.headers);
                 Some(Self {
@@ -70,16 +71,16 @@ impl TunnelRequest {
     }
 }
 
-/// How far a request has come towards a backend. A refusal tells it to the gateway, which gives a request that was not sent
-/// to another agent, whatever its method.
+/// How far a request has come towards a backend. A refusal tells it to the gateway, which gives a request that no backend
+/// processed to another agent, whatever its method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequestDelivery {
     /// Nothing was sent, and the gateway asks for a notice of acceptance before that.
     AwaitsAcceptance,
-    /// Nothing was sent.
-    Unsent,
-    /// A backend may have received a part of the request, or the gateway was told to send the rest of it.
-    MaybeSent,
+    /// Nothing was sent, or no backend processed any of it.
+    Unprocessed,
+    /// A backend may have processed a part of the request, or the gateway was told to send the rest of it.
+    MaybeProcessed,
 }
 
 impl RequestDelivery {
@@ -88,14 +89,14 @@ impl RequestDelivery {
         if headers.remove(head::AWAIT_ACCEPTANCE).is_some() {
             Self::AwaitsAcceptance
         } else {
-            Self::Unsent
+            Self::Unprocessed
         }
     }
 
     /// Records that the request has a slot and a connection to a backend. Sends the notice that the gateway asked for.
     pub(crate) fn accept(&mut self, sender: &StreamSender) {
         if *self == Self::AwaitsAcceptance {
-            *self = Self::MaybeSent;
+            *self = Self::MaybeProcessed;
             // Fails only if the stream is closed, which the exchange notices.
             let _ = sender.send_head(Kind::Interim, false, head::write_acceptance);
         }
@@ -117,7 +118,7 @@ impl ForwardError {
         Self {
             code: AgentErrorCode::ConcurrencyLimit,
             message,
-            delivery: RequestDelivery::Unsent,
+            delivery: RequestDelivery::Unprocessed,
         }
     }
 
@@ -180,7 +181,7 @@ pub(crate) async fn forward(pool: &Pool, slot: Slot, scope: RequestScope, reques
         scope.complete();
         // First, so that the slot is free when the gateway opens the next stream.
         drop(slot);
-        sender.report_upload(Some(upload.taken.get()));
+        sender.report_upload(Some(upload.taken()));
     }
 }
 
@@ -189,15 +190,6 @@ pub(crate) struct Complete;
 
 /// The request was refused, reset or broken off.
 pub(crate) struct Failed;
-
-/// Progress of a request body.
-#[derive(Default)]
-pub(crate) struct RequestUpload {
-    /// Part of the body has been read from the tunnel, so the request cannot be sent again.
-    is_consumed: Cell<bool>,
-    /// Bytes that the connection to the backend took.
-    taken: Cell<u64>,
-}
 
 /// Connects to a backend. Refuses the request if there is no connection.
 async fn connect<'a>(
@@ -227,7 +219,8 @@ async fn forward_message(
     upload: &RequestUpload,
 ) -> Result<Complete, Failed> {
     let mut reused = pool.reuse();
-    let mut is_retry = false;
+    let mut resent = 0;
+    let mut is_repeated = false;
     loop {
         let lease = match reused.take() {
             Some(lease) => lease,
@@ -246,33 +239,39 @@ async fn forward_message(
                 lease.abort();
                 return Err(Failed);
             }
-            Err(ExchangeError::NotBegun(error)) => error,
-            Err(ExchangeError::NoResponse(error)) => {
-                delivery = RequestDelivery::MaybeSent;
-                error
-            }
+            Err(ExchangeError::NoResponse(error)) => error,
         };
-        if is_retry || !may_retry(&lease, request, upload) || !lease.is_unprocessed(&error) {
-            return Err(refuse(
-                sender,
-                scope,
-                &ForwardError::no_response(&error, delivery),
-            ));
+        let is_sent_again = if is_unprocessed(&lease, &error, upload) {
+            resent += 1;
+            resent <= RESENT_MOST && upload.is_repeatable()
+        } else {
+            delivery = RequestDelivery::MaybeProcessed;
+            !std::mem::replace(&mut is_repeated, true) && may_repeat(&lease, request, &error)
+        };
+        if !is_sent_again {
+            let error = ForwardError::no_response(&error, delivery);
+            return Err(refuse(sender, scope, &error));
         }
-        is_retry = true;
     }
 }
 
-/// Whether the request can be sent again if the backend has not processed it.
-fn may_retry(lease: &Lease<'_>, request: &RequestHead, upload: &RequestUpload) -> bool {
-    if lease.is_http2() {
-        // The backend reports unprocessed requests explicitly.
-        !upload.is_consumed.get()
-    } else {
-        // The backend may close an idle connection while a request is being sent on it. A retry is safe for an idempotent
-        // method (RFC 9110 §9.2.2) without a body.
-        lease.is_reused && !request.framing.has_body() && request.method.is_idempotent()
-    }
+/// Times that a request is sent again because an HTTP/2 backend has not processed it.
+pub(crate) const RESENT_MOST: u32 = 5;
+
+/// Whether no backend has processed any of a request whose exchange failed with `error`.
+pub(crate) fn is_unprocessed(
+    lease: &Lease<'_>,
+    error: &ResponseError,
+    upload: &RequestUpload,
+) -> bool {
+    lease.is_unprocessed(error) && !upload.has_response()
+}
+
+/// Whether a request that a backend may have processed is sent once more. The backend may close an idle connection while a
+/// request is being sent on it. A repetition is safe for an idempotent method (RFC 9110 §9.2.2) without a body.
+fn may_repeat(lease: &Lease<'_>, request: &RequestHead, error: &ResponseError) -> bool {
+    let is_safe = !request.framing.has_body() && request.method.is_idempotent();
+    is_safe && lease.was_closed_unread(error)
 }
 
 /// Answers a request with an error of the agent.
@@ -289,7 +288,7 @@ pub(crate) fn refuse(sender: &StreamSender, scope: &RequestScope, error: &Forwar
     let timing = scope.failed(error.code);
     // Fails only if the stream is closed, in which case the caller is gone.
     let _ = sender.send_head(Kind::Refused, true, |out| {
-        let unsent = error.delivery != RequestDelivery::MaybeSent;
+        let unsent = error.delivery != RequestDelivery::MaybeProcessed;
         head::write_refusal(out, timing, unsent, error.code.as_str(), &error.message);
     });
     Failed
@@ -300,8 +299,6 @@ struct Reusable(bool);
 
 /// Why an exchange with a backend was not completed.
 pub(crate) enum ExchangeError {
-    /// Nothing of the request was sent.
-    NotBegun(ResponseError),
     /// No part of a response was relayed, so the agent can still answer with an error.
     NoResponse(ResponseError),
     /// The stream was reset by the gateway, or the response was broken off.
@@ -317,10 +314,10 @@ async fn exchange(
     scope: &RequestScope,
     upload: &RequestUpload,
 ) -> Result<Reusable, ExchangeError> {
-    let (up, down) = lease.exchange(request).map_err(ExchangeError::NotBegun)?;
+    let (up, down) = lease.exchange(request).map_err(ExchangeError::NoResponse)?;
     let up = pin!(send_request(up, lease, request, body, scope, upload));
-    let down = pin!(relay_response(down, &request.method, sender, scope));
-    let (kept_alive, sent) = match select(down, up).await {
+    let mut down = pin!(relay_response(down, &request.method, sender, scope, upload));
+    let (kept_alive, sent) = match select(down.as_mut(), up).await {
         Either::Left((kept_alive, up)) if request.framing.has_body() => {
             let kept_alive = kept_alive?;
             // A backend that does not read blocks the upload, which does not notice a reset then.
@@ -333,29 +330,30 @@ async fn exchange(
         Either::Left((kept_alive, up)) => {
             (kept_alive?, up.now_or_never().unwrap_or(Ok(Sent::Partly)))
         }
-        Either::Right((sent, down)) => {
-            if sent == Ok(Sent::Partly) && upload.is_consumed.get() {
-                // Lets the gateway discard the rest now: its caller may read the response only after the whole request.
-                sender.report_upload(Some(upload.taken.get()));
-            }
-            (if sent.is_ok() { down.await? } else { false }, sent)
-        }
+        Either::Right((Ok(sent), _)) => (upload_ended(sent, down, sender, upload).await?, Ok(sent)),
+        Either::Right((reset, _)) => (false, reset),
     };
     let sent = sent.map_err(|RequestReset| ExchangeError::Reset)?;
     Ok(Reusable(kept_alive && sent == Sent::Whole))
 }
 
-/// How much of a request was sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sent {
-    Whole,
-    /// The backend reads no more.
-    Partly,
+/// Waits for the end of a response whose request is sent as far as the backend reads it.
+async fn upload_ended(
+    sent: Sent,
+    mut response: Pin<&mut impl Future<Output = Result<bool, ExchangeError>>>,
+    sender: &StreamSender,
+    upload: &RequestUpload,
+) -> Result<bool, ExchangeError> {
+    if sent == Sent::Partly && upload.is_consumed() {
+        // An HTTP/2 stream that was reset has its error at hand, after which the body may be sent again.
+        if let Poll::Ready(ended) = futures_util::poll!(response.as_mut()) {
+            return ended;
+        }
+        // Lets the gateway discard the rest now: its caller may read the response only after the whole request.
+        sender.report_upload(Some(upload.taken()));
+    }
+    response.await
 }
-
-/// The gateway reset the stream before the request was complete, or the body was not as announced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RequestReset;
 
 async fn send_request(
     mut up: RequestHalf<'_>,
@@ -376,56 +374,15 @@ async fn send_request(
     }
 }
 
-/// Sends the request body until it ends or the backend reads no more.
-pub(crate) async fn send_body(
-    request: &mut RequestHalf<'_>,
-    body: &mut ReceivedBody,
-    scope: &RequestScope,
-    upload: &RequestUpload,
-) -> Result<Sent, RequestReset> {
-    let mut trailers = None;
-    loop {
-        let received = std::future::poll_fn(|cx| match body.poll_receive(cx) {
-            Poll::Ready(received) => Poll::Ready(Some(received)),
-            Poll::Pending => request.poll_stopped(cx).map(|()| None),
-        });
-        let Some(received) = received.await else {
-            return Ok(Sent::Partly);
-        };
-        upload.is_consumed.set(true);
-        match received.map_err(|_| RequestReset)? {
-            Part::Data(data) => {
-                let length = data.len();
-                scope.counts.sent(length);
-                let sent = request.data(data).await;
-                body.release(length);
-                if sent.is_err() {
-                    return Ok(Sent::Partly);
-                }
-                upload.taken.set(upload.taken.get() + length as u64);
-            }
-            Part::Trailers(fields) => trailers = Some(fields),
-            Part::End => break,
-        }
-    }
-    let finished = request
-        .finish(trailers.map(fields::end_to_end_trailers))
-        .await;
-    Ok(if finished.is_ok() {
-        Sent::Whole
-    } else {
-        Sent::Partly
-    })
-}
-
 /// Relays the response. Returns whether the backend keeps the connection open.
 async fn relay_response(
     mut response: ResponseHalf<'_>,
     method: &Method,
     sender: &StreamSender,
     scope: &RequestScope,
+    upload: &RequestUpload,
 ) -> Result<bool, ExchangeError> {
-    let head = final_head(&mut response, method, sender).await?;
+    let head = final_head(&mut response, method, sender, upload).await?;
     if head.status == StatusCode::SWITCHING_PROTOCOLS {
         return Err(ExchangeError::NoResponse(ResponseError::UnrequestedUpgrade));
     }
@@ -439,6 +396,7 @@ pub(crate) async fn final_head(
     response: &mut ResponseHalf<'_>,
     method: &Method,
     sender: &StreamSender,
+    upload: &RequestUpload,
 ) -> Result<BackendHead, ExchangeError> {
     let mut budget = InterimBudget::default();
     let invalid = |error: InvalidResponse| ExchangeError::NoResponse(error.into());
@@ -447,6 +405,7 @@ pub(crate) async fn final_head(
             Some(head) => head.map_err(ExchangeError::NoResponse)?,
             None => return Err(ExchangeError::Reset),
         };
+        upload.response_began();
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(head);
         }

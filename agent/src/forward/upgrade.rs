@@ -20,8 +20,9 @@ use crate::backend::{
     BackendHead, CallerPool, Lease, Offer, RequestHalf, ResponseError, ResponseHalf,
 };
 use crate::forward::{
-    Complete, ExchangeError, Failed, ForwardError, RequestDelivery, RequestUpload, Sent, connect,
-    final_head, refuse, relay_body, relay_final, send_body, unless_reset,
+    Complete, ExchangeError, Failed, ForwardError, RESENT_MOST, RequestDelivery, RequestUpload,
+    Sent, connect, final_head, is_unprocessed, refuse, relay_body, relay_final, send_body,
+    unless_reset,
 };
 use crate::telemetry::request_scope::RequestScope;
 
@@ -39,25 +40,38 @@ pub(crate) async fn forward(
     upload: &RequestUpload,
 ) -> Result<Complete, Failed> {
     let protocol = request.upgrade.take().ok_or(Failed)?;
-    // Another open connection may be closing, and the request is not sent again.
-    let lease = match pool.reuse_private() {
-        Some(lease) => lease,
-        None => connect(pool, Offer::Http1, scope, delivery, sender).await?,
-    };
-    scope.connected(|| lease.describe());
-    delivery.accept(sender);
-    let error = match exchange(&lease, request, &protocol, body, sender, scope, upload).await {
-        Ok(()) => return Ok(Complete),
-        Err(ExchangeError::Reset) => {
-            lease.abort();
-            return Err(Failed);
+    // Another open HTTP/1.1 connection may be closing, and the request is not sent again.
+    let mut private = pool.reuse_private();
+    let mut resent = 0;
+    loop {
+        let lease = match private.take() {
+            Some(lease) => lease,
+            None => connect(pool, Offer::Http1, scope, delivery, sender).await?,
+        };
+        scope.connected(|| lease.describe());
+        delivery.accept(sender);
+        if let Err(error) = lease.check_upgrade(&request) {
+            let error = ForwardError::no_response(&error, delivery);
+            return Err(refuse(sender, scope, &error));
         }
-        Err(ExchangeError::NotBegun(error)) => ForwardError::no_response(&error, delivery),
-        Err(ExchangeError::NoResponse(error)) => {
-            ForwardError::no_response(&error, RequestDelivery::MaybeSent)
+        let copy = request.clone();
+        let error = match exchange(&lease, copy, &protocol, body, sender, scope, upload).await {
+            Ok(()) => return Ok(Complete),
+            Err(ExchangeError::Reset) => {
+                lease.abort();
+                return Err(Failed);
+            }
+            Err(ExchangeError::NoResponse(error)) => error,
+        };
+        if !is_unprocessed(&lease, &error, upload) {
+            delivery = RequestDelivery::MaybeProcessed;
+        } else if resent < RESENT_MOST {
+            resent += 1;
+            continue;
         }
-    };
-    Err(refuse(sender, scope, &error))
+        let error = ForwardError::no_response(&error, delivery);
+        return Err(refuse(sender, scope, &error));
+    }
 }
 
 async fn exchange(
@@ -82,7 +96,7 @@ async fn exchange(
     };
     let (up, mut down) = lease
         .upgrade_exchange(&request, protocol)
-        .map_err(ExchangeError::NotBegun)?;
+        .map_err(ExchangeError::NoResponse)?;
     // Errors are reported when the response is read.
     let sent = unless_reset(sender, up.head(&request, lease.authority(&request))).await;
     sent.ok_or(ExchangeError::Reset)?.ok();
@@ -91,7 +105,7 @@ async fn exchange(
     } else {
         &request.method
     };
-    let head = final_head(&mut down, method, sender).await?;
+    let head = final_head(&mut down, method, sender, upload).await?;
     if upgrade == UpgradeMethod::ExtendedConnect && head.status == StatusCode::SWITCHING_PROTOCOLS {
         return Err(ExchangeError::NoResponse(ResponseError::UnrequestedUpgrade));
     }
@@ -237,7 +251,7 @@ async fn relay_both(
     };
     if sent == Sent::Partly {
         // The backend has closed its receiving direction.
-        sender.report_upload(Some(upload.taken.get()));
+        sender.report_upload(Some(upload.taken()));
     }
     // The backend may still send: relay that.
     let relayed = std::future::poll_fn(|cx| match down.as_mut().poll(cx) {

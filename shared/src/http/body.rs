@@ -17,7 +17,7 @@ pub const TRAILERS_MAX: usize = 16 * 1024;
 pub const TRAILER_FIELDS_MAX: usize = 64;
 
 /// A piece of a body.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Part {
     Data(Bytes),
     /// Trailer fields of a chunked body; precede `End`, only if there are any.

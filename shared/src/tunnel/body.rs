@@ -1,5 +1,6 @@
 //! Received bodies: data, trailers and the end, checked against the announced length.
 
+use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -7,6 +8,7 @@ use bytes::Bytes;
 use super::connection::StreamReceiver;
 use super::endpoint::{Closed, ReceivedPart};
 use super::frame::{Kind, RESPONSE_HEAD};
+use super::ledger::Share;
 use crate::http::body::parse_trailers;
 use crate::http::{Framing, Part};
 
@@ -87,6 +89,11 @@ impl ReceivedBody {
     /// Whether the body is complete and no part is left.
     pub fn is_done(&self) -> bool {
         self.stream.is_done() && self.left.unwrap_or(0) == 0
+    }
+
+    /// The share to which the memory of the stream is charged.
+    pub fn share(&self) -> Rc<Share> {
+        self.stream.share()
     }
 
     /// Gives the peer credit for `bytes` that were relayed.

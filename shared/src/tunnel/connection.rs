@@ -368,6 +368,11 @@ impl StreamReceiver {
             .with(|endpoint| endpoint.ended_with_head(self.key))
     }
 
+    /// The share to which the memory of the stream is charged.
+    pub fn share(&self) -> Rc<Share> {
+        self.tunnel.with(|endpoint| endpoint.share_of(self.key))
+    }
+
     /// Gives the peer credit for `bytes` that were relayed.
     pub fn release(&self, bytes: usize) {
         self.tunnel

@@ -127,7 +127,7 @@ pub fn parse_interim(payload: &Bytes) -> Result<ResponseHead, InvalidHead> {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Refusal {
     pub timing: AgentTiming,
-    /// The agent says that no byte of the request was sent to a backend.
+    /// The agent says that no backend processed any of the request.
     pub unsent: bool,
     /// Code as in `AgentErrorCode`; from an untrusted agent any bytes.
     pub code: Bytes,
@@ -135,12 +135,12 @@ pub struct Refusal {
     pub message: Bytes,
 }
 
-/// Bit of the byte with the length of a code: no byte of the request was sent to a backend. Agents of the release line 0.1
+/// Bit of the byte with the length of a code: no backend processed any of the request. Agents of the release line 0.1
 /// never set it.
 const UNSENT: u8 = 0x80;
 
-/// Appends the payload of a REFUSED. Cuts a message that is too long. `unsent` tells that no byte of the request was sent to a
-/// backend.
+/// Appends the payload of a REFUSED. Cuts a message that is too long. `unsent` tells that no backend processed any of the
+/// request.
 pub fn write_refusal(
     out: &mut Vec<u8>,
     timing: AgentTiming,

@@ -64,42 +64,6 @@ fn interim_responses_and_trailers_are_relayed() {
 }
 
 #[test]
-fn refused_streams_are_retried_once_on_another_connection() {
-    let seen = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&seen);
-    let urls = http2_backend(
-        h2::server::Builder::new(),
-        move |request, mut respond, connection| {
-            counted.fetch_add(1, Ordering::Relaxed);
-            async move {
-                if connection == 0 || request.uri().path() == "/never" {
-                    return respond.send_reset(Reason::REFUSED_STREAM);
-                }
-                respond.send_response(Response::new(()), true).unwrap();
-            }
-        },
-    );
-    with_tunnel(&urls, |gateway| async move {
-        // Even a POST: the backend has reported that it did not process the request.
-        assert_eq!(
-            gateway
-                .send(post(Framing::None))
-                .response()
-                .await
-                .head
-                .status,
-            200
-        );
-        assert_eq!(seen.load(Ordering::Relaxed), 2);
-        assert_eq!(
-            gateway.send(get("/never")).error().await.0,
-            "GW_BACKEND_RESET"
-        );
-        assert_eq!(seen.load(Ordering::Relaxed), 4);
-    });
-}
-
-#[test]
 fn requests_share_connections_up_to_the_backends_stream_limit() {
     let most = Arc::new(AtomicUsize::new(0));
     let held = Arc::new(tokio::sync::Semaphore::new(0));

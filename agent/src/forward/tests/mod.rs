@@ -9,6 +9,7 @@ mod http2_violations;
 mod identities;
 mod responses;
 mod tunnel;
+mod unprocessed;
 mod upgrades;
 mod uploads;
 

@@ -88,17 +88,17 @@ impl AttemptBudget {
 /// What provably happened to the request of a failed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Transmission {
-    /// No byte of it reached a backend.
+    /// No byte of it reached a backend, or no backend processed any of it.
     NeverSent,
-    /// A backend may have received it.
+    /// A backend may have processed it.
     MaybeSent,
     /// A backend's answer was, at least in part, passed on.
     Answered,
 }
 
 impl Transmission {
-    /// Transmission of an attempt. `is_unsent`: no stream was opened for it, or its refusal says that no byte of the request
-    /// reached a backend. `is_passed_on`: something of a response was passed to the caller.
+    /// Transmission of an attempt. `is_unsent`: no stream was opened for it, or its refusal says that no backend processed any
+    /// of the request. `is_passed_on`: something of a response was passed to the caller.
     pub(crate) fn of(is_unsent: bool, is_passed_on: bool) -> Self {
         match (is_passed_on, is_unsent) {
             (true, _) => Self::Answered,

@@ -1,7 +1,7 @@
 //! Attempts of a request whose service has several tunnels.
 //!
-//! What happened to an attempt decides whether another one follows. A request that provably reached no backend goes to another
-//! agent, whatever its method. One that may have reached a backend is sent once more if it is safe and has no body (RFC 9110
+//! What happened to an attempt decides whether another one follows. A request that provably no backend processed goes to another
+//! agent, whatever its method. One that a backend may have processed is sent once more if it is safe and has no body (RFC 9110
 //! §9.2.2). A response that has begun is the answer. `docs/redundancy.md` describes the rules.
 
 use std::rc::Rc;
@@ -314,7 +314,7 @@ impl Attempts {
 /// Why an attempt brought no response.
 pub(super) struct AttemptError {
     pub(super) error: Error,
-    /// The agent says that no byte of the request was sent to a backend.
+    /// The agent says that no backend processed any of the request.
     pub(super) is_unsent: bool,
 }
 

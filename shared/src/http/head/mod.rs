@@ -23,7 +23,7 @@ pub(super) use http2::authority_of_http2;
 pub use http2::request_of_http2;
 
 /// Parsed head of a request.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct RequestHead {
     pub method: Method,
     /// Path and query as received, or `*`; for an absolute-form target, the part after the authority. Contains visible

@@ -476,6 +476,11 @@ impl Endpoint {
         }
     }
 
+    /// The share to which the memory of a stream is charged.
+    pub fn share_of(&self, key: StreamKey) -> Rc<Share> {
+        Rc::clone(&self.streams[key.0].share)
+    }
+
     /// Charges a stream to `share` from now on. Changes nothing and returns false if that has no room.
     #[must_use]
     pub fn charge_to(&mut self, key: StreamKey, share: &Rc<Share>) -> bool {

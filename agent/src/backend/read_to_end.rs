@@ -1,0 +1,164 @@
+//! The stream of an HTTP/2 connection, of which everything that the backend has sent is read.
+
+use std::cell::Cell;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::stream::BackendStream;
+
+/// A stream that is read to its end although a write to it has failed: a backend that closes with unread bytes may have sent
+/// responses before, and a GOAWAY that tells which requests it has not processed. What is written later is discarded.
+pub(super) struct ReadToEnd {
+    stream: BackendStream,
+    write_failed: bool,
+    /// Set when a write fails: the connection gets no further requests.
+    is_retired: Rc<Cell<bool>>,
+}
+
+impl ReadToEnd {
+    pub(super) fn new(stream: BackendStream, is_retired: Rc<Cell<bool>>) -> Self {
+        Self {
+            stream,
+            write_failed: false,
+            is_retired,
+        }
+    }
+
+    /// Result of a write, or of `discarded` once a write has failed.
+    fn written<T>(&mut self, result: io::Result<T>, discarded: T) -> io::Result<T> {
+        result.or_else(|error| {
+            tracing::debug!(%error, "cannot write to a backend connection");
+            self.write_failed = true;
+            self.is_retired.set(true);
+            Ok(discarded)
+        })
+    }
+}
+
+impl AsyncRead for ReadToEnd {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for ReadToEnd {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let all = || pieces.iter().map(|piece| piece.len()).sum();
+        if self.write_failed {
+            return Poll::Ready(Ok(all()));
+        }
+        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, pieces));
+        Poll::Ready(self.written(written, all()))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.write_failed {
+            return Poll::Ready(Ok(()));
+        }
+        let flushed = ready!(Pin::new(&mut self.stream).poll_flush(cx));
+        Poll::Ready(self.written(flushed, ()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.write_failed {
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use bytes::Bytes;
+    use gw_shared::net::Socket;
+    use gw_shared::runtime::Driver;
+    use http::Method;
+    use http::uri::Authority;
+
+    use super::*;
+    use crate::backend::ResponseError;
+    use crate::backend::h2::Http2Connection;
+
+    /// Answers the PING of the start of a connection, without reading it: closing then sends a reset.
+    fn answer_ping(backend: &mut TcpStream) {
+        const PING: u8 = 6;
+        backend.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).unwrap();
+        backend.read_exact(&mut [0; 24]).unwrap();
+        let mut frame = [0; 17];
+        let mut peeked = |backend: &TcpStream, length: usize| {
+            while !matches!(backend.peek(&mut frame[..length]), Ok(read) if read == length) {}
+            frame
+        };
+        loop {
+            let head = peeked(backend, 9);
+            let length = usize::from(u16::from_be_bytes([head[1], head[2]]));
+            if head[3] == PING {
+                let mut ping = peeked(backend, 17);
+                ping[4] = 1;
+                return backend.write_all(&ping).unwrap();
+            }
+            backend.read_exact(&mut vec![0; 9 + length]).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_a_backend_sent_before_it_closed_is_read_although_a_write_fails() {
+        let test = async {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            let socket = Socket::connect(address, None).await.unwrap();
+            let mut backend = listener.accept().unwrap().0;
+            let answering = std::thread::spawn(move || {
+                answer_ping(&mut backend);
+                backend
+            });
+            let connection = Http2Connection::start(BackendStream::Plain(socket))
+                .await
+                .unwrap();
+            let mut backend = answering.join().unwrap();
+
+            let request = Bytes::from_static(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n");
+            let request = gw_shared::tunnel::head::parse_request(&request, true).unwrap();
+            let authority = Authority::from_static("localhost");
+            let mut response = connection.request(&request, &authority, None).unwrap().1;
+            // The request is written after the backend has closed. GOAWAY with the last stream 0.
+            let goaway = [&[0, 0, 8, 7, 0, 0, 0, 0, 0][..], &[0; 8]].concat();
+            backend.write_all(&goaway).unwrap();
+            drop(backend);
+            let error = response.head(&Method::GET).await.err();
+            assert!(
+                matches!(error, Some(ResponseError::Unprocessed(_))),
+                "{error:?}"
+            );
+            assert!(!connection.has_room());
+        };
+        Driver::choose().unwrap().block_on(test).unwrap();
+    }
+}
