@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::body::{self, BodyDecoder};
@@ -12,12 +13,13 @@ use gw_shared::http::head::{self as heads, Framing, HeadScanner, ResponseHead};
 use gw_shared::http::{ConnectionField, Fields, Part};
 use gw_shared::net::Acknowledger;
 use gw_shared::tunnel::response::HEAD as HEAD_LIMITS;
-use http::header;
+use http::header::{self, HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Method, StatusCode};
 
 use super::ResponseError;
 use super::buffers::BoundedBuffers;
+use super::pool::IDLE_FOR;
 use super::stream::BackendStream;
 
 /// A connection that serves one request at a time. The request body can be sent while the response is read.
@@ -26,8 +28,8 @@ pub(crate) struct Http1Connection {
     buffer: RefCell<BytesMut>,
     /// A byte of the current response has arrived.
     answered: Cell<bool>,
-    /// Bytes that had been sent before the current request.
-    sent_before: Cell<u64>,
+    /// How long the backend keeps the connection open without a request, at least.
+    idle_for: Cell<Duration>,
     buffers: BoundedBuffers,
     acknowledger: Acknowledger,
     /// Bytes of another protocol follow, and nothing tells whether a message of it is complete.
@@ -47,7 +49,7 @@ impl Http1Connection {
             stream,
             buffer: RefCell::default(),
             answered: Cell::new(false),
-            sent_before: Cell::new(0),
+            idle_for: Cell::new(IDLE_FOR),
             buffers,
             acknowledger,
             is_upgraded: Cell::new(false),
@@ -59,7 +61,6 @@ impl Http1Connection {
     /// Begins an exchange. Called before its request is sent and its response is read.
     pub(super) fn begin(&self) {
         self.answered.set(false);
-        self.sent_before.set(self.stream.socket().sent());
     }
 
     /// The backend has upgraded the connection.
@@ -81,15 +82,14 @@ impl Http1Connection {
         self.buffer.borrow().is_empty() && self.stream.is_quiet()
     }
 
-    /// Whether the connection failed with `error` before the backend read the whole current request.
-    pub(super) fn failed_before_request_was_read(&self, error: &io::Error) -> bool {
-        // Closing a socket with unread bytes sends a reset; without unread bytes it sends a FIN. The same segment
-        // acknowledges what the backend's kernel has received; it has not received unacknowledged bytes.
-        let socket = self.stream.socket();
-        let before = self.sent_before.get();
-        let unread = error.kind() == io::ErrorKind::ConnectionReset;
-        let received = socket.sent() > before && socket.was_acknowledged_beyond(before);
-        !self.answered.get() && (unread || !received)
+    /// Whether a byte of the current response has arrived.
+    pub(super) fn has_answered(&self) -> bool {
+        self.answered.get()
+    }
+
+    /// How long an idle connection is used again.
+    pub(super) fn idle_for(&self) -> Duration {
+        self.idle_for.get()
     }
 
     pub(super) fn reset_when_dropped(&self) {
@@ -175,6 +175,10 @@ impl Http1Connection {
             let announces = length.is_some_and(|length| length > 0);
             head.keep_alive &= !announces && !head.headers.contains(header::TRANSFER_ENCODING);
         }
+        if let Some(timeout) = head.headers.get(KEEP_ALIVE).and_then(keep_alive_timeout) {
+            let before_the_backend = timeout.saturating_sub(Duration::from_secs(1));
+            self.idle_for.set(before_the_backend.min(IDLE_FOR));
+        }
         Ok(head)
     }
 
@@ -216,6 +220,19 @@ impl Drop for Http1Connection {
             self.stream.close_now();
         }
     }
+}
+
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+
+/// Time that a backend announces to keep an idle connection open (RFC 2068 §19.7.1.1).
+fn keep_alive_timeout(value: &HeaderValue) -> Option<Duration> {
+    let mut parameters = value.to_str().ok()?.split(',');
+    parameters.find_map(|parameter| {
+        let (name, seconds) = parameter.split_once('=')?;
+        let is_timeout = name.trim().eq_ignore_ascii_case("timeout");
+        let seconds = seconds.trim().parse().ok().filter(|_| is_timeout)?;
+        Some(Duration::from_secs(seconds))
+    })
 }
 
 /// Refuses an incomplete answer that does not begin as one of HTTP/1.1 does (RFC 9112 §4).
@@ -343,6 +360,29 @@ mod tests {
                     "{pieces:?}"
                 );
                 before = connection.acknowledger.calls();
+            }
+        });
+    }
+
+    #[test]
+    fn an_announced_timeout_shortens_the_reuse() {
+        with_backend(|connection, mut backend| async move {
+            for (field, seconds) in [
+                ("X: 1", 4),
+                ("Keep-Alive: timeout=60", 4),
+                ("Keep-Alive: timeout=5, max=100", 4),
+                ("Keep-Alive: max=100, Timeout = 3", 2),
+                ("Keep-Alive: timeout=x", 2),
+                ("Keep-Alive: timeout=1", 0),
+                ("Keep-Alive: timeout=0", 0),
+            ] {
+                let answer = format!("HTTP/1.1 200 OK\r\n{field}\r\nContent-Length: 0\r\n\r\n");
+                exchange(&connection, &mut backend, &[&answer]).await;
+                assert_eq!(
+                    connection.idle_for(),
+                    Duration::from_secs(seconds),
+                    "{field}"
+                );
             }
         });
     }

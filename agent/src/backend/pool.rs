@@ -1,6 +1,7 @@
 //! The backends of one service and their connections, idle and new.
 
 use std::cell::{Cell, RefCell};
+use std::io;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -26,7 +27,11 @@ use crate::telemetry::trace::BackendConnection;
 
 /// Shorter than the keep-alive timeouts of common servers (nginx 75 s, Apache 5 s, Node 5 s), so that the backend rarely
 /// closes first.
-const IDLE_FOR: Duration = Duration::from_secs(4);
+pub(super) const IDLE_FOR: Duration = Duration::from_secs(4);
+
+/// Idle time after which a connection is used only for requests that can be repeated. Some servers close without an
+/// announcement after few seconds (gunicorn 2 s).
+const IDLE_FOR_ANY: Duration = Duration::from_secs(1);
 
 /// Time limit of a connection attempt while there is another backend or another agent to try. Otherwise the last attempt has
 /// no time limit.
@@ -46,6 +51,8 @@ pub(crate) struct Pool {
     turn: Cell<usize>,
     /// The service has tunnels of other agents, which can serve a request that no backend here takes.
     has_other_tunnels: Cell<bool>,
+    /// Safe requests may be repeated.
+    retries: Cell<bool>,
     /// Health of the backends together.
     health: watch::Sender<BackendHealth>,
 }
@@ -131,6 +138,7 @@ impl Pool {
             health_check: backends.health_check.clone().unwrap_or_default(),
             turn: Cell::default(),
             has_other_tunnels: Cell::default(),
+            retries: Cell::new(true),
             health: watch::Sender::default(),
         }
     }
@@ -140,13 +148,28 @@ impl Pool {
         self.has_other_tunnels.set(exist);
     }
 
+    /// Sets whether safe requests may be repeated: the setting `retries` of the service.
+    pub(crate) fn set_retries(&self, retries: bool) {
+        self.retries.set(retries);
+    }
+
+    /// Whether a request is repeated after a connection that has ended: its method is safe (RFC 9110 §9.2.1), and it has no body.
+    pub(crate) fn may_repeat(&self, request: &RequestHead) -> bool {
+        let is_safe = matches!(
+            request.method,
+            Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE
+        );
+        self.retries.get() && is_safe && !request.framing.has_body()
+    }
+
     /// Subscribes to the health of the backends together.
     pub(crate) fn health(&self) -> watch::Receiver<BackendHealth> {
         self.health.subscribe()
     }
 
-    /// Leases an open connection to the backend that the load balancing selects, if there is one.
-    pub(crate) fn reuse(&self) -> Option<Lease<'_>> {
+    /// Leases an open connection to the backend that the load balancing selects, if there is one. `is_repeated` tells whether
+    /// the request is repeated if the connection ends.
+    pub(crate) fn reuse(&self, is_repeated: bool) -> Option<Lease<'_>> {
         let backend = match &*self.backends {
             [only] => only,
             several => {
@@ -154,7 +177,7 @@ impl Pool {
                 several.get(self.select(|_| false)?)?
             }
         };
-        Some(self.lease(backend, true, backend.reuse()?))
+        Some(self.lease(backend, true, backend.reuse(is_repeated)?))
     }
 
     /// Leases a new connection or a stream on a shared one. If a backend cannot be reached, tries the others.
@@ -349,7 +372,7 @@ impl Pool {
             backend
                 .idle
                 .borrow_mut()
-                .retain(|(since, _)| since.elapsed() < IDLE_FOR);
+                .retain(|(since, connection)| since.elapsed() < connection.idle_for());
             backend.private.prune();
             backend.shared.prune();
         }
@@ -400,15 +423,19 @@ impl Backend {
         self.idle.borrow().len() + self.private.len() + self.shared.idle()
     }
 
-    fn reuse(&self) -> Option<LeasedConnection> {
+    fn reuse(&self, is_repeated: bool) -> Option<LeasedConnection> {
         if !self.speaks_http1.get() {
             return self.shared.reserve().map(LeasedConnection::Http2);
         }
         let mut idle = self.idle.borrow_mut();
-        while let Some((since, connection)) = idle.pop() {
+        // The last one has been idle for the shortest time.
+        let most = if is_repeated { IDLE_FOR } else { IDLE_FOR_ANY };
+        while idle.last().is_some_and(|(since, _)| since.elapsed() < most)
+            && let Some((since, connection)) = idle.pop()
+        {
             // One system call, which a readiness wait cannot replace: half of the busy connections are reused before the
             // ring would report that the backend has closed them, and some requests cannot be sent again.
-            if since.elapsed() < IDLE_FOR && connection.is_quiet() {
+            if since.elapsed() < connection.idle_for() && connection.is_quiet() {
                 connection.fit_buffers();
                 return Some(LeasedConnection::Http1(connection));
             }
@@ -555,15 +582,18 @@ impl Lease<'_> {
         is_unprocessed
     }
 
-    /// Whether `error` is that of an idle HTTP/1.1 connection that the backend closed before it read the whole request. It may
-    /// have read the beginning.
-    pub(crate) fn was_closed_unread(&self, error: &ResponseError) -> bool {
-        match (&self.connection, error) {
-            (LeasedConnection::Http1(connection), ResponseError::Reset(error)) => {
-                self.is_reused && connection.failed_before_request_was_read(error)
+    /// Whether `error` is the end of a connection that was open before the request, without any of a response. The backend may
+    /// have processed the request.
+    pub(crate) fn was_closed(&self, error: &ResponseError) -> bool {
+        let ResponseError::Reset(error) = error else {
+            return false;
+        };
+        self.is_reused
+            && match &self.connection {
+                LeasedConnection::Http1(connection) => !connection.has_answered(),
+                // An error of another kind is the backend's, and that of this stream alone.
+                LeasedConnection::Http2(_) => error.kind() != io::ErrorKind::Other,
             }
-            _ => false,
-        }
     }
 
     /// The connection's attributes for a span.

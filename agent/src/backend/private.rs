@@ -73,12 +73,12 @@ pub(crate) struct CallerPool<'a> {
 }
 
 impl<'a> CallerPool<'a> {
-    /// Leases an open connection, if there is one.
-    pub(crate) fn reuse(self) -> Option<Lease<'a>> {
+    /// Leases an open connection, if there is one: see [`Pool::reuse`].
+    pub(crate) fn reuse(self, is_repeated: bool) -> Option<Lease<'a>> {
         if self.caller.is_some() {
             self.reuse_private()
         } else {
-            self.pool.reuse()
+            self.pool.reuse(is_repeated)
         }
     }
 

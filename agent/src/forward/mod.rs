@@ -218,7 +218,8 @@ async fn forward_message(
     sender: &StreamSender,
     upload: &RequestUpload,
 ) -> Result<Complete, Failed> {
-    let mut reused = pool.reuse();
+    let is_repeatable = pool.pool.may_repeat(request);
+    let mut reused = pool.reuse(is_repeatable);
     let mut resent = 0;
     let mut is_repeated = false;
     loop {
@@ -246,7 +247,8 @@ async fn forward_message(
             resent <= RESENT_MOST && upload.is_repeatable()
         } else {
             delivery = RequestDelivery::MaybeProcessed;
-            !std::mem::replace(&mut is_repeated, true) && may_repeat(&lease, request, &error)
+            let was_repeated = std::mem::replace(&mut is_repeated, true);
+            !was_repeated && is_repeatable && lease.was_closed(&error) && !upload.has_response()
         };
         if !is_sent_again {
             let error = ForwardError::no_response(&error, delivery);
@@ -265,13 +267,6 @@ pub(crate) fn is_unprocessed(
     upload: &RequestUpload,
 ) -> bool {
     lease.is_unprocessed(error) && !upload.has_response()
-}
-
-/// Whether a request that a backend may have processed is sent once more. The backend may close an idle connection while a
-/// request is being sent on it. A repetition is safe for an idempotent method (RFC 9110 §9.2.2) without a body.
-fn may_repeat(lease: &Lease<'_>, request: &RequestHead, error: &ResponseError) -> bool {
-    let is_safe = !request.framing.has_body() && request.method.is_idempotent();
-    is_safe && lease.was_closed_unread(error)
 }
 
 /// Answers a request with an error of the agent.

@@ -74,7 +74,10 @@ async fn receive(session: &Session, tunnel: &Tunnel) -> Result<(), InvalidMessag
                     .renew_within(authority, Duration::from_secs(within_seconds.into()));
             }
             ToAgent::Programs { programs } => session.agent.updates.offered(programs),
-            ToAgent::OtherTunnels { exist } => session.pool.set_other_tunnels(exist),
+            ToAgent::OtherTunnels { exist, retries } => {
+                session.pool.set_other_tunnels(exist);
+                session.pool.set_retries(retries);
+            }
             ToAgent::RenewalRefused { message } => agent.certificates.requests.answer(Err(message)),
             ToAgent::Ended { reason } => {
                 let advice = CutReason::parse(&reason).and_then(CutReason::advice);

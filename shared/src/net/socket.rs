@@ -119,7 +119,7 @@ impl Socket {
         Self::new(TcpStream::from_std(std::net::TcpStream::from(fd))?)
     }
 
-    /// Wraps a connected Unix socket. Methods that need TCP fail on it, and [`Self::was_acknowledged_beyond`] returns true.
+    /// Wraps a connected Unix socket. Methods that need TCP fail on it.
     pub fn from_unix(fd: OwnedFd) -> io::Result<Self> {
         // monoio's TCP type does all that is needed for a Unix socket too.
         let stream = std::net::TcpStream::from(fd);
@@ -383,14 +383,6 @@ impl Socket {
             }
         }
         Ok(())
-    }
-
-    /// Whether the peer's kernel has acknowledged more than the first `sent` bytes of this connection; true if unknown.
-    pub fn was_acknowledged_beyond(&self, sent: u64) -> bool {
-        const SYN: u64 = 1;
-        raw_fd::tcp_info(self.as_fd())
-            .ok()
-            .is_none_or(|info| info.acknowledged > sent + SYN)
     }
 
     /// Waits until the peer's kernel has acknowledged all sent bytes or the connection has ended. Polls at growing

@@ -34,9 +34,15 @@ pub enum ToAgent {
     Certificate(CertificateReply),
     /// Answer to `Renew` that is refused, with the reason.
     RenewalRefused { message: String },
-    /// Whether the service has tunnels of other agents, to which the gateway can send what this agent refuses. Sent when the
-    /// tunnel is ready and when it changes. Not sent to agents of a line before 0.2.
-    OtherTunnels { exist: bool },
+    /// Whether the service has tunnels of other agents, to which the gateway can send what this agent refuses, and its setting
+    /// `retries`. Sent when the tunnel is ready, unless it says `false` and `true`, and when it changes. Not sent to agents of a
+    /// line before 0.2.
+    OtherTunnels {
+        exist: bool,
+        /// The agent may repeat safe requests whose connection to a backend has ended. The first versions of 0.2 do not send it.
+        #[serde(default = "yes")]
+        retries: bool,
+    },
     /// Programs of the gateway's version, for agents that update themselves. Not sent to agents of a line before 0.2.
     Programs { programs: Vec<SignedProgram> },
     /// Renew the certificate unless this authority has issued it, after a random part of `within_seconds`: another authority
@@ -48,6 +54,10 @@ pub enum ToAgent {
     /// The gateway ends this tunnel now, for this [reason](super::cut_reason::CutReason). Not sent to agents of a line
     /// before 0.2.
     Ended { reason: String },
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// Message from agent to gateway.

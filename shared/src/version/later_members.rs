@@ -87,7 +87,10 @@ mod tests {
             ToAgent::RenewalRefused {
                 message: "m".into(),
             },
-            ToAgent::OtherTunnels { exist: true },
+            ToAgent::OtherTunnels {
+                exist: true,
+                retries: false,
+            },
             ToAgent::RenewalWanted {
                 authority: AuthorityId::new(&"0".repeat(40)).unwrap(),
                 within_seconds: 1,

@@ -8,6 +8,7 @@ mod http2;
 mod http2_violations;
 mod identities;
 mod responses;
+mod reuse;
 mod tunnel;
 mod unprocessed;
 mod upgrades;

@@ -31,9 +31,11 @@ pub(super) fn with_tunnel_to<F: Future<Output = ()>>(
         let gateway = Tunnel::new(Endpoint::gateway());
         let agent = Tunnel::new(Endpoint::agent(128));
         runtime::spawn(carry(gateway.clone(), agent.clone()));
-        runtime::spawn(serve(agent, Rc::new(Pool::new("test", backends, 128))));
+        let pool = Rc::new(Pool::new("test", backends, 128));
+        runtime::spawn(serve(agent, Rc::clone(&pool)));
         gateway.hello().await.unwrap();
-        test(Gateway(gateway)).await;
+        let tunnel = gateway;
+        test(Gateway { tunnel, pool }).await;
     };
     let result = Driver::choose()
         .unwrap()
@@ -83,12 +85,16 @@ fn pass(from: &Tunnel, to: &Tunnel) -> bool {
 }
 
 /// The gateway's end of a tunnel.
-pub(super) struct Gateway(Tunnel);
+pub(super) struct Gateway {
+    tunnel: Tunnel,
+    /// The agent's backends.
+    pub(super) pool: Rc<Pool>,
+}
 
 impl Gateway {
     pub(super) fn send(&self, request: OutboundRequest) -> Exchange {
         let (up, down) = self
-            .0
+            .tunnel
             .open(window::FIRST as usize, !request.has_body(), |out| {
                 request.write(out, request.caller_connection);
             })
@@ -103,7 +109,10 @@ impl Gateway {
     /// Opens a stream with this head.
     pub(super) fn send_head(&self, head: &str, end: bool) -> Exchange {
         let write = |out: &mut Vec<u8>| out.extend_from_slice(head.as_bytes());
-        let (up, down) = self.0.open(window::FIRST as usize, end, write).unwrap();
+        let (up, down) = self
+            .tunnel
+            .open(window::FIRST as usize, end, write)
+            .unwrap();
         Exchange {
             method: Method::GET,
             up,

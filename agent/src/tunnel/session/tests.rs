@@ -364,7 +364,13 @@ fn a_backend_that_does_not_answer_is_given_up_if_there_are_other_agents() {
         while session.pool.states().all(|backend| backend.connects == 0) {
             runtime::yield_now().await;
         }
-        tell(tunnel, &ToAgent::OtherTunnels { exist: true });
+        tell(
+            tunnel,
+            &ToAgent::OtherTunnels {
+                exist: true,
+                retries: true,
+            },
+        );
         // A tunnel delivers its messages in their order, but not in the order of messages and requests.
         become_ready(tunnel, session).await;
         let Ok(ReceivedPart::Head(Kind::Refused, payload)) = get(tunnel).1.receive().await else {

@@ -10,12 +10,46 @@ use gw_shared::runtime;
 use gw_shared::text::error_line;
 use gw_shared::tunnel::control::{ToAgent, decode};
 use gw_shared::tunnel::cut_reason::CutReason;
+use gw_shared::version;
 use gw_store::PublicKeyHash;
 
 use super::Tunnels;
 use super::handshake::openings::TunnelOpening;
 use super::handshake::replaced_keys;
 use super::session::Session;
+
+/// What an agent was told of its service with `other_tunnels`; at first what it takes for granted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Told {
+    /// The service has tunnels of other agents.
+    pub(super) others: bool,
+    /// The agent may repeat safe requests: the setting `retries`.
+    pub(super) retries: bool,
+}
+
+impl Default for Told {
+    fn default() -> Self {
+        Self {
+            others: false,
+            retries: true,
+        }
+    }
+}
+
+impl Session {
+    /// Tells the agent what has changed of its service. Agents of the previous line do not know the message.
+    pub(super) fn tell_of_service(&self, change: impl FnOnce(&mut Told)) {
+        let mut told = self.told.get();
+        change(&mut told);
+        if self.told.replace(told) != told && self.version.line != version::PREVIOUS {
+            let Told { others, retries } = told;
+            self.send(&ToAgent::OtherTunnels {
+                exist: others,
+                retries,
+            });
+        }
+    }
+}
 
 /// Registers the tunnel once the agent has sent its HELLO, then handles its messages until the tunnel ends.
 /// `key` is that of the certificate that the tunnel was opened with.

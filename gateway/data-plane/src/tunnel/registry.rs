@@ -558,7 +558,7 @@ impl ServiceTunnels {
         let exist = self.sessions.len() > 1;
         self.sessions
             .iter()
-            .for_each(|session| session.tell_of_others(exist));
+            .for_each(|session| session.tell_of_service(|told| told.others = exist));
     }
 }
 

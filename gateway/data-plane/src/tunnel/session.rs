@@ -39,6 +39,7 @@ use gw_store::{Directory, PublicKeyHash, Service};
 use gw_telemetry::counters::{AgentUpdate, TunnelReport};
 
 use super::candidate::{Candidacy, InFlight};
+use super::control::Told;
 use super::flow_control::FlowControl;
 use super::handshake::openings::TunnelOpening;
 use super::health::TunnelCondition;
@@ -93,8 +94,8 @@ pub(crate) struct Session {
     renewals: RefCell<Bucket>,
     /// When a newer tunnel replaced this one.
     replaced_at: Cell<Option<Instant>>,
-    /// The agent was told that the service has tunnels of others.
-    told_of_others: Cell<bool>,
+    /// What the agent was told of its service.
+    pub(super) told: Cell<Told>,
     opened: Instant,
 }
 
@@ -250,7 +251,7 @@ impl Session {
             announced: RefCell::default(),
             renewals: RefCell::new(Bucket::new(limits::RENEWALS, Instant::now())),
             replaced_at: Cell::default(),
-            told_of_others: Cell::default(),
+            told: Cell::default(),
             opened: Instant::now(),
         })
     }
@@ -312,14 +313,6 @@ impl Session {
             agent_id: self.agent.to_string(),
             generation: self.generation,
         });
-    }
-
-    /// Tells the agent whether the service has tunnels of others, if that has changed. Agents of the previous line do not know
-    /// the message.
-    pub(super) fn tell_of_others(&self, exist: bool) {
-        if self.told_of_others.replace(exist) != exist && self.version.line != version::PREVIOUS {
-            self.send(&ToAgent::OtherTunnels { exist });
-        }
     }
 
     /// Whether the tunnel, which a newer one has replaced, can take requests again. An agent that ends it says so by a drain, and
@@ -410,6 +403,9 @@ impl Session {
             return;
         };
         self.set_standby(agent.standby);
+        if let Some(service) = directory.service(&self.service.label) {
+            self.tell_of_service(|told| told.retries = service.settings.retries);
+        }
         if *self.announced.borrow() != agent.services {
             self.announced.borrow_mut().clone_from(&agent.services);
             self.send(&ToAgent::Services {

@@ -53,8 +53,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         name: "slot_of_a_cancelled_request_is_kept",
         edits: &[Edit {
             file: "agent/src/forward/mod.rs",
-            from: "        sender.report_upload(Some(upload.taken.get()));\n    }\n}",
-            to: "        sender.report_upload(Some(upload.taken.get()));\n    \
+            from: "        sender.report_upload(Some(upload.taken()));\n    }\n}",
+            to: "        sender.report_upload(Some(upload.taken()));\n    \
                  } else if MUTANT {\n        std::mem::forget(slot);\n    }\n}",
         }],
         invariant: "all is given back",
