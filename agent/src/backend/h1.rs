@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
+use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use http::{Method, StatusCode};
 
 use super::ResponseError;
 use super::buffers::BoundedBuffers;
+use super::life::LiveConnection;
 use super::pool::IDLE_FOR;
 use super::stream::BackendStream;
 
@@ -38,11 +40,17 @@ pub(crate) struct Http1Connection {
     is_aborted: Cell<bool>,
     /// The backend has bound an identity to the connection, or has begun to.
     is_bound: Cell<bool>,
+    /// Watched as long as it is open.
+    _live: Option<Rc<LiveConnection>>,
 }
 
 impl Http1Connection {
     /// `receive_limit` is the limit of the receive buffer, set when the socket connected.
-    pub(super) fn new(stream: BackendStream, receive_limit: Option<usize>) -> Self {
+    pub(super) fn new(
+        stream: BackendStream,
+        receive_limit: Option<usize>,
+        live: Option<Rc<LiveConnection>>,
+    ) -> Self {
         let buffers = BoundedBuffers::new(stream.socket(), receive_limit);
         let acknowledger = stream.socket().acknowledger();
         Self {
@@ -55,6 +63,7 @@ impl Http1Connection {
             is_upgraded: Cell::new(false),
             is_aborted: Cell::new(false),
             is_bound: Cell::new(false),
+            _live: live,
         }
     }
 
@@ -210,7 +219,7 @@ impl Http1Connection {
             Poll::Ready(Ok(1..)) => self.answered.set(true),
             _ => {}
         }
-        received.map_err(ResponseError::Reset)
+        received.map_err(ResponseError::of_io)
     }
 }
 
@@ -272,7 +281,7 @@ mod tests {
                 .await
                 .unwrap();
             test(
-                Http1Connection::new(BackendStream::Plain(socket), None),
+                Http1Connection::new(BackendStream::Plain(socket), None, None),
                 listener.accept().unwrap().0,
             )
             .await;

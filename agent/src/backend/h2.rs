@@ -23,6 +23,7 @@ use http::{Method, Request, Uri, Version};
 use super::ResponseError;
 use super::connect::{ConnectError, explain_tls};
 use super::exchange::BackendHead;
+use super::life::LiveConnection;
 use super::read_to_end::ReadToEnd;
 use super::stream::BackendStream;
 use crate::tls::rustls_error;
@@ -41,8 +42,6 @@ const RESET_STREAMS: usize = 1024;
 
 /// Shorter than the idle timeouts of common servers (nginx 75 s, Envoy one hour), so that the backend rarely closes first.
 const IDLE_FOR: Duration = Duration::from_secs(60);
-/// Time without acknowledgements after which a backend counts as dead. Long enough for one that is suspended briefly.
-const DEAD_AFTER: Duration = Duration::from_secs(60);
 
 const TRAILERS_OF_A_SWITCH: InvalidHead =
     InvalidHead::Malformed("trailers behind an extended CONNECT");
@@ -60,15 +59,15 @@ pub(crate) struct Http2Connection {
 
 impl Http2Connection {
     /// Starts HTTP/2 and waits for the backend's SETTINGS, so that its limits apply from the first request on.
-    pub(super) async fn start(stream: BackendStream) -> Result<Rc<Self>, ConnectError> {
+    pub(super) async fn start(
+        stream: BackendStream,
+        live: Option<Rc<LiveConnection>>,
+    ) -> Result<Rc<Self>, ConnectError> {
         let scheme = if matches!(stream, BackendStream::Tls(_)) {
             Scheme::HTTPS
         } else {
             Scheme::HTTP
         };
-        if let Err(error) = stream.socket().detect_dead_peer(DEAD_AFTER) {
-            tracing::warn!(%error, "cannot set TCP keep-alive on a backend connection");
-        }
         let acknowledger = Rc::new(stream.socket().acknowledger());
         let is_retired = Rc::new(Cell::new(false));
         let stream = ReadToEnd::new(stream, Rc::clone(&is_retired));
@@ -100,6 +99,7 @@ impl Http2Connection {
         let ended = Rc::clone(&is_retired);
         runtime::spawn(async move {
             let error = driver.await.err().map(|error| error.to_string());
+            drop(live);
             ended.set(true);
             tracing::debug!(error, "backend connection ended");
         });
@@ -436,7 +436,7 @@ impl ResponseError {
         }
         if error.is_remote() || error.is_io() {
             let message = error.to_string();
-            return Self::Reset(error.into_io().unwrap_or_else(|| io::Error::other(message)));
+            return Self::of_io(error.into_io().unwrap_or_else(|| io::Error::other(message)));
         }
         Self::Http2(error)
     }
@@ -475,7 +475,7 @@ mod tests {
                     accepted.send(respond).unwrap();
                 }
             });
-            let connection = Http2Connection::start(BackendStream::Plain(socket))
+            let connection = Http2Connection::start(BackendStream::Plain(socket), None)
                 .await
                 .unwrap();
             let request = Bytes::from_static(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use gw_shared::http::{Framing, HttpVersion, Part, RequestHead};
 use gw_shared::runtime;
 use http::header::{self, HeaderValue};
@@ -11,6 +11,7 @@ use http::{Method, StatusCode};
 
 use super::config::HealthCheck;
 use super::connect::{self, ConnectError, Offer};
+use super::life::LOOK_INTERVAL;
 use super::pool::{Backend, Pool};
 use super::{ResponseError, ResponseHalf};
 
@@ -40,8 +41,18 @@ pub(crate) enum CheckError {
 
 impl Pool {
     /// Checks the backends at regular intervals. Without a health check, connects to those that are down: the gateway prefers
-    /// other agents, so that no request may come that finds out. Never returns.
+    /// other agents, so that no request may come that finds out. Ends connections whose peers are gone. Never returns.
     pub(crate) async fn keep_checking(&self) {
+        let looks = async {
+            loop {
+                runtime::sleep(LOOK_INTERVAL).await;
+                self.backends.iter().for_each(|backend| backend.live.look());
+            }
+        };
+        join(looks, self.keep_checking_health()).await;
+    }
+
+    async fn keep_checking_health(&self) {
         loop {
             if self.health_check == HealthCheck::Off {
                 runtime::sleep(RECHECK_INTERVAL).await;

@@ -10,6 +10,7 @@ mod exchange;
 mod h1;
 mod h2;
 mod health_check;
+mod life;
 mod pool;
 mod private;
 mod read_to_end;
@@ -38,6 +39,11 @@ pub(crate) enum ResponseError {
         "the backend closed the connection: {0}; its log may say why, and one that speaks TLS needs https:// in its URL"
     )]
     Reset(io::Error),
+    #[error(
+        "the machine of the backend does not answer: nothing that was sent to it is acknowledged; check that it runs, and the \
+         network to it"
+    )]
+    Gone,
     /// The text says how the answer begins.
     #[error("the backend does not answer in HTTP/1.1: {0}")]
     NotHttp(&'static str),
@@ -61,13 +67,23 @@ pub(crate) enum ResponseError {
 }
 
 impl ResponseError {
+    /// The error of a connection that broke off.
+    pub(crate) fn of_io(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::TimedOut {
+            Self::Gone
+        } else {
+            Self::Reset(error)
+        }
+    }
+
     pub(crate) fn code(&self) -> AgentErrorCode {
         match self {
             // With TLS 1.3 the alert for a refused client certificate arrives on the first read.
             Self::Reset(error) if rustls_error(error).is_some() => AgentErrorCode::BackendTls,
-            Self::Reset(_) | Self::Unprocessed(_) | Self::Body(InvalidBody::CutShort) => {
-                AgentErrorCode::BackendReset
-            }
+            Self::Reset(_)
+            | Self::Gone
+            | Self::Unprocessed(_)
+            | Self::Body(InvalidBody::CutShort) => AgentErrorCode::BackendReset,
             Self::NotHttp(_)
             | Self::Head(_)
             | Self::Body(_)

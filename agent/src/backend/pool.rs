@@ -21,6 +21,7 @@ use super::connect::{self, ConnectError, Dialled, Offer};
 use super::h1::Http1Connection;
 use super::h2::{Http2Connection, Http2Connections, NewConnection};
 use super::health_check::CheckError;
+use super::life::LiveConnections;
 use super::private::PrivateConnections;
 use crate::telemetry::request_scope::RequestScope;
 
@@ -71,6 +72,7 @@ pub(super) struct Backend {
     /// As many at most.
     pub(super) private: PrivateConnections,
     shared: Http2Connections,
+    pub(super) live: LiveConnections,
     /// The last connection spoke HTTP/1.1, so there is no shared connection to wait for.
     speaks_http1: Cell<bool>,
 }
@@ -102,6 +104,7 @@ impl Pool {
             idle: RefCell::default(),
             private: PrivateConnections::default(),
             shared: Http2Connections::default(),
+            live: LiveConnections::default(),
             speaks_http1: Cell::new(matches!(endpoint.protocol, BackendProtocol::Http1)),
         };
         Self {
@@ -327,7 +330,7 @@ impl Pool {
     #[cfg(feature = "bench_support")]
     pub(crate) fn add_idle(&self, stream: super::BackendStream) {
         if let Some(backend) = self.backends.first() {
-            let connection = Box::new(Http1Connection::new(stream, None));
+            let connection = Box::new(Http1Connection::new(stream, None, None));
             let first_request = Instant::now() + Duration::from_secs(60 * 60);
             backend.idle.borrow_mut().push((first_request, connection));
         }
@@ -450,13 +453,12 @@ impl Backend {
         if offer == Offer::Any {
             self.speaks_http1.set(!is_http2);
         }
+        let live = self.live.add(stream.socket());
         if !is_http2 {
-            return Ok(NewConnection::Http1(Box::new(Http1Connection::new(
-                stream,
-                receive_limit,
-            ))));
+            let connection = Http1Connection::new(stream, receive_limit, live);
+            return Ok(NewConnection::Http1(Box::new(connection)));
         }
-        let connection = Http2Connection::start(stream).await?;
+        let connection = Http2Connection::start(stream, live).await?;
         Ok(NewConnection::Http2(self.shared.add(&connection)))
     }
 }

@@ -139,7 +139,7 @@ mod tests {
                 answer_ping(&mut backend);
                 backend
             });
-            let connection = Http2Connection::start(BackendStream::Plain(socket))
+            let connection = Http2Connection::start(BackendStream::Plain(socket), None)
                 .await
                 .unwrap();
             let mut backend = answering.join().unwrap();

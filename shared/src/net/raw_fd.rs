@@ -97,6 +97,10 @@ pub struct TcpInfo {
     pub acknowledged: u64,
     /// Whether all sent bytes are acknowledged (Linux 4.6).
     pub all_acknowledged: bool,
+    /// The peer's kernel owes an acknowledgement: of sent bytes, or of a probe of an idle connection or of a closed window.
+    pub awaits_acknowledgement: bool,
+    /// Time since the last acknowledgement, in whole milliseconds. Every segment of the peer is one.
+    pub since_acknowledgement: Duration,
     /// Bytes that have arrived in order, read or not (Linux 4.2).
     pub received: u64,
     /// Shortest round-trip time of the last minutes (Linux 4.6); `None` before the first measurement.
@@ -127,6 +131,8 @@ pub(crate) fn tcp_info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
     Ok(TcpInfo {
         acknowledged: info.tcpi_bytes_acked,
         all_acknowledged: info.tcpi_unacked == 0 && info.tcpi_notsent_bytes == 0,
+        awaits_acknowledgement: info.tcpi_unacked > 0 || info.tcpi_probes > 0,
+        since_acknowledgement: Duration::from_millis(info.tcpi_last_ack_recv.into()),
         received: info.tcpi_bytes_received,
         // All bits are set before the first measurement.
         shortest_rtt: Some(info.tcpi_min_rtt)

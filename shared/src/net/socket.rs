@@ -51,6 +51,19 @@ pub(super) struct Connected {
     pub(super) received: Cell<u64>,
     /// Most bytes of one system call.
     pub(super) send_at_once: Cell<usize>,
+    /// See [`Closer::time_out`].
+    has_timed_out: Cell<bool>,
+}
+
+impl Connected {
+    /// The error of an operation that the kernel has failed with `error`.
+    fn failed(&self, error: rustix::io::Errno) -> io::Error {
+        if self.has_timed_out.get() {
+            io::ErrorKind::TimedOut.into()
+        } else {
+            error.into()
+        }
+    }
 }
 
 impl AsFd for Connected {
@@ -104,6 +117,7 @@ impl Socket {
                 sent: Cell::new(0),
                 received: Cell::new(0),
                 send_at_once: Cell::new(usize::MAX),
+                has_timed_out: Cell::new(false),
             }),
             read: RefCell::default(),
             write: RefCell::default(),
@@ -226,13 +240,13 @@ impl Socket {
         socket.set_tcp_user_timeout(Some(after))
     }
 
-    /// Makes the kernel probe an idle peer (RFC 9293 §3.8.4), to detect one that is gone. Sets no time limit for bytes
-    /// that a live peer is slow to take.
-    pub fn keep_alive(&self, after: Duration) -> io::Result<()> {
+    /// Makes the kernel probe an idle peer (RFC 9293 §3.8.4), to detect one that is gone: `probes` times at this interval, of
+    /// whole seconds. Sets no time limit for bytes that a live peer is slow to take.
+    pub fn keep_alive(&self, after: Duration, interval: Duration, probes: u32) -> io::Result<()> {
         let probes = socket2::TcpKeepalive::new()
             .with_time(after)
-            .with_interval(after / 4)
-            .with_retries(4);
+            .with_interval(interval)
+            .with_retries(probes);
         socket2::SockRef::from(self).set_tcp_keepalive(&probes)
     }
 
@@ -273,6 +287,9 @@ impl Socket {
                 self.reads_in_a_row.set(0);
             }
             match recv(self.as_fd()) {
+                Ok(0) if self.connected.has_timed_out.get() => {
+                    return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+                }
                 Ok(received) => {
                     let in_a_row = self.reads_in_a_row.get() + 1;
                     self.reads_in_a_row.set(in_a_row);
@@ -288,7 +305,7 @@ impl Socket {
                 }
                 Err(rustix::io::Errno::AGAIN) => self.drained.set(true),
                 Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Poll::Ready(Err(error.into())),
+                Err(error) => return Poll::Ready(Err(self.connected.failed(error))),
             }
         }
     }
@@ -350,7 +367,7 @@ impl Socket {
                         .set(self.connected.sent.get() + sent as u64);
                     return Ok(sent);
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(self.connected.failed(error)),
             }
         }
     }
@@ -439,6 +456,13 @@ impl Closer {
 
     /// Ends both directions: they fail for the owner at once.
     pub fn abort(&self) {
+        self.shutdown(Shutdown::Both);
+    }
+
+    /// Ends both directions of a connection whose peer does not answer: they fail for the owner with
+    /// [`io::ErrorKind::TimedOut`], as if the kernel had given up, once bytes that have arrived are read.
+    pub fn time_out(&self) {
+        self.0.has_timed_out.set(true);
         self.shutdown(Shutdown::Both);
     }
 

@@ -152,7 +152,9 @@ impl Ingress {
             slot = Some(self.count_connection(peer)?);
         }
         let socket = Socket::from_fd(fd).ok()?;
-        if let Err(error) = socket.keep_alive(limits::CALLER_KEEP_ALIVE) {
+        if let Err(error) =
+            socket.keep_alive(limits::CALLER_KEEP_ALIVE, limits::CALLER_KEEP_ALIVE / 4, 4)
+        {
             tracing::debug!(%error, "no TCP keep-alive");
         }
         let unfinished = match (&self.acceptor.plain_http, entrance) {

@@ -1,6 +1,7 @@
 //! Backend transports: TLS, HTTP/2, Unix sockets, and several backends of one service.
 
 mod connection_auth;
+mod gone_backends;
 mod unprocessed;
 
 use std::io::{Read, Write};

@@ -40,6 +40,17 @@ pub(crate) fn start<F>(serve: F) -> String
 where
     F: AsyncFn(Request<RecvStream>, SendResponse<Bytes>) + Clone + Send + 'static,
 {
+    start_noting(serve, |_| {})
+}
+
+/// As [`start`]; calls `note` with each connection that it accepts.
+pub(crate) fn start_noting<F>(
+    serve: F,
+    note: impl Fn(&tokio::net::TcpStream) + Send + 'static,
+) -> String
+where
+    F: AsyncFn(Request<RecvStream>, SendResponse<Bytes>) + Clone + Send + 'static,
+{
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("h2c://{}", listener.local_addr().unwrap());
     listener.set_nonblocking(true).unwrap();
@@ -53,6 +64,7 @@ where
             let listener = tokio::net::TcpListener::from_std(listener).unwrap();
             loop {
                 let accepted = listener.accept().await.unwrap().0;
+                note(&accepted);
                 let serve = serve.clone();
                 tokio::task::spawn_local(async move {
                     let mut connection = h2::server::handshake(accepted).await.unwrap();

@@ -1,0 +1,177 @@
+//! Backends whose machine is gone or does not answer, and live ones that do not read.
+
+use std::net::TcpStream;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use gw_shared::net::Socket;
+use http::{Method, Response};
+use socket2::{SockFilter, SockRef};
+
+use crate::support::peers::caller::{Caller, connect, get, request};
+use crate::support::peers::http1_peer::Peer;
+use crate::support::peers::http2_caller::{data, on_a_reactor};
+use crate::support::peers::{backend, http2_backend, http2_caller};
+use crate::support::{SOON, demo};
+
+const PAUSED: usize = 24 * 1024 * 1024;
+
+/// The connections that a backend has accepted.
+#[derive(Clone, Default)]
+struct Accepted(Arc<Mutex<Vec<OwnedFd>>>);
+
+impl Accepted {
+    fn add(&self, socket: &impl AsFd) {
+        let copy = socket.as_fd().try_clone_to_owned().unwrap();
+        self.0.lock().unwrap().push(copy);
+    }
+
+    /// Drops all packets to the connections, as if their machine was gone: nothing that the agent sends is acknowledged. What the
+    /// backend has sent is acknowledged before: it would send it again.
+    async fn silence(&self) {
+        const RETURN: u16 = 6;
+        let sockets = std::mem::take(&mut *self.0.lock().unwrap());
+        for socket in sockets {
+            let socket = Socket::from_fd(socket).unwrap();
+            socket.acknowledged().await;
+            let nothing = SockFilter::new(RETURN, 0, 0, 0);
+            SockRef::from(&socket).attach_filter(&[nothing]).unwrap();
+        }
+    }
+}
+
+/// Serves a request by its target, on a connection of its own.
+fn serve(mut peer: Peer<TcpStream>, accepted: &Accepted, begun: &Sender<()>, paused: &Resumed) {
+    let head = peer.request_head().unwrap();
+    if head.target != "/paused" {
+        accepted.add(&peer.stream);
+    }
+    match head.target.as_str() {
+        "/events" => peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nevent\r\n"),
+        "/upgrade" => peer.send(
+            "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: other\r\n\r\nevent",
+        ),
+        "/paused" => {
+            begun.send(()).unwrap();
+            paused.lock().unwrap().recv().unwrap();
+            let length = peer.body(head.framing).unwrap().0.len();
+            peer.send(format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{length}",
+                length.to_string().len()
+            ));
+            return;
+        }
+        _ => {}
+    }
+    begun.send(()).unwrap();
+    // Ends with the agent's connection.
+    peer.stream.set_read_timeout(Some(4 * SOON)).unwrap();
+    let _ = peer.bytes(1 << 20);
+}
+
+type Resumed = Mutex<Receiver<()>>;
+
+fn begin(demo: &gw_gateway::demo::Demo, head: String) -> Caller {
+    let mut caller = connect(demo);
+    caller.stream.sock.set_read_timeout(Some(4 * SOON)).unwrap();
+    caller
+        .stream
+        .sock
+        .set_write_timeout(Some(4 * SOON))
+        .unwrap();
+    caller.send(head);
+    caller
+}
+
+#[test]
+fn connections_end_once_nothing_is_acknowledged_and_live_ones_that_are_not_read_go_on() {
+    let accepted = Accepted::default();
+    let (begun, begins) = mpsc::channel();
+    let (resume, resumed) = mpsc::channel();
+    let resumed = Mutex::new(resumed);
+    let of_backend = accepted.clone();
+    let backend = backend::start(move |peer| serve(peer, &of_backend, &begun, &resumed));
+    let demo = demo(Some(backend));
+
+    // Its connection to the backend has a closed window until the others have ended.
+    let head = format!("Content-Length: {PAUSED}\r\n\r\n");
+    let mut paused = begin(&demo, request(&demo, "POST /paused", &head));
+    let upload = std::thread::spawn(move || {
+        paused.send(vec![b'x'; PAUSED]);
+        paused
+    });
+    let mut events = begin(&demo, get(&demo, "/events"));
+    let upgrade = "Connection: Upgrade\r\nUpgrade: other\r\n\r\n";
+    let mut upgraded = begin(&demo, request(&demo, "GET /upgrade", upgrade));
+    let mut unanswered = begin(&demo, request(&demo, "POST /", "Content-Length: 5\r\n\r\n"));
+    (0..4).for_each(|_| begins.recv_timeout(SOON).unwrap());
+    for stream in [&mut events, &mut upgraded] {
+        stream.response_head(&Method::GET).unwrap();
+    }
+    assert_eq!(events.bytes(10).unwrap(), b"5\r\nevent\r\n");
+    assert_eq!(upgraded.bytes(5).unwrap(), b"event");
+
+    on_a_reactor(accepted.silence());
+    unanswered.send("bytes");
+    let response = unanswered.response();
+    assert_eq!(
+        (response.status.as_u16(), &*response.code()),
+        (502, "GW_BACKEND_RESET")
+    );
+    let body = String::from_utf8(response.body).unwrap();
+    assert!(
+        body.contains("nothing that was sent to it is acknowledged"),
+        "{body}"
+    );
+    assert!(
+        events.bytes(1).is_err(),
+        "the end of the chunked body is missing"
+    );
+    assert!(upgraded.is_closed());
+
+    resume.send(()).unwrap();
+    let response = upload.join().unwrap().response();
+    assert_eq!(response.body, PAUSED.to_string().into_bytes());
+}
+
+#[test]
+fn http2_connections_end_once_nothing_is_acknowledged() {
+    let accepted = Accepted::default();
+    let of_backend = accepted.clone();
+    let backend = http2_backend::start_noting(
+        async |request, mut respond| {
+            if request.uri().path() == "/events" {
+                let mut stream = respond.send_response(Response::new(()), false).unwrap();
+                stream
+                    .send_data(Bytes::from_static(b"event"), false)
+                    .unwrap();
+                std::future::pending::<()>().await;
+            }
+            respond.send_response(Response::new(()), true).unwrap();
+        },
+        move |socket| of_backend.add(socket),
+    );
+    let demo = demo(Some(backend));
+    on_a_reactor(async {
+        let connection = http2_caller::connect(&demo).await;
+        let events = connection.request(&Method::GET, "/events");
+        let (response, _) = connection.begin(events, true).await;
+        let mut events = response.await.unwrap().into_body();
+        assert_eq!(data(&mut events).await.unwrap(), "event");
+
+        accepted.silence().await;
+        let response = connection
+            .fetch(connection.request(&Method::POST, "/"))
+            .await;
+        assert_eq!(response.status, 502);
+        assert_eq!(response.json()["error"]["code"], "GW_BACKEND_RESET");
+        assert!(
+            std::future::poll_fn(|cx| events.poll_data(cx))
+                .await
+                .unwrap()
+                .is_err()
+        );
+    });
+}
