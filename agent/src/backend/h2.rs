@@ -24,8 +24,7 @@ use super::ResponseError;
 use super::connect::{ConnectError, explain_tls};
 use super::exchange::BackendHead;
 use super::life::LiveConnection;
-use super::read_to_end::ReadToEnd;
-use super::stream::BackendStream;
+use super::stream::{BackendStream, ReadToEnd};
 use crate::tls::rustls_error;
 
 /// Bytes that a stream can buffer at the agent while its caller does not read. The number of slots bounds the streams.

@@ -2,8 +2,6 @@
 
 mod balance;
 mod buffers;
-#[cfg(feature = "bench_support")]
-pub(crate) mod canned;
 mod config;
 mod connect;
 mod exchange;
@@ -13,7 +11,6 @@ mod health_check;
 mod life;
 mod pool;
 mod private;
-mod read_to_end;
 mod stream;
 
 use std::io;
@@ -31,6 +28,8 @@ pub(crate) use pool::{BackendState, Lease, Pool};
 pub(crate) use private::CallerPool;
 #[cfg(any(test, feature = "bench_support"))]
 pub(crate) use stream::BackendStream;
+#[cfg(feature = "bench_support")]
+pub(crate) use stream::canned;
 
 /// Why there is no complete response.
 #[derive(Debug, thiserror::Error)]

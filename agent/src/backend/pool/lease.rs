@@ -140,15 +140,17 @@ impl Lease<'_> {
     /// Whether `error` is the end of a connection that was open before the request, without any of a response. The backend may
     /// have processed the request.
     pub(crate) fn was_closed(&self, error: &ResponseError) -> bool {
-        let ResponseError::Reset(error) = error else {
-            return false;
+        let is_end = match error {
+            // Another error of HTTP/2 is the backend's, and that of this stream alone.
+            ResponseError::Reset(error) => !self.is_http2() || error.kind() != io::ErrorKind::Other,
+            ResponseError::Gone => true,
+            _ => false,
         };
-        self.is_reused
-            && match &self.connection {
-                LeasedConnection::Http1(connection) => !connection.has_answered(),
-                // An error of another kind is the backend's, and that of this stream alone.
-                LeasedConnection::Http2(_) => error.kind() != io::ErrorKind::Other,
-            }
+        let has_answered = match &self.connection {
+            LeasedConnection::Http1(connection) => connection.has_answered(),
+            LeasedConnection::Http2(_) => false,
+        };
+        is_end && self.is_reused && !has_answered
     }
 
     /// The connection's attributes for a span.

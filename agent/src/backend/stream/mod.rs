@@ -1,5 +1,9 @@
 //! A byte stream to a backend, plain or TLS.
 
+#[cfg(feature = "bench_support")]
+pub(crate) mod canned;
+mod read_to_end;
+
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -9,7 +13,9 @@ use gw_shared::net::{Socket, TlsStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 #[cfg(feature = "bench_support")]
-use super::canned::Canned;
+use canned::Canned;
+
+pub(super) use read_to_end::ReadToEnd;
 
 pub(crate) enum BackendStream {
     Plain(Socket),

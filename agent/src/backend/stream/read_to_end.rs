@@ -8,11 +8,11 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::stream::BackendStream;
+use super::BackendStream;
 
 /// A stream that is read to its end although a write to it has failed: a backend that closes with unread bytes may have sent
 /// responses before, and a GOAWAY that tells which requests it has not processed. What is written later is discarded.
-pub(super) struct ReadToEnd {
+pub(in crate::backend) struct ReadToEnd {
     stream: BackendStream,
     write_failed: bool,
     /// Set when a write fails: the connection gets no further requests.
@@ -20,7 +20,7 @@ pub(super) struct ReadToEnd {
 }
 
 impl ReadToEnd {
-    pub(super) fn new(stream: BackendStream, is_retired: Rc<Cell<bool>>) -> Self {
+    pub(in crate::backend) fn new(stream: BackendStream, is_retired: Rc<Cell<bool>>) -> Self {
         Self {
             stream,
             write_failed: false,
