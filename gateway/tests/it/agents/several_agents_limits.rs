@@ -11,7 +11,7 @@ use crate::support::agents::several::{
     Attempt, Scripted, Several, answered, body, refused_unsent, statistics,
 };
 use crate::support::agents::tunnel_frames::{hello, ok, ping, reset, uploaded};
-use crate::support::peers::caller::{Caller, HOST};
+use crate::support::peers::caller::{Caller, HOST, use_once};
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::Served;
 use crate::support::{eventually, turn};
@@ -102,13 +102,7 @@ fn uploads(prepared: &Prepared, gateway: &Served) -> (Vec<Caller>, [Holder; 2], 
     let mut callers: Vec<Caller> = (0..UPLOADS)
         .map(|_| {
             let mut caller = prepared.connect(gateway.address);
-            while caller.stream.conn.is_handshaking() {
-                caller
-                    .stream
-                    .conn
-                    .complete_io(&mut caller.stream.sock)
-                    .unwrap();
-            }
+            use_once(&mut caller, HOST, prepared.service_key());
             caller
         })
         .collect();

@@ -18,7 +18,7 @@ use crate::support::agents::modified_agent::{HOST, Tunnel, enroll};
 use crate::support::agents::tunnel_frames::{
     CHUNKED, data, frame, head, head_text, hello, last_data, last_head, ping, response, trailers,
 };
-use crate::support::peers::caller::{Caller, Tls, session};
+use crate::support::peers::caller::{Caller, Tls, session, use_once};
 use crate::support::peers::http1_peer::Peer;
 use crate::support::peers::http2_frames;
 use crate::support::peers::http2_frames::{END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS};
@@ -135,12 +135,14 @@ impl Setup {
                     session(&about, &host, &[alpn], None),
                     small_socket(&about),
                 ));
-                while caller.stream.conn.is_handshaking() {
-                    caller
-                        .stream
-                        .conn
-                        .complete_io(&mut caller.stream.sock)
-                        .unwrap();
+                match protocol {
+                    Protocol::Http1 => use_once(&mut caller, &host, &self.keys[account]),
+                    Protocol::Http2 => {
+                        let Tls { conn, sock } = &mut caller.stream;
+                        while conn.is_handshaking() {
+                            conn.complete_io(sock).unwrap();
+                        }
+                    }
                 }
                 caller
             })

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gw_gateway::demo::{About, Demo};
+use http::Method;
 use rustls::client::UnbufferedClientConnection;
 use rustls::crypto::CryptoProvider;
 use rustls::{
@@ -37,6 +38,15 @@ pub(crate) fn connect_to(
         session(about, server_name, alpn, identity),
         socket(about),
     ))
+}
+
+/// Sends a request that the gateway answers itself. A connection without a request is closed after `limits::HEAD`, and a used one
+/// only after `limits::IDLE`.
+pub(crate) fn use_once(caller: &mut Caller, host: &str, key: &str) {
+    caller.send(format!(
+        "OPTIONS * HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {key}\r\nMax-Forwards: 0\r\n\r\n"
+    ));
+    assert_eq!(caller.response_to(&Method::OPTIONS).status, 204);
 }
 
 /// A TLS session before its handshake.
