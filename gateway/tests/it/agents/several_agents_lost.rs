@@ -8,6 +8,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use gw_control_plane::control::Actor;
 use gw_control_plane::control::records::agent;
+use gw_data_plane::limits::{FIRST_TUNNEL_BACK, WAITING_REQUESTS};
 use gw_shared::tunnel::frame::StreamId;
 use http::Method;
 
@@ -15,13 +16,15 @@ use crate::support::agents::modified_agent::Tunnel;
 use crate::support::agents::several::{Scripted, Several, answered, body, statistics};
 use crate::support::agents::tunnel_frames::{ok, ping, uploaded};
 use crate::support::eventually;
-use crate::support::peers::caller::Caller;
+use crate::support::peers::caller::{Caller, HOST, use_once};
 use crate::support::peers::held_backend::HeldBackend;
+use crate::support::peers::http1_peer::{Peer, Response};
 use crate::support::peers::http2_caller;
 use crate::support::peers::http2_caller::on_a_reactor;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process;
 use crate::support::processes::successor::admin;
+use crate::support::stopwatch::in_time;
 
 /// GETs that the first of two agents holds when it becomes silent, with their streams.
 fn held_by_one(
@@ -165,89 +168,106 @@ fn a_killed_agent_costs_no_get() {
 
 #[test]
 fn only_requests_in_flight_fail_when_the_only_tunnel_is_cut() {
-    let several = Several::start(&["one"]);
-    let mut first = several.tunnel("one");
-    let mut in_flight = several.connect();
-    in_flight.send(several.request("POST /", "Content-Length: 1\r\n\r\na"));
-    first.request();
-    first.close();
-    assert_eq!(in_flight.response().status, 502);
-    let mut later: Vec<_> = (0..40)
-        .map(|_| {
+    in_time("requests wait for the next tunnel", || {
+        let several = Several::start(&["one"]);
+        let mut first = several.tunnel("one");
+        let mut in_flight = several.connect();
+        let post = several.request("POST /", "Content-Length: 1\r\n\r\na");
+        in_flight.send(&post);
+        first.request();
+        let connected = || {
             let mut caller = several.connect();
-            caller.send(several.request("POST /", "Content-Length: 1\r\n\r\na"));
+            use_once(&mut caller, HOST, several.prepared.service_key());
             caller
-        })
-        .collect();
-    let scripted = Scripted::new();
-    scripted.serve(0, several.tunnel("one"), |tunnel, attempt| {
-        let (body, _) = body(tunnel, attempt);
-        tunnel.0.send(answered(attempt, body.len(), &body));
-        true
+        };
+        let mut later: Vec<Caller> = std::iter::repeat_with(connected).take(40).collect();
+        let lost = Instant::now();
+        first.close();
+        assert_eq!(in_flight.response().status, 502);
+        later.iter_mut().for_each(|caller| caller.send(&post));
+        let scripted = Scripted::new();
+        scripted.serve(0, several.tunnel("one"), |tunnel, attempt| {
+            let (body, _) = body(tunnel, attempt);
+            tunnel.0.send(answered(attempt, body.len(), &body));
+            true
+        });
+        let responses: Vec<Response> = later.iter_mut().map(Peer::response).collect();
+        if lost.elapsed() >= FIRST_TUNNEL_BACK {
+            return None;
+        }
+        for response in responses {
+            assert_eq!(
+                (response.status.as_u16(), &*response.body),
+                (200, &b"a"[..])
+            );
+        }
+        assert_eq!(scripted.attempts().len(), 40);
+        several.wait_until_idle();
+        Some(())
     });
-    for caller in &mut later {
-        let response = caller.response();
-        assert_eq!(
-            (response.status.as_u16(), &response.body[..]),
-            (200, &b"a"[..])
-        );
-    }
-    assert_eq!(scripted.attempts().len(), 40);
-    several.wait_until_idle();
 }
 
 #[test]
 fn a_bounded_number_of_requests_waits_for_the_next_tunnel() {
-    const WAITING: usize = 1024;
+    in_time("requests wait for the next tunnel", || {
+        let several = Several::start(&["one"]);
+        let first = several.tunnel("one");
+        on_a_reactor(more_than_may_wait(&several, &first))
+    });
+}
+
+/// Ends the only tunnel, sends more requests than may wait, and opens another tunnel. `None` if the time for which requests wait may
+/// have ended before the last response.
+async fn more_than_may_wait(several: &Several, first: &Tunnel) -> Option<()> {
     const CONNECTIONS: usize = 11;
     /// Requests on each connection.
     const REQUESTS: usize = 100;
-    let several = Several::start(&["one"]);
-    let first = several.tunnel("one");
+    let mut connections = Vec::new();
+    for _ in 0..CONNECTIONS {
+        connections
+            .push(http2_caller::connect_to(&several.about(), &h2::client::Builder::new()).await);
+    }
+    let lost = Instant::now();
+    first.close();
+    eventually("the tunnel is gone", || {
+        several.tunnels().is_empty().then_some(())
+    });
+    let mut responses = FuturesUnordered::new();
+    for connection in &connections {
+        for _ in 0..REQUESTS {
+            let (response, _) = connection
+    }
+    let mut refused = Vec::new();
+    for _ in WAITING_REQUESTS..CONNECTIONS * REQUESTS {
+        refused.push(responses.next().await.unwrap());
+    }
+    let waiting = several.left_to_owner();
     let scripted = Scripted::new();
-    on_a_reactor(async {
-        let mut connections = Vec::new();
-        for _ in 0..CONNECTIONS {
-            connections.push(
-                http2_caller::connect_to(&several.about(), &h2::client::Builder::new()).await,
-            );
-        }
-        first.close();
-        eventually("the tunnel is gone", || {
-            several.tunnels().is_empty().then_some(())
-        });
-        let mut responses = FuturesUnordered::new();
-        for connection in &connections {
-            for _ in 0..REQUESTS {
-                let (response, _) = connection
-                    .begin(connection.request(&Method::GET, "/"), true)
-                    .await;
-                responses.push(http2_caller::whole(response));
-            }
-        }
-        for _ in WAITING..CONNECTIONS * REQUESTS {
-            let refused = responses.next().await.unwrap();
-            assert_eq!(
-                (refused.status.as_u16(), refused.header("x-gw-status")),
-                (504, "AgentUnavailable")
-            );
-        }
-        // Those that wait are served, so the others were not refused because their time was over.
-        assert_eq!(several.left_to_owner(), WAITING);
-        scripted.serve(0, several.tunnel("one"), |tunnel, attempt| {
-            tunnel.0.send(ok(attempt.stream, b"one"));
-            true
-        });
-        while let Some(response) = responses.next().await {
-            assert_eq!(
-                response.status,
-                200,
-                "{}",
-                String::from_utf8_lossy(&response.body)
-            );
+    scripted.serve(0, several.tunnel("one"), |tunnel, attempt| {
+        tunnel.0.send(ok(attempt.stream, b"one"));
+        true
+                .begin(connection.request(&Method::GET, "/"), true)
+                .await;
+            responses.push(http2_caller::whole(response));
         }
     });
-    assert_eq!(scripted.attempts().len(), WAITING);
+    let served: Vec<_> = responses.collect().await;
+    if lost.elapsed() >= FIRST_TUNNEL_BACK {
+        return None;
+    }
+    for refused in refused {
+        assert_eq!(
+            (refused.status.as_u16(), refused.header("x-gw-status")),
+            (504, "AgentUnavailable")
+        );
+    }
+    assert_eq!(waiting, WAITING_REQUESTS);
+    for served in served {
+        let text = String::from_utf8_lossy(&served.body);
+    Some(())
+        assert_eq!(served.status, 200, "{text}");
+    }
+    assert_eq!(scripted.attempts().len(), WAITING_REQUESTS);
     several.wait_until_idle();
 }
 

@@ -42,6 +42,14 @@ fn busy() -> Duration {
     Duration::from_micros(total.unwrap_or_default())
 }
 
+/// Repeats an attempt until it returns a value; panics after five. An attempt returns `None` if it shows nothing, because it took
+/// longer than a time limit of the program.
+pub(crate) fn in_time<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+    (0..5)
+        .find_map(|_| attempt())
+        .unwrap_or_else(|| panic!("the machine is too slow: {what}"))
+}
+
 /// Asserts that `action` takes less than `limit`.
 pub(crate) fn within<T>(limit: Duration, what: &str, action: impl FnOnce() -> T) -> T {
     let watch = Stopwatch::start();
