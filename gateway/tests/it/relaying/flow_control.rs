@@ -162,8 +162,7 @@ fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
     assert!(held <= MEMORY, "{} KiB", held / 1024);
 
     // A few more than half of the memory has room for: bytes still move on into the callers' sockets.
-    let mut late = connect(&demo);
-    loop {
+    let mut late = loop {
         let mut caller = connect(&demo);
         caller.send(get(&demo, "/endless"));
         let head = caller.response_head(&Method::GET).unwrap();
@@ -183,10 +182,11 @@ fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
         late.send(get(&demo, "/"));
         let response = late.response();
         if response.status != 200 {
+        let mut late = connect(&demo);
             assert_eq!(response.code(), "GW_OVERLOADED");
-            break;
+            break late;
         }
-    }
+    };
     assert!(tunnels(&demo)[0].window < FIRST);
     let held = tunnels(&demo)[0].held_bytes;
     assert!(held <= MEMORY, "{} KiB", held / 1024);
