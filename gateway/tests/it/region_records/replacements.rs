@@ -1,10 +1,13 @@
 //! A process is replaced while another node changes the records.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use gw_data_plane::limits::DRAIN_IDLE_SUCCEEDED;
 use gw_store::Store;
+use http::Method;
 use serde_json::json;
 
 use super::store::{create, open};
@@ -13,6 +16,7 @@ use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, HOST};
 use crate::support::processes::region::Region;
 use crate::support::processes::successor::{Successor, replace};
+use crate::support::stopwatch::in_time;
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 const REPLACEMENTS: usize = 8;
@@ -26,12 +30,45 @@ impl Drop for Stopped<'_> {
     }
 }
 
-fn status(region: &Region, caller: &mut Caller) -> u16 {
+/// Status of a request. Fails if the gateway has closed the connection.
+fn status(region: &Region, caller: &mut Caller) -> io::Result<u16> {
     let key = region.service_key();
-    caller.send(format!(
+    caller.try_send(format!(
         "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
-    ));
-    caller.response().status.as_u16()
+    ))?;
+    Ok(caller.try_response(&Method::GET)?.status.as_u16())
+}
+
+/// Replaces the process of the node and changes records. `None` if the replaced process may have closed an idle connection before it
+/// was used again.
+fn replaced(region: &Region, successors: &mut Vec<Successor>) -> Option<()> {
+    let node = region.node(0);
+    let mut kept = region.connect(0);
+    assert_eq!(status(region, &mut kept).unwrap(), 200);
+    let process = successors.last().map_or(node.process.id(), |last| last.0);
+    let began = Instant::now();
+    successors.push(replace(process, &node.log));
+    // Without a node that is behind: the replaced process says that it uses the change.
+    let changes = json!({ "capture_allowed": true });
+    let patched = region.patch(0, "/api/v1/accounts/demo", &changes);
+    let back = json!({ "capture_allowed": false });
+    let patched_back = region.patch(0, "/api/v1/accounts/demo", &back);
+    assert_eq!([patched, patched_back], [(200, None), (200, None)]);
+    let status = status(region, &mut kept);
+    let is_late = began.elapsed() >= DRAIN_IDLE_SUCCEEDED;
+    assert!(region.metric(0, "gw_background_panics_total") < 0.5);
+    drop(kept);
+    eventually("the agent is at the new process", || {
+        (region.metric(0, "gw_tunnels") >= 1.0).then_some(())
+    });
+    match status {
+        Ok(status) => assert_eq!(status, 200),
+        Err(error) => {
+            assert!(is_late, "{error}");
+            return None;
+        }
+    }
+    Some(())
 }
 
 #[test]
@@ -56,24 +93,12 @@ fn replacements_beside_changes_of_another_node_pass_them_on() {
                 thread::sleep(Duration::from_millis(10));
             }
         });
-        let node = region.node(0);
         let mut successors: Vec<Successor> = Vec::new();
         for _ in 0..REPLACEMENTS {
-            let mut kept = region.connect(0);
-            let process = successors.last().map_or(node.process.id(), |last| last.0);
-            successors.push(replace(process, &node.log));
-            // Without a node that is behind: the replaced process says that it uses the change.
-            let changes = json!({ "capture_allowed": true });
-            let patched = region.patch(0, "/api/v1/accounts/demo", &changes);
-            let back = json!({ "capture_allowed": false });
-            let patched_back = region.patch(0, "/api/v1/accounts/demo", &back);
-            assert_eq!([patched, patched_back], [(200, None), (200, None)]);
-            assert_eq!(status(&region, &mut kept), 200);
-            assert!(region.metric(0, "gw_background_panics_total") < 0.5);
-            drop(kept);
-            eventually("the agent is at the new process", || {
-                (region.metric(0, "gw_tunnels") >= 1.0).then_some(())
-            });
+            in_time(
+                "an idle connection of a replaced process stays open",
+                || replaced(&region, &mut successors),
+            );
         }
     });
 }
