@@ -11,7 +11,18 @@ pub(crate) struct Reply {
     pub(crate) content_type: String,
     pub(crate) location: String,
     pub(crate) cache_control: String,
+    /// Slots of the nodes that may not use the change yet, such as `1, 2;dead`.
+    pub(crate) pending_nodes: String,
     pub(crate) body: Value,
+}
+
+impl Reply {
+    /// Whether the node with this slot may not use the change yet.
+    pub(crate) fn is_pending_at(&self, slot: &str) -> bool {
+        self.pending_nodes
+            .split([',', ';'])
+            .any(|part| part.trim() == slot)
+    }
 }
 
 /// A client of a gateway's administration API.
@@ -51,6 +62,7 @@ impl Api<'_> {
         let content_type = header("content-type");
         let location = header("location");
         let cache_control = header("cache-control");
+        let pending_nodes = header("x-gw-pending-nodes");
         let status = response.status().as_u16();
         let body = response.body_mut().read_to_string().unwrap();
         let body = if body.is_empty() {
@@ -63,6 +75,7 @@ impl Api<'_> {
             content_type,
             location,
             cache_control,
+            pending_nodes,
             body,
         }
     }
