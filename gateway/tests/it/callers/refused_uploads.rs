@@ -222,8 +222,10 @@ fn rests_of_refused_requests_are_bounded() {
             .map(|last| Ipv4Addr::new(127, 0, 0, last));
         let mut all: Vec<Caller> = addresses.map(|from| refused_caller(&about, from)).collect();
         before = before.min(gateway.resident());
-        all.iter_mut().for_each(refuse);
-        all.iter_mut().for_each(send_rest);
+        for caller in &mut all {
+            refuse(caller);
+            send_rest(caller);
+        }
         eventually("the oldest have given way", || {
             (all.iter().filter(|caller| is_held(caller)).count() <= MOST).then_some(())
         });
