@@ -70,6 +70,16 @@ impl Nodes {
         caller.response().status.as_u16()
     }
 
+    /// Waits until every node has served a request.
+    fn wait_until_served(&self) {
+        let nodes = self.about["nodes"].as_array().unwrap();
+        for node in 0..nodes.len() {
+            eventually("the node serves", || {
+                (self.request(node) == 200).then_some(())
+            });
+        }
+    }
+
     /// The processes that the demo has started.
     fn parts(&self) -> Vec<u32> {
         let parent = self.process.id();
@@ -127,6 +137,7 @@ fn every_node_serves_and_the_others_go_on_without_one() {
     let folder = folder();
     let log = folder.path().join("log");
     let mut demo = Nodes::start(3, demo_command().stderr(fs::File::create(&log).unwrap()));
+    demo.wait_until_served();
     assert_eq!([0, 1, 2].map(|node| demo.request(node)), [200; 3]);
     assert!(
         demo.text("store").starts_with("postgres://gw@%2F"),
