@@ -1,5 +1,6 @@
 //! Flow control: memory held by stalled callers and backends, and progress of other requests.
 
+use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
@@ -15,6 +16,8 @@ use crate::support::peers::http1_peer::Peer;
 use crate::support::{eventually, options, reports, tunnels, turn};
 
 const MIB: usize = 1024 * 1024;
+/// Bytes of a race that the test ends itself.
+const FOR_EVER: usize = usize::MAX / 2;
 
 /// `/endless` sends until the connection ends. `/sink` reads its body and never answers. `/deaf` does not read its body
 /// until the caller disconnects. Other requests are answered at once.
@@ -29,7 +32,7 @@ fn serve(mut peer: Peer<TcpStream>) {
         }
         if head.target.as_str() == "/sink" {
             let mut block = vec![0; 64 * 1024];
-            while std::io::Read::read(&mut peer.stream, &mut block).is_ok_and(|read| read > 0) {}
+            while peer.stream.read(&mut block).is_ok_and(|read| read > 0) {}
             return;
         }
         if head.target.as_str() == "/deaf" {
@@ -179,10 +182,10 @@ fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
             (head.status.as_u16(), &head.headers["x-gw-status"]),
             (503, &"Overloaded".parse().unwrap())
         );
+        let mut late = connect(&demo);
         late.send(get(&demo, "/"));
         let response = late.response();
         if response.status != 200 {
-        let mut late = connect(&demo);
             assert_eq!(response.code(), "GW_OVERLOADED");
             break late;
         }
@@ -256,11 +259,26 @@ fn race(
 fn streams_of_one_tunnel_share_it_evenly() {
     let _turn = turn();
     let demo = start(128, |_| {});
-    let (_, racers) = race(&demo, 8, 128 * MIB);
-    let shares: Vec<usize> = racers
-        .into_iter()
-        .map(|racer| racer.join().unwrap())
-        .collect();
+    let mut callers = stalled_downloads(&demo, 8);
+    let mut shares = vec![0; callers.len()];
+    let mut chunk = vec![0; 16 * 1024];
+    for caller in &callers {
+        caller.stream.sock.set_nonblocking(true).unwrap();
+    }
+    // One thread reads from all connections in turn, so that the shares do not depend on the scheduling of threads of the test.
+    while shares.iter().sum::<usize>() < 128 * MIB {
+        let before = shares.clone();
+        for (caller, share) in callers.iter_mut().zip(&mut shares) {
+            match caller.stream.read(&mut chunk) {
+                Ok(0) => panic!("a download has ended"),
+                Ok(read) => *share += read,
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+        }
+        if shares == before {
+            thread::yield_now();
+        }
+    }
     let least = shares.iter().min().unwrap();
     let most = shares.iter().max().unwrap();
     assert!(least * 2 >= *most, "{shares:?}");
@@ -270,15 +288,16 @@ fn streams_of_one_tunnel_share_it_evenly() {
 fn a_small_request_does_not_wait_for_bulk_transfers() {
     let _turn = turn();
     let demo = start(128, |_| {});
-    let (all, racers) = race(&demo, 8, 256 * MIB);
+    let (all, racers) = race(&demo, 8, FOR_EVER);
     let mut caller = connect(&demo);
     let mut beside = Vec::new();
-    while all.load(Ordering::Relaxed) < 128 * MIB {
+    while beside.len() < 20 || all.load(Ordering::Relaxed) < 128 * MIB {
         let before = all.load(Ordering::Relaxed);
         caller.send(get(&demo, "/"));
         assert_eq!(caller.response().body, b"ok");
         beside.push(all.load(Ordering::Relaxed) - before);
     }
+    all.store(FOR_EVER, Ordering::Relaxed);
     assert!(racers.into_iter().all(|racer| racer.join().unwrap() > 0));
     beside.sort_unstable();
     // Queued behind the bulk transfers, the request would wait for most of their bytes.
@@ -288,7 +307,6 @@ fn a_small_request_does_not_wait_for_bulk_transfers() {
 #[test]
 fn windows_adjust_while_both_directions_are_full() {
     let _turn = turn();
-    const FOR_EVER: usize = usize::MAX / 2;
     let demo = start(512, |_| {});
     let (all, racers) = race(&demo, 2, FOR_EVER);
     let uploads: Vec<_> = (0..2)
