@@ -16,6 +16,7 @@ use crate::support::agents::several::{
 use crate::support::agents::tunnel_frames::{head, interim, message, ok, refused, reset};
 use crate::support::eventually;
 use crate::support::peers::caller::Caller;
+use crate::support::stopwatch::Stopwatch;
 
 /// How the first attempt fails.
 #[derive(Debug, Clone, Copy)]
@@ -457,7 +458,7 @@ fn an_older_tunnel_of_an_agent_is_a_reserve() {
     }
     assert_eq!(ask("/end").response().code(), "GW_RELAY_ERROR");
     assert_eq!(scripted.next().agent, 2);
-    let started = Instant::now();
+    let watch = Stopwatch::start();
     assert_eq!(ask("/").response().status, 200);
     assert_eq!(scripted.next().agent, 1, "the one before");
     // A request keeps the tunnel open while its agent stops.
@@ -471,10 +472,6 @@ fn an_older_tunnel_of_an_agent_is_a_reserve() {
         0,
         "the oldest, although the one before has a request"
     );
-    assert!(
-        started.elapsed() < Duration::from_secs(4),
-        "{:?}",
-        started.elapsed()
-    );
+    watch.assert_within(Duration::from_secs(4), "the use of older tunnels");
     drop(long);
 }
