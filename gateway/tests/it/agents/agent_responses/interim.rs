@@ -11,10 +11,10 @@ use http::Method;
 use crate::support::agents::modified_agent;
 use crate::support::agents::modified_agent::enroll;
 use crate::support::agents::tunnel_frames::{interim, ok};
-use crate::support::demo;
 use crate::support::peers::http1_peer::Response;
 use crate::support::peers::http2_frames;
 use crate::support::peers::http2_frames::{END_HEADERS, END_STREAM, HEADERS, SETTINGS};
+use crate::support::{demo, reports};
 
 #[test]
 fn too_many_interim_responses_end_the_request_and_then_the_tunnel() {
@@ -95,9 +95,7 @@ fn small_interim_responses_are_bounded() {
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
     let crossings = || -> u64 {
-        demo.gateway()
-            .control()
-            .reports()
+        reports(&demo)
             .iter()
             .map(|report| report.totals["requests_crossing"])
             .sum()
