@@ -6,8 +6,10 @@ use std::process::Command;
 use http::Method;
 
 use super::small_socket;
+use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, HOST, Tls, session};
+use crate::support::peers::http1_peer::Peer;
 use crate::support::processes::prepared::Prepared;
 use crate::support::programs::usable;
 
@@ -107,19 +109,35 @@ fn strangers_that_read_nothing_hold_little_kernel_memory() {
     // Refusals fill what the gateway may send, and then requests what it may receive.
     let requests = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n").repeat(20);
     let reset = || gateway.metric("gw_connections_ended_early_total", "memory");
-    let mut most = 0;
-    let mut strangers = Vec::new();
-    while strangers.len() < CALLERS && reset() == 0 {
+    let counted = || gateway.metric("gw_connections_kernel_bytes", "worker");
+    let refused = || {
         let session = session(&about, HOST, &[b"http/1.1"], None);
-        let mut stranger = Tls::new(session, small_socket(&about));
-        stranger.write_all(requests.as_bytes()).unwrap();
-        stranger.sock.set_nonblocking(true).unwrap();
-        // Until the kernel of the stranger takes no more.
-        while stranger.write_all(requests.as_bytes()).is_ok() {}
-        strangers.push(stranger);
+        let mut stranger = Peer::new(Tls::new(session, small_socket(&about)));
+        stranger.send(format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));
+        assert_eq!(stranger.response().code(), "GW_AUTH_REQUIRED");
+        stranger.stream.sock.set_nonblocking(true).unwrap();
+        stranger.stream
+    };
+    // All are connected before the first one fills its part, as a stalled response has little time.
+    let mut strangers: Vec<Tls> = std::iter::repeat_with(refused).take(CALLERS).collect();
+    let mut most = 0;
+    let mut filled = 0;
+    for some in strangers.chunks_mut(4) {
+        let counted_before = counted();
+        for stranger in some {
+            // Until the kernel of the stranger takes no more, or the connection was reset.
+            while stranger.write_all(requests.as_bytes()).is_ok() {}
+            filled += 1;
+        }
+        eventually("the gateway has measured them", || {
+            (counted() > counted_before || reset() > 0).then_some(())
+        });
         most = most.max(held(gateway.address.port()));
+        if reset() > 0 {
+            break;
+        }
     }
-    eprintln!("{most} bytes for {} connections", strangers.len());
+    eprintln!("{most} bytes for {filled} connections");
     assert!(reset() > 0, "no connection was reset");
     assert!((MIB..=KERNEL_MEMORY).contains(&most), "{most}");
 }
