@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::support::peers::caller::Caller;
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::prepared::Prepared;
-use crate::support::processes::process::{Served, config_text, send_signal};
+use crate::support::processes::process::{Served, config_text, hold, send_signal};
 use crate::support::processes::successor::{admin, replace};
 use crate::support::stopwatch::within_a_second;
 use crate::support::{eventually, turn};
@@ -133,6 +133,7 @@ fn a_restart_keeps_the_levels_of_rate_limits() {
     ) = prepared.start(&backend.url);
     set_rate(&prepared, admin_address, 10);
     assert!(admitted(&prepared, address, 20) <= 10);
+    let _port = hold(address);
     process.signal("TERM");
     assert_eq!(process.exit_code(), Some(0));
     let levels = prepared.path("data/last-stop.json");
@@ -173,6 +174,7 @@ fn callers_wait_for_their_agent_after_a_restart() {
         },
         agent,
     ) = prepared.start(&backend.url);
+    let _port = hold(address);
     // On a busy machine, the agent can take longer than callers wait.
     let answered = (0..3).any(|_| {
         process.signal("TERM");

@@ -23,7 +23,7 @@ use serde_json::Value;
 use crate::region_records::records::Node;
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::postgres::Postgres;
-use crate::support::processes::process::gw_gateway;
+use crate::support::processes::process::{gw_gateway, hold};
 use crate::support::processes::successor::admin;
 use crate::support::{eventually, setup};
 
@@ -355,6 +355,7 @@ fn a_forged_key_gives_no_access_and_the_region_is_repaired() {
 
     // A node that starts now uses the copy in its data folder.
     let port = node.gateway.address().port();
+    let _port = hold(node.gateway.address());
     node.gateway.drain();
     let mut config = postgres.config(&node.data_dir);
     config.listen.set_port(port);

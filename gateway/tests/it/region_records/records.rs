@@ -251,6 +251,7 @@ fn relaying_goes_on_while_postgresql_is_away() {
     );
 
     // A restart in the meantime serves from the copy, and the agent comes back.
+    let _port = process::hold(node.gateway.address());
     node.gateway.drain();
     let mut config = postgres.config(&node.data_dir);
     config.listen.set_port(port);

@@ -2,14 +2,14 @@
 //! 0, and the message names the object, the cause and what to do.
 
 use std::fs;
-use std::net::TcpListener;
 use std::process::Command;
 
 use super::first_day::{FirstDay, check};
 use super::{assert_says, configured, fail};
+use crate::support::peers::backend;
 use crate::support::peers::caller::connect_to;
 use crate::support::processes::prepared::Prepared;
-use crate::support::processes::process::{gw_agent, hold, serve, serve_command, start_logged};
+use crate::support::processes::process::{gw_agent, serve, serve_command, start_logged};
 
 /// The table.
 const MISTAKES: &str = include_str!("mistakes.txt");
@@ -145,11 +145,7 @@ fn state_and_configuration_of_an_agent() {
 #[test]
 fn a_backend_that_is_not_running() {
     let day = FirstDay::new();
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = free.local_addr().unwrap();
-    drop(free);
-    // No other program gets the port.
-    let _held = hold(address);
+    let (_held, address) = backend::refusing();
     let line = format!("{ENROLL} a --ca-file data/dev-ca.crt")
         .replace("enroll", &format!("http {}", address.port()));
     let mut command = day.typed(&line);
