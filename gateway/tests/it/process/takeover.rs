@@ -13,6 +13,7 @@ use http::Method;
 
 use super::shutdown::ask_until_closed;
 use crate::support::eventually;
+use crate::support::kept_connection::KeptConnection;
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process;
@@ -58,12 +59,10 @@ fn running_requests_and_kept_connections_survive_a_takeover() {
     ) = prepared.start(&backend.url);
     let _port = process::hold(address);
     let mut running = prepared.connect(address);
-    let mut kept = prepared.connect(address);
+    let mut kept = KeptConnection::begin(prepared.connect(address), &prepared.get("/"));
     let mut idle = prepared.connect(address);
-    for caller in [&mut kept, &mut idle] {
-        caller.send(prepared.get("/"));
-        assert_eq!(caller.response().status, 200);
-    }
+    idle.send(prepared.get("/"));
+    assert_eq!(idle.response().status, 200);
     running.send(prepared.get("/held"));
     wait_for_tunnels(admin_address, 1);
 
@@ -74,17 +73,16 @@ fn running_requests_and_kept_connections_survive_a_takeover() {
         caller.send(prepared.get("/"));
         assert_eq!(caller.response().status, 200);
         // Each process issues its own development certificate.
-        (caller.stream.conn.peer_certificates() != kept.stream.conn.peer_certificates())
+        (caller.stream.conn.peer_certificates() != kept.caller.stream.conn.peer_certificates())
             .then_some(caller)
     });
     // The old process serves its existing connections and closes them after the next response.
-    kept.send(prepared.get("/"));
-    let response = kept.response();
+    let response = kept.ask(&prepared.get("/"));
     assert_eq!(
         (response.status.as_u16(), response.header("connection")),
         (200, "close")
     );
-    assert!(kept.is_closed() && idle.is_closed());
+    assert!(kept.caller.is_closed() && idle.is_closed());
     backend.release();
     assert_eq!(running.response().status, 200);
     drop(running);

@@ -15,8 +15,10 @@ use gw_store::{
 };
 use serde_json::{Value, json};
 
+use crate::support::kept_connection::KeptConnection;
 use crate::support::peers::caller::Caller;
 use crate::support::peers::held_backend::HeldBackend;
+use crate::support::peers::http1_peer::Response;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::{Served, config_text, hold, send_signal};
 use crate::support::processes::successor::{admin, replace};
@@ -40,7 +42,15 @@ fn set_rate(prepared: &Prepared, admin_address: SocketAddr, burst: u32) {
 /// The status of one request.
 fn ask(prepared: &Prepared, caller: &mut Caller) -> u16 {
     caller.send(prepared.get("/"));
-    let response = caller.response();
+    status(&caller.response())
+}
+
+/// The status of the next request on a connection that a request keeps in use.
+fn ask_next(prepared: &Prepared, kept: &mut KeptConnection) -> u16 {
+    status(&kept.ask(&prepared.get("/")))
+}
+
+fn status(response: &Response) -> u16 {
     // A request fails with 504 for want of a tunnel, and for nothing else.
     assert!(response.status != 504 || response.code() == "AGENT_UNAVAILABLE");
     response.status.as_u16()
@@ -58,13 +68,10 @@ fn admitted(prepared: &Prepared, address: SocketAddr, most: usize) -> usize {
     most
 }
 
-fn kept_connections(prepared: &Prepared, address: SocketAddr, count: usize) -> Vec<Caller> {
-    let kept = (0..count).map(|_| {
-        let mut caller = prepared.connect(address);
-        assert_eq!(ask(prepared, &mut caller), 200);
-        caller
-    });
-    kept.collect()
+/// Connections on which one request runs each.
+fn kept_connections(prepared: &Prepared, address: SocketAddr, count: usize) -> Vec<KeptConnection> {
+    let begin = |_| KeptConnection::begin(prepared.connect(address), &prepared.get("/"));
+    (0..count).map(begin).collect()
 }
 
 #[test]
@@ -96,7 +103,7 @@ fn a_takeover_keeps_the_levels_of_rate_limits() {
     let (old, rest) = kept.split_at_mut(10);
     let by_old = old
         .iter_mut()
-        .map(|caller| ask(&prepared, caller))
+        .map(|kept| ask_next(&prepared, kept))
         .filter(|status| *status == 200)
         .count();
     assert_eq!(by_old, 10);
@@ -111,7 +118,7 @@ fn a_takeover_keeps_the_levels_of_rate_limits() {
     // The old process knows that the bucket is empty.
     let late = rest
         .iter_mut()
-        .map(|caller| ask(&prepared, caller))
+        .map(|kept| ask_next(&prepared, kept))
         .filter(|status| *status == 200)
         .count();
     assert!(late <= refilled, "{late} admitted by the old process");
@@ -194,12 +201,11 @@ fn callers_wait_for_their_agent_after_a_restart() {
 }
 
 /// Sends requests on one kept connection after another until one is refused with `code`, within [`REVOKED_WITHIN`].
-fn wait_until_refused(prepared: &Prepared, kept: &mut Vec<Caller>, code: &str) {
+fn wait_until_refused(prepared: &Prepared, kept: Vec<KeptConnection>, code: &str) {
     let pause = REVOKED_WITHIN / u32::try_from(kept.len()).unwrap();
     within_a_second(code, || {
-        while let Some(mut caller) = kept.pop() {
-            caller.send(prepared.get("/"));
-            let response = caller.response();
+        for mut kept in kept {
+            let response = kept.ask(&prepared.get("/"));
             if response.status != 200 && response.code() == code {
                 return;
             }
@@ -225,7 +231,7 @@ fn revocations_reach_replaced_processes() {
     let mut running = prepared.connect(address);
     let mut others = kept_connections(&prepared, address, 30);
     running.send(prepared.get("/held"));
-    let mut kept = others.split_off(15);
+    let kept = others.split_off(15);
     let second = replace(process.id(), &log);
     // A chain of three processes: the first two drain.
     let third = replace(second.0, &log);
@@ -235,7 +241,7 @@ fn revocations_reach_replaced_processes() {
         prepared.administer(admin_address, "DELETE", &key, &json!({})),
         204
     );
-    wait_until_refused(&prepared, &mut others, "GW_SERVICE_KEY_INVALID");
+    wait_until_refused(&prepared, others, "GW_SERVICE_KEY_INVALID");
     assert_eq!(
         prepared.administer(
             admin_address,
@@ -245,7 +251,7 @@ fn revocations_reach_replaced_processes() {
         ),
         200
     );
-    wait_until_refused(&prepared, &mut kept, "GW_SERVICE_DISABLED");
+    wait_until_refused(&prepared, kept, "GW_SERVICE_DISABLED");
     // The running request is not affected, but needs its agent.
     let agents = fs::read(prepared.path("agent/agent.json")).unwrap();
     let agent: Value = serde_json::from_slice(&agents).unwrap();
@@ -329,7 +335,7 @@ fn a_revocation_reaches_a_replaced_process_with_more_records_than_fit_into_a_mes
         _agent,
     ) = prepared.start(&backend.url);
     let mut running = prepared.connect(address);
-    let mut kept = kept_connections(&prepared, address, 30);
+    let kept = kept_connections(&prepared, address, 30);
     running.send(prepared.get("/held"));
     let successor = replace(process.id(), &log);
     let key = format!("/accounts/demo/service-keys/{}", prepared.key_id());
@@ -338,7 +344,7 @@ fn a_revocation_reaches_a_replaced_process_with_more_records_than_fit_into_a_mes
         204
     );
     let asked = Instant::now();
-    wait_until_refused(&prepared, &mut kept, "GW_SERVICE_KEY_INVALID");
+    wait_until_refused(&prepared, kept, "GW_SERVICE_KEY_INVALID");
     eprintln!(
         "a key refused by a replaced process after {:?}, with {count} services",
         asked.elapsed()
@@ -369,8 +375,8 @@ fn a_process_without_its_successor_serves_its_connections_on() {
     let third = replace(second.0, &log);
     assert!(send_signal(third.0, "KILL"));
     log.line_with("no more changes from the successor");
-    for caller in &mut kept {
-        assert_eq!(ask(&prepared, caller), 200);
+    for kept in &mut kept {
+        assert_eq!(ask_next(&prepared, kept), 200);
     }
     backend.release();
     assert_eq!(running.response().status, 200);
@@ -414,8 +420,8 @@ fn a_process_that_lacks_a_change_serves_its_connections_on_and_is_named_as_pendi
     .unwrap();
     let successor = replace(process.id(), &log);
     log.line_with("no more changes from the successor");
-    for caller in &mut kept {
-        assert_eq!(ask(&prepared, caller), 200);
+    for kept in &mut kept {
+        assert_eq!(ask_next(&prepared, kept), 200);
     }
     let token = fs::read_to_string(prepared.path("data/admin.token")).unwrap();
     let pending = |enabled: bool| {

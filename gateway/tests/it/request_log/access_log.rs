@@ -12,8 +12,10 @@ use gw_telemetry::request_log::AccessLogTarget;
 use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
+use crate::support::kept_connection::KeptConnection;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, request};
+use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process;
 use crate::support::processes::process::{Served, gw_gateway, serve_command};
@@ -166,7 +168,8 @@ fn a_rotated_file_is_left_alone_and_a_successor_appends_to_the_same_file() {
         log,
     } = prepared.serve_with(&config);
     let _port = process::hold(address);
-    let _agent = prepared.run_agent(address.port(), &backend::answering(OK));
+    let backend = HeldBackend::start();
+    let _agent = prepared.run_agent(address.port(), &backend.url);
     prepared.wait_for_tunnel(address);
     let first = ask(&prepared, address);
     line(&path, &first);
@@ -186,7 +189,7 @@ fn a_rotated_file_is_left_alone_and_a_successor_appends_to_the_same_file() {
             .any(|line| line["id"] == second.as_str())
     );
 
-    let mut kept = prepared.connect(address);
+    let mut kept = KeptConnection::begin(prepared.connect(address), &prepared.get("/"));
     let successor = replace(process.id(), &log);
     let by_successor = eventually("the successor answers", || {
         let mut caller = prepared.connect(address);
@@ -194,8 +197,8 @@ fn a_rotated_file_is_left_alone_and_a_successor_appends_to_the_same_file() {
         let response = caller.response();
         (response.status == 200).then(|| response.header("x-gw-request-id").to_owned())
     });
-    kept.send(prepared.get("/"));
-    let by_first = kept.response().header("x-gw-request-id").to_owned();
+    let by_first = kept.ask(&prepared.get("/"));
+    let by_first = by_first.header("x-gw-request-id").to_owned();
     drop(kept);
     assert_eq!(process.exit_code(), Some(0));
     for id in [&by_successor, &by_first] {

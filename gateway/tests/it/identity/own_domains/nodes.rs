@@ -11,6 +11,7 @@ use super::setup::{Pair, Setup, open};
 use super::{DOMAIN, OTHER, PROGRAMS};
 use crate::support::acme_servers::named::Named;
 use crate::support::eventually;
+use crate::support::kept_connection::KeptConnection;
 use crate::support::peers::caller::{Caller, HOST, client_config_of};
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::prepared::administer_at;
@@ -24,16 +25,13 @@ const REMOVED_WITHIN: Duration = Duration::from_secs(5);
 /// Connections to a process that drains, each for one request.
 const KEPT: usize = 20;
 
-/// Sends a request; the owner of the service may be another node.
-fn send(region: &Region, caller: &mut Caller, domain: &str, target: &str) {
-    let key = region.service_key();
-    caller.send(format!(
-        "GET {target} HTTP/1.1\r\nHost: {domain}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
-    ));
+/// A request; the owner of the service may be another node.
+fn get(service_key: &str, domain: &str, target: &str) -> String {
+    format!("GET {target} HTTP/1.1\r\nHost: {domain}\r\nX-Gw-Service-Key: {service_key}\r\n\r\n")
 }
 
 fn ask(region: &Region, caller: &mut Caller, domain: &str) -> u16 {
-    send(region, caller, domain, "/");
+    caller.send(get(region.service_key(), domain, "/"));
     caller.response().status.as_u16()
 }
 
@@ -78,10 +76,10 @@ fn remove(region: &Region, domain: &str, node: usize) {
 }
 
 /// Sends a request on one connection after the other until one is refused. A process that drains ends each with its response.
-fn await_refusal(kept: Vec<Caller>, ask: impl Fn(&mut Caller) -> u16) {
+fn await_refusal(kept: Vec<KeptConnection>, request: &str) {
     let pause = REMOVED_WITHIN / u32::try_from(KEPT).unwrap();
-    for mut caller in kept {
-        match ask(&mut caller) {
+    for mut kept in kept {
+        match kept.ask(request).status.as_u16() {
             200 => thread::sleep(pause),
             status => return assert_eq!(status, 421),
         }
@@ -120,22 +118,19 @@ fn a_domain_that_is_removed_at_a_node_is_refused_at_another_and_by_its_predecess
     // A request that runs keeps the predecessor.
     let connect = serve(&region, &named, OTHER, nodes);
     let mut running = connect().unwrap();
-    let mut kept: Vec<Caller> = (0..KEPT)
-        .map(|_| {
-            let mut caller = connect().unwrap();
-            assert_eq!(ask(&region, &mut caller, OTHER), 200);
-            caller
-        })
+    let request = get(region.service_key(), OTHER, "/");
+    let mut kept: Vec<_> = (0..KEPT)
+        .map(|_| KeptConnection::begin(connect().unwrap(), &request))
         .collect();
-    send(&region, &mut running, OTHER, "/held");
+    running.send(get(region.service_key(), OTHER, "/held"));
     backend.wait_for_held();
     let replaced = region.node(owner);
     let _successor = replace(replaced.process.id(), &replaced.log);
     let mut old = kept.pop().unwrap();
-    assert_eq!(ask(&region, &mut old, OTHER), 200, "the predecessor serves");
+    assert_eq!(old.ask(&request).status, 200, "the predecessor serves");
     remove(&region, OTHER, nodes[0]);
     within(REMOVED_WITHIN, "a removal at a predecessor", || {
-        await_refusal(kept, |caller| ask(&region, caller, OTHER));
+        await_refusal(kept, &request);
     });
     backend.release();
     assert_eq!(running.response().status, 200);
@@ -149,18 +144,15 @@ fn a_domain_that_is_removed_is_refused_by_a_predecessor() {
     let setup = Setup::new();
     setup.serve_uploaded(DOMAIN);
     let config = setup.caller(&[b"http/1.1"]);
-    let mut kept: Vec<Caller> = (0..KEPT)
-        .map(|_| {
-            let mut caller = setup.connect(&config, DOMAIN).unwrap();
-            assert_eq!(setup.ask(&mut caller, DOMAIN), 200);
-            caller
-        })
+    let request = get(setup.prepared.service_key(), DOMAIN, "/");
+    let mut kept: Vec<_> = (0..KEPT)
+        .map(|_| KeptConnection::begin(setup.connect(&config, DOMAIN).unwrap(), &request))
         .collect();
     let _successor = replace(setup.served.process.id(), &setup.served.log);
     let mut old = kept.pop().unwrap();
-    assert_eq!(setup.ask(&mut old, DOMAIN), 200, "the predecessor serves");
+    assert_eq!(old.ask(&request).status, 200, "the predecessor serves");
     setup.remove(DOMAIN);
     within(REMOVED_WITHIN, "a removal at a predecessor", || {
-        await_refusal(kept, |caller| setup.ask(caller, DOMAIN));
+        await_refusal(kept, &request);
     });
 }

@@ -76,12 +76,17 @@ impl Setup {
         fs::write(prepared.path("gateway.toml"), config).unwrap();
         let served = start(&prepared, changes.machine.as_ref());
         let backend = backend::start(|mut peer| {
-            while let Ok((head, ..)) = peer.request() {
+            while let Ok(head) = peer.request_head() {
                 let host = head.authority.to_string();
                 let length = host.len();
+                // The response begins before the request body is received.
                 peer.send(format!(
-                    "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{host}"
+                    "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n"
                 ));
+                if peer.body(head.framing).is_err() {
+                    return;
+                }
+                peer.send(host);
             }
         });
         let agent = prepared.run_agent(served.address.port(), &backend);

@@ -10,7 +10,7 @@ use super::backend;
 use crate::support::SOON;
 
 /// A backend that answers `/held` once released, `/slow` after 40 ms, and other requests at once. The body of a response
-/// is the length of the request body in eight digits.
+/// is the length of the request body in eight digits. The response to `/early` begins before the request body is received.
 pub(crate) struct HeldBackend {
     pub(crate) url: String,
     arrivals: Receiver<()>,
@@ -26,7 +26,15 @@ impl HeldBackend {
         let requests = Arc::new(AtomicUsize::new(0));
         let received = Arc::clone(&requests);
         let url = backend::start(move |mut peer| {
-            while let Ok((head, body, _)) = peer.request() {
+            const HEAD: &str = "HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n";
+            while let Ok(head) = peer.request_head() {
+                let is_early = head.target.path() == "/early";
+                if is_early {
+                    peer.send(HEAD);
+                }
+                let Ok((body, _)) = peer.body(head.framing) else {
+                    return;
+                };
                 received.fetch_add(1, Ordering::SeqCst);
                 match head.target.path() {
                     "/held" => {
@@ -40,10 +48,8 @@ impl HeldBackend {
                     "/slow" => thread::sleep(Duration::from_millis(40)),
                     _ => {}
                 }
-                peer.send(format!(
-                    "HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n{:08}",
-                    body.len()
-                ));
+                let begun = if is_early { "" } else { HEAD };
+                peer.send(format!("{begun}{:08}", body.len()));
             }
         });
         Self {
