@@ -2,41 +2,38 @@
 
 use std::time::{Duration, Instant};
 
+use http::Method;
+
 use crate::support::eventually;
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process;
 use crate::support::processes::process::{Running, Served};
 use crate::support::processes::successor::{Successor, admin, replace};
-use crate::support::waiting_requests::WaitingRequests;
+use crate::support::waiting_requests::{Loss, WaitingRequests, until_quick};
 
-/// A request that waits is refused after five seconds. A takeover that takes nearly as long shows nothing.
-const SHORT: Duration = Duration::from_secs(4);
+/// A replaced process closes connections that are idle for five seconds. An attempt that takes nearly as long shows nothing.
+const IDLE: Duration = Duration::from_secs(4);
 
-/// Takes over from a gateway whose agent was killed a moment ago. Calls `between` before, and returns its result with the
-/// successor. `None` if the machine was too busy.
+/// Whether the process that serves has this number of tunnels.
+fn has_tunnels(served: &Served, count: usize) -> bool {
+    let (_, metrics) = admin(served.admin_address, "/metrics");
+    let expected = format!("gw_tunnels {count}");
+    metrics.lines().any(|line| line == expected)
+}
+
+/// Ends the agent, and takes over from the gateway. Calls `between` before, and returns its result with the successor. `None` if
+/// the machine was too busy.
 fn take_over<T>(
     served: &Served,
     agent: Running,
-    between: impl FnOnce() -> T,
-) -> Option<(T, Successor)> {
-    drop(agent);
-    let lost = Instant::now();
-    eventually("the tunnel has ended", || {
-        let (_, metrics) = admin(served.admin_address, "/metrics");
-        metrics
-            .lines()
-            .any(|line| line == "gw_tunnels 0")
-            .then_some(())
-    });
-    let result = between();
+    between: impl FnOnce(&Loss) -> Option<T>,
+) -> Option<(Loss, T, Successor)> {
+    let loss = Loss::of(agent);
+    loss.wait_for("the tunnel has ended", || has_tunnels(served, 0))?;
+    let result = between(&loss)?;
     let successor = replace(served.process.id(), &served.log);
-    (lost.elapsed() < SHORT).then_some((result, successor))
-}
-
-/// Repeats an attempt that a busy machine can spoil.
-fn until_quick(mut attempt: impl FnMut() -> Option<()>) {
-    while attempt().is_none() {}
+    Some((loss, result, successor))
 }
 
 #[test]
@@ -47,21 +44,23 @@ fn requests_that_wait_for_their_agent_move_to_the_successor() {
         let (served, agent) = prepared.start(&backend.url);
         let _port = process::hold(served.address);
         let before = backend.requests();
-        let (waiting, _successor) = take_over(&served, agent, || {
-            let connect = || prepared.connect(served.address);
+        let connect = || prepared.connect(served.address);
+        let (loss, waiting, _successor) = take_over(&served, agent, |loss| {
             let waiting = WaitingRequests::send(connect, prepared.service_key());
-            eventually("the requests wait", || {
-                let charged = served.metric("gw_relay_memory_bytes", "");
-                (charged >= WaitingRequests::MEMORY).then_some(())
-            });
-            waiting
+            loss.wait_for("the requests wait", || {
+                served.metric("gw_relay_memory_bytes", "") >= WaitingRequests::MEMORY
+            })?;
+            Some(waiting)
         })?;
         // A new request waits, too: the successor knows that the agent was there a moment ago.
-        let connect = || prepared.connect(served.address);
         let new = WaitingRequests::send(connect, prepared.service_key());
         let _agent = prepared.run_agent(served.address.port(), &backend.url);
-        waiting.are_answered();
-        new.are_answered();
+        eventually("the agent is back", || {
+            has_tunnels(&served, 1).then_some(())
+        });
+        let is_late = loss.is_long_ago();
+        waiting.are_answered(is_late)?;
+        new.are_answered(is_late)?;
         assert_eq!(backend.requests() - before, 2 * WaitingRequests::COUNT);
         Some(())
     });
@@ -78,18 +77,21 @@ fn kept_connections_are_served_by_an_agent_of_the_successor() {
         kept.send(prepared.get("/"));
         assert_eq!(kept.response().status, 200);
         let before = backend.requests();
-        let ((), _successor) = take_over(&served, agent, || ())?;
+        let began = Instant::now();
+        let (_, (), _successor) = take_over(&served, agent, |_| Some(()))?;
         let _agent = prepared.run_agent(served.address.port(), &backend.url);
         prepared.wait_for_tunnel(served.address);
         // The predecessor never had a tunnel of this agent process.
         let length = "Content-Length: 100000\r\n\r\n";
-        kept.send(
-            prepared
-                .get("/")
-                .replace("GET", "POST")
-                .replace("\r\n\r\n", &format!("\r\n{length}{}", "a".repeat(100_000))),
-        );
-        let response = kept.response();
+        let request = prepared
+            .get("/")
+            .replace("GET", "POST")
+            .replace("\r\n\r\n", &format!("\r\n{length}{}", "a".repeat(100_000)));
+        let sent = kept.try_send(request);
+        let response = match sent.and_then(|()| kept.try_response(&Method::POST)) {
+            Err(_) if began.elapsed() > IDLE => return None,
+            response => response.unwrap(),
+        };
         assert_eq!(
             (
                 response.status.as_u16(),
