@@ -87,6 +87,7 @@ fn services_of_a_killed_node_move_and_no_request_at_the_others_fails() {
         return;
     };
     assert_eq!(region.request(other), "200");
+    region.wait_for_trust();
     region.kill(owner);
     // A request that is sent before the end of the link is known may have reached the backend, and fails.
     eventually("the end of the link is known", || {

@@ -4,6 +4,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use gw_gateway::Gateway;
 use gw_gateway::demo::About;
@@ -255,6 +256,23 @@ impl Region {
             let is_settled = |node: usize| is_settled(&self.status(node), count);
             self.running().all(is_settled).then_some(())
         });
+    }
+
+    /// Waits until every running node has reached PostgreSQL without a failure for so long that it declares another one dead as
+    /// soon as that refuses connections. Waits in vain on a machine that is always too busy for PostgreSQL.
+    pub(crate) fn wait_for_trust(&self) {
+        let within = gw_region::timing::ENGINE_GRACE + Duration::from_secs(1);
+        let began = Instant::now();
+        let mut since = began;
+        while since.elapsed() < within && began.elapsed() < SOON {
+            let silence = |node| self.status(node)["engine_silence_seconds"].as_f64();
+            // With a beat each second, longer silence is a failure.
+            let is_heard = |node| silence(node).is_some_and(|seconds| seconds < 1.9);
+            if !self.running().all(is_heard) {
+                since = Instant::now();
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
     }
 
     /// Lets the balancer pass new connections to these nodes only.
