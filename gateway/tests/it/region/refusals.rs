@@ -47,7 +47,7 @@ fn a_node_that_was_frozen_is_accepted_again_and_keeps_levels_and_its_lease() {
     wait_until_dead(&region, other);
     region.node(owner).process.signal("CONT");
     region.wait_for_members(3);
-    assert_eq!(region.owner(), owner);
+    region.await_owner(owner);
     for node in 0..3 {
         eventually("no node refuses the messages of another", || {
             others(&region, node)

@@ -46,7 +46,7 @@ fn an_owner_without_postgresql_is_replaced_and_comes_back() {
     wait_until_relayed(&region);
     region.engine_gates[owner].set(Passage::Open);
     region.wait_for_members(3);
-    assert_eq!(region.owner(), owner);
+    region.await_owner(owner);
     wait_until_relayed(&region);
 }
 

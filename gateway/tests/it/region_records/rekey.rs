@@ -450,7 +450,7 @@ fn no_request_and_no_change_fails_while_the_key_of_running_nodes_is_replaced() {
         .map(|failure| failure.what)
         .collect();
     assert!(failures.is_empty(), "{failures:?}");
-    assert_eq!(region.owner(), owner);
+    region.await_owner(owner);
     assert_eq!(
         enrollments(&region),
         before,

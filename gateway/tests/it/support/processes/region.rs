@@ -289,6 +289,15 @@ impl Region {
         })
     }
 
+    /// Waits until this node alone has tunnels. After a move, the tunnels of the owner before it end a moment later.
+    pub(crate) fn await_owner(&self, owner: usize) {
+        eventually("the owner alone has tunnels", || {
+            let is_right =
+                |node: usize| (self.metric(node, "gw_tunnels") >= 1.0) == (node == owner);
+            self.running().all(is_right).then_some(())
+        });
+    }
+
     /// The sum of a metric of a node over its labels.
     pub(crate) fn metric(&self, node: usize, name: &str) -> f64 {
         let (_, text) = admin(self.node(node).admin_address, "/metrics");
