@@ -81,7 +81,9 @@ fn disable(region: &Region, node: usize, path: &str, pending: u64) {
         &format!("/api/v1{path}"),
         &json!({ "enabled": false }),
     );
-    assert_eq!((status, named), (200, Some(pending.to_string())));
+    // On a slow machine it is declared dead meanwhile.
+    let named = named.as_deref().map(|node| node.trim_end_matches(";dead"));
+    assert_eq!((status, named), (200, Some(pending.to_string().as_str())));
 }
 
 #[test]
