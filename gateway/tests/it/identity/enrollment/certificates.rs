@@ -77,7 +77,7 @@ fn a_certificate_has_only_contents_set_by_the_gateway() {
 #[test]
 fn certificate_renewal_does_not_interrupt_requests() {
     let adjust = |config: &mut gw_interface::config::Config| {
-        config.agent_certificate_lifetime = Duration::from_secs(5);
+        config.agent_certificate_lifetime = Duration::from_secs(15);
     };
     let demo = Demo::start(&Options {
         adjust,
@@ -88,7 +88,7 @@ fn certificate_renewal_does_not_interrupt_requests() {
     let first = own_agent(&demo);
     // One request spans two renewals; short requests run beside it.
     let mut long = connect(&demo);
-    long.send(get(&demo, "/slow?ms=9000"));
+    long.send(get(&demo, "/slow?ms=26000"));
     let mut caller = connect(&demo);
     let mut renewals = 0;
     let mut last = first.clone();
