@@ -184,6 +184,7 @@ fn a_flood_of_expensive_handshakes_takes_a_quarter_of_a_worker_and_delays_no_oth
             .unwrap();
         (socket(&demo.about), hello)
     };
+    let cost_before = cost(&expensive);
     // On a busy machine the gateway may have answered all of a flood before the others come.
     let shown = (0..5).find_map(|_| {
         let mut flood: Vec<(TcpStream, Vec<u8>)> = (0..FLOOD).map(|_| hello()).collect();
@@ -205,7 +206,7 @@ fn a_flood_of_expensive_handshakes_takes_a_quarter_of_a_worker_and_delays_no_oth
     });
     let (answered, took) = shown.expect("all of the flood went first");
     let answered = u32::try_from(answered).unwrap();
-    let all = cost(&expensive) * answered.saturating_sub(1);
+    let all = cost_before.min(cost(&expensive)) * answered.saturating_sub(1);
     // A third: the cost varies with what else the processor does.
     assert!(
         answered > 1 && took >= 3 * all.saturating_sub(AT_ONCE),
