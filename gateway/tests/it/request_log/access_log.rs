@@ -131,10 +131,14 @@ fn every_request_has_a_line_with_the_fields_of_its_record() {
     let (_, invalid) = call(&demo, "GET /%zz HTTP/1.1\r\nHost: a b\r\n\r\n");
     assert_eq!(line(&path, &invalid)["code"], "GW_BAD_REQUEST");
 
-    let (_, metrics) = admin(demo.gateway().admin_address(), "/metrics");
-    let expected = format!("gw_access_log_written_total {}", lines(&path).len());
+    let expected = format!("gw_access_log_written_total {}\n", lines(&path).len());
+    // A line is counted after it is written.
+    let metrics = eventually("all lines are counted", || {
+        let (_, metrics) = admin(demo.gateway().admin_address(), "/metrics");
+        Some(metrics).filter(|metrics| metrics.contains(&expected))
+    });
     assert!(
-        metrics.contains(&expected) && metrics.contains("gw_access_log_dropped_total 0\n"),
+        metrics.contains("gw_access_log_dropped_total 0\n"),
         "{metrics}"
     );
     let text = fs::read_to_string(&path).unwrap();
