@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 use gw_base::service::rate::Rate;
 use gw_telemetry::counters::{TunnelReport, WorkerReport};
 
+use gw_gateway::Gateway;
 use gw_gateway::demo::{Demo, Options};
 
 /// Timeout for events that normally take milliseconds. Only a failing test reaches it.
@@ -96,7 +97,12 @@ pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
 ///
 /// A worker reports after it has put in force what was published before, such as a change of the records.
 pub(crate) fn reports(demo: &Demo) -> Vec<WorkerReport> {
-    let control = demo.gateway().control();
+    all_reports(demo.gateway())
+}
+
+/// As [`reports`], of a gateway.
+pub(crate) fn all_reports(gateway: &Gateway) -> Vec<WorkerReport> {
+    let control = gateway.control();
     eventually("all workers report", || {
         Some(control.reports()).filter(|reports| reports.len() == control.workers())
     })

@@ -10,12 +10,12 @@ use gw_gateway::Gateway;
 use gw_gateway::demo::About;
 use gw_interface::config::Config;
 use gw_region::{Member, NodeSlot, Owner, Placement};
-use gw_telemetry::counters::TunnelReport;
+use gw_telemetry::counters::{TunnelReport, WorkerReport};
 
 use super::prepared::Prepared;
 use super::process::config_text;
 use crate::support::peers::caller::{Caller, HOST, connect_to};
-use crate::support::{SOON, eventually};
+use crate::support::{SOON, all_reports, eventually};
 
 /// Secret of the region.
 pub(crate) const KEY: [u8; 32] = [7; 32];
@@ -171,9 +171,7 @@ impl Nodes {
             .set_placement(placement, session, &processes)
             .unwrap();
         // A worker answers after it has handled earlier messages.
-        eventually("all workers report", || {
-            (gateway.control().reports().len() == gateway.control().workers()).then_some(())
-        });
+        all_reports(gateway);
     }
 
     /// The node that owns the demo's service if all running nodes are members, and another one.
@@ -237,10 +235,13 @@ impl Nodes {
         format!("{line} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n{rest}")
     }
 
+    /// The reports of all workers of `node`. On a busy machine the report of a worker can be missing at first.
+    fn reports(&self, node: usize) -> Vec<WorkerReport> {
+        all_reports(self.gateway(node))
+    }
+
     pub(crate) fn tunnels(&self, node: usize) -> Vec<TunnelReport> {
-        self.gateway(node)
-            .control()
-            .reports()
+        self.reports(node)
             .into_iter()
             .flat_map(|report| report.tunnels)
             .collect()
@@ -258,9 +259,7 @@ impl Nodes {
 
     /// The sum of a counter over the workers of `node`.
     pub(crate) fn total(&self, node: usize, name: &str) -> u64 {
-        self.gateway(node)
-            .control()
-            .reports()
+        self.reports(node)
             .iter()
             .map(|report| report.totals[name])
             .sum()
@@ -280,15 +279,13 @@ impl Nodes {
 
     /// Connections to `node` that were not taken for this reason.
     pub(crate) fn turned_away(&self, node: usize, reason: &str) -> u64 {
-        let reports = self.gateway(node).control().reports();
-        reports
+        self.reports(node)
             .iter()
             .filter_map(|report| report.by_reason.turned_away.get(reason))
             .sum()
     }
 }
 
-/// Returns when all workers use the placement.
 /// Copies a folder without its folders.
 fn copy(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap();
