@@ -4,7 +4,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use gw_gateway::Gateway;
 use gw_gateway::demo::About;
@@ -234,13 +234,19 @@ impl Region {
         &self.service_key
     }
 
-    /// Waits until every node has a copy of the records in its data folder that is younger than the agent.
+    /// Waits until every node has a copy of the records in its data folder that is younger than this call.
     pub(crate) fn wait_for_copies(&self) {
-        let written = |path: PathBuf| fs::metadata(path).unwrap().modified().unwrap();
-        let enrolled = written(self.agent_folder().join("agent.json"));
+        let called = SystemTime::now();
+        // A node writes a copy after a change.
+        let node = self.running().next().unwrap();
+        self.enrollment_token(node, "demo", "echo");
+        let written = |path: PathBuf| fs::metadata(path).and_then(|file| file.modified());
         eventually("the nodes have copies", || {
             self.running()
-                .all(|node| written(self.data(node).join("records.sealed")) > enrolled)
+                .all(|node| {
+                    let written = written(self.data(node).join("records.sealed"));
+                    written.is_ok_and(|written| written > called)
+                })
                 .then_some(())
         });
     }
