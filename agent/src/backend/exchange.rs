@@ -9,6 +9,7 @@ use gw_shared::http::{
     BodyDecoder, ConnectionField, Fields, Framing, Part, RequestHead, ResponseHead, UpgradeProtocol,
 };
 use gw_shared::http2::stream as streams;
+use gw_shared::runtime;
 use http::uri::Authority;
 use http::{Method, StatusCode};
 
@@ -94,6 +95,15 @@ impl RequestHalf<'_> {
                 ..
             } => connection.finish(*framing, trailers.as_ref()).await,
             Self::Http2(stream) => h2::finish(stream, trailers),
+        }
+    }
+
+    /// Waits until the kernel of the backend has what was sent, which a reset would discard. Over HTTP/2, until it was handed
+    /// to this kernel if that takes it at once.
+    pub(crate) async fn delivered(&self) {
+        match self {
+            Self::Http1 { connection, .. } => connection.delivered().await,
+            Self::Http2(_) => runtime::yield_now().await,
         }
     }
 

@@ -106,6 +106,11 @@ impl Http1Connection {
         self.stream.socket().reset_when_dropped();
     }
 
+    /// Waits until the kernel of the backend has acknowledged all sent bytes.
+    pub(super) async fn delivered(&self) {
+        self.stream.socket().acknowledged().await;
+    }
+
     async fn send(&self, pieces: &mut [IoSlice<'_>]) -> io::Result<()> {
         self.stream.send_all(pieces).await
     }

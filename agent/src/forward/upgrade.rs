@@ -249,6 +249,9 @@ async fn relay_both(
     let Either::Left((Ok(sent), _)) = select(up, down.as_mut()).await else {
         return Err(ExchangeError::Reset);
     };
+    if sent == Sent::BrokenOff {
+        return Err(ExchangeError::Reset);
+    }
     if sent == Sent::Partly {
         // The backend has closed its receiving direction.
         sender.report_upload(Some(upload.taken()));

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use gw_shared::http::{Part, fields};
 use gw_shared::tunnel::body::ReceivedBody;
 use gw_shared::tunnel::frame::DATA_MAX;
+use gw_shared::tunnel::head;
 use gw_shared::tunnel::ledger::{Reserved, Share};
 
 use crate::backend::RequestHalf;
@@ -160,6 +161,8 @@ pub(crate) enum Sent {
     Whole,
     /// The backend reads no more.
     Partly,
+    /// The caller broke off an upgraded connection; the backend has the bytes before.
+    BrokenOff,
 }
 
 /// The gateway reset the stream before the request was complete, or the body was not as announced.
@@ -193,6 +196,10 @@ pub(crate) async fn send_body(
                     return Ok(Sent::Partly);
                 }
                 upload.taken.set(position);
+            }
+            Part::Trailers(fields) if fields.contains(&head::BROKEN_OFF) => {
+                request.delivered().await;
+                return Ok(Sent::BrokenOff);
             }
             Part::Trailers(fields) => trailers = Some(fields),
             Part::End => break,

@@ -22,7 +22,8 @@ const MIB: usize = 1024 * KIB;
 pub const HEAD: Duration = Duration::from_secs(10);
 /// Time for which the rest of a refused request is received and discarded, so that a TCP reset does not destroy the response.
 pub const DISCARD_WITHIN: Duration = Duration::from_secs(30);
-/// Time for the backend to take the last bytes of an upgraded HTTP/1.1 connection, after both directions have ended.
+/// Longest time for which a backend takes nothing of what a caller sent before it left: after its whole response, or on an
+/// upgraded connection.
 pub const LAST_BYTES: Duration = Duration::from_secs(30);
 /// Longest pause of a caller while the rest of its refused request is received.
 pub const DISCARD_PAUSE: Duration = Duration::from_secs(5);

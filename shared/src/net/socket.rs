@@ -528,11 +528,6 @@ impl Closer {
         self.polls(PollFlags::HUP | PollFlags::ERR)
     }
 
-    /// Whether the connection is lost, and no operation has returned the error yet.
-    pub fn has_failed(&self) -> bool {
-        self.polls(PollFlags::ERR)
-    }
-
     fn polls(&self, ended: PollFlags) -> bool {
         let mut watched = [PollFd::from_borrowed_fd(
             raw_fd::borrow(&self.0.stream),

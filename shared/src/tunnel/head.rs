@@ -209,6 +209,15 @@ pub fn is_acceptance(head: &ResponseHead) -> bool {
     head.headers.contains(&ACCEPTED)
 }
 
+/// Trailer field of a request for another protocol whose caller ended without `close_notify` or END_STREAM: the agent resets
+/// the connection to the backend once that has the bytes before. Trailers of callers do not have it.
+pub const BROKEN_OFF: HeaderName = HeaderName::from_static("x-gw-broken-off");
+
+/// Trailers with [`BROKEN_OFF`].
+pub fn broken_off() -> Fields {
+    std::iter::once((BROKEN_OFF, HeaderValue::from_static("1"))).collect()
+}
+
 /// Payload of TRAILERS: field lines and an empty line.
 pub fn write_trailers(trailers: &Fields) -> Bytes {
     let mut lines = Vec::new();

@@ -200,7 +200,7 @@ impl Connections {
     /// by an abort. Wakes tasks that watch a peer that has left.
     pub(crate) fn sweep(&self, now: Instant) {
         for (_, entry) in self.entries.borrow().iter() {
-            if entry.watcher.borrow().is_some() && entry.has_left(now) {
+            if entry.watcher.borrow().is_some() && entry.has_left() {
                 entry.hung_up.set(true);
                 entry.watcher.take().into_iter().for_each(Waker::wake);
             }
@@ -258,24 +258,13 @@ enum Left {
     EndsDirection,
     /// The peer may end its direction and still receive.
     EndsBothDirections,
-    /// Both may end their directions while the last bytes of the peer wait for the backend. Once both have, this is the time
-    /// until which the peer counts as present.
-    Fails(Option<Instant>),
 }
 
 impl ConnectionEntry {
-    fn has_left(&self, now: Instant) -> bool {
+    fn has_left(&self) -> bool {
         match self.left.get() {
             Left::EndsDirection => self.closer.is_hung_up(),
             Left::EndsBothDirections => self.closer.is_broken(),
-            Left::Fails(Some(until)) => self.closer.has_failed() || until <= now,
-            Left::Fails(None) => {
-                if self.closer.is_broken() {
-                    let until = now + limits::LAST_BYTES;
-                    self.left.set(Left::Fails(Some(until)));
-                }
-                self.closer.has_failed()
-            }
         }
     }
 
@@ -434,15 +423,8 @@ impl ConnectionGuard {
 
     /// As [`Self::poll_hung_up`], for a peer that may end its direction and still receive.
     pub(crate) fn poll_broken(&self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.entry.left.get() == Left::EndsDirection {
-            self.entry.left.set(Left::EndsBothDirections);
-        }
+        self.entry.left.set(Left::EndsBothDirections);
         self.poll_hung_up(cx)
-    }
-
-    /// This side ends its direction of an upgraded connection. The end of both directions is an orderly end from now on.
-    pub(crate) fn ends_direction(&self) {
-        self.entry.left.set(Left::Fails(None));
     }
 
     /// Resolves when the connection should send GOAWAY: running requests may finish, new ones are not accepted.

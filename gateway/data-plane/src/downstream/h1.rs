@@ -14,6 +14,7 @@ use gw_shared::http::head::{self, Framing, HttpVersion, RequestHead};
 use gw_shared::http::{ConnectionField, Fields, InvalidHeadParts, Part};
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
+use gw_shared::tunnel::head::broken_off;
 use http::{Method, StatusCode};
 
 use super::Refusals;
@@ -117,6 +118,7 @@ async fn serve_request(
         decoder: BodyDecoder::new(head.framing),
         rest: &rest,
         switched: false,
+        broken_off: false,
         guard,
     };
     let mut response = H1ResponseSink {
@@ -151,7 +153,9 @@ async fn serve_request(
             AfterRequest::Abort
         }
         Outcome::CallerGone => {
-            stream.socket().reset_when_dropped();
+            if !response.is_whole() {
+                stream.socket().reset_when_dropped();
+            }
             AfterRequest::Abort
         }
     }
@@ -216,6 +220,8 @@ struct H1RequestBody<'a> {
     rest: &'a Cell<Rest>,
     /// An upgrade took place: the bytes are not HTTP.
     switched: bool,
+    /// The caller ended an upgraded connection without `close_notify`.
+    broken_off: bool,
     guard: &'a ConnectionGuard,
 }
 
@@ -260,6 +266,11 @@ impl H1RequestBody<'_> {
                 }
                 // After an upgrade, this direction has ended and the other may continue.
                 Ok(0) if self.switched => self.decoder.finish().map_err(BodyError::Malformed)?,
+                Err(_) if self.switched => {
+                    self.decoder.finish().map_err(BodyError::Malformed)?;
+                    self.broken_off = true;
+                    return Poll::Ready(Ok(Part::Trailers(broken_off())));
+                }
                 Ok(0) | Err(_) => return Poll::Ready(Err(BodyError::Gone)),
             }
         }
@@ -270,6 +281,9 @@ impl H1RequestBody<'_> {
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<CallerGone> {
         // After an upgrade, a caller may end its direction while its last bytes still wait for the backend.
         let has_ended = self.switched && self.decoder.is_done();
+        if self.broken_off {
+            return Poll::Ready(CallerGone);
+        }
         while !has_ended && self.buffer.len() < limits::READ_AHEAD {
             match ready!(self.stream.poll_read_buf(cx, self.buffer)) {
                 Ok(1..) if self.rest.get() == Rest::Withheld => self.rest.set(Rest::Coming),
@@ -463,7 +477,6 @@ impl ResponseSink for H1ResponseSink<'_> {
         self.unwritten = Framing::None;
         // Ends this direction; the direction from the caller may continue.
         if self.switched {
-            self.guard.ends_direction();
             self.stream.close().await.map_err(|_| CallerGone)
         } else {
             Ok(())

@@ -19,6 +19,7 @@ use gw_shared::http::{InvalidBody, InvalidHead, InvalidHeadParts, Part};
 use gw_shared::http2::stream::StreamError;
 use gw_shared::net::{Closer, TlsStream};
 use gw_shared::runtime;
+use gw_shared::tunnel::head::broken_off;
 use gw_shared::tunnel::window;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
@@ -29,7 +30,7 @@ use self::response::{H2ResponseSink, ResponseStream};
 use super::Refusals;
 use super::upload_window::UploadWindow;
 use crate::connections::ConnectionGuard;
-use crate::http_message::{BodyError, CallerGone, Outcome, RequestBody};
+use crate::http_message::{BodyError, CallerGone, Outcome, RequestBody, ResponseSink};
 use crate::http2::frame_meter::{CallerStream, Meter, Metered};
 use crate::http2::incoming::Incoming;
 use crate::peer::Peer;
@@ -335,6 +336,8 @@ async fn serve_request(
                 stream.borrow_mut().reset(Reason::INTERNAL_ERROR);
             }
         }
+        // A caller that has its response may cancel the rest of its request.
+        Outcome::CallerGone if response.is_whole() => {}
         Outcome::CallerGone => connection.0.count_reset(),
     }
 }
@@ -414,6 +417,7 @@ impl RequestBody for H2RequestBody<'_> {
             }
             Ok(part) => Ok(part),
             Err(StreamError::TrailersTooLarge) => Err(BodyError::Malformed(InvalidBody::Trailers)),
+            Err(StreamError::Closed) if self.switched => Ok(Part::Trailers(broken_off())),
             Err(StreamError::Closed) => Err(BodyError::Gone),
         }
     }

@@ -64,33 +64,48 @@ pub(super) async fn carry(
         upload,
         response: pending,
     } = request;
-    let switch = ProtocolSwitch {
+    let answered = Answered {
         upgrade,
+        is_of_caller: scope.is_some(),
         is_switched: Cell::new(None),
+        is_whole: Cell::new(false),
+        is_broken_off: Cell::new(false),
     };
-    let error = {
-        let down = pin!(receive(scope, pending, &switch, response));
-        let up = pin!(send(scope, upload, &switch, body));
+    let sent = {
+        let down = pin!(receive(scope, pending, &answered, response));
+        let up = pin!(send(scope, upload, &answered, body));
         match select(down, up).await {
+            Either::Left(_) if answered.is_broken_off.get() => return Err(Stopped::CallerGone),
             Either::Left((ended, _)) => return ended,
-            Either::Right((error, _)) => error,
+            Either::Right((sent, _)) => sent,
         }
     };
     // The upload was dropped, which tells the backend that the request is incomplete.
-    if error == BodyError::Gone && response.is_whole() {
-        return Ok(());
+    match sent {
+        Ok(CallerGone) if response.is_whole() => Ok(()),
+        Ok(CallerGone) => Err(Stopped::CallerGone),
+        Err(error) => Err(Stopped::by_body(error, response)),
     }
-    Err(Stopped::by_body(error, response))
 }
 
-/// The decision of the backend about a request to switch protocols. Both directions run in one task.
-struct ProtocolSwitch {
+/// How far the response has got. Both directions run in one task.
+struct Answered {
     upgrade: Option<HttpVersion>,
-    /// `None` until the final head was received.
+    /// The response goes to the caller itself, not to another worker or node.
+    is_of_caller: bool,
+    /// The decision of the backend about a request to switch protocols. `None` until the final head was received.
     is_switched: Cell<Option<bool>>,
+    /// The caller has the whole response.
+    is_whole: Cell<bool>,
+    /// The caller broke off an upgraded connection.
+    is_broken_off: Cell<bool>,
 }
 
-impl ProtocolSwitch {
+impl Answered {
+    fn has_switched(&self) -> bool {
+        self.is_switched.get() == Some(true)
+    }
+
     /// Waits for the decision. Bytes that the caller sends before are not a body.
     async fn is_accepted(&self, body: &mut impl RequestBody) -> Result<bool, CallerGone> {
         let decided =
@@ -100,29 +115,44 @@ impl ProtocolSwitch {
             Either::Right((CallerGone, _)) => Err(CallerGone),
         }
     }
+
+    /// Resolves when the caller is gone and the upload ends with it. A caller that has the whole response may leave, and so
+    /// may one of an upgraded connection: what it sent goes on to the backend, as long as each piece is taken within
+    /// [`limits::LAST_BYTES`].
+    async fn abandoned(&self, body: &mut impl RequestBody) -> CallerGone {
+        let gone = body.gone().await;
+        if self.is_whole.get() || self.is_of_caller && self.has_switched() {
+            runtime::sleep(limits::LAST_BYTES).await;
+        }
+        gone
+    }
 }
 
 /// Sends the body as it arrives, then watches the caller. Returns only when the caller is gone or its body is malformed.
+/// `Ok` if the request has no body that the backend may still read.
 async fn send(
     scope: Option<&RequestScope>,
     mut upload: Upload,
-    switch: &ProtocolSwitch,
+    answered: &Answered,
     body: &mut impl RequestBody,
-) -> BodyError {
-    if switch.upgrade.is_some() {
-        match switch.is_accepted(body).await {
+) -> Result<CallerGone, BodyError> {
+    if answered.upgrade.is_some() {
+        match answered.is_accepted(body).await {
             Ok(true) => body.switch_protocols(),
             // An ordinary response: the request has no data.
             Ok(false) => upload = upload.without_body().await,
-            Err(CallerGone) => return BodyError::Gone,
+            Err(CallerGone) => return Err(BodyError::Gone),
         }
     }
-    if let Err(error) = send_body(scope, body, &mut upload).await {
+    if let Err(error) = send_body(scope, body, &mut upload, answered).await {
         upload.abort();
-        return error;
+        return Err(error);
     }
-    select(pin!(upload.repeat()), pin!(body.gone())).await;
-    BodyError::Gone
+    if let Upload::None = upload {
+        return Ok(body.gone().await);
+    }
+    select(pin!(upload.repeat()), pin!(answered.abandoned(body))).await;
+    Err(BodyError::Gone)
 }
 
 /// Sends the body to its end. Once the backend reads no more, the rest is received and discarded: the caller may read the
@@ -131,6 +161,7 @@ async fn send_body(
     scope: Option<&RequestScope>,
     body: &mut impl RequestBody,
     upload: &mut Upload,
+    answered: &Answered,
 ) -> Result<(), BodyError> {
     let mut tiny = None;
     loop {
@@ -139,12 +170,17 @@ async fn send_body(
                 let last = body.is_done();
                 if let Some(scope) = scope {
                     if data.len() < limits::TINY_PIECE && !last {
-                        pace(&mut tiny, body).await?;
+                        pace(&mut tiny, body, answered).await?;
                     }
                     scope.note(Stage::RequestData { data: &data, last });
                 }
                 // Watches the caller while a slow backend blocks the send.
-                match select(pin!(upload.send(data, last)), pin!(body.gone())).await {
+                match select(
+                    pin!(upload.send(data, last)),
+                    pin!(answered.abandoned(body)),
+                )
+                .await
+                {
                     Either::Left((Ok(()), _)) if last => return Ok(()),
                     Either::Left((sent, _)) => sent,
                     Either::Right((CallerGone, _)) => return Err(BodyError::Gone),
@@ -154,15 +190,16 @@ async fn send_body(
                 if let Some(scope) = scope {
                     scope.note(Stage::RequestEnd);
                 }
-                let trailers = if let Part::Trailers(trailers) = end {
-                    Some(trailers)
-                } else {
-                    None
+                let trailers = match end {
+                    Part::Trailers(broken_off) if answered.has_switched() => {
+                        answered.is_broken_off.set(true);
+                        Some(broken_off)
+                    }
+                    Part::Trailers(trailers) => Some(fields::end_to_end_trailers(trailers)),
+                    Part::Data(_) | Part::End => None,
                 };
                 // If the backend reads no more, its response says why.
-                let _ = upload
-                    .finish(trailers.map(fields::end_to_end_trailers))
-                    .await;
+                let _ = upload.finish(trailers).await;
                 return Ok(());
             }
         };
@@ -173,7 +210,11 @@ async fn send_body(
 }
 
 /// Delays a tiny piece beyond the rate of such pieces. Data that arrives during the pause is read as one piece.
-async fn pace(tiny: &mut Option<Bucket>, body: &mut impl RequestBody) -> Result<(), BodyError> {
+async fn pace(
+    tiny: &mut Option<Bucket>,
+    body: &mut impl RequestBody,
+    answered: &Answered,
+) -> Result<(), BodyError> {
     let now = Instant::now();
     if tiny
         .get_or_insert_with(|| Bucket::new(limits::TINY_PIECES, now))
@@ -182,7 +223,8 @@ async fn pace(tiny: &mut Option<Bucket>, body: &mut impl RequestBody) -> Result<
     {
         return Ok(());
     }
-    match select(runtime::sleep(limits::TINY_PIECE_WAIT), pin!(body.gone())).await {
+    let wait = runtime::sleep(limits::TINY_PIECE_WAIT);
+    match select(wait, pin!(answered.abandoned(body))).await {
         Either::Left(_) => Ok(()),
         Either::Right((CallerGone, _)) => Err(BodyError::Gone),
     }
@@ -192,16 +234,21 @@ async fn pace(tiny: &mut Option<Bucket>, body: &mut impl RequestBody) -> Result<
 async fn receive(
     scope: Option<&RequestScope>,
     pending: PendingResponse,
-    switch: &ProtocolSwitch,
+    answered: &Answered,
     response: &mut impl ResponseSink,
 ) -> Result<(), Stopped> {
-    let (head, mut download) = receive_head(scope, pending, switch.upgrade, response).await?;
+    let (head, mut download) = receive_head(scope, pending, answered.upgrade, response).await?;
     let is_switched = head.upgrade.is_some();
     response.head(head).await?;
-    switch.is_switched.set(Some(is_switched));
-    match receive_body(scope, &mut download, response).await {
+    answered.is_switched.set(Some(is_switched));
+    match receive_body(scope, &mut download, answered, response).await {
         // The caller does not miss the end of the stream.
         Err(Stopped::Failed(_)) if response.is_whole() => {}
+        // A backend may take the last bytes of the caller only if its own are read.
+        Err(Stopped::CallerGone) if answered.is_of_caller && is_switched => {
+            answered.is_broken_off.set(true);
+            discard(&mut download).await;
+        }
         received => received?,
     }
     if response.has_withheld_body() {
@@ -269,6 +316,7 @@ async fn receive_head(
 async fn receive_body(
     scope: Option<&RequestScope>,
     download: &mut Download,
+    answered: &Answered,
     response: &mut impl ResponseSink,
 ) -> Result<(), Stopped> {
     let mut trailers = None;
@@ -278,6 +326,7 @@ async fn receive_body(
             Poll::Ready(part) => part,
             Poll::Pending => {
                 response.flush().await?;
+                answered.is_whole.set(response.is_whole());
                 download.release(0, response.unsent());
                 std::future::poll_fn(|cx| download.poll_part(cx)).await
             }
@@ -297,8 +346,21 @@ async fn receive_body(
                 if let Some(scope) = scope {
                     scope.note(Stage::ResponseEnd);
                 }
-                return Ok(response.end(trailers).await?);
+                response.end(trailers).await?;
+                answered.is_whole.set(response.is_whole());
+                return Ok(());
             }
+        }
+    }
+}
+
+/// Receives the rest of a response and drops it.
+async fn discard(download: &mut Download) {
+    while let Ok(part) = std::future::poll_fn(|cx| download.poll_part(cx)).await {
+        match part {
+            Part::Data(data) => download.release(data.len(), 0),
+            Part::Trailers(_) => {}
+            Part::End => return,
         }
     }
 }

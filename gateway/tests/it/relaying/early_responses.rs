@@ -1,5 +1,7 @@
 //! Responses that are complete before their requests: the rest of the request body goes on to the backend.
 
+mod leaving_callers;
+
 use std::io::ErrorKind;
 use std::net::TcpStream;
 use std::sync::mpsc::{self, Receiver, Sender};

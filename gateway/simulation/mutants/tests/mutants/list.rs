@@ -269,11 +269,20 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "caller_that_ends_its_direction_is_gone",
-        edits: &[Edit {
-            file: "gateway/data-plane/src/downstream/h1.rs",
-            from: "Ok(0) if self.switched => break,",
-            to: "Ok(0) if self.switched && !MUTANT => break,",
-        }],
+        edits: &[
+            Edit {
+                file: "gateway/data-plane/src/downstream/h1.rs",
+                from: "Ok(0) if self.switched => break,",
+                to: "Ok(0) if self.switched && !MUTANT => break,",
+            },
+            Edit {
+                file: "gateway/data-plane/src/relay/carry.rs",
+                from: "            runtime::sleep(limits::LAST_BYTES).await;",
+                to: "            if !MUTANT {
+                runtime::sleep(limits::LAST_BYTES).await;
+            }",
+            },
+        ],
         invariant: "without faults all requests succeed",
     },
     Mutant {
