@@ -144,6 +144,10 @@ pub(crate) trait RequestBody {
     fn was_taken_back(&mut self) -> bool {
         false
     }
+    /// Whether a caller that is gone has broken a body off on purpose: it has reset its connection, or its stream.
+    fn is_reset(&mut self) -> bool {
+        false
+    }
     /// Receives the rest of the body and drops it. Other tasks have a turn after each [`limits::DISCARDED_PER_TURN`]. Fails if
     /// the caller sends nothing for `pause`, if there is one.
     async fn discard(&mut self, pause: Option<Duration>) -> Result<(), BodyError> {

@@ -156,6 +156,11 @@ impl<F: PipeFrame> Sender<F> {
         .await
     }
 
+    /// Bytes sent and not yet received.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.shared.in_flight.load(Ordering::SeqCst)
+    }
+
     /// Resolves when the receiver is gone.
     pub async fn closed(&self) {
         std::future::poll_fn(|cx| {

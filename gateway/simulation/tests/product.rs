@@ -141,7 +141,11 @@ async fn until(what: &str, holds: impl AsyncFn() -> bool) {
     }
 }
 
-/// Answers each request with its target.
+/// Time between two reads of a slow backend, of 4 KiB each.
+const SLOW: Duration = Duration::from_secs(3);
+
+/// Answers each request with its target. A request with a body is answered before the body is read, which takes long for
+/// `/slow` and does not happen for `/stalls`.
 async fn backend() {
     let listener = Listener::new(TcpListener::bind(BACKEND).unwrap()).unwrap();
     loop {
@@ -157,6 +161,9 @@ async fn backend() {
                 };
                 received.extend_from_slice(&buffer[..read.unwrap()]);
                 let text = String::from_utf8(received.clone()).unwrap();
+                if text.starts_with("PUT ") && text.contains("\r\n\r\n") {
+                    return take_slowly(&socket, text.starts_with("PUT /stalls ")).await;
+                }
                 if !text.ends_with("\r\n\r\n") {
                     continue;
                 }
@@ -171,13 +178,63 @@ async fn backend() {
     }
 }
 
-/// Sends a GET on a new connection. Returns the response.
-async fn get(region: &Rc<RefCell<Region>>, service: &PlannedService, target: &str) -> String {
+/// Answers, and reads until the connection ends.
+async fn take_slowly(socket: &Socket, stalls: bool) {
+    let answer = b"HTTP/1.1 202 Accepted\r\ncontent-length: 2\r\n\r\nok";
+    socket.send_all(&mut [IoSlice::new(answer)]).await.unwrap();
+    let mut buffer = [0; 4096];
+    loop {
+        runtime::sleep(SLOW).await;
+        let read = std::future::poll_fn(|cx| socket.poll_recv(cx, &mut buffer));
+        if !stalls && !matches!(read.await, Ok(1..)) {
+            return;
+        }
+    }
+}
+
+/// A connection of a caller.
+async fn connect(region: &Rc<RefCell<Region>>, service: &PlannedService) -> TlsStream {
     let config = region.borrow().certificates().caller(b"http/1.1").unwrap();
     let name = service.hostname.to_string().try_into().unwrap();
     let session = UnbufferedClientConnection::new(config, name).unwrap();
     let stream = TlsStream::new(Socket::connect(GATEWAY, None).await.unwrap(), session);
     stream.handshake().await.unwrap();
+    stream
+}
+
+/// Sends a PUT, reads the response, sends the body as far as there is room for it within a second, and leaves.
+async fn put_and_leave(
+    region: &Rc<RefCell<Region>>,
+    service: &PlannedService,
+    target: &str,
+    length: usize,
+) {
+    let stream = connect(region, service).await;
+    let head = format!(
+        "PUT {target} HTTP/1.1\r\nhost: {}\r\nx-gw-service-key: {}\r\ncontent-length: {length}\r\n\r\n",
+        service.hostname, service.key
+    );
+    let mut head = [IoSlice::new(head.as_bytes())];
+    stream.write_all(&mut head).await.unwrap();
+    stream.flush().await.unwrap();
+    let mut response = Vec::new();
+    let mut buffer = [0; 4096];
+    while !response.ends_with(b"ok") {
+        let read = std::future::poll_fn(|cx| stream.poll_read(cx, &mut buffer)).await;
+        response.extend_from_slice(&buffer[..read.unwrap()]);
+    }
+    let body = vec![b'.'; length];
+    let mut body = [IoSlice::new(&body)];
+    let sent = async {
+        stream.write_all(&mut body).await.unwrap();
+        stream.flush().await.unwrap();
+    };
+    drop(runtime::timeout(Duration::from_secs(1), sent).await);
+}
+
+/// Sends a GET on a new connection. Returns the response.
+async fn get(region: &Rc<RefCell<Region>>, service: &PlannedService, target: &str) -> String {
+    let stream = connect(region, service).await;
     let request = format!(
         "GET {target} HTTP/1.1\r\nhost: {}\r\nx-gw-service-key: {}\r\nconnection: close\r\n\r\n",
         service.hostname, service.key
@@ -311,6 +368,38 @@ fn requests_are_relayed_and_recorded_and_leave_nothing_behind() {
             );
             assert_eq!(service.backends.len(), 1);
             assert_eq!(service.backends[0].in_use, 0);
+        }
+    });
+}
+
+#[test]
+fn a_backend_may_be_slow_but_not_stall_after_its_caller_has_left() {
+    // More than the kernels of agent and backend hold, and than the backend reads in 30 seconds behind them. So little that the
+    // gateway's kernel gets the end of the caller behind the body.
+    const BODY: usize = 768 * 1024;
+    simulated(async |folder: PathBuf| {
+        let world = World::start(&folder);
+        let region = &world.region;
+        let plan = GatewayPlan::new(&region.borrow(), 2, &folder);
+        let process = Process::start(region, plan);
+        process.has_tunnels(2).await;
+        for service in &world.services {
+            let began = Instant::now();
+            put_and_leave(region, service, "/stalls", BODY).await;
+            runtime::sleep(gw_data_plane::limits::LAST_BYTES).await;
+            let (_, record) = ended(&[&process], 1).await.remove(0);
+            assert!(matches!(record.ended, Ended::CallerGone));
+            let took = began.elapsed().as_secs();
+            assert!((30..40).contains(&took), "{took} s");
+            process.is_quiet().await;
+
+            put_and_leave(region, service, "/slow", BODY).await;
+            // The last bytes are in the kernels then.
+            runtime::sleep(SLOW * (BODY / 4096) as u32).await;
+            let (_, record) = ended(&[&process], 1).await.remove(0);
+            assert!(matches!(record.ended, Ended::Complete));
+            assert_eq!(record.bytes_taken, Some(BODY as u64));
+            process.is_quiet().await;
         }
     });
 }

@@ -291,6 +291,11 @@ impl StreamSender {
             .with(|endpoint| endpoint.send_head(self.key, kind, end, write))
     }
 
+    /// Sum of the grants of the peer: see [`Endpoint::granted`].
+    pub fn granted(&self) -> u64 {
+        self.tunnel.with(|endpoint| endpoint.granted(self.key))
+    }
+
     /// Reports how much of the request body the backend took: see [`Endpoint::report_upload`].
     pub fn report_upload(&self, bytes: Option<u64>) {
         self.tunnel

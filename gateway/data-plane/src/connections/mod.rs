@@ -421,6 +421,11 @@ impl ConnectionGuard {
         Poll::Pending
     }
 
+    /// Whether the peer has reset the connection, if this side has not ended its direction.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.entry.closer.is_broken()
+    }
+
     /// As [`Self::poll_hung_up`], for a peer that may end its direction and still receive.
     pub(crate) fn poll_broken(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.entry.left.set(Left::EndsBothDirections);

@@ -313,6 +313,10 @@ impl RequestBody for H1RequestBody<'_> {
         std::future::poll_fn(|cx| self.poll_gone(cx)).await
     }
 
+    fn is_reset(&mut self) -> bool {
+        !self.switched && !self.decoder.is_done() && self.guard.is_broken()
+    }
+
     fn switch_protocols(&mut self) {
         self.decoder = BodyDecoder::new(Framing::UntilClose);
         self.switched = true;

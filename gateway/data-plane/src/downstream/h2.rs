@@ -442,6 +442,10 @@ impl RequestBody for H2RequestBody<'_> {
             .is_ready()
     }
 
+    fn is_reset(&mut self) -> bool {
+        !self.switched && self.stream.borrow_mut().is_reset()
+    }
+
     fn switch_protocols(&mut self) {
         self.switched = true;
     }

@@ -117,12 +117,17 @@ impl Answered {
     }
 
     /// Resolves when the caller is gone and the upload ends with it. A caller that has the whole response may leave, and so
-    /// may one of an upgraded connection: what it sent goes on to the backend, as long as each piece is taken within
+    /// may one of an upgraded connection: what it sent goes on to the backend, until that takes nothing for
     /// [`limits::LAST_BYTES`].
-    async fn abandoned(&self, body: &mut impl RequestBody) -> CallerGone {
+    async fn abandoned(&self, upload: &Upload, body: &mut impl RequestBody) -> CallerGone {
         let gone = body.gone().await;
-        if self.is_whole.get() || self.is_of_caller && self.has_switched() {
+        let may_leave = self.is_whole.get() || self.is_of_caller && self.has_switched();
+        while may_leave && !body.is_reset() {
+            let before = upload.progress();
             runtime::sleep(limits::LAST_BYTES).await;
+            if upload.progress() == before {
+                break;
+            }
         }
         gone
     }
@@ -144,14 +149,15 @@ async fn send(
             Err(CallerGone) => return Err(BodyError::Gone),
         }
     }
-    if let Err(error) = send_body(scope, body, &mut upload, answered).await {
+    if let Err(error) = send_body(scope, body, &upload, answered).await {
         upload.abort();
         return Err(error);
     }
     if let Upload::None = upload {
         return Ok(body.gone().await);
     }
-    select(pin!(upload.repeat()), pin!(answered.abandoned(body))).await;
+    let abandoned = answered.abandoned(&upload, body);
+    select(pin!(upload.repeat()), pin!(abandoned)).await;
     Err(BodyError::Gone)
 }
 
@@ -160,7 +166,7 @@ async fn send(
 async fn send_body(
     scope: Option<&RequestScope>,
     body: &mut impl RequestBody,
-    upload: &mut Upload,
+    upload: &Upload,
     answered: &Answered,
 ) -> Result<(), BodyError> {
     let mut tiny = None;
@@ -170,17 +176,13 @@ async fn send_body(
                 let last = body.is_done();
                 if let Some(scope) = scope {
                     if data.len() < limits::TINY_PIECE && !last {
-                        pace(&mut tiny, body, answered).await?;
+                        pace(&mut tiny, answered.abandoned(upload, body)).await?;
                     }
                     scope.note(Stage::RequestData { data: &data, last });
                 }
                 // Watches the caller while a slow backend blocks the send.
-                match select(
-                    pin!(upload.send(data, last)),
-                    pin!(answered.abandoned(body)),
-                )
-                .await
-                {
+                let abandoned = answered.abandoned(upload, body);
+                match select(pin!(upload.send(data, last)), pin!(abandoned)).await {
                     Either::Left((Ok(()), _)) if last => return Ok(()),
                     Either::Left((sent, _)) => sent,
                     Either::Right((CallerGone, _)) => return Err(BodyError::Gone),
@@ -212,8 +214,7 @@ async fn send_body(
 /// Delays a tiny piece beyond the rate of such pieces. Data that arrives during the pause is read as one piece.
 async fn pace(
     tiny: &mut Option<Bucket>,
-    body: &mut impl RequestBody,
-    answered: &Answered,
+    abandoned: impl Future<Output = CallerGone>,
 ) -> Result<(), BodyError> {
     let now = Instant::now();
     if tiny
@@ -224,7 +225,7 @@ async fn pace(
         return Ok(());
     }
     let wait = runtime::sleep(limits::TINY_PIECE_WAIT);
-    match select(wait, pin!(answered.abandoned(body))).await {
+    match select(wait, pin!(abandoned)).await {
         Either::Left(_) => Ok(()),
         Either::Right((CallerGone, _)) => Err(BodyError::Gone),
     }

@@ -269,7 +269,7 @@ impl Upload {
     }
 
     /// Sends data as fast as the agent reads it; with `last`, ends the body.
-    pub(crate) async fn send(&mut self, data: Bytes, last: bool) -> Result<(), OtherEndGone> {
+    pub(crate) async fn send(&self, data: Bytes, last: bool) -> Result<(), OtherEndGone> {
         match self {
             Self::Stream(stream) => stream.send(data, last).await.map_err(|_| OtherEndGone),
             Self::Repeatable(upload) => upload.send(data, last.then_some(None)).await,
@@ -285,7 +285,7 @@ impl Upload {
         }
     }
 
-    pub(crate) async fn finish(&mut self, trailers: Option<Fields>) -> Result<(), OtherEndGone> {
+    pub(crate) async fn finish(&self, trailers: Option<Fields>) -> Result<(), OtherEndGone> {
         match self {
             Self::Stream(stream) => {
                 let finished = match trailers {
@@ -310,7 +310,7 @@ impl Upload {
     }
 
     /// Ends the request without a body, because the backend declined the upgrade.
-    pub(crate) async fn without_body(mut self) -> Self {
+    pub(crate) async fn without_body(self) -> Self {
         // If the other end reads no more, the response says why.
         let _ = self.finish(None).await;
         Self::None
@@ -325,6 +325,16 @@ impl Upload {
             Poll::<()>::Pending
         })
         .await;
+    }
+
+    /// A number that changes while the next hop takes what was sent.
+    pub(crate) fn progress(&self) -> u64 {
+        match self {
+            Self::Stream(stream) => stream.granted(),
+            Self::Repeatable(upload) | Self::Complete(upload) => upload.granted(),
+            Self::CrossCore(pipe) => pipe.in_flight() as u64,
+            Self::None => 0,
+        }
     }
 
     /// Resets the stream, so that the backend does not take an incomplete body for a complete one.

@@ -158,6 +158,11 @@ impl RepeatableUpload {
         self.0.borrow_mut().poll_kept(cx)
     }
 
+    /// Sum of the grants on the current stream.
+    pub(super) fn granted(&self) -> u64 {
+        self.0.borrow().stream.granted()
+    }
+
     /// Resets the current stream.
     pub(super) fn abort(&self) {
         self.0.borrow().stream.reset();

@@ -68,7 +68,6 @@ impl Credit {
 
     /// Records relayed bytes. Returns the bytes that are granted in their place, 0 while the peer has enough.
     pub(super) fn release(&mut self, stream: &mut Stream, bytes: usize) -> usize {
-        let bytes = bytes.min(stream.unread);
         stream.unread -= bytes;
         self.committed -= bytes;
         // What was relayed makes room for what is granted.

@@ -379,6 +379,7 @@ impl Endpoint {
             self.input.overhead += 1;
         }
         stream.send_credit = checked_credit(stream.send_credit, granted)?;
+        stream.granted += u64::from(granted);
         wake(&mut stream.send_task);
         Ok(())
     }

@@ -464,10 +464,15 @@ impl Endpoint {
         self.streams[key.0].is_reset()
     }
 
-    /// Records that `bytes` of received data were relayed: grants the peer as many again if the window allows.
+    /// Records that `bytes` of received data were relayed: grants the peer as many again if the window allows. A gateway that
+    /// has sent a whole request body learns by such grants that the backend takes it.
     pub fn release(&mut self, key: StreamKey, bytes: usize) {
         let stream = &mut self.streams[key.0];
-        let granted = self.credit.release(stream, bytes);
+        let bytes = bytes.min(stream.unread);
+        let mut granted = self.credit.release(stream, bytes);
+        if self.role == Role::Agent {
+            granted = granted.max(stream.report_released(bytes));
+        }
         if granted > 0 {
             let id = stream.id;
             self.urgent
@@ -479,6 +484,11 @@ impl Endpoint {
     /// The share to which the memory of a stream is charged.
     pub fn share_of(&self, key: StreamKey) -> Rc<Share> {
         Rc::clone(&self.streams[key.0].share)
+    }
+
+    /// Sum of the grants of the peer, which grows as the backend takes the body of a request.
+    pub fn granted(&self, key: StreamKey) -> u64 {
+        self.streams[key.0].granted
     }
 
     /// Charges a stream to `share` from now on. Changes nothing and returns false if that has no room.

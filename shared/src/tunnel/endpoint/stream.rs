@@ -6,6 +6,7 @@ use std::task::{Poll, Waker};
 
 use bytes::{Bytes, BytesMut};
 
+use super::credit::GRANT_LEAST;
 use super::{HEADS_RESERVE, QUEUE_RESERVE, STREAM_SEND_BUFFER};
 use crate::tunnel::frame::{DATA_MAX, Kind, StreamId};
 use crate::tunnel::ledger::Share;
@@ -62,6 +63,8 @@ pub(super) struct Stream {
     queued: usize,
     /// Bytes that the peer allows beyond the queued ones.
     pub(super) send_credit: usize,
+    /// Sum of the grants of the peer.
+    pub(super) granted: u64,
     /// How this direction ends once the queue is empty. Nothing can be queued after it is set.
     pub(super) finish: Option<FinalFrame>,
     /// The last frame of this direction was sent.
@@ -75,6 +78,8 @@ pub(super) struct Stream {
     pub(super) unread: usize,
     /// Bytes of bodies that the peer may still send.
     pub(super) receive_credit: usize,
+    /// Bytes that were released behind the end of a request body, and not reported.
+    released_behind_end: usize,
     /// Bytes of all heads and trailers of the peer. One counts as soon as the header of its frame has arrived.
     pub(super) head_bytes: u32,
     /// The final head was received.
@@ -133,6 +138,7 @@ impl Stream {
             queue: VecDeque::new(),
             queued: 0,
             send_credit,
+            granted: 0,
             finish: None,
             sent_end: false,
             sent_reset: false,
@@ -140,6 +146,7 @@ impl Stream {
             received: VecDeque::new(),
             unread: 0,
             receive_credit: 0,
+            released_behind_end: 0,
             head_bytes: 0,
             has_head: false,
             received_end: None,
@@ -386,6 +393,19 @@ impl Stream {
         let is_reported =
             self.upload != UploadReport::Due || self.sent_reset || self.reset.is_some();
         self.sent_end && self.received_end.is_some() && is_reported
+    }
+
+    /// Counts bytes that were released. Behind the end of a request body, returns those to report in place of a grant.
+    pub(super) fn report_released(&mut self, bytes: usize) -> usize {
+        let is_due = self.received_end == Some(Closing::End) && self.upload == UploadReport::Due;
+        if !is_due || self.sent_reset || self.is_reset() {
+            return 0;
+        }
+        self.released_behind_end += bytes;
+        if self.released_behind_end < GRANT_LEAST {
+            return 0;
+        }
+        std::mem::take(&mut self.released_behind_end)
     }
 
     /// Whether the peer may still send parts that are to be read.

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::pin::pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use crate::limits;
 use bytes::Bytes;
@@ -30,11 +30,20 @@ pub(super) enum ResponseStream {
 impl ResponseStream {
     /// Resolves when the caller has reset the stream, or the connection is gone.
     pub(super) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<CallerGone> {
+        self.poll_end(cx).map(|_| CallerGone)
+    }
+
+    /// Whether the caller has reset the stream, and not only ended the connection.
+    pub(super) fn is_reset(&mut self) -> bool {
+        let ended = self.poll_end(&mut Context::from_waker(Waker::noop()));
+        matches!(ended, Poll::Ready(Ok(_)))
+    }
+
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Result<Reason, h2::Error>> {
         match self {
             Self::Asked(respond) => respond.poll_reset(cx),
             Self::Answering(stream) => stream.poll_reset(cx),
         }
-        .map(|_| CallerGone)
     }
 
     pub(super) fn reset(&mut self, reason: Reason) {

@@ -281,3 +281,25 @@ fn more_is_never_released_than_was_received() {
         Poll::Ready(Ok(_))
     ));
 }
+
+#[test]
+fn the_gateway_learns_how_much_is_taken_behind_the_end_of_a_request() {
+    let mut pair = Pair::new(1);
+    let (at_gateway, at_agent) = pair.open(false);
+    let body = vec![1; 40_000];
+    assert_eq!(send(&mut pair.gateway, at_gateway, &body), body.len());
+    finish(&mut pair.gateway, at_gateway);
+    pair.run();
+    assert_eq!(take(&mut pair.agent, at_agent).data.len(), body.len());
+    assert_eq!(pair.gateway.granted(at_gateway), 0);
+    for (released, taken) in [(16_000, 0), (400, 16_400), (20_000, 36_400)] {
+        pair.agent.release(at_agent, released);
+        pair.run();
+        assert_eq!(pair.gateway.granted(at_gateway), taken);
+    }
+    // Nothing is to be told behind UPLOADED.
+    pair.agent.report_upload(at_agent, Some(40_000));
+    pair.agent.release(at_agent, 3_600);
+    pair.run();
+    assert_eq!(pair.gateway.granted(at_gateway), 36_400);
+}
