@@ -397,14 +397,15 @@ impl Backend {
             return self.shared.reserve().map(LeasedConnection::Http2);
         }
         let mut idle = self.idle.borrow_mut();
-        // The last one has been idle for the shortest time.
+        let now = Instant::now();
         let most = if is_repeated { IDLE_FOR } else { IDLE_FOR_ANY };
-        while idle.last().is_some_and(|(since, _)| since.elapsed() < most)
-            && let Some((since, connection)) = idle.pop()
+        // The last one has been idle for the shortest time.
+        while let Some((since, connection)) =
+            idle.pop_if(|(since, _)| now.duration_since(*since) < most)
         {
             // One system call, which a readiness wait cannot replace: half of the busy connections are reused before the
             // ring would report that the backend has closed them, and some requests cannot be sent again.
-            if since.elapsed() < connection.idle_for() && connection.is_quiet() {
+            if now.duration_since(since) < connection.idle_for() && connection.is_quiet() {
                 connection.fit_buffers();
                 return Some(LeasedConnection::Http1(connection));
             }

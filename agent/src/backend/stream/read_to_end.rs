@@ -135,6 +135,8 @@ mod tests {
             let address = listener.local_addr().unwrap();
             let socket = Socket::connect(address, None).await.unwrap();
             let mut backend = listener.accept().unwrap().0;
+            // A reset discards what the kernel has not sent.
+            backend.set_nodelay(true).unwrap();
             let answering = std::thread::spawn(move || {
                 answer_ping(&mut backend);
                 backend
