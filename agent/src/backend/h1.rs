@@ -31,7 +31,8 @@ pub(crate) struct Http1Connection {
     /// A byte of the current response has arrived.
     answered: Cell<bool>,
     /// How long the backend keeps the connection open without a request, at least.
-    idle_for: Cell<Duration>,
+    /// `None` before the first response, which announces it for all.
+    idle_for: Cell<Option<Duration>>,
     buffers: BoundedBuffers,
     acknowledger: Acknowledger,
     /// Bytes of another protocol follow, and nothing tells whether a message of it is complete.
@@ -57,7 +58,7 @@ impl Http1Connection {
             stream,
             buffer: RefCell::default(),
             answered: Cell::new(false),
-            idle_for: Cell::new(IDLE_FOR),
+            idle_for: Cell::default(),
             buffers,
             acknowledger,
             is_upgraded: Cell::new(false),
@@ -98,7 +99,7 @@ impl Http1Connection {
 
     /// How long an idle connection is used again.
     pub(super) fn idle_for(&self) -> Duration {
-        self.idle_for.get()
+        self.idle_for.get().unwrap_or(IDLE_FOR)
     }
 
     pub(super) fn reset_when_dropped(&self) {
@@ -189,9 +190,12 @@ impl Http1Connection {
             let announces = length.is_some_and(|length| length > 0);
             head.keep_alive &= !announces && !head.headers.contains(header::TRANSFER_ENCODING);
         }
-        if let Some(timeout) = head.headers.get(KEEP_ALIVE).and_then(keep_alive_timeout) {
-            let before_the_backend = timeout.saturating_sub(Duration::from_secs(1));
-            self.idle_for.set(before_the_backend.min(IDLE_FOR));
+        if self.idle_for.get().is_none() && !head.status.is_informational() {
+            let announced = head.headers.get(KEEP_ALIVE).and_then(keep_alive_timeout);
+            let before_the_backend = announced
+                .map(|timeout| timeout.saturating_sub(Duration::from_secs(1)))
+                .unwrap_or(IDLE_FOR);
+            self.idle_for.set(Some(before_the_backend.min(IDLE_FOR)));
         }
         Ok(head)
     }
@@ -380,25 +384,24 @@ mod tests {
 
     #[test]
     fn an_announced_timeout_shortens_the_reuse() {
-        with_backend(|connection, mut backend| async move {
-            for (field, seconds) in [
-                ("X: 1", 4),
-                ("Keep-Alive: timeout=60", 4),
-                ("Keep-Alive: timeout=5, max=100", 4),
-                ("Keep-Alive: max=100, Timeout = 3", 2),
-                ("Keep-Alive: timeout=x", 2),
-                ("Keep-Alive: timeout=1", 0),
-                ("Keep-Alive: timeout=0", 0),
-            ] {
+        for (field, seconds) in [
+            ("X: 1", 4),
+            ("Keep-Alive: timeout=60", 4),
+            ("Keep-Alive: timeout=5, max=100", 4),
+            ("Keep-Alive: max=100, Timeout = 3", 2),
+            ("Keep-Alive: timeout=x", 4),
+            ("Keep-Alive: timeout=1", 0),
+            ("Keep-Alive: timeout=0", 0),
+        ] {
+            with_backend(|connection, mut backend| async move {
                 let answer = format!("HTTP/1.1 200 OK\r\n{field}\r\nContent-Length: 0\r\n\r\n");
-                exchange(&connection, &mut backend, &[&answer]).await;
-                assert_eq!(
-                    connection.idle_for(),
-                    Duration::from_secs(seconds),
-                    "{field}"
-                );
-            }
-        });
+                for _ in 0..2 {
+                    exchange(&connection, &mut backend, &[&answer]).await;
+                    let idle_for = connection.idle_for();
+                    assert_eq!(idle_for, Duration::from_secs(seconds), "{field}");
+                }
+            });
+        }
     }
 
     #[test]
