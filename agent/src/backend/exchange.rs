@@ -98,8 +98,8 @@ impl RequestHalf<'_> {
         }
     }
 
-    /// Waits until the kernel of the backend has what was sent, which a reset would discard. Over HTTP/2, until it was handed
-    /// to this kernel if that takes it at once.
+    /// Waits until the kernel of the backend has acknowledged all sent bytes: a reset would discard the others. Over HTTP/2, gives the
+    /// connection one turn to write them.
     pub(crate) async fn delivered(&self) {
         match self {
             Self::Http1 { connection, .. } => connection.delivered().await,

@@ -41,7 +41,7 @@ pub(crate) enum CheckError {
 
 impl Pool {
     /// Checks the backends at regular intervals. Without a health check, connects to those that are down: the gateway prefers
-    /// other agents, so that no request may come that finds out. Ends connections whose peers are gone. Never returns.
+    /// other agents, so that no request may come that finds out. Also ends connections to backends that are gone. Never returns.
     pub(crate) async fn keep_checking(&self) {
         let looks = async {
             loop {

@@ -1,7 +1,7 @@
-//! Finds backend connections whose peer is gone: its machine was switched off, or the network drops all packets.
+//! Ends connections to backends that are gone: the machine was switched off, or the network drops all packets.
 //!
-//! The kernel of a live peer acknowledges what it receives, also while its program is suspended or reads nothing.
-//! `TCP_USER_TIMEOUT` is not used: it ends connections to live peers whose receive window is closed, too.
+//! A live kernel acknowledges the bytes that it receives, even while its program is suspended or does not read. `TCP_USER_TIMEOUT`
+//! cannot be used: it also ends connections to a live backend with a closed receive window.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -17,19 +17,19 @@ const PROBES: u32 = 3;
 /// Time between two looks at the connections.
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Looks in a row at which the peer may owe an acknowledgement. Looks, not time: an agent that was suspended itself has to give the
-/// peer a chance to acknowledge what the kernel sends again.
+/// Number of consecutive looks without an acknowledgement after which a connection ends. Time is not measured: after the agent
+/// itself was suspended, its kernel first has to send the bytes again.
 const SILENT_LOOKS: u32 = 15;
 
 /// An open connection, as long as its owner keeps it.
 pub(super) struct LiveConnection {
     gauge: Gauge,
     closer: Closer,
-    /// Looks in a row at which the peer owed an acknowledgement and had sent none since the look before.
+    /// Consecutive looks at which an acknowledgement was due and none had arrived since the look before.
     silent_looks: Cell<u32>,
 }
 
-/// The number of looks in a row, after one that has found `info`.
+/// Number of consecutive looks without an acknowledgement, after a look that has read `info`.
 fn silent_looks(before: u32, info: &TcpInfo) -> u32 {
     if info.awaits_acknowledgement && info.since_acknowledgement >= LOOK_INTERVAL {
         before + 1
@@ -43,7 +43,7 @@ fn silent_looks(before: u32, info: &TcpInfo) -> u32 {
 pub(super) struct LiveConnections(RefCell<Vec<Weak<LiveConnection>>>);
 
 impl LiveConnections {
-    /// Watches a new TCP connection until its owner drops the result. Other sockets have no peer that is gone without a notice.
+    /// Watches a new TCP connection until the result is dropped. Returns `None` for other sockets, whose peers are on this machine.
     pub(super) fn add(&self, socket: &Socket) -> Option<Rc<LiveConnection>> {
         let gauge = socket.gauge();
         gauge.read().ok()?;
@@ -59,7 +59,7 @@ impl LiveConnections {
         Some(connection)
     }
 
-    /// Ends the connections whose peer has owed an acknowledgement for 15 looks in a row. Called once in [`LOOK_INTERVAL`].
+    /// Ends connections without an acknowledgement at [`SILENT_LOOKS`] consecutive looks. Called every [`LOOK_INTERVAL`].
     pub(super) fn look(&self) {
         self.0.borrow_mut().retain(|connection| {
             let Some(connection) = connection.upgrade() else {
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(looks_at(unacknowledged(15)), SILENT_LOOKS);
         // Nothing waits.
         assert_eq!(looks_at([(false, 3600), (false, 3601)]), 0);
-        // The peer acknowledges part of what waits, or a probe of its closed window.
+        // Some of the bytes are acknowledged, or a probe of a closed window is.
         assert_eq!(looks_at(unacknowledged(14).chain([(true, 0)])), 0);
         assert_eq!(looks_at(unacknowledged(14).chain([(false, 0)])), 0);
         assert_eq!(looks_at([(true, 0), (true, 1), (true, 2)]), 2);

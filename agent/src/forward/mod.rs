@@ -260,7 +260,7 @@ async fn forward_message(
 /// Times that a request is sent again because an HTTP/2 backend has not processed it.
 pub(crate) const RESENT_MOST: u32 = 5;
 
-/// Whether no backend has processed any of a request whose exchange failed with `error`.
+/// Whether `error` proves that the backend has not processed any part of the request.
 pub(crate) fn is_unprocessed(
     lease: &Lease<'_>,
     error: &ResponseError,
@@ -332,7 +332,7 @@ async fn exchange(
     Ok(Reusable(kept_alive && sent == Sent::Whole))
 }
 
-/// Waits for the end of a response whose request is sent as far as the backend reads it.
+/// Waits for the end of the response, after the request was sent or the backend has stopped reading it.
 async fn upload_ended(
     sent: Sent,
     mut response: Pin<&mut impl Future<Output = Result<bool, ExchangeError>>>,

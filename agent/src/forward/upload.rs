@@ -1,4 +1,4 @@
-//! The body of a request on its way to a backend, and what is kept of it to send it again.
+//! Sends the body of a request to a backend, and keeps its beginning so that it can be sent again.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -37,11 +37,11 @@ pub(crate) struct RequestUpload {
     kept: RefCell<Kept>,
 }
 
-/// What is kept of a body.
+/// The kept part of a body.
 enum Kept {
     /// All of it that has been read from the tunnel.
     All(KeptBody),
-    /// Not all of it, or the body is not sent again.
+    /// The body cannot be sent again: it was too long, there was no memory, or the response has begun.
     None,
 }
 
@@ -169,7 +169,7 @@ pub(crate) enum Sent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RequestReset;
 
-/// Sends the request body until it ends or the backend reads no more: first what was kept of it, then the rest.
+/// Sends the request body until it ends or the backend stops reading. Begins with the kept bytes.
 pub(crate) async fn send_body(
     request: &mut RequestHalf<'_>,
     body: &mut ReceivedBody,

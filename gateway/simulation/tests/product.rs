@@ -202,6 +202,11 @@ async fn connect(region: &Rc<RefCell<Region>>, service: &PlannedService) -> TlsS
     stream
 }
 
+async fn send(stream: &TlsStream, bytes: &[u8]) {
+    stream.write_all(&mut [IoSlice::new(bytes)]).await.unwrap();
+    stream.flush().await.unwrap();
+}
+
 /// Sends a PUT, reads the response, sends the body as far as there is room for it within a second, and leaves.
 async fn put_and_leave(
     region: &Rc<RefCell<Region>>,
@@ -214,9 +219,7 @@ async fn put_and_leave(
         "PUT {target} HTTP/1.1\r\nhost: {}\r\nx-gw-service-key: {}\r\ncontent-length: {length}\r\n\r\n",
         service.hostname, service.key
     );
-    let mut head = [IoSlice::new(head.as_bytes())];
-    stream.write_all(&mut head).await.unwrap();
-    stream.flush().await.unwrap();
+    send(&stream, head.as_bytes()).await;
     let mut response = Vec::new();
     let mut buffer = [0; 4096];
     while !response.ends_with(b"ok") {
@@ -224,12 +227,7 @@ async fn put_and_leave(
         response.extend_from_slice(&buffer[..read.unwrap()]);
     }
     let body = vec![b'.'; length];
-    let mut body = [IoSlice::new(&body)];
-    let sent = async {
-        stream.write_all(&mut body).await.unwrap();
-        stream.flush().await.unwrap();
-    };
-    drop(runtime::timeout(Duration::from_secs(1), sent).await);
+    drop(runtime::timeout(Duration::from_secs(1), send(&stream, &body)).await);
 }
 
 /// Sends a GET on a new connection. Returns the response.
@@ -239,9 +237,7 @@ async fn get(region: &Rc<RefCell<Region>>, service: &PlannedService, target: &st
         "GET {target} HTTP/1.1\r\nhost: {}\r\nx-gw-service-key: {}\r\nconnection: close\r\n\r\n",
         service.hostname, service.key
     );
-    let mut pieces = [IoSlice::new(request.as_bytes())];
-    stream.write_all(&mut pieces).await.unwrap();
-    stream.flush().await.unwrap();
+    send(&stream, request.as_bytes()).await;
     let mut response = Vec::new();
     let mut buffer = [0; 4096];
     loop {

@@ -10,8 +10,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::BackendStream;
 
-/// A stream that is read to its end although a write to it has failed: a backend that closes with unread bytes may have sent
-/// responses before, and a GOAWAY that tells which requests it has not processed. What is written later is discarded.
+/// A stream that is read to its end although a write to it has failed. Before it closes, a backend may have sent responses, and a
+/// GOAWAY with the last stream that it has processed. Later writes are discarded.
 pub(in crate::backend) struct ReadToEnd {
     stream: BackendStream,
     write_failed: bool,

@@ -89,7 +89,7 @@ fn the_rest_of_a_body_follows_what_was_kept() {
         while seen.load(Ordering::Relaxed) < 3 {
             runtime::sleep(Duration::from_millis(1)).await;
         }
-        // The response has begun, so the rest may be longer than what is kept.
+        // Nothing is kept any more once the response has begun, so the rest may be longer than 64 KiB.
         assert_eq!(exchange.response().await.head.status, 200);
         let rest = "x".repeat(300_000);
         send(&exchange, &rest, true).await;

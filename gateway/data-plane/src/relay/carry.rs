@@ -116,8 +116,8 @@ impl Answered {
         }
     }
 
-    /// Resolves when the caller is gone and the upload ends with it. A caller that has the whole response may leave, and so
-    /// may one of an upgraded connection: what it sent goes on to the backend, until that takes nothing for
+    /// Resolves when the caller is gone and the upload is cancelled. A caller that has the whole response may leave without that,
+    /// and so may a caller of an upgraded connection: the bytes that it sent are delivered as long as the backend takes some within
     /// [`limits::LAST_BYTES`].
     async fn abandoned(&self, upload: &Upload, body: &mut impl RequestBody) -> CallerGone {
         let gone = body.gone().await;

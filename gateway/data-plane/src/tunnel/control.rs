@@ -18,7 +18,7 @@ use super::handshake::openings::TunnelOpening;
 use super::handshake::replaced_keys;
 use super::session::Session;
 
-/// What an agent was told of its service with `other_tunnels`; at first what it takes for granted.
+/// State of the service in the last `other_tunnels` message to an agent. The default is what an agent assumes before the first one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Told {
     /// The service has tunnels of other agents.
@@ -37,7 +37,7 @@ impl Default for Told {
 }
 
 impl Session {
-    /// Tells the agent what has changed of its service. Agents of the previous line do not know the message.
+    /// Sends `other_tunnels` if `change` changes the state. Agents of the previous line do not know the message.
     pub(super) fn tell_of_service(&self, change: impl FnOnce(&mut Told)) {
         let mut told = self.told.get();
         change(&mut told);

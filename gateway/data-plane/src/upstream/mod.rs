@@ -327,7 +327,7 @@ impl Upload {
         .await;
     }
 
-    /// A number that changes while the next hop takes what was sent.
+    /// A number that changes whenever the next hop has taken further bytes of the upload.
     pub(crate) fn progress(&self) -> u64 {
         match self {
             Self::Stream(stream) => stream.granted(),

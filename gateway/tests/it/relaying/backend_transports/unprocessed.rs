@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -53,12 +53,8 @@ fn each_post_arrives_once_at_an_nginx_that_ends_connections() {
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().display().to_string();
-    // Reserves the port.
-    let port = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    port.set_reuse_address(true).unwrap();
-    port.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into())
-        .unwrap();
-    let address = port.local_addr().unwrap().as_socket().unwrap();
+    let (port, _held) = gw_testbed::hold(0).unwrap();
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let configuration = CONFIGURATION
         .replace("FOLDER", &path)
         .replace("ADDRESS", &address.to_string());
