@@ -1,5 +1,7 @@
 //! HTTP/2 connections to a backend, shared by concurrent requests.
 
+mod response;
+
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::pin::Pin;
@@ -9,20 +11,20 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use gw_shared::http::framing::{self, Framing};
-use gw_shared::http::{Fields, InvalidBody, InvalidHead, Part, RequestHead};
-use gw_shared::http2::stream::{self as streams, StreamError};
+use gw_shared::http::{Fields, RequestHead};
+use gw_shared::http2::stream as streams;
 use gw_shared::net::Acknowledger;
 use gw_shared::runtime;
-use h2::client::{ResponseFuture, SendRequest};
+use h2::client::SendRequest;
 use h2::ext::Protocol;
-use h2::{Reason, RecvStream, SendStream};
+use h2::{Reason, SendStream};
 use http::header;
 use http::uri::{Authority, Scheme};
 use http::{Method, Request, Uri, Version};
 
+pub(super) use self::response::Http2Response;
 use super::ResponseError;
 use super::connect::{ConnectError, explain_tls};
-use super::exchange::BackendHead;
 use super::life::LiveConnection;
 use super::stream::{BackendStream, ReadToEnd};
 use crate::tls::rustls_error;
@@ -41,9 +43,6 @@ const RESET_STREAMS: usize = 1024;
 
 /// Shorter than the idle timeouts of common servers (nginx 75 s, Envoy one hour), so that the backend rarely closes first.
 const IDLE_FOR: Duration = Duration::from_secs(60);
-
-const TRAILERS_OF_A_SWITCH: InvalidHead =
-    InvalidHead::Malformed("trailers behind an extended CONNECT");
 
 /// A connection. It closes after it has been dropped and its last stream has ended.
 pub(crate) struct Http2Connection {
@@ -324,123 +323,6 @@ pub(super) enum NewConnection<T> {
     Http2(ReservedStream),
 }
 
-/// The receiving half of an exchange over HTTP/2.
-pub(crate) struct Http2Response {
-    response: ResponseFuture,
-    body: Option<RecvStream>,
-    is_done: bool,
-    /// Bytes of another protocol follow, which has no trailers (RFC 9113 §8.5).
-    is_switched: bool,
-    /// Acknowledges the head while the first part of the body is awaited; `None` afterwards.
-    acknowledger: Option<Rc<Acknowledger>>,
-}
-
-impl Http2Response {
-    fn new(response: ResponseFuture, acknowledger: Rc<Acknowledger>) -> Self {
-        Self {
-            response,
-            body: None,
-            is_done: false,
-            is_switched: false,
-            acknowledger: Some(acknowledger),
-        }
-    }
-
-    /// Reads the next head, interim (1xx) or final, of the response to a request with `method`.
-    pub(super) async fn head(&mut self, method: &Method) -> Result<BackendHead, ResponseError> {
-        if let Some(interim) = std::future::poll_fn(|cx| self.response.poll_informational(cx)).await
-        {
-            let (parts, ()) = interim.map_err(ResponseError::of_http2)?.into_parts();
-            let headers = Fields::from(parts.headers);
-            framing::check_values_of_http2(&headers)?;
-            return Ok(BackendHead {
-                status: parts.status,
-                headers,
-                framing: Framing::None,
-                keep_alive: true,
-            });
-        }
-        let (parts, body) = (&mut self.response)
-            .await
-            .map_err(ResponseError::of_http2)?
-            .into_parts();
-        let headers = Fields::from(parts.headers);
-        framing::check_values_of_http2(&headers)?;
-        let announced =
-            framing::content_length(&headers)?.map_or(Framing::Chunked, Framing::Length);
-        let framing = match announced.of_response(parts.status, method) {
-            // Bytes of the other protocol follow, whatever the fields announce (RFC 9110 §9.3.6).
-            _ if *method == Method::CONNECT && parts.status.is_success() => Framing::UntilClose,
-            framing => framing,
-        };
-        self.is_switched = framing == Framing::UntilClose;
-        // Dropping the stream resets it if DATA follows a response without a body.
-        self.is_done = matches!(framing, Framing::None | Framing::Described(_));
-        self.body = Some(body);
-        Ok(BackendHead {
-            status: parts.status,
-            headers,
-            framing,
-            keep_alive: true,
-        })
-    }
-
-    pub(super) fn is_done(&self) -> bool {
-        self.is_done || self.body.as_ref().is_some_and(RecvStream::is_end_stream)
-    }
-
-    pub(super) async fn part(&mut self) -> Result<Part, ResponseError> {
-        let cut_short = || ResponseError::Reset(io::ErrorKind::ConnectionReset.into());
-        let body = self.body.as_mut().ok_or_else(cut_short)?;
-        let received = std::future::poll_fn(|cx| {
-            let received = streams::poll_receive(body, cx);
-            // Only once: the end of a message in a long stream is unknown.
-            if let Some(acknowledger) = self.acknowledger.take()
-                && received.is_pending()
-            {
-                acknowledger.acknowledge();
-            }
-            received
-        })
-        .await
-        .map_err(|error| match error {
-            StreamError::Closed => cut_short(),
-            StreamError::TrailersTooLarge => InvalidBody::Trailers.into(),
-        })?;
-        if let Part::Trailers(trailers) = &received {
-            if self.is_switched {
-                return Err(TRAILERS_OF_A_SWITCH.into());
-            }
-            framing::check_values_of_http2(trailers)?;
-        }
-        self.is_done |= !matches!(received, Part::Data(_));
-        Ok(received)
-    }
-
-    /// Returns flow-control capacity for `bytes` of relayed data.
-    pub(super) fn release(&mut self, bytes: usize) {
-        if let Some(body) = &mut self.body {
-            streams::release(body, bytes);
-        }
-    }
-}
-
-impl ResponseError {
-    fn of_http2(error: h2::Error) -> Self {
-        // Both mean that the backend has not processed the request (RFC 9113 §6.8, §8.7): h2 reports GOAWAY only for such
-        // streams.
-        let refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
-        if error.is_remote() && (refused || error.is_go_away()) {
-            return Self::Unprocessed(error.to_string());
-        }
-        if error.is_remote() || error.is_io() {
-            let message = error.to_string();
-            return Self::of_io(error.into_io().unwrap_or_else(|| io::Error::other(message)));
-        }
-        Self::Http2(error)
-    }
-}
-
 /// Ends the request body.
 pub(super) fn finish(stream: &mut SendStream<Bytes>, trailers: Option<Fields>) -> io::Result<()> {
     streams::finish(stream, trailers).map_err(|_| io::ErrorKind::BrokenPipe.into())
@@ -450,6 +332,7 @@ pub(super) fn finish(stream: &mut SendStream<Bytes>, trailers: Option<Fields>) -
 mod tests {
     use std::net::TcpListener;
 
+    use gw_shared::http::Part;
     use gw_shared::net::Socket;
     use gw_shared::runtime::Driver;
     use h2::server::SendResponse;
