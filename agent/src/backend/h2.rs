@@ -1,11 +1,12 @@
 //! HTTP/2 connections to a backend, shared by concurrent requests.
 
+mod ping;
 mod response;
 
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::pin::Pin;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -17,11 +18,14 @@ use gw_shared::net::Acknowledger;
 use gw_shared::runtime;
 use h2::client::SendRequest;
 use h2::ext::Protocol;
-use h2::{Reason, SendStream};
+use h2::{Ping, PingPong, Reason, SendStream};
 use http::header;
 use http::uri::{Authority, Scheme};
 use http::{Method, Request, Uri, Version};
+use tokio::sync::Notify;
 
+use self::ping::{Look, Silence, Verdict};
+use self::response::AwaitedHead;
 pub(super) use self::response::Http2Response;
 use super::ResponseError;
 use super::connect::{ConnectError, explain_tls};
@@ -50,9 +54,34 @@ pub(crate) struct Http2Connection {
     scheme: Scheme,
     streams: Cell<u32>,
     last_used: Cell<Instant>,
-    /// The connection has ended or refused a request, and gets no further requests.
-    is_retired: Rc<Cell<bool>>,
+    state: Rc<ConnectionState>,
     acknowledger: Rc<Acknowledger>,
+    silence: RefCell<Silence>,
+    ping_pong: RefCell<Option<PingPong>>,
+    /// `None` if the backend is on this machine.
+    live: Option<Weak<LiveConnection>>,
+    /// Bytes that had arrived at the last look.
+    received: Cell<u64>,
+}
+
+/// What the tasks of one connection tell each other.
+#[derive(Default)]
+pub(super) struct ConnectionState {
+    /// The connection has ended or refused a request, and gets no further requests.
+    is_retired: Cell<bool>,
+    /// Requests without a response head.
+    awaited: Cell<u32>,
+    /// HEADERS or DATA have arrived since the last look.
+    has_message: Cell<bool>,
+    /// Notified when a PING is not answered: requests that can be repeated go to another connection.
+    unanswered: Notify,
+}
+
+impl ConnectionState {
+    /// Excludes the connection from further requests; running ones continue.
+    pub(super) fn retire(&self) {
+        self.is_retired.set(true);
+    }
 }
 
 impl Http2Connection {
@@ -67,8 +96,8 @@ impl Http2Connection {
             Scheme::HTTP
         };
         let acknowledger = Rc::new(stream.socket().acknowledger());
-        let is_retired = Rc::new(Cell::new(false));
-        let stream = ReadToEnd::new(stream, Rc::clone(&is_retired));
+        let state = Rc::<ConnectionState>::default();
+        let stream = ReadToEnd::new(stream, Rc::clone(&state));
         let mut builder = h2::client::Builder::new();
         builder
             .initial_window_size(STREAM_WINDOW)
@@ -83,10 +112,11 @@ impl Http2Connection {
             .handshake::<_, Bytes>(stream)
             .await
             .map_err(|error| start_error(&error))?;
-        if let Some(mut ping_pong) = driver.ping_pong() {
+        let mut ping_pong = driver.ping_pong();
+        if let Some(ping_pong) = &mut ping_pong {
             // SETTINGS come first (RFC 9113 §3.4), so they are known once the ping is answered.
             ping_pong
-                .send_ping(h2::Ping::opaque())
+                .send_ping(Ping::opaque())
                 .map_err(|error| start_error(&error))?;
             let answered = std::future::poll_fn(|cx| match Pin::new(&mut driver).poll(cx) {
                 Poll::Ready(ended) => Poll::Ready(ended.and(Err(Reason::NO_ERROR.into()))),
@@ -94,11 +124,12 @@ impl Http2Connection {
             });
             answered.await.map_err(|error| start_error(&error))?;
         }
-        let ended = Rc::clone(&is_retired);
+        let ended = Rc::clone(&state);
+        let watched = live.as_ref().map(Rc::downgrade);
         runtime::spawn(async move {
             let error = driver.await.err().map(|error| error.to_string());
             drop(live);
-            ended.set(true);
+            ended.retire();
             tracing::debug!(error, "backend connection ended");
         });
         let streams = Cell::new(0);
@@ -108,8 +139,12 @@ impl Http2Connection {
             scheme,
             streams,
             last_used,
-            is_retired,
+            state,
             acknowledger,
+            silence: RefCell::default(),
+            ping_pong: RefCell::new(ping_pong),
+            live: watched,
+            received: Cell::default(),
         }))
     }
 
@@ -119,21 +154,52 @@ impl Http2Connection {
         let ready = requests.poll_ready(&mut Context::from_waker(Waker::noop()));
         let most = requests.current_max_send_streams();
         matches!(ready, Poll::Ready(Ok(())))
-            && !self.is_retired.get()
+            && !self.state.is_retired.get()
             && usize::try_from(self.streams.get()).is_ok_and(|streams| streams < most)
     }
 
     /// Excludes the connection from further requests; running ones continue.
     pub(super) fn retire(&self) {
-        self.is_retired.set(true);
+        self.state.retire();
     }
 
-    /// Sends a request head.
+    /// Sends a PING if the backend is silent while a request awaits its response. If one has no answer, retires the connection,
+    /// lets the requests that may move do so, and returns `false`. Called once a second, after the look at `live`.
+    fn look(&self) -> bool {
+        let Some(live) = self.live.as_ref().and_then(Weak::upgrade) else {
+            return true;
+        };
+        let look = Look {
+            awaits_response: self.state.awaited.get() > 0,
+            has_received: self.received.replace(live.received()) != live.received(),
+            has_message: self.state.has_message.take(),
+        };
+        match self.silence.borrow_mut().look(look) {
+            Verdict::Waits => true,
+            Verdict::SendPing => {
+                if let Some(ping_pong) = &mut *self.ping_pong.borrow_mut() {
+                    // Takes the answer to the PING before, without which no other is sent.
+                    let _ = ping_pong.poll_pong(&mut Context::from_waker(Waker::noop()));
+                    // Fails if the connection has ended.
+                    let _ = ping_pong.send_ping(Ping::opaque());
+                }
+                true
+            }
+            Verdict::Unanswered => {
+                self.retire();
+                self.state.unanswered.notify_waiters();
+                false
+            }
+        }
+    }
+
+    /// Sends a request head. One that `may_move` ends with [`ResponseError::Unanswered`] if the backend does not answer a PING.
     pub(super) fn request(
         &self,
         head: &RequestHead,
         authority: &Authority,
         protocol: Option<&Protocol>,
+        may_move: bool,
     ) -> Result<(SendStream<Bytes>, Http2Response), ResponseError> {
         let uri = Uri::builder()
             .scheme(self.scheme.clone())
@@ -179,9 +245,10 @@ impl Http2Connection {
         // An error here means that nothing was sent.
         let (response, stream) =
             sent.map_err(|error| ResponseError::Unprocessed(error.to_string()))?;
+        let awaited = AwaitedHead::new(&self.state, may_move);
         Ok((
             stream,
-            Http2Response::new(response, Rc::clone(&self.acknowledger)),
+            Http2Response::new(response, awaited, Rc::clone(&self.acknowledger)),
         ))
     }
 
@@ -250,7 +317,7 @@ impl Http2Connections {
     /// Reserves a stream on an open connection that has capacity.
     pub(super) fn reserve(&self) -> Option<ReservedStream> {
         let mut open = self.open.borrow_mut();
-        open.retain(|connection| !connection.is_retired.get());
+        open.retain(|connection| !connection.state.is_retired.get());
         open.iter()
             .find(|connection| connection.has_room())
             .map(ReservedStream::new)
@@ -295,7 +362,14 @@ impl Http2Connections {
         };
         self.open
             .borrow_mut()
-            .retain(|connection| !connection.is_retired.get() && is_used(connection));
+            .retain(|connection| !connection.state.is_retired.get() && is_used(connection));
+    }
+
+    /// Looks at each connection for a silent backend. Returns whether each one that was asked has answered.
+    pub(super) fn look(&self) -> bool {
+        let open = self.open.borrow();
+        open.iter()
+            .fold(true, |all, connection| connection.look() && all)
     }
 
     /// Number of connections with requests.
@@ -364,7 +438,12 @@ mod tests {
             let request = gw_shared::tunnel::head::parse_request(&request, true).unwrap();
             let authority = Authority::from_static("localhost");
             for calls in 0..3 {
-                let begin = || connection.request(&request, &authority, None).unwrap().1;
+                let begin = || {
+                    connection
+                        .request(&request, &authority, None, false)
+                        .unwrap()
+                        .1
+                };
 
                 let mut response = begin();
                 let mut respond: SendResponse<Bytes> = responds.recv().await.unwrap();

@@ -46,7 +46,7 @@ impl Pool {
         let looks = async {
             loop {
                 runtime::sleep(LOOK_INTERVAL).await;
-                self.backends.iter().for_each(|backend| backend.live.look());
+                self.look();
             }
         };
         join(looks, self.keep_checking_health()).await;
@@ -98,7 +98,7 @@ impl Pool {
     /// Sends a request, which takes no slot. Over HTTP/1.1 it has a new connection.
     async fn ask(&self, backend: &Backend, request: &RequestHead) -> Result<(), CheckError> {
         let lease = self.lease_from(backend).await?;
-        let (up, mut down) = lease.exchange(request)?;
+        let (up, mut down) = lease.exchange(request, false)?;
         // An error is reported when the response is read.
         let _ = up.head(request, lease.authority(request)).await;
         let head = loop {

@@ -27,6 +27,15 @@ pub(super) struct LiveConnection {
     closer: Closer,
     /// Consecutive looks at which an acknowledgement was due and none had arrived since the look before.
     silent_looks: Cell<u32>,
+    /// Bytes that had arrived at the last look.
+    received: Cell<u64>,
+}
+
+impl LiveConnection {
+    /// Bytes that had arrived at the last look.
+    pub(super) fn received(&self) -> u64 {
+        self.received.get()
+    }
 }
 
 /// Number of consecutive looks without an acknowledgement, after a look that has read `info`.
@@ -54,6 +63,7 @@ impl LiveConnections {
             gauge,
             closer: socket.closer(),
             silent_looks: Cell::default(),
+            received: Cell::default(),
         });
         self.0.borrow_mut().push(Rc::downgrade(&connection));
         Some(connection)
@@ -65,10 +75,10 @@ impl LiveConnections {
             let Some(connection) = connection.upgrade() else {
                 return false;
             };
-            let looks = connection
-                .gauge
-                .read()
-                .map_or(0, |info| silent_looks(connection.silent_looks.get(), &info));
+            let looks = connection.gauge.read().map_or(0, |info| {
+                connection.received.set(info.received);
+                silent_looks(connection.silent_looks.get(), &info)
+            });
             connection.silent_looks.set(looks);
             if looks == SILENT_LOOKS {
                 connection.closer.time_out();

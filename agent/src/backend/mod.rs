@@ -43,6 +43,9 @@ pub(crate) enum ResponseError {
          network to it"
     )]
     Gone,
+    /// The backend may be paused, and the request may move.
+    #[error("the backend does not answer: a PING over HTTP/2 had no answer within 5s")]
+    Unanswered,
     /// The text says how the answer begins.
     #[error("the backend does not answer in HTTP/1.1: {0}")]
     NotHttp(&'static str),
@@ -81,6 +84,7 @@ impl ResponseError {
             Self::Reset(error) if rustls_error(error).is_some() => AgentErrorCode::BackendTls,
             Self::Reset(_)
             | Self::Gone
+            | Self::Unanswered
             | Self::Unprocessed(_)
             | Self::Body(InvalidBody::CutShort) => AgentErrorCode::BackendReset,
             Self::NotHttp(_)

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use self::lease::ActiveRequest;
 pub(crate) use self::lease::Lease;
 pub(super) use self::lease::LeasedConnection;
+use super::ResponseError;
 use super::balance::{Health, joint_health, least_loaded};
 use super::config::{BackendEndpoint, BackendProtocol, Backends, HealthCheck, HostHeader};
 use super::connect::{self, ConnectError, Dialled, Offer};
@@ -193,7 +194,7 @@ impl Pool {
                     let request_id = scope.request_id();
                     let trace_id = scope.trace_id();
                     tracing::debug!(request_id, trace_id, backend = %backend.endpoint, %error, "cannot connect to the backend");
-                    self.failed(backend, &error);
+                    self.failed_to_connect(backend, &error);
                     failure = error.at(&backend.endpoint);
                 }
             }
@@ -220,10 +221,21 @@ impl Pool {
                 .unwrap_or_else(late)
             {
                 Ok(_) => self.connected(backend),
-                Err(error) => self.failed(backend, &error),
+                Err(error) => self.failed_to_connect(backend, &error),
             }
         }))
         .await;
+    }
+
+    /// Looks at the connections for backends that are gone or do not answer. Called once a second.
+    pub(super) fn look(&self) {
+        for backend in &self.backends {
+            backend.live.look();
+            if !backend.shared.look() {
+                // Another backend comes first for what moves, and the next attempt shows whether this one is down.
+                self.failed(backend, &ResponseError::Unanswered);
+            }
+        }
     }
 
     /// Records a successful attempt. Logs it if the last one failed.
@@ -237,16 +249,20 @@ impl Pool {
         self.publish_health();
     }
 
-    /// Records a failed attempt. Logs it unless the last one failed, too.
-    fn failed(&self, backend: &Backend, error: &ConnectError) {
+    /// Records a failed attempt.
+    fn failed_to_connect(&self, backend: &Backend, error: &ConnectError) {
+        let failed = backend.failed_connects.get() + 1;
+        backend.failed_connects.set(failed);
+        self.failed(backend, error);
+    }
+
+    /// Records a failure. Logs it unless there was another before.
+    fn failed(&self, backend: &Backend, error: &dyn std::error::Error) {
         let before = backend.health.get();
         backend.health.set(before.failed(Instant::now()));
-        backend
-            .failed_connects
-            .set(backend.failed_connects.get() + 1);
         if !before.is_failing() {
             tracing::warn!(
-                service = self.service, backend = %backend.endpoint, %error,
+                service = self.service, backend = %backend.endpoint, error = %error,
                 "the backend is down: check that it runs and that its address is correct; it is tried again"
             );
         }

@@ -229,7 +229,9 @@ async fn forward_message(
         };
         scope.connected(|| lease.describe());
         delivery.accept(sender);
-        let error = match exchange(&lease, request, body, sender, scope, upload).await {
+        let may_move = is_repeatable && !is_repeated;
+        let ended = exchange(&lease, request, may_move, body, sender, scope, upload).await;
+        let error = match ended {
             Ok(Reusable(reusable)) => {
                 if reusable {
                     lease.give_back();
@@ -247,8 +249,8 @@ async fn forward_message(
             resent <= RESENT_MOST && upload.is_repeatable()
         } else {
             delivery = RequestDelivery::MaybeProcessed;
-            let was_repeated = std::mem::replace(&mut is_repeated, true);
-            !was_repeated && is_repeatable && lease.was_closed(&error) && !upload.has_response()
+            is_repeated = true;
+            may_move && lease.is_lost(&error) && !upload.has_response()
         };
         if !is_sent_again {
             let error = ForwardError::no_response(&error, delivery);
@@ -304,12 +306,15 @@ pub(crate) enum ExchangeError {
 async fn exchange(
     lease: &Lease<'_>,
     request: &RequestHead,
+    may_move: bool,
     body: &mut ReceivedBody,
     sender: &StreamSender,
     scope: &RequestScope,
     upload: &RequestUpload,
 ) -> Result<Reusable, ExchangeError> {
-    let (up, down) = lease.exchange(request).map_err(ExchangeError::NoResponse)?;
+    let (up, down) = lease
+        .exchange(request, may_move)
+        .map_err(ExchangeError::NoResponse)?;
     let up = pin!(send_request(up, lease, request, body, scope, upload));
     let mut down = pin!(relay_response(down, &request.method, sender, scope, upload));
     let (kept_alive, sent) = match select(down.as_mut(), up).await {

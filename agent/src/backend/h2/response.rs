@@ -1,25 +1,55 @@
 //! Responses over HTTP/2.
 
 use std::io;
+use std::pin::pin;
 use std::rc::Rc;
 
+use futures_util::future::{Either, select};
 use gw_shared::http::framing::{self, Framing};
 use gw_shared::http::{Fields, InvalidBody, InvalidHead, Part};
 use gw_shared::http2::stream::{self as streams, StreamError};
 use gw_shared::net::Acknowledger;
 use h2::client::ResponseFuture;
 use h2::{Reason, RecvStream};
-use http::Method;
+use http::{Method, Response};
 
+use super::ConnectionState;
 use crate::backend::ResponseError;
 use crate::backend::exchange::BackendHead;
 
 const TRAILERS_OF_A_SWITCH: InvalidHead =
     InvalidHead::Malformed("trailers behind an extended CONNECT");
 
+/// A response head that has not arrived. Counts at its connection until dropped.
+pub(super) struct AwaitedHead {
+    connection: Rc<ConnectionState>,
+    /// The request can be repeated on another connection.
+    may_move: bool,
+}
+
+impl Drop for AwaitedHead {
+    fn drop(&mut self) {
+        let awaited = &self.connection.awaited;
+        awaited.set(awaited.get() - 1);
+    }
+}
+
+impl AwaitedHead {
+    pub(super) fn new(connection: &Rc<ConnectionState>, may_move: bool) -> Self {
+        connection.awaited.set(connection.awaited.get() + 1);
+        Self {
+            connection: Rc::clone(connection),
+            may_move,
+        }
+    }
+}
+
 /// The receiving half of an exchange over HTTP/2.
 pub(crate) struct Http2Response {
     response: ResponseFuture,
+    connection: Rc<ConnectionState>,
+    /// `None` once the final head has arrived.
+    awaited: Option<AwaitedHead>,
     body: Option<RecvStream>,
     is_done: bool,
     /// Bytes of another protocol follow, which has no trailers (RFC 9113 §8.5).
@@ -29,9 +59,15 @@ pub(crate) struct Http2Response {
 }
 
 impl Http2Response {
-    pub(super) fn new(response: ResponseFuture, acknowledger: Rc<Acknowledger>) -> Self {
+    pub(super) fn new(
+        response: ResponseFuture,
+        awaited: AwaitedHead,
+        acknowledger: Rc<Acknowledger>,
+    ) -> Self {
         Self {
             response,
+            connection: Rc::clone(&awaited.connection),
+            awaited: Some(awaited),
             body: None,
             is_done: false,
             is_switched: false,
@@ -44,9 +80,8 @@ impl Http2Response {
         &mut self,
         method: &Method,
     ) -> Result<BackendHead, ResponseError> {
-        if let Some(interim) = std::future::poll_fn(|cx| self.response.poll_informational(cx)).await
-        {
-            let (parts, ()) = interim.map_err(ResponseError::of_http2)?.into_parts();
+        if let Some(interim) = self.interim().await? {
+            let (parts, ()) = interim.into_parts();
             let headers = Fields::from(parts.headers);
             framing::check_values_of_http2(&headers)?;
             return Ok(BackendHead {
@@ -60,6 +95,8 @@ impl Http2Response {
             .await
             .map_err(ResponseError::of_http2)?
             .into_parts();
+        self.awaited = None;
+        self.connection.has_message.set(true);
         let headers = Fields::from(parts.headers);
         framing::check_values_of_http2(&headers)?;
         let announced =
@@ -79,6 +116,31 @@ impl Http2Response {
             framing,
             keep_alive: true,
         })
+    }
+
+    /// Waits for an interim head. Returns `None` if the final one comes next.
+    async fn interim(&mut self) -> Result<Option<Response<()>>, ResponseError> {
+        let interim = pin!(std::future::poll_fn(|cx| self
+            .response
+            .poll_informational(cx)));
+        let interim = match &self.awaited {
+            Some(awaited) if awaited.may_move => {
+                let unanswered = pin!(awaited.connection.unanswered.notified());
+                match select(interim, unanswered).await {
+                    Either::Left((interim, _)) => interim,
+                    Either::Right(_) => return Err(ResponseError::Unanswered),
+                }
+            }
+            _ => interim.await,
+        };
+        let interim = interim.transpose().map_err(ResponseError::of_http2)?;
+        if let Some(awaited) = &mut self.awaited
+            && interim.is_some()
+        {
+            awaited.may_move = false;
+            self.connection.has_message.set(true);
+        }
+        Ok(interim)
     }
 
     pub(in crate::backend) fn is_done(&self) -> bool {
@@ -109,6 +171,7 @@ impl Http2Response {
             }
             framing::check_values_of_http2(trailers)?;
         }
+        self.connection.has_message.set(true);
         self.is_done |= !matches!(received, Part::Data(_));
         Ok(received)
     }

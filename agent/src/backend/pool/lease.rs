@@ -68,17 +68,20 @@ fn http1_exchange<'a>(
 }
 
 impl Lease<'_> {
-    /// Starts an exchange. Over HTTP/2 this sends the request head.
+    /// Starts an exchange. Over HTTP/2 this sends the request head. `may_move` tells whether the request is repeated on another
+    /// connection if this one does not answer.
     pub(crate) fn exchange(
         &self,
         request: &RequestHead,
+        may_move: bool,
     ) -> Result<(RequestHalf<'_>, ResponseHalf<'_>), ResponseError> {
         match &self.connection {
             LeasedConnection::Http1(connection) => {
                 Ok(http1_exchange(connection, request.framing, None))
             }
             LeasedConnection::Http2(stream) => {
-                let (request, response) = stream.request(request, self.authority(request), None)?;
+                let (request, response) =
+                    stream.request(request, self.authority(request), None, may_move)?;
                 Ok((RequestHalf::Http2(request), ResponseHalf::Http2(response)))
             }
         }
@@ -112,7 +115,7 @@ impl Lease<'_> {
             LeasedConnection::Http2(stream) => {
                 let protocol = ::h2::ext::Protocol::from(protocol.as_str());
                 let (request, response) =
-                    stream.request(request, self.authority(request), Some(&protocol))?;
+                    stream.request(request, self.authority(request), Some(&protocol), false)?;
                 Ok((RequestHalf::Http2(request), ResponseHalf::Http2(response)))
             }
         }
@@ -137,13 +140,14 @@ impl Lease<'_> {
         is_unprocessed
     }
 
-    /// Whether `error` is the end of a connection that was open before the request, without any of a response. The backend may
-    /// have processed the request.
-    pub(crate) fn was_closed(&self, error: &ResponseError) -> bool {
+    /// Whether `error` is the end of a connection that was open before the request, without any of a response, or means that the
+    /// connection does not answer. The backend may have processed the request.
+    pub(crate) fn is_lost(&self, error: &ResponseError) -> bool {
         let is_end = match error {
             // Another error of HTTP/2 is the backend's, and that of this stream alone.
             ResponseError::Reset(error) => !self.is_http2() || error.kind() != io::ErrorKind::Other,
             ResponseError::Gone => true,
+            ResponseError::Unanswered => return true,
             _ => false,
         };
         let has_answered = match &self.connection {

@@ -1,6 +1,5 @@
 //! The stream of an HTTP/2 connection, of which everything that the backend has sent is read.
 
-use std::cell::Cell;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -9,22 +8,23 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::BackendStream;
+use crate::backend::h2::ConnectionState;
 
 /// A stream that is read to its end although a write to it has failed. Before it closes, a backend may have sent responses, and a
 /// GOAWAY with the last stream that it has processed. Later writes are discarded.
 pub(in crate::backend) struct ReadToEnd {
     stream: BackendStream,
     write_failed: bool,
-    /// Set when a write fails: the connection gets no further requests.
-    is_retired: Rc<Cell<bool>>,
+    /// Retired when a write fails.
+    connection: Rc<ConnectionState>,
 }
 
 impl ReadToEnd {
-    pub(in crate::backend) fn new(stream: BackendStream, is_retired: Rc<Cell<bool>>) -> Self {
+    pub(in crate::backend) fn new(stream: BackendStream, connection: Rc<ConnectionState>) -> Self {
         Self {
             stream,
             write_failed: false,
-            is_retired,
+            connection,
         }
     }
 
@@ -33,7 +33,7 @@ impl ReadToEnd {
         result.or_else(|error| {
             tracing::debug!(%error, "cannot write to a backend connection");
             self.write_failed = true;
-            self.is_retired.set(true);
+            self.connection.retire();
             Ok(discarded)
         })
     }
@@ -149,7 +149,10 @@ mod tests {
             let request = Bytes::from_static(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n");
             let request = gw_shared::tunnel::head::parse_request(&request, true).unwrap();
             let authority = Authority::from_static("localhost");
-            let mut response = connection.request(&request, &authority, None).unwrap().1;
+            let mut response = connection
+                .request(&request, &authority, None, false)
+                .unwrap()
+                .1;
             // The request is written after the backend has closed. GOAWAY with the last stream 0.
             let goaway = [&[0, 0, 8, 7, 0, 0, 0, 0, 0][..], &[0; 8]].concat();
             backend.write_all(&goaway).unwrap();
