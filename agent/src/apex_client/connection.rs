@@ -116,7 +116,7 @@ async fn connect_directly(host: &str, port: u16) -> Result<Socket, GatewayError>
             format!("no answer within {RESOLVE_LIMIT:?}"),
         ))
     };
-    let addresses = runtime::timeout(RESOLVE_LIMIT, resolve::resolve(host, port))
+    let addresses = runtime::timeout(RESOLVE_LIMIT, resolve::resolve_cached(host, port))
         .await
         .unwrap_or_else(late);
     let addresses = addresses.map_err(|error| GatewayError::Resolve {

@@ -121,7 +121,7 @@ impl Proxy {
             from: self.source.clone(),
             error,
         };
-        let addresses = resolve::resolve(&self.host, self.port)
+        let addresses = resolve::resolve_cached(&self.host, self.port)
             .await
             .map_err(unreachable)?;
         let socket = resolve::connect_any(&addresses, None)

@@ -22,9 +22,15 @@ const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// name whose servers do not answer occupies one thread of each reactor at most.
 const LOOKUP_THREADS: usize = 4;
 
-/// How long [`resolve_cached`] uses an answer, and how long if resolving again fails.
+/// How long [`resolve_cached`] uses an answer without another lookup, and how long if lookups fail or take too long.
 const FRESH_FOR: Duration = Duration::from_secs(5);
 const STALE_FOR: Duration = Duration::from_secs(3600);
+
+/// How long [`resolve_cached`] waits for a lookup if it has an older answer (RFC 8767 §5).
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long it does not wait at all after a failed lookup.
+const FAILED_FOR: Duration = Duration::from_secs(30);
+
 /// Most names in the cache. Names come from configuration, so there are few.
 const ANSWERS_MAX: usize = 256;
 
@@ -37,29 +43,42 @@ pub async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     }
 }
 
-/// Resolves `host` as [`resolve`] does; uses an answer of the last seconds, or an older one if resolving fails.
+/// Resolves `host` as [`resolve`] does, or uses an answer of the last seconds.
+pub async fn resolve_recent(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    match CACHE.with_borrow(|cache| cache.get(host, Instant::now())) {
+        Some(KnownAddresses {
+            addresses,
+            patience: None,
+        }) => Ok(with_port(&addresses, port)),
+        _ => resolve(host, port).await,
+    }
+}
+
+/// Resolves `host` as [`resolve`] does; uses an answer of the last seconds, or an older one if the lookup fails or takes
+/// longer than a second. The lookup then goes on.
 pub async fn resolve_cached(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     if let Some(addresses) = without_lookup(host) {
         return Ok(with_port(&addresses, port));
     }
-    let cached = |within| {
-        CACHE.with_borrow(|cache| {
-            cache
-                .get(host, within, Instant::now())
-                .map(|it| with_port(it, port))
-        })
-    };
-    if let Some(addresses) = cached(FRESH_FOR) {
-        return Ok(addresses);
-    }
-    match look_up(host).await {
-        Ok(addresses) => {
-            let answer = with_port(&addresses, port);
-            CACHE.with_borrow_mut(|cache| cache.insert(host, addresses, Instant::now()));
-            Ok(answer)
+    let addresses = match CACHE.with_borrow(|cache| cache.get(host, Instant::now())) {
+        Some(KnownAddresses {
+            addresses,
+            patience: None,
+        }) => addresses,
+        Some(KnownAddresses {
+            addresses,
+            patience: Some(patience),
+        }) => {
+            let Lookup { since, answer } = begin_lookup(host);
+            let patience = patience.saturating_sub(since.elapsed());
+            match runtime::timeout(patience, answer).await {
+                Ok(Ok(Ok(newer))) => newer,
+                _ => addresses,
+            }
         }
-        Err(error) => cached(STALE_FOR).ok_or(error),
-    }
+        None => look_up(host).await?,
+    };
+    Ok(with_port(&addresses, port))
 }
 
 /// Connects to the first of `addresses` that accepts; starts the next attempt when one fails or is slow. See
@@ -132,49 +151,62 @@ fn alternate_families(addresses: &[IpAddr]) -> Vec<IpAddr> {
 }
 
 /// Result of a lookup, for all tasks that wait for it. An [`io::Error`] cannot be cloned.
-type Lookup = Result<Vec<IpAddr>, (io::ErrorKind, String)>;
+type Answer = Result<Vec<IpAddr>, (io::ErrorKind, String)>;
+
+/// A lookup that runs.
+struct Lookup {
+    since: Instant,
+    answer: oneshot::Receiver<Answer>,
+}
 
 thread_local! {
     static CACHE: RefCell<AddressCache> = RefCell::default();
-    /// Tasks that wait for a lookup under way, by name.
-    static WAITING: RefCell<HashMap<String, Vec<oneshot::Sender<Lookup>>>> = RefCell::default();
+    /// The lookups that run, by name: when each began, and the tasks that wait for it.
+    static RUNNING: RefCell<HashMap<String, (Instant, Vec<oneshot::Sender<Answer>>)>> = RefCell::default();
 }
 
-/// Looks `host` up, or waits for a lookup of it that is under way.
+/// Looks `host` up.
 async fn look_up(host: &str) -> io::Result<Vec<IpAddr>> {
-    let (answer, answered) = oneshot::channel();
-    let is_first = WAITING.with_borrow_mut(|waiting| {
-        let of_host = waiting.entry(host.to_owned()).or_default();
-        of_host.push(answer);
-        of_host.len() == 1
+    let answer = begin_lookup(host)
+        .answer
+        .await
+        .map_err(|_| io::Error::other("the lookup ended without an answer"))?;
+    answer.map_err(|(kind, message)| io::Error::new(kind, message))
+}
+
+/// Begins a lookup of `host`, or joins the one that runs. The cache keeps its answer.
+fn begin_lookup(host: &str) -> Lookup {
+    let (sender, answer) = oneshot::channel();
+    let (since, is_first) = RUNNING.with_borrow_mut(|running| {
+        let (since, waiting) = running
+            .entry(host.to_owned())
+            .or_insert_with(|| (Instant::now(), Vec::new()));
+        waiting.push(sender);
+        (*since, waiting.len() == 1)
     });
     if is_first {
         let host = host.to_owned();
         // A separate task, since the first caller may be cancelled.
         runtime::spawn(async move {
             let answer = look_up_on_thread(host.clone()).await;
-            let waiting = WAITING
-                .with_borrow_mut(|waiting| waiting.remove(&host))
-                .unwrap_or_default();
-            for waiter in waiting {
+            CACHE.with_borrow_mut(|cache| cache.answered(&host, &answer, Instant::now()));
+            let running = RUNNING.with_borrow_mut(|running| running.remove(&host));
+            for waiting in running.into_iter().flat_map(|(_, waiting)| waiting) {
                 // Fails if the caller was cancelled.
-                let _ = waiter.send(answer.clone());
+                let _ = waiting.send(answer.clone());
             }
         });
     }
-    let answer = answered
-        .await
-        .map_err(|_| io::Error::other("the lookup ended without an answer"))?;
-    answer.map_err(|(kind, message)| io::Error::new(kind, message))
+    Lookup { since, answer }
 }
 
 /// A host name to look up, and where to send the answer.
 struct LookupRequest {
     host: String,
-    reply: oneshot::Sender<Lookup>,
+    reply: oneshot::Sender<Answer>,
 }
 
-async fn look_up_on_thread(host: String) -> Lookup {
+async fn look_up_on_thread(host: String) -> Answer {
     static THREADS: OnceLock<mpsc::Sender<LookupRequest>> = OnceLock::new();
     let died = || (io::ErrorKind::Other, "no thread resolves names".to_owned());
     let (reply, answered) = oneshot::channel();
@@ -214,7 +246,7 @@ fn start_threads() -> mpsc::Sender<LookupRequest> {
 }
 
 /// Calls the system's resolver. Blocks.
-fn getaddrinfo(host: &str) -> Lookup {
+fn getaddrinfo(host: &str) -> Answer {
     let found = (host, 0)
         .to_socket_addrs()
         .map_err(|error| (error.kind(), error.to_string()))?;
@@ -227,25 +259,62 @@ fn getaddrinfo(host: &str) -> Lookup {
 
 /// Last answer for each name. The time is an argument.
 #[derive(Default)]
-struct AddressCache(HashMap<String, (Instant, Vec<IpAddr>)>);
+struct AddressCache(HashMap<String, CachedName>);
+
+struct CachedName {
+    answered: Instant,
+    addresses: Vec<IpAddr>,
+    /// When the last lookup failed, if it is later than the answer.
+    failed: Option<Instant>,
+}
+
+/// What the cache knows of a name.
+#[derive(Debug, PartialEq, Eq)]
+struct KnownAddresses {
+    addresses: Vec<IpAddr>,
+    /// How long a lookup may take before the addresses are used. `None` if no lookup is due.
+    patience: Option<Duration>,
+}
 
 impl AddressCache {
-    /// Addresses of `host` that were stored less than `within` before `now`.
-    fn get(&self, host: &str, within: Duration, now: Instant) -> Option<&[IpAddr]> {
-        let (since, addresses) = self.0.get(host)?;
-        (now.saturating_duration_since(*since) < within).then_some(addresses)
+    /// Addresses of `host` that may be used at `now`.
+    fn get(&self, host: &str, now: Instant) -> Option<KnownAddresses> {
+        let cached = self.0.get(host)?;
+        let age = now.saturating_duration_since(cached.answered);
+        let has_failed = cached
+            .failed
+            .is_some_and(|at| now.saturating_duration_since(at) < FAILED_FOR);
+        let patience = match () {
+            () if age >= STALE_FOR => return None,
+            () if age < FRESH_FOR => None,
+            () if has_failed => Some(Duration::ZERO),
+            () => Some(PATIENCE),
+        };
+        Some(KnownAddresses {
+            addresses: cached.addresses.clone(),
+            patience,
+        })
     }
 
-    fn insert(&mut self, host: &str, addresses: Vec<IpAddr>, now: Instant) {
+    /// Records the answer to a lookup.
+    fn answered(&mut self, host: &str, answer: &Answer, now: Instant) {
+        let Ok(addresses) = answer else {
+            if let Some(cached) = self.0.get_mut(host) {
+                cached.failed = Some(now);
+            }
+            return;
+        };
         if self.0.len() >= ANSWERS_MAX && !self.0.contains_key(host) {
-            let oldest = self
-                .0
-                .iter()
-                .min_by_key(|(_, (since, _))| *since)
-                .map(|(host, _)| host.clone());
+            let oldest = self.0.iter().min_by_key(|(_, cached)| cached.answered);
+            let oldest = oldest.map(|(host, _)| host.clone());
             oldest.and_then(|oldest| self.0.remove(&oldest));
         }
-        self.0.insert(host.to_owned(), (now, addresses));
+        let cached = CachedName {
+            answered: now,
+            addresses: addresses.clone(),
+            failed: None,
+        };
+        self.0.insert(host.to_owned(), cached);
     }
 }
 
@@ -314,23 +383,75 @@ mod tests {
         }
     }
 
+    const NO_ANSWER: Answer = Err((io::ErrorKind::TimedOut, String::new()));
+
     #[test]
     fn cached_answers_expire_and_are_bounded() {
         let mut cache = AddressCache::default();
         let now = Instant::now();
-        let addresses = vec![IpAddr::from(Ipv4Addr::LOCALHOST)];
-        cache.insert("a", addresses.clone(), now);
         let after = |seconds| now + Duration::from_secs(seconds);
-        assert_eq!(cache.get("a", FRESH_FOR, after(4)), Some(&addresses[..]));
-        assert_eq!(cache.get("a", FRESH_FOR, after(5)), None);
-        assert_eq!(cache.get("a", STALE_FOR, after(5)), Some(&addresses[..]));
+        let addresses = vec![IpAddr::from(Ipv4Addr::LOCALHOST)];
+        let answer = Ok(addresses.clone());
+        let known = |patience| {
+            let addresses = addresses.clone();
+            Some(KnownAddresses {
+                addresses,
+                patience,
+            })
+        };
+        cache.answered("none", &NO_ANSWER, now);
+        assert_eq!(cache.get("none", now), None);
+
+        cache.answered("a", &answer, now);
+        assert_eq!(cache.get("a", after(4)), known(None));
+        assert_eq!(cache.get("a", after(5)), known(Some(PATIENCE)));
+        // No lookup is waited for while the last one has failed.
+        cache.answered("a", &NO_ANSWER, after(10));
+        assert_eq!(cache.get("a", after(39)), known(Some(Duration::ZERO)));
+        assert_eq!(cache.get("a", after(40)), known(Some(PATIENCE)));
+        assert_eq!(cache.get("a", after(3600)), None);
+        cache.answered("a", &answer, after(40));
+        assert_eq!(cache.get("a", after(45)), known(Some(PATIENCE)));
+
         for n in 0..ANSWERS_MAX {
-            cache.insert(&n.to_string(), addresses.clone(), after(1));
+            cache.answered(&n.to_string(), &answer, after(41));
         }
         assert_eq!(
-            (cache.0.len(), cache.get("a", STALE_FOR, after(1))),
+            (cache.0.len(), cache.get("a", after(41))),
             (ANSWERS_MAX, None)
         );
+    }
+
+    /// Waits for addresses of a name whose lookup does not end.
+    fn resolve_while_a_lookup_runs(since: Instant, failed: Option<Instant>) -> Duration {
+        const NAME: &str = "gw.invalid";
+        let addresses = vec![IpAddr::from(Ipv4Addr::LOCALHOST)];
+        let cached = CachedName {
+            answered: Instant::now() - FRESH_FOR,
+            addresses: addresses.clone(),
+            failed,
+        };
+        CACHE.with_borrow_mut(|cache| cache.0.insert(NAME.to_owned(), cached));
+        // A task waits already, so that no other lookup begins.
+        let (waiting, _answer) = oneshot::channel();
+        RUNNING.with_borrow_mut(|running| running.insert(NAME.to_owned(), (since, vec![waiting])));
+        let started = Instant::now();
+        let resolving = async { resolve_cached(NAME, 7).await.unwrap() };
+        let resolved = Driver::choose().unwrap().block_on(resolving).unwrap();
+        assert_eq!(resolved, with_port(&addresses, 7));
+        started.elapsed()
+    }
+
+    #[test]
+    fn a_lookup_that_takes_long_is_not_waited_for_if_an_address_is_known() {
+        let now = Instant::now();
+        assert!(resolve_while_a_lookup_runs(now, None) >= Duration::from_millis(900));
+        // Each is far below [`PATIENCE`] unless the machine stands still for that long.
+        let at_once = |since, failed| {
+            (0..5).any(|_| resolve_while_a_lookup_runs(since, failed) < PATIENCE / 2)
+        };
+        assert!(at_once(now - PATIENCE, None));
+        assert!(at_once(Instant::now() + PATIENCE, Some(Instant::now())));
     }
 
     #[test]
@@ -347,13 +468,13 @@ mod tests {
                 let mut third = Box::pin(look_up_again());
                 assert!(futures_util::poll!(&mut third).is_pending());
                 assert_eq!(
-                    WAITING.with_borrow(|waiting| waiting["gw.invalid"].len()),
+                    RUNNING.with_borrow(|running| running["gw.invalid"].1.len()),
                     2
                 );
                 drop(first);
                 let (second, third) = futures_util::join!(second, third);
                 assert_eq!(second, third);
-                assert!(WAITING.with_borrow(HashMap::is_empty));
+                assert!(RUNNING.with_borrow(HashMap::is_empty));
             })
             .unwrap();
     }
