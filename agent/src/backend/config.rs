@@ -2,8 +2,10 @@
 
 use std::fmt;
 use std::fs;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use gw_shared::config::did_you_mean;
 use gw_shared::files::cannot_read;
@@ -25,6 +27,7 @@ pub(crate) struct Backends {
     /// Never empty.
     pub(super) endpoints: Vec<BackendEndpoint>,
     pub(super) host: HostHeader,
+    pub(super) connections: ConnectionSettings,
     /// `None` if the service has no setting of its own.
     pub(super) health_check: Option<HealthCheck>,
 }
@@ -62,6 +65,24 @@ impl fmt::Display for HealthCheck {
             Self::Off => f.write_str("none"),
             Self::Tcp => f.write_str("a connection"),
             Self::Http(path) => write!(f, "GET {path}"),
+        }
+    }
+}
+
+/// Settings of the connections to a backend.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ConnectionSettings {
+    /// Time limit of an attempt to connect.
+    pub(super) timeout: Duration,
+    /// Age after which a connection gets no further requests, varied by a tenth.
+    pub(super) max_age: Duration,
+}
+
+impl Default for ConnectionSettings {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(10),
+            max_age: Duration::from_secs(5 * 60),
         }
     }
 }
@@ -106,10 +127,38 @@ pub(super) enum BackendProtocol {
 #[derive(Debug, Clone)]
 pub(super) struct BackendTls {
     pub(super) server_name: ServerName<'static>,
-    /// Offers HTTP/2 and HTTP/1.1.
+    pub(super) versions: HttpVersions,
+    /// Offers the versions.
     pub(super) any: Arc<ClientConfig>,
-    /// Offers HTTP/1.1 only.
+    /// Offers HTTP/1.1 only, if it is among the versions.
     pub(super) http1: Arc<ClientConfig>,
+}
+
+/// The HTTP versions that are offered to a backend by ALPN.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HttpVersions {
+    Any,
+    Http1,
+    Http2,
+}
+
+impl HttpVersions {
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "auto" => Some(Self::Any),
+            "1.1" => Some(Self::Http1),
+            "2" => Some(Self::Http2),
+            _ => None,
+        }
+    }
+
+    fn alpn(self) -> &'static [&'static [u8]] {
+        match self {
+            Self::Any => &[H2, HTTP_1_1],
+            Self::Http1 => &[HTTP_1_1],
+            Self::Http2 => &[H2],
+        }
+    }
 }
 
 /// The settings of `backend` or one entry of `backends`, unchecked.
@@ -122,9 +171,13 @@ struct BackendTable {
     server_name: Option<String>,
     client_certificate: Option<String>,
     client_key: Option<String>,
+    http_version: Option<String>,
+    connect_timeout: Option<Duration>,
+    connection_max_age: Option<Duration>,
 }
 
-const KEYS: &str = "urls, host, health_check, ca_file, server_name, client_certificate, client_key";
+const KEYS: &str = "urls, host, health_check, connect_timeout_seconds, connection_max_age_seconds, http_version, ca_file, \
+                    server_name, client_certificate, client_key";
 
 impl Backends {
     /// Checks a list of URLs. Adds mistakes, prefixed with `key`, to `mistakes`.
@@ -162,8 +215,18 @@ impl Backends {
                             table.urls = texts(&key, value, mistakes);
                             continue;
                         }
+                        "connect_timeout_seconds" => {
+                            table.connect_timeout = seconds(&key, value, 1..=300, mistakes);
+                            continue;
+                        }
+                        "connection_max_age_seconds" => {
+                            let range = 1..=24 * 60 * 60;
+                            table.connection_max_age = seconds(&key, value, range, mistakes);
+                            continue;
+                        }
                         "host" => &mut table.host,
                         "health_check" => &mut table.health_check,
+                        "http_version" => &mut table.http_version,
                         "ca_file" => &mut table.ca_file,
                         "server_name" => &mut table.server_name,
                         "client_certificate" => &mut table.client_certificate,
@@ -200,6 +263,7 @@ impl Backends {
         }
         let is_tls = table.urls.iter().any(|url| url.starts_with("https:"));
         let tls_options = [
+            ("http_version", &table.http_version),
             ("ca_file", &table.ca_file),
             ("server_name", &table.server_name),
             ("client_certificate", &table.client_certificate),
@@ -213,8 +277,19 @@ impl Backends {
                 "{key}.{name}: applies to https:// backends only, and there is none"
             ));
         }
+        let versions = table
+            .http_version
+            .as_deref()
+            .map_or(HttpVersions::Any, |text| {
+                HttpVersions::parse(text).unwrap_or_else(|| {
+                    mistakes.push(format!(
+                        "{key}.http_version: {text:?} is neither \"auto\" nor \"1.1\" nor \"2\""
+                    ));
+                    HttpVersions::Any
+                })
+            });
         let configs = is_tls
-            .then(|| client_configs(key, table, mistakes))
+            .then(|| client_configs(key, table, versions, mistakes))
             .flatten();
         let server_name = table.server_name.as_deref().and_then(|name| {
             let parsed = ServerName::try_from(name.to_owned());
@@ -244,9 +319,14 @@ impl Backends {
             }
             parsed
         });
+        let connections = ConnectionSettings::default();
+        let connections = ConnectionSettings {
+            timeout: table.connect_timeout.unwrap_or(connections.timeout),
+            max_age: table.connection_max_age.unwrap_or(connections.max_age),
+        };
         let mut endpoints = Vec::new();
         for url in &table.urls {
-            match BackendEndpoint::parse(url, configs.as_ref(), server_name.as_ref()) {
+            match BackendEndpoint::parse(url, versions, configs.as_ref(), server_name.as_ref()) {
                 // The TLS settings are invalid and reported already.
                 Ok(None) => {}
                 Ok(Some(endpoint)) => endpoints.push(endpoint),
@@ -256,6 +336,7 @@ impl Backends {
         (mistakes.len() == before && !endpoints.is_empty()).then_some(Self {
             endpoints,
             host,
+            connections,
             health_check,
         })
     }
@@ -286,6 +367,23 @@ fn text(key: &str, value: &toml::Value, mistakes: &mut Vec<String>) -> Option<St
     }
 }
 
+fn seconds(
+    key: &str,
+    value: &toml::Value,
+    range: RangeInclusive<u64>,
+    mistakes: &mut Vec<String>,
+) -> Option<Duration> {
+    let seconds = value.as_integer().and_then(|it| u64::try_from(it).ok());
+    let seconds = seconds.filter(|seconds| range.contains(seconds));
+    if seconds.is_none() {
+        let (least, most) = range.into_inner();
+        mistakes.push(format!(
+            "{key}: {value} is not a whole number of seconds from {least} to {most}"
+        ));
+    }
+    seconds.map(Duration::from_secs)
+}
+
 fn texts(key: &str, value: &toml::Value, mistakes: &mut Vec<String>) -> Vec<String> {
     match value {
         toml::Value::String(text) => vec![text.clone()],
@@ -311,6 +409,7 @@ impl BackendEndpoint {
     /// Parses the URL of a backend. Returns `None` for an https URL if `configs` is `None`.
     fn parse(
         url: &str,
+        versions: HttpVersions,
         configs: Option<&[Arc<ClientConfig>; 2]>,
         server_name: Option<&ServerName<'static>>,
     ) -> Result<Option<Self>, InvalidUrl> {
@@ -351,6 +450,7 @@ impl BackendEndpoint {
                 (
                     BackendProtocol::Tls(BackendTls {
                         server_name,
+                        versions,
                         any: Arc::clone(any),
                         http1: Arc::clone(http1),
                     }),
@@ -394,10 +494,11 @@ impl fmt::Display for BackendEndpoint {
     }
 }
 
-/// Builds the TLS configuration that offers every protocol and the one that offers HTTP/1.1 only.
+/// Builds the TLS configuration that offers every version and the one that offers HTTP/1.1 only, if it is one of them.
 fn client_configs(
     key: &str,
     table: &BackendTable,
+    versions: HttpVersions,
     mistakes: &mut Vec<String>,
 ) -> Option<[Arc<ClientConfig>; 2]> {
     let roots = match &table.ca_file {
@@ -409,12 +510,14 @@ fn client_configs(
     let auth = client_auth(key, table).map_err(|errors| mistakes.extend(errors));
     let roots = roots.ok()?;
     let auth = auth.ok()?;
-    let config = tls::client_config(rustls::DEFAULT_VERSIONS, roots, auth, &[H2, HTTP_1_1]);
+    let config = tls::client_config(rustls::DEFAULT_VERSIONS, roots, auth, versions.alpn());
     let any = config
         .map_err(|error| mistakes.push(format!("{key}.client_certificate: {error}")))
         .ok()?;
     let mut http1 = any.clone();
-    http1.alpn_protocols = vec![HTTP_1_1.to_vec()];
+    if versions == HttpVersions::Any {
+        http1.alpn_protocols = vec![HTTP_1_1.to_vec()];
+    }
     Some([any, http1].map(Arc::new))
 }
 
@@ -548,7 +651,7 @@ mod tests {
     #[test]
     fn all_mistakes_are_reported_with_their_keys() {
         let mistakes = checked(
-            "b = { urls = ['https://h', 'gopher://h', 7], host = 'keep', health_check = 'up', ca_file = '/none.pem', server_name = 'a b',\n\
+            "b = { urls = ['https://h', 'gopher://h', 7], host = 'keep', health_check = 'up', http_version = '3', connect_timeout_seconds = 0, ca_file = '/none.pem', server_name = 'a b',\n\
              client_key = '/none.key', colour = 'red' }",
         )
         .unwrap_err();
@@ -557,6 +660,8 @@ mod tests {
             "b.urls: ",
             "b.host: ",
             "b.health_check: ",
+            "b.http_version: ",
+            "b.connect_timeout_seconds: ",
             "b.ca_file: ",
             "b.server_name: ",
             "b.client_certificate: ",
@@ -567,7 +672,7 @@ mod tests {
                 "{key}: {mistakes:?}"
             );
         }
-        assert_eq!(mistakes.len(), 8, "{mistakes:?}");
+        assert_eq!(mistakes.len(), 10, "{mistakes:?}");
         let unused = checked("b = { urls = 'http://h', ca_file = '/none.pem' }").unwrap_err();
         assert_eq!((unused.len(), unused[0].contains("https://")), (1, true));
         for empty in ["b = []", "b = {}", "b = { urls = [] }", "b = 5"] {

@@ -1,6 +1,8 @@
 //! New connections to backends.
 
+use std::cell::RefCell;
 use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use gw_shared::error_code::AgentErrorCode;
@@ -10,7 +12,7 @@ use rustls::client::UnbufferedClientConnection;
 use rustls::{AlertDescription, CertificateError};
 
 use super::buffers;
-use super::config::{Address, BackendEndpoint, BackendProtocol, Backends, H2};
+use super::config::{Address, BackendEndpoint, BackendProtocol, Backends, H2, HttpVersions};
 use super::stream::BackendStream;
 use crate::tls::{self, rustls_error};
 
@@ -38,20 +40,67 @@ pub(crate) enum ConnectError {
     NotHttp2(String),
 }
 
+/// An attempt to connect.
+#[derive(Default)]
+pub(super) struct Attempt {
+    /// What it waits for, to be named if it takes too long.
+    awaited: RefCell<String>,
+}
+
+impl Attempt {
+    /// Runs an attempt with a time limit.
+    pub(super) async fn within<T>(
+        limit: Duration,
+        connect: impl AsyncFnOnce(&Self) -> Result<T, ConnectError>,
+    ) -> Result<T, ConnectError> {
+        let attempt = Self::default();
+        let connected = runtime::timeout(limit, connect(&attempt)).await;
+        connected.unwrap_or_else(|_| {
+            let awaited = attempt.awaited.take();
+            Err(ConnectError::Unreachable(format!(
+                "no connection within {limit:?}: {awaited}"
+            )))
+        })
+    }
+
+    /// Notes what comes next. `awaited` is a part of an error message.
+    pub(super) fn awaits(&self, awaited: String) {
+        self.awaited.replace(awaited);
+    }
+}
+
 /// A new connection to a backend.
 pub(super) struct Dialled {
     pub(super) stream: BackendStream,
     pub(super) is_http2: bool,
     /// Limit of the receive buffer, set when the socket connected.
     pub(super) receive_limit: Option<usize>,
+    /// Address of the backend, unless it is that of a Unix socket.
+    pub(super) peer: Option<SocketAddr>,
 }
 
-/// Connects, including the TLS handshake. No time limit.
+impl Dialled {
+    /// Names the backend as the peer of an attempt.
+    pub(super) fn peer(&self) -> String {
+        peer_name(self.peer)
+    }
+}
+
+fn peer_name(peer: Option<SocketAddr>) -> String {
+    peer.map_or_else(|| "the socket".to_owned(), |peer| peer.to_string())
+}
+
+/// Connects, including the TLS handshake.
 pub(super) async fn dial(
     endpoint: &BackendEndpoint,
     offer: Offer,
+    attempt: &Attempt,
 ) -> Result<Dialled, ConnectError> {
-    let (socket, receive_limit) = connect(&endpoint.address)
+    let Connected {
+        socket,
+        receive_limit,
+        peer,
+    } = connect(&endpoint.address, attempt)
         .await
         .map_err(|error| ConnectError::Unreachable(error.to_string()))?;
     let plain = |socket, is_http2| {
@@ -59,6 +108,7 @@ pub(super) async fn dial(
             stream: BackendStream::Plain(socket),
             is_http2,
             receive_limit,
+            peer,
         })
     };
     let tls = match &endpoint.protocol {
@@ -74,15 +124,23 @@ pub(super) async fn dial(
     let session = UnbufferedClientConnection::new(config.clone(), tls.server_name.clone())
         .map_err(|error| ConnectError::tls(&io::Error::other(error)))?;
     let stream = TlsStream::new(socket, session);
+    let name = peer_name(peer);
+    attempt.awaits(format!("{name} has not completed the TLS handshake"));
     stream
         .handshake()
         .await
         .map_err(|error| ConnectError::tls(&error))?;
     let is_http2 = stream.speaks(H2);
+    if tls.versions == HttpVersions::Http2 && !is_http2 {
+        return Err(ConnectError::NotHttp2(
+            "it does not select HTTP/2 by ALPN; remove `http_version = \"2\"`".to_owned(),
+        ));
+    }
     Ok(Dialled {
         stream: BackendStream::Tls(stream),
         is_http2,
         receive_limit,
+        peer,
     })
 }
 
@@ -94,14 +152,8 @@ impl Backends {
     ) -> Vec<(String, Result<&'static str, ConnectError>)> {
         let mut results = Vec::with_capacity(self.endpoints.len());
         for endpoint in &self.endpoints {
-            let late = |_| {
-                Err(ConnectError::Unreachable(format!(
-                    "no connection within {within:?}"
-                )))
-            };
-            let dialled = runtime::timeout(within, dial(endpoint, Offer::Any))
-                .await
-                .unwrap_or_else(late);
+            let connect = async |attempt: &Attempt| dial(endpoint, Offer::Any, attempt).await;
+            let dialled = Attempt::within(within, connect).await;
             let version = |dialled: Dialled| {
                 if dialled.is_http2 {
                     "HTTP/2"
@@ -115,19 +167,54 @@ impl Backends {
     }
 }
 
-/// Connects a socket. Also returns the limit of its receive buffer.
-async fn connect(address: &Address) -> io::Result<(Socket, Option<usize>)> {
+/// A connected socket, as [`Dialled`] has it.
+struct Connected {
+    socket: Socket,
+    receive_limit: Option<usize>,
+    peer: Option<SocketAddr>,
+}
+
+async fn connect(address: &Address, attempt: &Attempt) -> io::Result<Connected> {
     match address {
         Address::Tcp { host, port } => {
+            attempt.awaits(format!("the name {host} is not resolved"));
             let addresses = resolve::resolve_cached(host, *port).await?;
+            let tried = join_texts(&addresses);
+            attempt.awaits(format!("no answer from {tried}"));
             let receive_limit = buffers::receive_limit_of_next();
-            Ok((
-                resolve::connect_any(&addresses, receive_limit).await?,
+            let socket = resolve::connect_any(&addresses, receive_limit).await?;
+            let peer = rustix::net::getpeername(&socket)?;
+            Ok(Connected {
+                socket,
                 receive_limit,
-            ))
+                peer: peer.and_then(|peer| SocketAddr::try_from(peer).ok()),
+            })
         }
-        Address::Unix(path) => Ok((Socket::connect_unix(path).await?, None)),
+        Address::Unix(path) => {
+            attempt.awaits("the queue of the socket is full".to_owned());
+            Ok(Connected {
+                socket: Socket::connect_unix(path).await?,
+                receive_limit: None,
+                peer: None,
+            })
+        }
     }
+}
+
+/// Most addresses that an error names.
+const NAMED_ADDRESSES: usize = 8;
+
+/// Lists addresses for an error message.
+fn join_texts(addresses: &[SocketAddr]) -> String {
+    let mut texts: Vec<String> = addresses
+        .iter()
+        .take(NAMED_ADDRESSES)
+        .map(SocketAddr::to_string)
+        .collect();
+    if let Some(more @ 1..) = addresses.len().checked_sub(NAMED_ADDRESSES) {
+        texts.push(format!("{more} more"));
+    }
+    texts.join(", ")
 }
 
 impl ConnectError {

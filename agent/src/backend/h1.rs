@@ -3,9 +3,8 @@
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
-use std::rc::Rc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::body::{self, BodyDecoder};
@@ -20,7 +19,7 @@ use http::{Method, StatusCode};
 
 use super::ResponseError;
 use super::buffers::BoundedBuffers;
-use super::life::LiveConnection;
+use super::life::Lifetime;
 use super::pool::IDLE_FOR;
 use super::stream::BackendStream;
 
@@ -41,8 +40,7 @@ pub(crate) struct Http1Connection {
     is_aborted: Cell<bool>,
     /// The backend has bound an identity to the connection, or has begun to.
     is_bound: Cell<bool>,
-    /// Watched as long as it is open.
-    _live: Option<Rc<LiveConnection>>,
+    lifetime: Lifetime,
 }
 
 impl Http1Connection {
@@ -50,7 +48,7 @@ impl Http1Connection {
     pub(super) fn new(
         stream: BackendStream,
         receive_limit: Option<usize>,
-        live: Option<Rc<LiveConnection>>,
+        lifetime: Lifetime,
     ) -> Self {
         let buffers = BoundedBuffers::new(stream.socket(), receive_limit);
         let acknowledger = stream.socket().acknowledger();
@@ -64,7 +62,7 @@ impl Http1Connection {
             is_upgraded: Cell::new(false),
             is_aborted: Cell::new(false),
             is_bound: Cell::new(false),
-            _live: live,
+            lifetime,
         }
     }
 
@@ -80,6 +78,11 @@ impl Http1Connection {
 
     pub(super) fn is_bound(&self) -> bool {
         self.is_bound.get()
+    }
+
+    /// Whether the connection is too old for further requests.
+    pub(super) fn is_outdated(&self, now: Instant) -> bool {
+        self.lifetime.is_over(now)
     }
 
     /// Adjusts the limit of the kernel buffers. Called before an idle connection serves another request.
@@ -290,7 +293,7 @@ mod tests {
                 .await
                 .unwrap();
             test(
-                Http1Connection::new(BackendStream::Plain(socket), None, None),
+                Http1Connection::new(BackendStream::Plain(socket), None, Lifetime::default()),
                 listener.accept().unwrap().0,
             )
             .await;
@@ -415,7 +418,7 @@ mod tests {
             with_backend(|connection, mut backend| async move {
                 backend.write_all(answer).unwrap();
                 let error = connection.response_head(&Method::GET).await.unwrap_err();
-                let message = error.message();
+                let message = error.message(false);
                 assert!(message.contains(expected), "{message}");
                 assert_eq!(error.code(), AgentErrorCode::BackendInvalidResponse);
             });

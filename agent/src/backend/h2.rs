@@ -28,8 +28,8 @@ use self::ping::{Look, Silence, Verdict};
 use self::response::AwaitedHead;
 pub(super) use self::response::Http2Response;
 use super::ResponseError;
-use super::connect::{ConnectError, explain_tls};
-use super::life::LiveConnection;
+use super::connect::{Attempt, ConnectError, explain_tls};
+use super::life::Lifetime;
 use super::stream::{BackendStream, ReadToEnd};
 use crate::tls::rustls_error;
 
@@ -58,8 +58,8 @@ pub(crate) struct Http2Connection {
     acknowledger: Rc<Acknowledger>,
     silence: RefCell<Silence>,
     ping_pong: RefCell<Option<PingPong>>,
-    /// `None` if the backend is on this machine.
-    live: Option<Weak<LiveConnection>>,
+    /// Gone once the connection has ended.
+    lifetime: Weak<Lifetime>,
     /// Bytes that had arrived at the last look.
     received: Cell<u64>,
 }
@@ -88,7 +88,7 @@ impl Http2Connection {
     /// Starts HTTP/2 and waits for the backend's SETTINGS, so that its limits apply from the first request on.
     pub(super) async fn start(
         stream: BackendStream,
-        live: Option<Rc<LiveConnection>>,
+        lifetime: Lifetime,
     ) -> Result<Rc<Self>, ConnectError> {
         let scheme = if matches!(stream, BackendStream::Tls(_)) {
             Scheme::HTTPS
@@ -111,24 +111,27 @@ impl Http2Connection {
         let (requests, mut driver) = builder
             .handshake::<_, Bytes>(stream)
             .await
-            .map_err(|error| start_error(&error))?;
+            .map_err(|error| start_error(&error, &scheme))?;
         let mut ping_pong = driver.ping_pong();
         if let Some(ping_pong) = &mut ping_pong {
             // SETTINGS come first (RFC 9113 §3.4), so they are known once the ping is answered.
             ping_pong
                 .send_ping(Ping::opaque())
-                .map_err(|error| start_error(&error))?;
+                .map_err(|error| start_error(&error, &scheme))?;
             let answered = std::future::poll_fn(|cx| match Pin::new(&mut driver).poll(cx) {
                 Poll::Ready(ended) => Poll::Ready(ended.and(Err(Reason::NO_ERROR.into()))),
                 Poll::Pending => ping_pong.poll_pong(cx).map_ok(drop),
             });
-            answered.await.map_err(|error| start_error(&error))?;
+            answered
+                .await
+                .map_err(|error| start_error(&error, &scheme))?;
         }
         let ended = Rc::clone(&state);
-        let watched = live.as_ref().map(Rc::downgrade);
+        let lifetime = Rc::new(lifetime);
+        let watched = Rc::downgrade(&lifetime);
         runtime::spawn(async move {
             let error = driver.await.err().map(|error| error.to_string());
-            drop(live);
+            drop(lifetime);
             ended.retire();
             tracing::debug!(error, "backend connection ended");
         });
@@ -143,7 +146,7 @@ impl Http2Connection {
             acknowledger,
             silence: RefCell::default(),
             ping_pong: RefCell::new(ping_pong),
-            live: watched,
+            lifetime: watched,
             received: Cell::default(),
         }))
     }
@@ -163,10 +166,17 @@ impl Http2Connection {
         self.state.retire();
     }
 
-    /// Sends a PING if the backend is silent while a request awaits its response. If one has no answer, retires the connection,
-    /// lets the requests that may move do so, and returns `false`. Called once a second, after the look at `live`.
+    /// Retires a connection that is too old. Sends a PING if the backend is silent while a request awaits its response; if it has
+    /// no answer, retires the connection, lets the requests that may move do so, and returns `false`. Called once a second.
     fn look(&self) -> bool {
-        let Some(live) = self.live.as_ref().and_then(Weak::upgrade) else {
+        let Some(lifetime) = self.lifetime.upgrade() else {
+            return true;
+        };
+        if lifetime.is_over(Instant::now()) {
+            self.retire();
+        }
+        // Connections on this machine are not watched.
+        let Some(live) = &lifetime.live else {
             return true;
         };
         let look = Look {
@@ -262,7 +272,7 @@ impl Http2Connection {
 
 const CLOSED_EARLY: &str = "it closed the connection before the HTTP/2 settings arrived";
 
-fn start_error(error: &h2::Error) -> ConnectError {
+fn start_error(error: &h2::Error, scheme: &Scheme) -> ConnectError {
     match error.get_io() {
         Some(io) if rustls_error(io).is_some() => ConnectError::Tls {
             message: explain_tls(io),
@@ -272,6 +282,9 @@ fn start_error(error: &h2::Error) -> ConnectError {
         None if error.reason() == Some(Reason::NO_ERROR) => {
             ConnectError::Unreachable(CLOSED_EARLY.to_owned())
         }
+        None if *scheme == Scheme::HTTPS => ConnectError::NotHttp2(format!(
+            "it does not speak HTTP/2, although it has selected it: {error}; set `http_version = \"1.1\"`"
+        )),
         None => ConnectError::NotHttp2(format!(
             "it does not speak HTTP/2: {error}; use http:// in its URL, or its port for HTTP/2"
         )),
@@ -323,15 +336,20 @@ impl Http2Connections {
             .map(ReservedStream::new)
     }
 
-    /// Reserves a stream on a connection opened by `open`, or by a concurrent call. `is_shared` tells whether the
-    /// connections of this backend can be shared, as far as that is known.
+    /// Reserves a stream on a connection opened by `open`, or by a concurrent call, which is waited for within `limit`.
+    /// `is_shared` tells whether the connections of this backend can be shared, as far as that is known.
     pub(super) async fn reserve_or_open<T>(
         &self,
+        limit: Duration,
         is_shared: impl Fn() -> bool,
         open: impl Future<Output = Result<NewConnection<T>, ConnectError>>,
     ) -> Result<NewConnection<T>, ConnectError> {
         let arrived = Instant::now();
-        let opening = self.opening.lock().await;
+        let opening = Attempt::within(limit, async |attempt| {
+            attempt.awaits("another request has not connected either".to_owned());
+            Ok(self.opening.lock().await)
+        });
+        let opening = opening.await?;
         if let Some(stream) = self.reserve() {
             return Ok(NewConnection::Http2(stream));
         }
@@ -431,9 +449,10 @@ mod tests {
                     accepted.send(respond).unwrap();
                 }
             });
-            let connection = Http2Connection::start(BackendStream::Plain(socket), None)
-                .await
-                .unwrap();
+            let connection =
+                Http2Connection::start(BackendStream::Plain(socket), Lifetime::default())
+                    .await
+                    .unwrap();
             let request = Bytes::from_static(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n");
             let request = gw_shared::tunnel::head::parse_request(&request, true).unwrap();
             let authority = Authority::from_static("localhost");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use futures_util::future::{join, join_all};
+use futures_util::future::{join_all, join3};
 use gw_shared::http::{Framing, HttpVersion, Part, RequestHead};
 use gw_shared::runtime;
 use http::header::{self, HeaderValue};
@@ -10,7 +10,7 @@ use http::uri::{Authority, PathAndQuery};
 use http::{Method, StatusCode};
 
 use super::config::HealthCheck;
-use super::connect::{self, ConnectError, Offer};
+use super::connect::{self, Attempt, ConnectError, Offer};
 use super::life::LOOK_INTERVAL;
 use super::pool::{Backend, Pool};
 use super::{ResponseError, ResponseHalf};
@@ -41,7 +41,8 @@ pub(crate) enum CheckError {
 
 impl Pool {
     /// Checks the backends at regular intervals. Without a health check, connects to those that are down: the gateway prefers
-    /// other agents, so that no request may come that finds out. Also ends connections to backends that are gone. Never returns.
+    /// other agents, so that no request may come that finds out. Also ends connections to backends that are gone, and looks up names
+    /// of backends. Never returns.
     pub(crate) async fn keep_checking(&self) {
         let looks = async {
             loop {
@@ -49,7 +50,8 @@ impl Pool {
                 self.look();
             }
         };
-        join(looks, self.keep_checking_health()).await;
+        let lookups = join_all(self.backends.iter().map(Backend::keep_looking_up));
+        join3(looks, lookups, self.keep_checking_health()).await;
     }
 
     async fn keep_checking_health(&self) {
@@ -84,9 +86,11 @@ impl Pool {
         let check = async {
             match &self.health_check {
                 HealthCheck::Off => Ok(()),
-                HealthCheck::Tcp => Ok(connect::dial(&backend.endpoint, Offer::Any)
-                    .await
-                    .map(drop)?),
+                HealthCheck::Tcp => {
+                    let attempt = Attempt::default();
+                    let dialled = connect::dial(&backend.endpoint, Offer::Any, &attempt).await;
+                    Ok(dialled.map(drop)?)
+                }
                 HealthCheck::Http(path) => self.ask(backend, &request(&self.service, path)).await,
             }
         };

@@ -34,9 +34,7 @@ pub(crate) use stream::canned;
 /// Why there is no complete response.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ResponseError {
-    #[error(
-        "the backend closed the connection: {0}; its log may say why, and one that speaks TLS needs https:// in its URL"
-    )]
+    #[error("the backend closed the connection: {0}; its log may say why")]
     Reset(io::Error),
     #[error(
         "the machine of the backend does not answer: nothing that was sent to it is acknowledged; check that it runs, and the \
@@ -55,6 +53,12 @@ pub(crate) enum ResponseError {
     Body(#[from] InvalidBody),
     #[error("the backend's response is not valid HTTP: {0}")]
     Http2(::h2::Error),
+    /// RFC 9113 §7, HTTP_1_1_REQUIRED.
+    #[error(
+        "the backend requires HTTP/1.1 for this request, which cannot be sent again: set `http_version = \"1.1\"`, or use http:// \
+         in place of h2c:// in its URL"
+    )]
+    Http11Required,
     /// The backend has not processed any part of the request.
     #[error("the backend refused the request: {0}")]
     Unprocessed(String),
@@ -91,19 +95,24 @@ impl ResponseError {
             | Self::Head(_)
             | Self::Body(_)
             | Self::Http2(_)
+            | Self::Http11Required
             | Self::UnrequestedUpgrade
             | Self::Upgrade(_)
             | Self::Response(_) => AgentErrorCode::BackendInvalidResponse,
         }
     }
 
-    pub(crate) fn message(&self) -> String {
+    /// The text for the caller. `is_tls` tells whether the URL of the backend has https.
+    pub(crate) fn message(&self, is_tls: bool) -> String {
         match self {
             Self::Reset(error) if rustls_error(error).is_some() => {
                 format!(
                     "the backend closed the TLS connection: {}",
                     connect::explain_tls(error)
                 )
+            }
+            error @ Self::Reset(_) if !is_tls => {
+                format!("{error}, and one that speaks TLS needs https:// in its URL")
             }
             error => error.to_string(),
         }

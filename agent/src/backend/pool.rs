@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use gw_shared::http::RequestHead;
+use gw_shared::net::resolve;
 use gw_shared::runtime;
 use gw_shared::tunnel::control::BackendHealth;
 use http::Method;
@@ -17,12 +18,15 @@ pub(crate) use self::lease::Lease;
 pub(super) use self::lease::LeasedConnection;
 use super::ResponseError;
 use super::balance::{Health, joint_health, least_loaded};
-use super::config::{BackendEndpoint, BackendProtocol, Backends, HealthCheck, HostHeader};
-use super::connect::{self, ConnectError, Dialled, Offer};
+use super::config::{
+    Address, BackendEndpoint, BackendProtocol, Backends, ConnectionSettings, HealthCheck,
+    HostHeader,
+};
+use super::connect::{self, Attempt, ConnectError, Dialled, Offer};
 use super::h1::Http1Connection;
 use super::h2::{Http2Connection, Http2Connections, NewConnection};
 use super::health_check::CheckError;
-use super::life::LiveConnections;
+use super::life::{Lifetime, LiveConnections};
 use super::private::PrivateConnections;
 use crate::telemetry::request_scope::RequestScope;
 
@@ -34,9 +38,11 @@ pub(super) const IDLE_FOR: Duration = Duration::from_secs(4);
 /// announcement after few seconds (gunicorn 2 s).
 const IDLE_FOR_ANY: Duration = Duration::from_secs(1);
 
-/// Time limit of a connection attempt while there is another backend or another agent to try. Otherwise the last attempt has
-/// no time limit.
+/// Time limit of a connection attempt while there is another backend or another agent to try.
 const FAILOVER_AFTER: Duration = Duration::from_secs(3);
+
+/// Interval at which the names of connected backends are looked up.
+const LOOKUP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Time limit of a connection attempt without a request.
 const RECHECK_WITHIN: Duration = Duration::from_secs(2);
@@ -74,6 +80,7 @@ pub(super) struct Backend {
     pub(super) private: PrivateConnections,
     shared: Http2Connections,
     pub(super) live: LiveConnections,
+    connections: ConnectionSettings,
     /// The last connection spoke HTTP/1.1, so there is no shared connection to wait for.
     speaks_http1: Cell<bool>,
 }
@@ -106,6 +113,7 @@ impl Pool {
             private: PrivateConnections::default(),
             shared: Http2Connections::default(),
             live: LiveConnections::default(),
+            connections: backends.connections,
             speaks_http1: Cell::new(matches!(endpoint.protocol, BackendProtocol::Http1)),
         };
         Self {
@@ -171,19 +179,13 @@ impl Pool {
             backend.attempting();
             // Counts as load while the attempt runs.
             let active = ActiveRequest::new(&backend.requests);
-            let connecting = backend.connect(offer);
-            let connected = if tried.contains(&false) || self.has_other_tunnels.get() {
-                let late = |_| {
-                    Err(ConnectError::Unreachable(format!(
-                        "no connection within {FAILOVER_AFTER:?}"
-                    )))
-                };
-                runtime::timeout(FAILOVER_AFTER, connecting)
-                    .await
-                    .unwrap_or_else(late)
+            let limit = backend.connections.timeout;
+            let limit = if tried.contains(&false) || self.has_other_tunnels.get() {
+                limit.min(FAILOVER_AFTER)
             } else {
-                connecting.await
+                limit
             };
+            let connected = backend.connect(offer, limit).await;
             drop(active);
             match connected {
                 Ok(connection) => {
@@ -211,15 +213,10 @@ impl Pool {
         };
         join_all(self.backends.iter().filter(due).map(async |backend| {
             backend.attempting();
-            let late = |_| {
-                Err(ConnectError::Unreachable(format!(
-                    "no connection within {RECHECK_WITHIN:?}"
-                )))
+            let dial = async |attempt: &Attempt| {
+                connect::dial(&backend.endpoint, Offer::Any, attempt).await
             };
-            match runtime::timeout(RECHECK_WITHIN, connect::dial(&backend.endpoint, Offer::Any))
-                .await
-                .unwrap_or_else(late)
-            {
+            match Attempt::within(RECHECK_WITHIN, dial).await {
                 Ok(_) => self.connected(backend),
                 Err(error) => self.failed_to_connect(backend, &error),
             }
@@ -228,7 +225,7 @@ impl Pool {
     }
 
     /// Looks at the connections for backends that are gone or do not answer. Called once a second.
-    pub(super) fn look(&self) {
+    pub(crate) fn look(&self) {
         for backend in &self.backends {
             backend.live.look();
             if !backend.shared.look() {
@@ -323,7 +320,9 @@ impl Pool {
         &self,
         backend: &'a Backend,
     ) -> Result<Lease<'a>, ConnectError> {
-        Ok(self.lease(backend, false, backend.connect(Offer::Any).await?))
+        let limit = backend.connections.timeout;
+        let connection = backend.connect(Offer::Any, limit).await?;
+        Ok(self.lease(backend, false, connection))
     }
 
     pub(super) fn lease<'a>(
@@ -346,7 +345,7 @@ impl Pool {
     #[cfg(feature = "bench_support")]
     pub(crate) fn add_idle(&self, stream: super::BackendStream) {
         if let Some(backend) = self.backends.first() {
-            let connection = Box::new(Http1Connection::new(stream, None, None));
+            let connection = Box::new(Http1Connection::new(stream, None, Lifetime::default()));
             let first_request = Instant::now() + Duration::from_secs(60 * 60);
             backend.idle.borrow_mut().push((first_request, connection));
         }
@@ -382,6 +381,26 @@ impl Pool {
 }
 
 impl Backend {
+    /// Looks the name of the backend up at regular intervals while there are connections to it, so that connections to addresses
+    /// that the name no longer has get no further requests. Never returns.
+    pub(super) async fn keep_looking_up(&self) {
+        let Address::Tcp { host, port } = &self.endpoint.address else {
+            return std::future::pending().await;
+        };
+        loop {
+            runtime::sleep(LOOKUP_INTERVAL).await;
+            if resolve::without_lookup(host).is_some() || !self.live.any() {
+                continue;
+            }
+            match resolve::resolve_recent(host, *port).await {
+                Ok(addresses) => self.live.answered(&addresses),
+                Err(error) => {
+                    tracing::debug!(backend = %self.endpoint, %error, "cannot resolve the name of the backend");
+                }
+            }
+        }
+    }
+
     fn state(&self) -> BackendState {
         let requests = self.requests.get() as usize;
         BackendState {
@@ -421,7 +440,10 @@ impl Backend {
         {
             // One system call, which a readiness wait cannot replace: half of the busy connections are reused before the
             // ring would report that the backend has closed them, and some requests cannot be sent again.
-            if now.duration_since(since) < connection.idle_for() && connection.is_quiet() {
+            if now.duration_since(since) < connection.idle_for()
+                && !connection.is_outdated(now)
+                && connection.is_quiet()
+            {
                 connection.fit_buffers();
                 return Some(LeasedConnection::Http1(connection));
             }
@@ -429,21 +451,26 @@ impl Backend {
         None
     }
 
-    async fn connect(&self, offer: Offer) -> Result<LeasedConnection, ConnectError> {
+    /// `limit` bounds each attempt.
+    async fn connect(
+        &self,
+        offer: Offer,
+        limit: Duration,
+    ) -> Result<LeasedConnection, ConnectError> {
         let is_tls = matches!(self.endpoint.protocol, BackendProtocol::Tls(_));
         let opened = if is_tls && offer == Offer::Http1 {
-            match self.open(Offer::Http1).await {
+            match self.open(Offer::Http1, limit).await {
                 // The backend supports HTTP/2 only.
                 Err(ConnectError::Tls {
                     no_common_protocol: true,
                     ..
-                }) => self.open_shared().await,
+                }) => self.open_shared(limit).await,
                 opened => opened,
             }
         } else if self.speaks_http1.get() {
-            self.open(Offer::Any).await
+            self.open(Offer::Any, limit).await
         } else {
-            self.open_shared().await
+            self.open_shared(limit).await
         }?;
         Ok(match opened {
             NewConnection::Http1(connection) => LeasedConnection::Http1(connection),
@@ -451,31 +478,51 @@ impl Backend {
         })
     }
 
-    async fn open_shared(&self) -> Result<NewConnection<Box<Http1Connection>>, ConnectError> {
+    async fn open_shared(
+        &self,
+        limit: Duration,
+    ) -> Result<NewConnection<Box<Http1Connection>>, ConnectError> {
         // The first connection shows whether the backend speaks HTTP/2.
+        let is_shared = || !self.speaks_http1.get();
         self.shared
-            .reserve_or_open(|| !self.speaks_http1.get(), self.open(Offer::Any))
+            .reserve_or_open(limit, is_shared, self.open(Offer::Any, limit))
             .await
     }
 
     async fn open(
         &self,
         offer: Offer,
+        limit: Duration,
     ) -> Result<NewConnection<Box<Http1Connection>>, ConnectError> {
+        Attempt::within(limit, async |attempt| self.attempt(offer, attempt).await).await
+    }
+
+    async fn attempt(
+        &self,
+        offer: Offer,
+        attempt: &Attempt,
+    ) -> Result<NewConnection<Box<Http1Connection>>, ConnectError> {
+        let dialled = connect::dial(&self.endpoint, offer, attempt).await?;
+        attempt.awaits(format!(
+            "{} has not sent its HTTP/2 settings",
+            dialled.peer()
+        ));
         let Dialled {
             stream,
             is_http2,
             receive_limit,
-        } = connect::dial(&self.endpoint, offer).await?;
+            peer,
+        } = dialled;
         if offer == Offer::Any {
             self.speaks_http1.set(!is_http2);
         }
-        let live = self.live.add(stream.socket());
+        let live = self.live.add(stream.socket(), peer);
+        let lifetime = Lifetime::new(live, self.connections.max_age);
         if !is_http2 {
-            let connection = Http1Connection::new(stream, receive_limit, live);
+            let connection = Http1Connection::new(stream, receive_limit, lifetime);
             return Ok(NewConnection::Http1(Box::new(connection)));
         }
-        let connection = Http2Connection::start(stream, live).await?;
+        let connection = Http2Connection::start(stream, lifetime).await?;
         Ok(NewConnection::Http2(self.shared.add(&connection)))
     }
 }

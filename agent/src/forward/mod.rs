@@ -131,11 +131,15 @@ impl ForwardError {
         }
     }
 
-    /// The backend gave no response.
-    pub(crate) fn no_response(error: &ResponseError, delivery: RequestDelivery) -> Self {
+    /// The backend of this connection gave no response.
+    pub(crate) fn no_response(
+        error: &ResponseError,
+        lease: &Lease<'_>,
+        delivery: RequestDelivery,
+    ) -> Self {
         Self {
             code: error.code(),
-            message: error.message(),
+            message: error.message(lease.is_tls()),
             delivery,
         }
     }
@@ -220,12 +224,13 @@ async fn forward_message(
 ) -> Result<Complete, Failed> {
     let is_repeatable = pool.pool.may_repeat(request);
     let mut reused = pool.reuse(is_repeatable);
+    let mut offer = Offer::Any;
     let mut resent = 0;
     let mut is_repeated = false;
     loop {
         let lease = match reused.take() {
             Some(lease) => lease,
-            None => Box::pin(connect(pool, Offer::Any, scope, delivery, sender)).await?,
+            None => Box::pin(connect(pool, offer, scope, delivery, sender)).await?,
         };
         scope.connected(|| lease.describe());
         delivery.accept(sender);
@@ -244,7 +249,10 @@ async fn forward_message(
             }
             Err(ExchangeError::NoResponse(error)) => error,
         };
-        let is_sent_again = if is_unprocessed(&lease, &error, upload) {
+        let is_sent_again = if lease.needs_http1(&error) {
+            let offered = std::mem::replace(&mut offer, Offer::Http1);
+            offered == Offer::Any && upload.is_repeatable() && !upload.has_response()
+        } else if is_unprocessed(&lease, &error, upload) {
             resent += 1;
             resent <= RESENT_MOST && upload.is_repeatable()
         } else {
@@ -253,7 +261,7 @@ async fn forward_message(
             may_move && lease.is_lost(&error) && !upload.has_response()
         };
         if !is_sent_again {
-            let error = ForwardError::no_response(&error, delivery);
+            let error = ForwardError::no_response(&error, &lease, delivery);
             return Err(refuse(sender, scope, &error));
         }
     }

@@ -51,7 +51,7 @@ pub(crate) async fn forward(
         scope.connected(|| lease.describe());
         delivery.accept(sender);
         if let Err(error) = lease.check_upgrade(&request) {
-            let error = ForwardError::no_response(&error, delivery);
+            let error = ForwardError::no_response(&error, &lease, delivery);
             return Err(refuse(sender, scope, &error));
         }
         let copy = request.clone();
@@ -69,7 +69,7 @@ pub(crate) async fn forward(
             resent += 1;
             continue;
         }
-        let error = ForwardError::no_response(&error, delivery);
+        let error = ForwardError::no_response(&error, &lease, delivery);
         return Err(refuse(sender, scope, &error));
     }
 }

@@ -11,7 +11,7 @@ use http::uri::Authority;
 
 use super::Backend;
 use crate::backend::ResponseError;
-use crate::backend::config::{Address, HostHeader};
+use crate::backend::config::{Address, BackendProtocol, HostHeader, HttpVersions};
 use crate::backend::exchange::{RequestHalf, ResponseHalf};
 use crate::backend::h1::Http1Connection;
 use crate::backend::h2::ReservedStream;
@@ -127,6 +127,19 @@ impl Lease<'_> {
             HostHeader::Preserve => &request.authority,
             HostHeader::Rewrite => &self.backend.endpoint.authority,
         }
+    }
+
+    /// Whether the URL of the backend has https.
+    pub(crate) fn is_tls(&self) -> bool {
+        matches!(self.backend.endpoint.protocol, BackendProtocol::Tls(_))
+    }
+
+    /// Whether the request has to be sent over HTTP/1.1 because of `error`, and can be.
+    pub(crate) fn needs_http1(&self, error: &ResponseError) -> bool {
+        let BackendProtocol::Tls(tls) = &self.backend.endpoint.protocol else {
+            return false;
+        };
+        tls.versions == HttpVersions::Any && matches!(error, ResponseError::Http11Required)
     }
 
     /// Whether `error` proves that the backend has not processed the request. The connection gets no further requests then.

@@ -105,6 +105,7 @@ mod tests {
     use super::*;
     use crate::backend::ResponseError;
     use crate::backend::h2::Http2Connection;
+    use crate::backend::life::Lifetime;
 
     /// Answers the PING of the start of a connection, without reading it: closing then sends a reset.
     fn answer_ping(backend: &mut TcpStream) {
@@ -141,9 +142,10 @@ mod tests {
                 answer_ping(&mut backend);
                 backend
             });
-            let connection = Http2Connection::start(BackendStream::Plain(socket), None)
-                .await
-                .unwrap();
+            let connection =
+                Http2Connection::start(BackendStream::Plain(socket), Lifetime::default())
+                    .await
+                    .unwrap();
             let mut backend = answering.join().unwrap();
 
             let request = Bytes::from_static(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n");

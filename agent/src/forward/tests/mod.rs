@@ -2,6 +2,7 @@
 
 mod alpn;
 mod bounds;
+mod connecting;
 mod delivery;
 mod framing;
 mod http2;
@@ -43,6 +44,12 @@ use crate::forward::upgrade::accept_of;
 
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 const HOST: &str = "acme--api.eu1.gw.localhost";
+
+/// The backends of a table of the configuration.
+fn backends(table: &str) -> Backends {
+    let table = toml::Value::Table(table.parse().unwrap());
+    Backends::from_toml("test", &table, &mut Vec::new()).unwrap()
+}
 
 /// Starts a backend that calls `serve` with every connection and its number, each on its own thread. Returns its address.
 fn listen(serve: impl Fn(TcpStream, usize) + Send + Sync + 'static) -> String {

@@ -127,18 +127,14 @@ fn a_tls_backend_that_answers_early_gets_the_whole_body() {
             .unwrap();
     });
     let port = address.rsplit(':').next().unwrap();
-    let toml = format!(
+    let table = format!(
         "urls = 'https://localhost:{port}'\nca_file = '{}'",
         file.display()
     );
-    let value = toml::Value::Table(toml.parse().unwrap());
-    with_tunnel_to(
-        &Backends::from_toml("test", &value, &mut Vec::new()).unwrap(),
-        |gateway| async move {
-            upload_after_the_response(&gateway).await;
-            assert!(at_backend.recv().await.unwrap());
-        },
-    );
+    with_tunnel_to(&backends(&table), |gateway| async move {
+        upload_after_the_response(&gateway).await;
+        assert!(at_backend.recv().await.unwrap());
+    });
 }
 
 #[test]
