@@ -260,7 +260,8 @@ async fn backends(out: &mut Examination, config: &Config, hostname: &str) {
     let Some(backends) = config.backends.of(hostname) else {
         return out.failed(check, "none", Config::HOW_TO_SET_A_BACKEND);
     };
-    for (name, connected) in backends.probe(TIME_LIMIT).await {
+    let pool = Pool::new(hostname, backends, 1);
+    for (name, connected) in pool.probe(TIME_LIMIT).await {
         match connected {
             Ok(version) => out.ok(check.clone(), format!("{name} speaks {version}")),
             Err(error) => out.failed(
@@ -277,7 +278,7 @@ async fn backends(out: &mut Examination, config: &Config, hostname: &str) {
         return;
     };
     let check = format!("health check of {hostname}");
-    for (name, result) in Pool::new(hostname, backends, 1).check_all().await {
+    for (name, result) in pool.check_all().await {
         match result {
             Ok(()) => out.ok(check.clone(), format!("{name} passes {health_check}")),
             Err(error) => out.failed(

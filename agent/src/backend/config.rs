@@ -126,7 +126,10 @@ pub(super) enum BackendProtocol {
 
 #[derive(Debug, Clone)]
 pub(super) struct BackendTls {
+    /// The configured name, or the host of the URL.
     pub(super) server_name: ServerName<'static>,
+    /// The backend gets the host of each request as the server name.
+    pub(super) sends_host: bool,
     pub(super) versions: HttpVersions,
     /// Offers the versions.
     pub(super) any: Arc<ClientConfig>,
@@ -326,7 +329,13 @@ impl Backends {
         };
         let mut endpoints = Vec::new();
         for url in &table.urls {
-            match BackendEndpoint::parse(url, versions, configs.as_ref(), server_name.as_ref()) {
+            match BackendEndpoint::parse(
+                url,
+                host,
+                versions,
+                configs.as_ref(),
+                server_name.as_ref(),
+            ) {
                 // The TLS settings are invalid and reported already.
                 Ok(None) => {}
                 Ok(Some(endpoint)) => endpoints.push(endpoint),
@@ -409,6 +418,7 @@ impl BackendEndpoint {
     /// Parses the URL of a backend. Returns `None` for an https URL if `configs` is `None`.
     fn parse(
         url: &str,
+        host_header: HostHeader,
         versions: HttpVersions,
         configs: Option<&[Arc<ClientConfig>; 2]>,
         server_name: Option<&ServerName<'static>>,
@@ -443,6 +453,7 @@ impl BackendEndpoint {
             (Some("https"), None) => return Ok(None),
             (Some("https"), Some([any, http1])) => {
                 let own_name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned());
+                let sends_host = host_header == HostHeader::Preserve && server_name.is_none();
                 let server_name = server_name
                     .cloned()
                     .map_or(own_name, Ok)
@@ -450,6 +461,7 @@ impl BackendEndpoint {
                 (
                     BackendProtocol::Tls(BackendTls {
                         server_name,
+                        sends_host,
                         versions,
                         any: Arc::clone(any),
                         http1: Arc::clone(http1),

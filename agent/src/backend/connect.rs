@@ -10,9 +10,10 @@ use gw_shared::net::{Socket, TlsStream, resolve};
 use gw_shared::runtime;
 use rustls::client::UnbufferedClientConnection;
 use rustls::{AlertDescription, CertificateError};
+use rustls_pki_types::ServerName;
 
 use super::buffers;
-use super::config::{Address, BackendEndpoint, BackendProtocol, Backends, H2, HttpVersions};
+use super::config::{Address, BackendEndpoint, BackendProtocol, H2, HttpVersions};
 use super::stream::BackendStream;
 use crate::tls::{self, rustls_error};
 
@@ -90,10 +91,11 @@ fn peer_name(peer: Option<SocketAddr>) -> String {
     peer.map_or_else(|| "the socket".to_owned(), |peer| peer.to_string())
 }
 
-/// Connects, including the TLS handshake.
+/// Connects, including the TLS handshake, in which a backend gets `name`, or the configured server name if it is `None`.
 pub(super) async fn dial(
     endpoint: &BackendEndpoint,
     offer: Offer,
+    name: Option<&ServerName<'static>>,
     attempt: &Attempt,
 ) -> Result<Dialled, ConnectError> {
     let Connected {
@@ -121,7 +123,8 @@ pub(super) async fn dial(
     } else {
         &tls.http1
     };
-    let session = UnbufferedClientConnection::new(config.clone(), tls.server_name.clone())
+    let name = name.unwrap_or(&tls.server_name);
+    let session = UnbufferedClientConnection::new(config.clone(), name.clone())
         .map_err(|error| ConnectError::tls(&io::Error::other(error)))?;
     let stream = TlsStream::new(socket, session);
     let name = peer_name(peer);
@@ -142,29 +145,6 @@ pub(super) async fn dial(
         receive_limit,
         peer,
     })
-}
-
-impl Backends {
-    /// Connects to each backend once. Returns the HTTP version that it speaks, by its URL.
-    pub(crate) async fn probe(
-        &self,
-        within: Duration,
-    ) -> Vec<(String, Result<&'static str, ConnectError>)> {
-        let mut results = Vec::with_capacity(self.endpoints.len());
-        for endpoint in &self.endpoints {
-            let connect = async |attempt: &Attempt| dial(endpoint, Offer::Any, attempt).await;
-            let dialled = Attempt::within(within, connect).await;
-            let version = |dialled: Dialled| {
-                if dialled.is_http2 {
-                    "HTTP/2"
-                } else {
-                    "HTTP/1.1"
-                }
-            };
-            results.push((endpoint.to_string(), dialled.map(version)));
-        }
-        results
-    }
 }
 
 /// A connected socket, as [`Dialled`] has it.
@@ -245,6 +225,17 @@ impl ConnectError {
             },
             Self::NotHttp2(message) => Self::NotHttp2(name(message)),
         }
+    }
+
+    /// Whether the backend may have another server name: it refuses the handshake, or its certificate is for another name.
+    pub(super) fn may_be_of_name(&self) -> bool {
+        matches!(
+            self,
+            Self::Tls {
+                no_common_protocol: false,
+                ..
+            }
+        )
     }
 
     pub(crate) fn code(&self) -> AgentErrorCode {

@@ -10,7 +10,7 @@ use http::uri::{Authority, PathAndQuery};
 use http::{Method, StatusCode};
 
 use super::config::HealthCheck;
-use super::connect::{self, Attempt, ConnectError, Offer};
+use super::connect::{Attempt, ConnectError, Offer};
 use super::life::LOOK_INTERVAL;
 use super::pool::{Backend, Pool};
 use super::{ResponseError, ResponseHalf};
@@ -72,6 +72,27 @@ impl Pool {
         }
     }
 
+    /// Connects to each backend once. Returns the HTTP version that it speaks, by its URL.
+    pub(crate) async fn probe(
+        &self,
+        within: Duration,
+    ) -> Vec<(String, Result<&'static str, ConnectError>)> {
+        let mut results = Vec::with_capacity(self.backends.len());
+        for backend in &self.backends {
+            let origin = backend.origin(&self.authority);
+            let dial = async |attempt: &Attempt| origin.dial(backend, Offer::Any, attempt).await;
+            let version = Attempt::within(within, dial).await.map(|dialled| {
+                if dialled.is_http2 {
+                    "HTTP/2"
+                } else {
+                    "HTTP/1.1"
+                }
+            });
+            results.push((backend.endpoint.to_string(), version));
+        }
+        results
+    }
+
     /// Checks each backend once, and returns the results by the URLs.
     pub(crate) async fn check_all(&self) -> Vec<(String, Result<(), CheckError>)> {
         join_all(
@@ -87,11 +108,11 @@ impl Pool {
             match &self.health_check {
                 HealthCheck::Off => Ok(()),
                 HealthCheck::Tcp => {
-                    let attempt = Attempt::default();
-                    let dialled = connect::dial(&backend.endpoint, Offer::Any, &attempt).await;
+                    let origin = backend.origin(&self.authority);
+                    let dialled = origin.dial(backend, Offer::Any, &Attempt::default()).await;
                     Ok(dialled.map(drop)?)
                 }
-                HealthCheck::Http(path) => self.ask(backend, &request(&self.service, path)).await,
+                HealthCheck::Http(path) => self.ask(backend, &request(&self.authority, path)).await,
             }
         };
         runtime::timeout(WITHIN, check)
@@ -101,7 +122,7 @@ impl Pool {
 
     /// Sends a request, which takes no slot. Over HTTP/1.1 it has a new connection.
     async fn ask(&self, backend: &Backend, request: &RequestHead) -> Result<(), CheckError> {
-        let lease = self.lease_from(backend).await?;
+        let lease = self.lease_from(backend, request).await?;
         let (up, mut down) = lease.exchange(request, false)?;
         // An error is reported when the response is read.
         let _ = up.head(request, lease.authority(request)).await;
@@ -141,8 +162,8 @@ async fn discard(response: &mut ResponseHalf<'_>) -> Result<bool, ResponseError>
     Ok(response.is_done())
 }
 
-/// The request of a check. `service` is the host that callers of the service send.
-fn request(service: &str, path: &PathAndQuery) -> RequestHead {
+/// The request of a check. `authority` is the one that callers of the service send.
+fn request(authority: &Authority, path: &PathAndQuery) -> RequestHead {
     const AGENT: HeaderValue =
         HeaderValue::from_static(concat!("gw-agent/", env!("CARGO_PKG_VERSION")));
     let fields = [
@@ -152,10 +173,7 @@ fn request(service: &str, path: &PathAndQuery) -> RequestHead {
     RequestHead {
         method: Method::GET,
         target: path.clone(),
-        // Never invalid: services are hostnames.
-        authority: service
-            .parse()
-            .unwrap_or_else(|_| Authority::from_static("localhost")),
+        authority: authority.clone(),
         version: HttpVersion::Http11,
         headers: fields.into_iter().collect(),
         framing: Framing::None,
@@ -395,12 +413,12 @@ mod tests {
         rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let address = SocketAddr::try_from(rustix::net::getsockname(&socket).unwrap()).unwrap();
         let pool = pool(&format!("urls = 'http://{address}'"));
-        let mut head = request(SERVICE, &PathAndQuery::from_static("/"));
+        let mut head = request(&pool.authority, &PathAndQuery::from_static("/"));
         let scope = RequestScope::begin(None, &Rc::default(), 0, &mut head);
         Driver::choose()
             .unwrap()
             .block_on(async {
-                assert!(pool.connect(Offer::Any, &scope).await.is_err());
+                assert!(pool.connect(&head, Offer::Any, &scope).await.is_err());
                 let mut health = pool.health();
                 assert_eq!(*health.borrow_and_update(), BackendHealth::Unhealthy);
                 rustix::net::listen(&socket, 8).unwrap();

@@ -1,8 +1,10 @@
 //! The backends of one service and their connections, idle and new.
 
 mod lease;
+mod origin;
 
 use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -11,22 +13,24 @@ use gw_shared::net::resolve;
 use gw_shared::runtime;
 use gw_shared::tunnel::control::BackendHealth;
 use http::Method;
+use http::uri::Authority;
+use rustls_pki_types::ServerName;
 use tokio::sync::watch;
 
 use self::lease::ActiveRequest;
 pub(crate) use self::lease::Lease;
 pub(super) use self::lease::LeasedConnection;
+pub(super) use self::origin::Origin;
 use super::ResponseError;
 use super::balance::{Health, joint_health, least_loaded};
 use super::config::{
-    Address, BackendEndpoint, BackendProtocol, Backends, ConnectionSettings, HealthCheck,
-    HostHeader,
+    Address, BackendEndpoint, BackendProtocol, BackendTls, Backends, ConnectionSettings,
+    HealthCheck, HostHeader,
 };
-use super::connect::{self, Attempt, ConnectError, Dialled, Offer};
+use super::connect::{Attempt, ConnectError, Offer};
 use super::h1::Http1Connection;
-use super::h2::{Http2Connection, Http2Connections, NewConnection};
 use super::health_check::CheckError;
-use super::life::{Lifetime, LiveConnections};
+use super::life::LiveConnections;
 use super::private::PrivateConnections;
 use crate::telemetry::request_scope::RequestScope;
 
@@ -34,9 +38,8 @@ use crate::telemetry::request_scope::RequestScope;
 /// closes first.
 pub(super) const IDLE_FOR: Duration = Duration::from_secs(4);
 
-/// Idle time after which a connection is used only for requests that can be repeated. Some servers close without an
-/// announcement after few seconds (gunicorn 2 s).
-const IDLE_FOR_ANY: Duration = Duration::from_secs(1);
+/// Most hosts to which there are connections of their own. A service has 21 at most, its own name and domains.
+const ORIGINS_MAX: usize = 32;
 
 /// Time limit of a connection attempt while there is another backend or another agent to try.
 const FAILOVER_AFTER: Duration = Duration::from_secs(3);
@@ -51,6 +54,8 @@ const RECHECK_WITHIN: Duration = Duration::from_secs(2);
 pub(crate) struct Pool {
     /// Hostname of the service.
     pub(super) service: String,
+    /// The same, as the checks of the agent send it.
+    pub(super) authority: Authority,
     pub(super) backends: Box<[Backend]>,
     host: HostHeader,
     pub(super) health_check: HealthCheck,
@@ -74,15 +79,12 @@ pub(super) struct Backend {
     requests: Cell<u32>,
     /// Most idle HTTP/1.1 connections: as many as concurrent requests, so that a peak does not cause new handshakes.
     idle_max: usize,
-    /// Idle HTTP/1.1 connections; the last used one is reused first.
-    idle: RefCell<Vec<(Instant, Box<Http1Connection>)>>,
-    /// As many at most.
+    /// Never empty. The first one is for all requests without a server name of their own.
+    origins: RefCell<Vec<Rc<Origin>>>,
+    /// As many idle ones at most.
     pub(super) private: PrivateConnections,
-    shared: Http2Connections,
     pub(super) live: LiveConnections,
     connections: ConnectionSettings,
-    /// The last connection spoke HTTP/1.1, so there is no shared connection to wait for.
-    speaks_http1: Cell<bool>,
 }
 
 /// State of a backend, for metrics.
@@ -109,15 +111,17 @@ impl Pool {
             failed_connects: Cell::default(),
             requests: Cell::default(),
             idle_max,
-            idle: RefCell::default(),
+            origins: RefCell::new(vec![Rc::new(Origin::new(&endpoint.protocol, None))]),
             private: PrivateConnections::default(),
-            shared: Http2Connections::default(),
             live: LiveConnections::default(),
             connections: backends.connections,
-            speaks_http1: Cell::new(matches!(endpoint.protocol, BackendProtocol::Http1)),
         };
         Self {
             service: service.to_owned(),
+            // Never invalid: services are hostnames.
+            authority: service
+                .parse()
+                .unwrap_or_else(|_| Authority::from_static("localhost")),
             backends: backends.endpoints.iter().map(backend).collect(),
             host: backends.host,
             health_check: backends.health_check.clone().unwrap_or_default(),
@@ -154,7 +158,7 @@ impl Pool {
 
     /// Leases an open connection to the backend that the load balancing selects, if there is one. `is_repeated` tells whether
     /// the request is repeated if the connection ends.
-    pub(crate) fn reuse(&self, is_repeated: bool) -> Option<Lease<'_>> {
+    pub(crate) fn reuse(&self, request: &RequestHead, is_repeated: bool) -> Option<Lease<'_>> {
         let backend = match &*self.backends {
             [only] => only,
             several => {
@@ -162,12 +166,15 @@ impl Pool {
                 several.get(self.select(|_| false)?)?
             }
         };
-        Some(self.lease(backend, true, backend.reuse(is_repeated)?))
+        let origin = backend.origin(&request.authority);
+        let connection = origin.reuse(is_repeated)?;
+        Some(self.lease(backend, origin, true, connection))
     }
 
     /// Leases a new connection or a stream on a shared one. If a backend cannot be reached, tries the others.
     pub(crate) async fn connect(
         &self,
+        request: &RequestHead,
         offer: Offer,
         scope: &RequestScope,
     ) -> Result<Lease<'_>, ConnectError> {
@@ -185,12 +192,13 @@ impl Pool {
             } else {
                 limit
             };
-            let connected = backend.connect(offer, limit).await;
+            let origin = backend.origin(&request.authority);
+            let connected = origin.connect(backend, offer, limit).await;
             drop(active);
             match connected {
                 Ok(connection) => {
                     self.connected(backend);
-                    return Ok(self.lease(backend, false, connection));
+                    return Ok(self.lease(backend, origin, false, connection));
                 }
                 Err(error) => {
                     let request_id = scope.request_id();
@@ -213,9 +221,8 @@ impl Pool {
         };
         join_all(self.backends.iter().filter(due).map(async |backend| {
             backend.attempting();
-            let dial = async |attempt: &Attempt| {
-                connect::dial(&backend.endpoint, Offer::Any, attempt).await
-            };
+            let origin = backend.origin(&self.authority);
+            let dial = async |attempt: &Attempt| origin.dial(backend, Offer::Any, attempt).await;
             match Attempt::within(RECHECK_WITHIN, dial).await {
                 Ok(_) => self.connected(backend),
                 Err(error) => self.failed_to_connect(backend, &error),
@@ -228,7 +235,11 @@ impl Pool {
     pub(crate) fn look(&self) {
         for backend in &self.backends {
             backend.live.look();
-            if !backend.shared.look() {
+            let origins = backend.origins.borrow();
+            if !origins
+                .iter()
+                .fold(true, |all, origin| origin.shared.look() && all)
+            {
                 // Another backend comes first for what moves, and the next attempt shows whether this one is down.
                 self.failed(backend, &ResponseError::Unanswered);
             }
@@ -319,20 +330,24 @@ impl Pool {
     pub(super) async fn lease_from<'a>(
         &self,
         backend: &'a Backend,
+        request: &RequestHead,
     ) -> Result<Lease<'a>, ConnectError> {
         let limit = backend.connections.timeout;
-        let connection = backend.connect(Offer::Any, limit).await?;
-        Ok(self.lease(backend, false, connection))
+        let origin = backend.origin(&request.authority);
+        let connection = origin.connect(backend, Offer::Any, limit).await?;
+        Ok(self.lease(backend, origin, false, connection))
     }
 
     pub(super) fn lease<'a>(
         &self,
         backend: &'a Backend,
+        origin: Rc<Origin>,
         is_reused: bool,
         connection: LeasedConnection,
     ) -> Lease<'a> {
         Lease {
             backend,
+            origin,
             host: self.host,
             is_reused,
             caller: None,
@@ -345,9 +360,13 @@ impl Pool {
     #[cfg(feature = "bench_support")]
     pub(crate) fn add_idle(&self, stream: super::BackendStream) {
         if let Some(backend) = self.backends.first() {
-            let connection = Box::new(Http1Connection::new(stream, None, Lifetime::default()));
+            let connection = Box::new(Http1Connection::new(
+                stream,
+                None,
+                super::life::Lifetime::default(),
+            ));
             let first_request = Instant::now() + Duration::from_secs(60 * 60);
-            backend.idle.borrow_mut().push((first_request, connection));
+            backend.origins.borrow()[0].keep(first_request, connection);
         }
     }
 
@@ -361,11 +380,11 @@ impl Pool {
     pub(crate) fn prune(&self) {
         for backend in &self.backends {
             backend
-                .idle
-                .borrow_mut()
-                .retain(|(since, connection)| since.elapsed() < connection.idle_for());
+                .origins
+                .borrow()
+                .iter()
+                .for_each(|origin| origin.prune());
             backend.private.prune();
-            backend.shared.prune();
         }
     }
 
@@ -403,15 +422,16 @@ impl Backend {
 
     fn state(&self) -> BackendState {
         let requests = self.requests.get() as usize;
+        let origins = self.origins.borrow();
         BackendState {
             name: self.endpoint.to_string(),
             is_good: !self.health.get().is_failing(),
             connects: self.connects.get(),
             failures: self.failed_connects.get(),
-            in_use: if self.speaks_http1.get() {
+            in_use: if origins.iter().all(|origin| origin.speaks_http1.get()) {
                 requests
             } else {
-                self.shared.in_use()
+                origins.iter().map(|origin| origin.shared.in_use()).sum()
             },
             idle: self.idle_connections(),
         }
@@ -424,105 +444,42 @@ impl Backend {
     }
 
     fn idle_connections(&self) -> usize {
-        self.idle.borrow().len() + self.private.len() + self.shared.idle()
+        let origins = self.origins.borrow();
+        let idle = |origin: &Rc<Origin>| origin.idle() + origin.shared.idle();
+        origins.iter().map(idle).sum::<usize>() + self.private.len()
     }
 
-    fn reuse(&self, is_repeated: bool) -> Option<LeasedConnection> {
-        if !self.speaks_http1.get() {
-            return self.shared.reserve().map(LeasedConnection::Http2);
+    /// The connections for requests to `authority`.
+    pub(super) fn origin(&self, authority: &Authority) -> Rc<Origin> {
+        let mut origins = self.origins.borrow_mut();
+        let default = Rc::clone(&origins[0]);
+        let BackendProtocol::Tls(BackendTls {
+            sends_host: true, ..
+        }) = &self.endpoint.protocol
+        else {
+            return default;
+        };
+        let host = authority.host().trim_matches(['[', ']']);
+        let Ok(name) = ServerName::try_from(host) else {
+            return default;
+        };
+        if let Some(known) = origins.iter().find(|origin| origin.is_named(&name)) {
+            return Rc::clone(known);
         }
-        let mut idle = self.idle.borrow_mut();
-        let now = Instant::now();
-        let most = if is_repeated { IDLE_FOR } else { IDLE_FOR_ANY };
-        // The last one has been idle for the shortest time.
-        while let Some((since, connection)) =
-            idle.pop_if(|(since, _)| now.duration_since(*since) < most)
-        {
-            // One system call, which a readiness wait cannot replace: half of the busy connections are reused before the
-            // ring would report that the backend has closed them, and some requests cannot be sent again.
-            if now.duration_since(since) < connection.idle_for()
-                && !connection.is_outdated(now)
-                && connection.is_quiet()
-            {
-                connection.fit_buffers();
-                return Some(LeasedConnection::Http1(connection));
-            }
+        if origins.len() == ORIGINS_MAX {
+            // Its idle connections close.
+            origins.remove(1);
         }
-        None
+        let origin = Rc::new(Origin::new(&self.endpoint.protocol, Some(name.to_owned())));
+        origins.push(Rc::clone(&origin));
+        origin
     }
 
-    /// `limit` bounds each attempt.
-    async fn connect(
-        &self,
-        offer: Offer,
-        limit: Duration,
-    ) -> Result<LeasedConnection, ConnectError> {
-        let is_tls = matches!(self.endpoint.protocol, BackendProtocol::Tls(_));
-        let opened = if is_tls && offer == Offer::Http1 {
-            match self.open(Offer::Http1, limit).await {
-                // The backend supports HTTP/2 only.
-                Err(ConnectError::Tls {
-                    no_common_protocol: true,
-                    ..
-                }) => self.open_shared(limit).await,
-                opened => opened,
-            }
-        } else if self.speaks_http1.get() {
-            self.open(Offer::Any, limit).await
-        } else {
-            self.open_shared(limit).await
-        }?;
-        Ok(match opened {
-            NewConnection::Http1(connection) => LeasedConnection::Http1(connection),
-            NewConnection::Http2(stream) => LeasedConnection::Http2(stream),
-        })
-    }
-
-    async fn open_shared(
-        &self,
-        limit: Duration,
-    ) -> Result<NewConnection<Box<Http1Connection>>, ConnectError> {
-        // The first connection shows whether the backend speaks HTTP/2.
-        let is_shared = || !self.speaks_http1.get();
-        self.shared
-            .reserve_or_open(limit, is_shared, self.open(Offer::Any, limit))
-            .await
-    }
-
-    async fn open(
-        &self,
-        offer: Offer,
-        limit: Duration,
-    ) -> Result<NewConnection<Box<Http1Connection>>, ConnectError> {
-        Attempt::within(limit, async |attempt| self.attempt(offer, attempt).await).await
-    }
-
-    async fn attempt(
-        &self,
-        offer: Offer,
-        attempt: &Attempt,
-    ) -> Result<NewConnection<Box<Http1Connection>>, ConnectError> {
-        let dialled = connect::dial(&self.endpoint, offer, attempt).await?;
-        attempt.awaits(format!(
-            "{} has not sent its HTTP/2 settings",
-            dialled.peer()
-        ));
-        let Dialled {
-            stream,
-            is_http2,
-            receive_limit,
-            peer,
-        } = dialled;
-        if offer == Offer::Any {
-            self.speaks_http1.set(!is_http2);
+    /// Keeps an idle connection, unless there are as many as concurrent requests.
+    fn keep(&self, origin: &Origin, connection: Box<Http1Connection>) {
+        let idle: usize = self.origins.borrow().iter().map(|it| it.idle()).sum();
+        if idle < self.idle_max {
+            origin.keep(Instant::now(), connection);
         }
-        let live = self.live.add(stream.socket(), peer);
-        let lifetime = Lifetime::new(live, self.connections.max_age);
-        if !is_http2 {
-            let connection = Http1Connection::new(stream, receive_limit, lifetime);
-            return Ok(NewConnection::Http1(Box::new(connection)));
-        }
-        let connection = Http2Connection::start(stream, lifetime).await?;
-        Ok(NewConnection::Http2(self.shared.add(&connection)))
     }
 }

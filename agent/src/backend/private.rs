@@ -2,13 +2,15 @@
 //! (RFC 4559 §6).
 
 use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use gw_shared::http::RequestHead;
 use gw_shared::http::caller_connection::{CallerConnection, CallerName};
 
 use super::connect::{ConnectError, Offer};
 use super::h1::Http1Connection;
-use super::pool::{Lease, LeasedConnection, Pool};
+use super::pool::{Lease, LeasedConnection, Origin, Pool};
 use crate::telemetry::request_scope::RequestScope;
 
 /// As long as the gateway keeps an idle connection of a caller.
@@ -20,15 +22,18 @@ pub(super) struct PrivateConnections(RefCell<Vec<PrivateConnection>>);
 
 struct PrivateConnection {
     caller: CallerName,
+    origin: Rc<Origin>,
     since: Instant,
     connection: Box<Http1Connection>,
 }
 
 impl PrivateConnections {
     /// Takes a connection of this caller's connection, unless the backend has closed it.
-    fn take(&self, caller: CallerName) -> Option<Box<Http1Connection>> {
+    fn take(&self, caller: CallerName, origin: &Rc<Origin>) -> Option<Box<Http1Connection>> {
         let mut idle = self.0.borrow_mut();
-        let at = idle.iter().rposition(|private| private.caller == caller)?;
+        let at = idle
+            .iter()
+            .rposition(|private| private.caller == caller && Rc::ptr_eq(&private.origin, origin))?;
         let PrivateConnection {
             since, connection, ..
         } = idle.remove(at);
@@ -41,10 +46,17 @@ impl PrivateConnections {
     }
 
     /// Keeps a connection for the next request. Closes the longest idle one of more than `most`.
-    pub(super) fn keep(&self, caller: CallerName, connection: Box<Http1Connection>, most: usize) {
+    pub(super) fn keep(
+        &self,
+        caller: CallerName,
+        origin: Rc<Origin>,
+        connection: Box<Http1Connection>,
+        most: usize,
+    ) {
         let mut idle = self.0.borrow_mut();
         idle.push(PrivateConnection {
             caller,
+            origin,
             since: Instant::now(),
             connection,
         });
@@ -74,22 +86,25 @@ pub(crate) struct CallerPool<'a> {
 
 impl<'a> CallerPool<'a> {
     /// Leases an open connection, if there is one: see [`Pool::reuse`].
-    pub(crate) fn reuse(self, is_repeated: bool) -> Option<Lease<'a>> {
+    pub(crate) fn reuse(self, request: &RequestHead, is_repeated: bool) -> Option<Lease<'a>> {
         if self.caller.is_some() {
-            self.reuse_private()
+            self.reuse_private(request)
         } else {
-            self.pool.reuse(is_repeated)
+            self.pool.reuse(request, is_repeated)
         }
     }
 
     /// Leases an open private connection, if there is one.
-    pub(crate) fn reuse_private(self) -> Option<Lease<'a>> {
+    pub(crate) fn reuse_private(self, request: &RequestHead) -> Option<Lease<'a>> {
         let name = self.caller?.name()?;
         let mut backends = self.pool.backends.iter();
-        let (backend, connection) =
-            backends.find_map(|backend| Some((backend, backend.private.take(name)?)))?;
+        let (backend, origin, connection) = backends.find_map(|backend| {
+            let origin = backend.origin(&request.authority);
+            let connection = backend.private.take(name, &origin)?;
+            Some((backend, origin, connection))
+        })?;
         let connection = LeasedConnection::Http1(connection);
-        let mut lease = self.pool.lease(backend, true, connection);
+        let mut lease = self.pool.lease(backend, origin, true, connection);
         lease.caller = self.caller;
         Some(lease)
     }
@@ -97,6 +112,7 @@ impl<'a> CallerPool<'a> {
     /// As [`Pool::connect`]. Private connections speak HTTP/1.1, unless the backend speaks HTTP/2 only.
     pub(crate) async fn connect(
         self,
+        request: &RequestHead,
         offer: Offer,
         scope: &RequestScope,
     ) -> Result<Lease<'a>, ConnectError> {
@@ -105,7 +121,7 @@ impl<'a> CallerPool<'a> {
         } else {
             offer
         };
-        let mut lease = self.pool.connect(offer, scope).await?;
+        let mut lease = self.pool.connect(request, offer, scope).await?;
         lease.caller = self.caller;
         Ok(lease)
     }

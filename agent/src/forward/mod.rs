@@ -198,12 +198,13 @@ pub(crate) struct Failed;
 /// Connects to a backend. Refuses the request if there is no connection.
 async fn connect<'a>(
     pool: CallerPool<'a>,
+    request: &RequestHead,
     offer: Offer,
     scope: &RequestScope,
     delivery: RequestDelivery,
     sender: &StreamSender,
 ) -> Result<Lease<'a>, Failed> {
-    match unless_reset(sender, pool.connect(offer, scope)).await {
+    match unless_reset(sender, pool.connect(request, offer, scope)).await {
         Some(Ok(lease)) => Ok(lease),
         Some(Err(error)) => {
             let error = ForwardError::no_connection(&error, delivery);
@@ -223,14 +224,14 @@ async fn forward_message(
     upload: &RequestUpload,
 ) -> Result<Complete, Failed> {
     let is_repeatable = pool.pool.may_repeat(request);
-    let mut reused = pool.reuse(is_repeatable);
+    let mut reused = pool.reuse(request, is_repeatable);
     let mut offer = Offer::Any;
     let mut resent = 0;
     let mut is_repeated = false;
     loop {
         let lease = match reused.take() {
             Some(lease) => lease,
-            None => Box::pin(connect(pool, offer, scope, delivery, sender)).await?,
+            None => Box::pin(connect(pool, request, offer, scope, delivery, sender)).await?,
         };
         scope.connected(|| lease.describe());
         delivery.accept(sender);

@@ -41,12 +41,12 @@ pub(crate) async fn forward(
 ) -> Result<Complete, Failed> {
     let protocol = request.upgrade.take().ok_or(Failed)?;
     // Another open HTTP/1.1 connection may be closing, and the request is not sent again.
-    let mut private = pool.reuse_private();
+    let mut private = pool.reuse_private(&request);
     let mut resent = 0;
     loop {
         let lease = match private.take() {
             Some(lease) => lease,
-            None => connect(pool, Offer::Http1, scope, delivery, sender).await?,
+            None => connect(pool, &request, Offer::Http1, scope, delivery, sender).await?,
         };
         scope.connected(|| lease.describe());
         delivery.accept(sender);

@@ -37,7 +37,7 @@ pub(crate) async fn keep_tunnel(
     let pool = Rc::new(Pool::new(&hostname, &backends, agent.config.slots()));
     // The user of `gw-agent http` waits for the first request.
     if agent.relayed.is_some() {
-        runtime::spawn(warn_of_unreachable(hostname.clone(), backends.clone()));
+        runtime::spawn(warn_of_unreachable(hostname.clone(), Rc::clone(&pool)));
     }
     let service = ServiceTask {
         unannounced: Some(agent.relayed_service(&hostname, &backends)),
@@ -56,8 +56,8 @@ pub(crate) async fn keep_tunnel(
 }
 
 /// Logs the backends of a service that take no connection now.
-async fn warn_of_unreachable(service: String, backends: Backends) {
-    for (backend, connected) in backends.probe(PROBED_WITHIN).await {
+async fn warn_of_unreachable(service: String, pool: Rc<Pool>) {
+    for (backend, connected) in pool.probe(PROBED_WITHIN).await {
         if let Err(error) = connected {
             tracing::warn!(
                 %service,

@@ -2,14 +2,14 @@
 
 use std::cell::Cell;
 use std::io;
-use std::time::Instant;
+use std::rc::Rc;
 
 use gw_shared::http::caller_connection::CallerConnection;
 use gw_shared::http::{BodyDecoder, Framing, RequestHead, UpgradeProtocol};
 use http::Method;
 use http::uri::Authority;
 
-use super::Backend;
+use super::{Backend, Origin};
 use crate::backend::ResponseError;
 use crate::backend::config::{Address, BackendProtocol, HostHeader, HttpVersions};
 use crate::backend::exchange::{RequestHalf, ResponseHalf};
@@ -20,6 +20,7 @@ use crate::telemetry::trace::BackendConnection;
 /// A backend connection leased to one request.
 pub(crate) struct Lease<'a> {
     pub(super) backend: &'a Backend,
+    pub(in crate::backend) origin: Rc<Origin>,
     pub(super) host: HostHeader,
     /// The connection has served other requests, and the backend may be closing it.
     pub(super) is_reused: bool,
@@ -198,16 +199,15 @@ impl Lease<'_> {
     /// Returns a connection to the pool after the complete response was read. Closes one that is not to serve other requests,
     /// and one that is not private although an identity is bound to it.
     pub(crate) fn give_back(self) {
-        let (backend, most) = (self.backend, self.backend.idle_max);
+        let backend = self.backend;
         match (self.connection, self.caller) {
             (LeasedConnection::Http1(connection), Some(CallerConnection::Named(caller))) => {
-                backend.private.keep(caller, connection, most);
+                backend
+                    .private
+                    .keep(caller, self.origin, connection, backend.idle_max);
             }
             (LeasedConnection::Http1(connection), None) if !connection.is_bound() => {
-                let mut idle = backend.idle.borrow_mut();
-                if idle.len() < most {
-                    idle.push((Instant::now(), connection));
-                }
+                backend.keep(&self.origin, connection);
             }
             _ => {}
         }

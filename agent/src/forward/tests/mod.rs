@@ -10,6 +10,7 @@ mod http2_violations;
 mod identities;
 mod responses;
 mod reuse;
+mod server_names;
 mod tunnel;
 mod unprocessed;
 mod upgrades;

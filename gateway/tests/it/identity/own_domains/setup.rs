@@ -22,7 +22,9 @@ use crate::support::peers::caller::{Caller, HOST, client_config_of, socket};
 use crate::support::peers::http1_peer::Peer;
 use crate::support::processes::machine::Machine;
 use crate::support::processes::prepared::Prepared;
-use crate::support::processes::process::{Running, Served, gw_gateway, hold, serve, serve_command};
+use crate::support::processes::process::{
+    Running, Served, gw_agent, gw_gateway, hold, serve, serve_command,
+};
 
 /// A gateway with an agent and a backend that answers with the host of the request, a DNS server with the zone
 /// `customer.test`, and an authority behind a front.
@@ -45,6 +47,8 @@ pub(super) struct Changes {
     pub(super) plain: Option<SocketAddr>,
     /// Machine that sets the clock of the gateway.
     pub(super) machine: Option<Machine>,
+    /// The table of the agent's backend, in place of one that answers with the host.
+    pub(super) backend: Option<String>,
 }
 
 impl Setup {
@@ -75,21 +79,10 @@ impl Setup {
         );
         fs::write(prepared.path("gateway.toml"), config).unwrap();
         let served = start(&prepared, changes.machine.as_ref());
-        let backend = backend::start(|mut peer| {
-            while let Ok(head) = peer.request_head() {
-                let host = head.authority.to_string();
-                let length = host.len();
-                // The response begins before the request body is received.
-                peer.send(format!(
-                    "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n"
-                ));
-                if peer.body(head.framing).is_err() {
-                    return;
-                }
-                peer.send(host);
-            }
-        });
-        let agent = prepared.run_agent(served.address.port(), &backend);
+        let agent = match changes.backend {
+            Some(table) => run_agent(&prepared, served.address.port(), &table),
+            None => prepared.run_agent(served.address.port(), &host_backend()),
+        };
         prepared.wait_for_tunnel(served.address);
         let setup = Self {
             prepared,
@@ -322,6 +315,36 @@ impl Pair {
         fs::write(&pair.key, key.serialize_pem()).unwrap();
         pair
     }
+}
+
+/// Starts a backend that answers with the host of the request.
+fn host_backend() -> String {
+    backend::start(|mut peer| {
+        while let Ok(head) = peer.request_head() {
+            let host = head.authority.to_string();
+            let length = host.len();
+            // The response begins before the request body is received.
+            peer.send(format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n"
+            ));
+            if peer.body(head.framing).is_err() {
+                return;
+            }
+            peer.send(host);
+        }
+    })
+}
+
+/// Runs the agent with the table of a backend.
+fn run_agent(prepared: &Prepared, port: u16, backend: &str) -> Running {
+    prepared.set_agent_port(port);
+    let config = prepared.path("agent.toml");
+    let state_dir = prepared.path("agent");
+    let text = format!("state_dir = {state_dir:?}\nbackend = {backend}\n");
+    fs::write(&config, text).unwrap();
+    let mut command = gw_agent();
+    command.arg("run").arg("--config").arg(config);
+    Running::new(command.stderr(Stdio::null()).spawn().unwrap())
 }
 
 /// Starts the gateway, on this machine if there is one.
