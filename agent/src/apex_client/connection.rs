@@ -11,6 +11,7 @@ use gw_shared::error_body::ErrorBody;
 use gw_shared::error_code::ErrorCode;
 use gw_shared::http::{BodyDecoder, Fields, Part, head};
 use gw_shared::identity::enrollment;
+use gw_shared::net::tls::{TlsFailure, Trusted};
 use gw_shared::net::{Socket, TlsStream, resolve};
 use gw_shared::runtime;
 use gw_shared::tunnel::handshake::HEAD_LIMITS;
@@ -93,7 +94,7 @@ async fn connect(
     let name = ServerName::try_from(name.to_owned())
         .map_err(|error| GatewayError::Certificates(format!("{name}: {error}")))?;
     let session = UnbufferedClientConnection::new(Arc::clone(config), name)
-        .map_err(|error| GatewayError::Certificates(error.to_string()))?;
+        .map_err(|error| GatewayError::Certificates(TlsFailure(error).to_string()))?;
     let socket = match proxies.for_host(host, port) {
         Some(proxy) => proxy
             .connect(host, port)
@@ -137,21 +138,20 @@ pub(crate) fn client_config(
     auth: Option<ClientAuth>,
     alpn: &[u8],
 ) -> Result<Arc<ClientConfig>, GatewayError> {
-    let roots = authorities.map_or_else(|| Ok(tls::system_roots()), tls::private_roots);
-    let config = roots.and_then(|roots| {
-        let mut config = tls::client_config(
-            &[&rustls::version::TLS13],
-            tls::shared(roots),
-            auth,
-            &[alpn],
-        )?;
-        // Each connection has a configuration of its own, and keeps it: a cache of sessions would never be used.
-        config.resumption = Resumption::disabled();
-        Ok(config)
-    });
-    config
-        .map(Arc::new)
-        .map_err(|error| GatewayError::Certificates(error.to_string()))
+    let trusted = match authorities {
+        Some(authorities) => Trusted::only(authorities)
+            .map_err(|error| GatewayError::Certificates(format!("gateway-ca.crt: {error}")))?,
+        None => Trusted::system(),
+    };
+    let versions = [&rustls::version::TLS13];
+    let trusted = tls::shared(trusted);
+    let config =
+        tls::client_config(&versions, trusted, Vec::new(), auth, &[alpn]).map(|mut config| {
+            // Each connection has a configuration of its own, and keeps it: a cache of sessions would never be used.
+            config.resumption = Resumption::disabled();
+            Arc::new(config)
+        });
+    config.map_err(|error| GatewayError::Certificates(TlsFailure(error).to_string()))
 }
 
 /// As [`exchange_up_to`], for a body of the apex.

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use gw_shared::error_code::ErrorCode;
 use gw_shared::http::{InvalidBody, InvalidHead};
+use gw_shared::net::tls::{Remedies, TlsProblem, refused_certificate};
 use gw_shared::text::error_line;
 use http::StatusCode;
-use rustls::{AlertDescription, CertificateError, InvalidMessage};
+use rustls::{AlertDescription, CertificateError};
 
 use super::CONNECT_LIMIT;
 use crate::clock::{WARN_FROM, in_words};
@@ -34,26 +35,19 @@ pub enum GatewayError {
     Proxy(#[from] ProxyError),
     #[error(
         "the gateway's certificate at {at} is not trusted: {reason}; if a private authority issued it, name that authority's \
-         certificate with --ca-file when the agent enrolls (for gw-agent-enroll.service: GW_ENROLL_OPTIONS): {} (it is \
+         certificate, or this one, with --ca-file when the agent enrolls (for gw-agent-enroll.service: GW_ENROLL_OPTIONS): {} (it is \
          kept as gateway-ca.crt in the state folder)",
         tls::DEVELOPMENT_CA
     )]
-    Untrusted {
-        at: String,
-        reason: CertificateError,
-    },
-    #[error("the gateway's certificate at {at} {}", tls::OF_AUTHORITY)]
-    OfAuthority { at: String },
+    Untrusted { at: String, reason: String },
     #[error(
         "the server at {at} is not the gateway that was asked for: {reason}; check host and port of the gateway, and that \
          its certificate has that name"
     )]
-    WrongName {
-        at: String,
-        reason: CertificateError,
-    },
+    WrongName { at: String, reason: String },
     #[error(
-        "the gateway's certificate at {at} is not valid at the time of this machine's clock: {reason}; {}",
+        "the gateway's certificate at {at} is not valid at the time of this machine's clock: {}; {}",
+        refused_certificate(.reason),
         clock_advice(*.ahead)
     )]
     NotValidNow {
@@ -71,12 +65,9 @@ pub enum GatewayError {
         "{at} is not a Gw gateway: its TLS does not know the protocol of agents; check host and port of the gateway"
     )]
     NotAGateway { at: String },
-    #[error(
-        "TLS with {at} failed: {error}; check that it is the HTTPS port of the gateway, and that nothing in between intercepts \
-         TLS"
-    )]
+    #[error("TLS with {at} failed: {}", explained(.error))]
     Handshake { at: String, error: io::Error },
-    #[error("TLS with the gateway failed: {0}")]
+    #[error("TLS with the gateway failed: {}", explained(.0))]
     Tls(io::Error),
     #[error("the gateway closed the connection before it answered")]
     Closed,
@@ -115,40 +106,24 @@ pub struct ErrorReply {
 impl GatewayError {
     /// Sorts an error of the handshake with `at` by its remedy.
     pub(super) fn handshake(at: &str, error: io::Error) -> Self {
-        use CertificateError::{
-            Expired, ExpiredContext, NotValidForName, NotValidForNameContext, NotValidYet,
-            NotValidYetContext,
-        };
         let at = at.to_owned();
-        match rustls_error(&error) {
-            Some(rustls::Error::InvalidCertificate(reason)) => {
-                let reason = reason.clone();
-                match reason {
-                    Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. } => {
-                        Self::NotValidNow {
-                            at,
-                            reason,
-                            ahead: None,
-                        }
-                    }
-                    NotValidForName | NotValidForNameContext { .. } => {
-                        Self::WrongName { at, reason }
-                    }
-                    _ if tls::is_of_authority(&reason) => Self::OfAuthority { at },
-                    _ if tls::is_of_unknown_issuer(&reason) => {
-                        let reason = CertificateError::UnknownIssuer;
-                        Self::Untrusted { at, reason }
-                    }
-                    _ => Self::Untrusted { at, reason },
-                }
+        let Some(reason) = rustls_error(&error) else {
+            return Self::Handshake { at, error };
+        };
+        let problem = TlsProblem::of(reason);
+        let cause = error.to_string();
+        match (problem, reason) {
+            (TlsProblem::Time, rustls::Error::InvalidCertificate(reason)) => Self::NotValidNow {
+                at,
+                reason: reason.clone(),
+                ahead: None,
+            },
+            (TlsProblem::Name, _) => Self::WrongName { at, reason: cause },
+            (TlsProblem::Issuer | TlsProblem::Certificate, _) => {
+                Self::Untrusted { at, reason: cause }
             }
-            // The beginning of a plain text, read as a TLS record.
-            Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType)) => {
-                Self::NotTls { at }
-            }
-            Some(rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol)) => {
-                Self::NotAGateway { at }
-            }
+            (TlsProblem::NotTls, _) => Self::NotTls { at },
+            (TlsProblem::Protocol, _) => Self::NotAGateway { at },
             _ => Self::Handshake { at, error },
         }
     }
@@ -197,6 +172,21 @@ impl GatewayError {
             _ => false,
         }
     }
+}
+
+/// An error of a TLS connection with its remedy, if it is one of TLS.
+fn explained(error: &io::Error) -> String {
+    const INTERCEPTED: &str = "check that it is the HTTPS port of the gateway, and that nothing in between intercepts TLS";
+    const REMEDIES: Remedies = Remedies {
+        issuer: INTERCEPTED,
+        name: INTERCEPTED,
+        certificate: INTERCEPTED,
+        client_certificate: "enroll the agent again (`gw-agent enroll --force`) if it does not renew its certificate by itself",
+        not_tls: INTERCEPTED,
+        other: INTERCEPTED,
+        versions: "TLS 1.3",
+    };
+    rustls_error(error).map_or_else(|| error.to_string(), |error| REMEDIES.explain(error))
 }
 
 fn connect_advice(error: &io::Error) -> &'static str {
@@ -336,7 +326,7 @@ mod tests {
             "{wrong_name}"
         );
         let plain = tls_error(rustls::Error::InvalidMessage(
-            InvalidMessage::InvalidContentType,
+            rustls::InvalidMessage::InvalidContentType,
         ));
         assert!(
             plain.to_string().starts_with("gw:443 does not speak TLS") && !plain.is_transient(),

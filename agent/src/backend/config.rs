@@ -1,19 +1,17 @@
 //! Configuration of the backends of a service: addresses, protocols, TLS.
 
 use std::fmt;
-use std::fs;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use gw_shared::config::did_you_mean;
-use gw_shared::files::cannot_read;
+use gw_shared::net::tls::{TlsFailure, Trusted, pem};
 use http::Uri;
 use http::uri::{Authority, PathAndQuery};
-use rustls::{ClientConfig, RootCertStore};
-use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::ClientConfig;
+use rustls_pki_types::ServerName;
 
 use crate::tls::{self, ClientAuth};
 
@@ -291,9 +289,6 @@ impl Backends {
                     HttpVersions::Any
                 })
             });
-        let configs = is_tls
-            .then(|| client_configs(key, table, versions, mistakes))
-            .flatten();
         let server_name = table.server_name.as_deref().and_then(|name| {
             let parsed = ServerName::try_from(name.to_owned());
             parsed
@@ -312,6 +307,9 @@ impl Backends {
                 HostHeader::Preserve
             }
         };
+        let tls = is_tls
+            .then(|| tls_settings(key, table, versions, server_name, host, mistakes))
+            .flatten();
         let health_check = table.health_check.as_deref().and_then(|text| {
             let parsed = HealthCheck::parse(text);
             if parsed.is_none() {
@@ -329,13 +327,7 @@ impl Backends {
         };
         let mut endpoints = Vec::new();
         for url in &table.urls {
-            match BackendEndpoint::parse(
-                url,
-                host,
-                versions,
-                configs.as_ref(),
-                server_name.as_ref(),
-            ) {
+            match BackendEndpoint::parse(url, tls.as_ref()) {
                 // The TLS settings are invalid and reported already.
                 Ok(None) => {}
                 Ok(Some(endpoint)) => endpoints.push(endpoint),
@@ -415,14 +407,8 @@ fn texts(key: &str, value: &toml::Value, mistakes: &mut Vec<String>) -> Vec<Stri
 struct InvalidUrl(String);
 
 impl BackendEndpoint {
-    /// Parses the URL of a backend. Returns `None` for an https URL if `configs` is `None`.
-    fn parse(
-        url: &str,
-        host_header: HostHeader,
-        versions: HttpVersions,
-        configs: Option<&[Arc<ClientConfig>; 2]>,
-        server_name: Option<&ServerName<'static>>,
-    ) -> Result<Option<Self>, InvalidUrl> {
+    /// Parses the URL of a backend. Returns `None` for an https URL if `tls` is `None`.
+    fn parse(url: &str, tls: Option<&TlsSettings>) -> Result<Option<Self>, InvalidUrl> {
         let invalid = || InvalidUrl(url.to_owned());
         if let Some(path) = url.strip_prefix("unix:") {
             // The URL may have an empty authority.
@@ -447,27 +433,15 @@ impl BackendEndpoint {
             return Err(invalid());
         }
         let host = authority.host();
-        let (protocol, default_port) = match (uri.scheme_str(), configs) {
+        let (protocol, default_port) = match (uri.scheme_str(), tls) {
             (Some("http"), _) => (BackendProtocol::Http1, 80),
             (Some("h2c"), _) => (BackendProtocol::Http2, 80),
             (Some("https"), None) => return Ok(None),
-            (Some("https"), Some([any, http1])) => {
-                let own_name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned());
-                let sends_host = host_header == HostHeader::Preserve && server_name.is_none();
-                let server_name = server_name
-                    .cloned()
-                    .map_or(own_name, Ok)
-                    .map_err(|_| invalid())?;
-                (
-                    BackendProtocol::Tls(BackendTls {
-                        server_name,
-                        sends_host,
-                        versions,
-                        any: Arc::clone(any),
-                        http1: Arc::clone(http1),
-                    }),
-                    443,
-                )
+            (Some("https"), Some(tls)) => {
+                let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned());
+                let name = name.map_err(|_| invalid())?;
+                let tls = tls.backend(name).map_err(|_| invalid())?;
+                (BackendProtocol::Tls(tls), 443)
             }
             _ => return Err(invalid()),
         };
@@ -506,31 +480,76 @@ impl fmt::Display for BackendEndpoint {
     }
 }
 
-/// Builds the TLS configuration that offers every version and the one that offers HTTP/1.1 only, if it is one of them.
-fn client_configs(
+/// The settings of TLS for the backends of one table.
+struct TlsSettings {
+    trusted: Arc<Trusted>,
+    auth: Option<ClientAuth>,
+    versions: HttpVersions,
+    server_name: Option<ServerName<'static>>,
+    host: HostHeader,
+}
+
+impl TlsSettings {
+    /// TLS with the backend whose URL has `host`.
+    fn backend(&self, host: ServerName<'static>) -> Result<BackendTls, rustls::Error> {
+        let sends_host = self.host == HostHeader::Preserve && self.server_name.is_none();
+        let or_names = sends_host.then(|| host.clone()).into_iter().collect();
+        let any = tls::client_config(
+            rustls::DEFAULT_VERSIONS,
+            Arc::clone(&self.trusted),
+            or_names,
+            self.auth.as_ref().map(ClientAuth::copy),
+            self.versions.alpn(),
+        )?;
+        let mut http1 = any.clone();
+        if self.versions == HttpVersions::Any {
+            http1.alpn_protocols = vec![HTTP_1_1.to_vec()];
+        }
+        Ok(BackendTls {
+            server_name: self.server_name.clone().unwrap_or(host),
+            sends_host,
+            versions: self.versions,
+            any: Arc::new(any),
+            http1: Arc::new(http1),
+        })
+    }
+}
+
+/// Reads the settings of TLS.
+fn tls_settings(
     key: &str,
     table: &BackendTable,
     versions: HttpVersions,
+    server_name: Option<ServerName<'static>>,
+    host: HostHeader,
     mistakes: &mut Vec<String>,
-) -> Option<[Arc<ClientConfig>; 2]> {
-    let roots = match &table.ca_file {
-        Some(file) => {
-            private_roots(file).map_err(|error| mistakes.push(format!("{key}.ca_file: {error}")))
-        }
+) -> Option<TlsSettings> {
+    let trusted = match &table.ca_file {
+        Some(file) => Trusted::read(Path::new(file))
+            .map(Arc::new)
+            .map_err(|error| mistakes.push(format!("{key}.ca_file: {file}: {error}"))),
         None => Ok(system_roots()),
     };
     let auth = client_auth(key, table).map_err(|errors| mistakes.extend(errors));
-    let roots = roots.ok()?;
-    let auth = auth.ok()?;
-    let config = tls::client_config(rustls::DEFAULT_VERSIONS, roots, auth, versions.alpn());
-    let any = config
-        .map_err(|error| mistakes.push(format!("{key}.client_certificate: {error}")))
-        .ok()?;
-    let mut http1 = any.clone();
-    if versions == HttpVersions::Any {
-        http1.alpn_protocols = vec![HTTP_1_1.to_vec()];
+    let settings = TlsSettings {
+        trusted: trusted.ok()?,
+        auth: auth.ok()?,
+        versions,
+        server_name,
+        host,
+    };
+    // Only the client certificate can be wrong.
+    let any_host = ServerName::from(std::net::Ipv4Addr::LOCALHOST);
+    match settings.backend(any_host) {
+        Ok(_) => Some(settings),
+        Err(error) => {
+            let problem = TlsFailure(error);
+            mistakes.push(format!(
+                "{key}.client_certificate: {problem}; use a certificate and its key"
+            ));
+            None
+        }
     }
-    Some([any, http1].map(Arc::new))
 }
 
 /// Reads the client certificate and its key, if configured.
@@ -549,11 +568,12 @@ fn client_auth(key: &str, table: &BackendTable) -> Result<Option<ClientAuth>, Ve
             )]);
         }
     };
-    let chain = certificates(chain).map_err(|error| format!("{key}.client_certificate: {error}"));
+    let unread_chain = |error| format!("{key}.client_certificate: {chain}: {error}");
+    let chain = pem::read_certificates(Path::new(chain)).map_err(unread_chain);
     let unread = |error| format!("{key}.client_key: {private_key}: {error}");
     match (
         chain,
-        PrivateKeyDer::from_pem_file(private_key).map_err(unread),
+        pem::read_private_key(Path::new(private_key)).map_err(unread),
     ) {
         (Ok(chain), Ok(key)) => Ok(Some(ClientAuth { chain, key })),
         (chain, private_key) => Err(chain.err().into_iter().chain(private_key.err()).collect()),
@@ -561,20 +581,9 @@ fn client_auth(key: &str, table: &BackendTable) -> Result<Option<ClientAuth>, Ve
 }
 
 /// The system's trusted roots. Loaded once, on first use, which is before the reactor starts.
-fn system_roots() -> Arc<RootCertStore> {
-    static ROOTS: OnceLock<Arc<RootCertStore>> = OnceLock::new();
-    Arc::clone(ROOTS.get_or_init(|| Arc::new(tls::system_roots())))
-}
-
-fn private_roots(file: &str) -> Result<Arc<RootCertStore>, String> {
-    tls::private_roots(certificates(file)?)
-        .map(Arc::new)
-        .map_err(|error| format!("{file}: {error}"))
-}
-
-fn certificates(file: &str) -> Result<Vec<CertificateDer<'static>>, String> {
-    let pem = fs::read(file).map_err(|error| cannot_read(Path::new(file), &error))?;
-    tls::parse_certificates(&pem).map_err(|error| format!("{file}: {error}"))
+fn system_roots() -> Arc<Trusted> {
+    static ROOTS: OnceLock<Arc<Trusted>> = OnceLock::new();
+    Arc::clone(ROOTS.get_or_init(|| Arc::new(Trusted::system())))
 }
 
 /// Lists the URLs.

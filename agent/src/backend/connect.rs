@@ -6,16 +6,16 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use gw_shared::error_code::AgentErrorCode;
+use gw_shared::net::tls::{Remedies, TlsFailure, TlsProblem};
 use gw_shared::net::{Socket, TlsStream, resolve};
 use gw_shared::runtime;
 use rustls::client::UnbufferedClientConnection;
-use rustls::{AlertDescription, CertificateError};
 use rustls_pki_types::ServerName;
 
 use super::buffers;
 use super::config::{Address, BackendEndpoint, BackendProtocol, H2, HttpVersions};
 use super::stream::BackendStream;
-use crate::tls::{self, rustls_error};
+use crate::tls::rustls_error;
 
 /// The HTTP versions that a new connection offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,8 +33,8 @@ pub(crate) enum ConnectError {
     #[error("{message}")]
     Tls {
         message: String,
-        /// The backend supports none of the offered protocols.
-        no_common_protocol: bool,
+        /// `None` if the connection broke off.
+        problem: Option<TlsProblem>,
     },
     /// The backend answered with something other than HTTP/2.
     #[error("{0}")]
@@ -125,7 +125,7 @@ pub(super) async fn dial(
     };
     let name = name.unwrap_or(&tls.server_name);
     let session = UnbufferedClientConnection::new(config.clone(), name.clone())
-        .map_err(|error| ConnectError::tls(&io::Error::other(error)))?;
+        .map_err(|error| ConnectError::tls(&TlsFailure(error).into()))?;
     let stream = TlsStream::new(socket, session);
     let name = peer_name(peer);
     attempt.awaits(format!("{name} has not completed the TLS handshake"));
@@ -199,13 +199,9 @@ fn join_texts(addresses: &[SocketAddr]) -> String {
 
 impl ConnectError {
     fn tls(error: &io::Error) -> Self {
-        let no_common_protocol = rustls_error(error)
-            == Some(&rustls::Error::AlertReceived(
-                AlertDescription::NoApplicationProtocol,
-            ));
         Self::Tls {
             message: explain_tls(error),
-            no_common_protocol,
+            problem: rustls_error(error).map(TlsProblem::of),
         }
     }
 
@@ -216,23 +212,31 @@ impl ConnectError {
             Self::Unreachable(message) => Self::Unreachable(name(format!(
                 "{message}; start it, or correct its address in the agent's configuration"
             ))),
-            Self::Tls {
-                message,
-                no_common_protocol,
-            } => Self::Tls {
+            Self::Tls { message, problem } => Self::Tls {
                 message: name(message),
-                no_common_protocol,
+                problem,
             },
             Self::NotHttp2(message) => Self::NotHttp2(name(message)),
         }
     }
 
-    /// Whether the backend may have another server name: it refuses the handshake, or its certificate is for another name.
+    /// Whether the backend refuses the handshake or its certificate is not accepted, which may be because of the server name.
     pub(super) fn may_be_of_name(&self) -> bool {
+        match self {
+            Self::Tls { problem, .. } => !matches!(
+                problem,
+                None | Some(TlsProblem::Protocol | TlsProblem::NotTls | TlsProblem::Version)
+            ),
+            _ => false,
+        }
+    }
+
+    /// Whether the backend supports none of the offered application protocols.
+    pub(super) fn is_of_protocol(&self) -> bool {
         matches!(
             self,
             Self::Tls {
-                no_common_protocol: false,
+                problem: Some(TlsProblem::Protocol),
                 ..
             }
         )
@@ -247,29 +251,18 @@ impl ConnectError {
     }
 }
 
-/// Explains an error of TLS, with a remedy if there is one.
+/// Explains an error of TLS, with its remedy.
 pub(super) fn explain_tls(error: &io::Error) -> String {
-    use rustls::Error::{AlertReceived, InvalidCertificate, InvalidMessage};
-    match rustls_error(error) {
-        // The beginning of a plain text, read as a TLS record.
-        Some(InvalidMessage(rustls::InvalidMessage::InvalidContentType)) => {
-            "it does not speak TLS; use http:// in its URL, or its port for https".to_owned()
-        }
-        Some(InvalidCertificate(error)) if tls::is_of_unknown_issuer(error) => {
-            "its certificate was issued by an untrusted authority; set `ca_file` to trust a private one".to_owned()
-        }
-        Some(InvalidCertificate(error)) if tls::is_of_authority(error) => {
-            format!("its certificate {}", tls::OF_AUTHORITY)
-        }
-        Some(InvalidCertificate(error @ CertificateError::NotValidForNameContext { .. })) => {
-            format!("its certificate is for another name ({error}); set `server_name` to the expected name")
-        }
-        Some(InvalidCertificate(error)) => {
-            format!("its certificate is not valid: {error}; replace it, or set the clock of this machine")
-        }
-        Some(AlertReceived(AlertDescription::CertificateRequired)) => {
-            "it requires a client certificate: set `client_certificate` and `client_key`".to_owned()
-        }
-        _ => format!("TLS: {error}"),
-    }
+    rustls_error(error).map_or_else(|| format!("TLS: {error}"), |error| REMEDIES.explain(error))
 }
+
+/// What to do about errors of TLS with backends.
+const REMEDIES: Remedies = Remedies {
+    issuer: "set `ca_file` to a PEM file of the authority's certificate, or of this certificate itself",
+    name: "set `server_name` to the expected name, or `ca_file` to a PEM file of this certificate itself",
+    certificate: "replace it, or set the clock of this machine",
+    client_certificate: "set `client_certificate` and `client_key` to ones that it accepts",
+    not_tls: "use http:// in its URL, or its port for https",
+    other: "see its log, and check that the URL has its port for https",
+    versions: "TLS 1.3 and 1.2",
+};

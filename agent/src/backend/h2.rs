@@ -276,7 +276,7 @@ fn start_error(error: &h2::Error, scheme: &Scheme) -> ConnectError {
     match error.get_io() {
         Some(io) if rustls_error(io).is_some() => ConnectError::Tls {
             message: explain_tls(io),
-            no_common_protocol: false,
+            problem: None,
         },
         Some(io) => ConnectError::Unreachable(format!("{CLOSED_EARLY}: {io}")),
         None if error.reason() == Some(Reason::NO_ERROR) => {

@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use gw_shared::id::AuthorityId;
 use gw_shared::identity::enrollment::CertificateReply;
+use gw_shared::net::tls::TlsFailure;
 use gw_shared::tunnel::handshake::{self, Proof};
 use rcgen::{CertificateParams, KeyPair, PublicKeyData};
 use rustls::SignatureScheme;
@@ -43,7 +44,7 @@ pub enum UnfitIdentity {
     NoCertificate,
     #[error("the certificate is not for the requested key")]
     OtherKey,
-    #[error("the key cannot sign: {0}")]
+    #[error("the key cannot sign: {}", TlsFailure(.0.clone()))]
     Sign(#[from] rustls::Error),
 }
 

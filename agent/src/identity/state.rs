@@ -9,10 +9,10 @@ use gw_shared::doctor::holder::Holder;
 use gw_shared::files;
 use gw_shared::id::{AgentId, EnrollmentId, EnrollmentTokenId};
 use gw_shared::identity::enrollment::{InvalidServices, check_services};
+use gw_shared::net::tls::pem;
 use gw_shared::version::later_members::LaterMembers;
 use rustix::fs::StatVfsMountFlags;
 use rustls_pki_types::CertificateDer;
-use rustls_pki_types::pem::PemObject;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -119,10 +119,7 @@ pub enum StateError {
         error: InvalidServices,
     },
     #[error("{path}: {error}")]
-    Pem {
-        path: String,
-        error: rustls_pki_types::pem::Error,
-    },
+    Pem { path: String, error: String },
     #[error(
         "{path}: {error}; enroll the agent again with a new token and `gw-agent enroll --force`"
     )]
@@ -360,8 +357,7 @@ impl StateDir {
         let Some(path) = self.gateway_authorities_file() else {
             return Ok(None);
         };
-        CertificateDer::pem_file_iter(&path)
-            .and_then(Iterator::collect)
+        pem::read_certificates(&path)
             .map(Some)
             .map_err(|error| StateError::Pem {
                 path: name(&path),

@@ -6,12 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use gw_shared::net::https;
+use gw_shared::net::tls::Trusted;
 use http::{Request, Response, header};
 use http_body_util::BodyExt;
 use instant_acme::{BodyWrapper, BytesBody, BytesResponse, Error, HttpClient};
-use rustls::crypto::aws_lc_rs;
-use rustls_pki_types::CertificateDer;
-use ureq::tls::{RootCerts, TlsConfig};
 
 use crate::error::innermost;
 use crate::limits::{ANSWER_BYTES_MAX, CONNECT_WITHIN, REQUEST_WITHIN};
@@ -31,30 +30,16 @@ pub(crate) struct NoAnswer(String);
 
 impl AuthorityClient {
     /// A client that verifies the authority's server with `authorities`, or with the certificates of the system.
-    pub(crate) fn new(authorities: Option<&[CertificateDer<'static>]>) -> Self {
-        let roots: Vec<_> = match authorities {
-            Some(roots) => roots.iter().map(to_ureq).collect(),
-            None => {
-                let found = rustls_native_certs::load_native_certs();
-                if found.certs.is_empty() {
-                    tracing::warn!(errors = ?found.errors, "acme: the system has no trusted root certificates, so that connections to the authority fail; install ca-certificates, or set acme.ca_file");
-                }
-                found.certs.iter().map(to_ureq).collect()
-            }
-        };
-        let tls = TlsConfig::builder()
-            .root_certs(RootCerts::new_with_certs(&roots))
-            .unversioned_rustls_crypto_provider(Arc::new(aws_lc_rs::default_provider()))
-            .build();
+    pub(crate) fn new(authorities: Option<&Arc<Trusted>>) -> Self {
+        let trusted = authorities.map_or_else(|| Arc::new(Trusted::system()), Arc::clone);
         let config = ureq::Agent::config_builder()
             .timeout_connect(Some(CONNECT_WITHIN))
             .timeout_global(Some(REQUEST_WITHIN))
             .http_status_as_error(false)
             .max_redirects(0)
-            .tls_config(tls)
             .build();
         Self {
-            agent: config.new_agent(),
+            agent: https::agent(config, trusted),
             retry_after: Arc::default(),
         }
     }
@@ -133,10 +118,6 @@ impl HttpClient for AuthorityClient {
             Ok(BytesResponse { parts, body })
         })
     }
-}
-
-fn to_ureq(root: &CertificateDer<'static>) -> ureq::tls::Certificate<'static> {
-    ureq::tls::Certificate::from_der(root).to_owned()
 }
 
 /// Seconds or a date (RFC 9110 §10.2.3).

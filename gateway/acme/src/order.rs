@@ -48,7 +48,7 @@ pub struct Orders {
 impl Orders {
     /// Orders with these settings, whose proofs `publisher` publishes.
     pub fn new(settings: Settings, publisher: Arc<dyn Publisher>) -> Self {
-        let client = AuthorityClient::new(settings.authorities.as_deref());
+        let client = AuthorityClient::new(settings.authorities.as_ref());
         Self {
             settings,
             client,

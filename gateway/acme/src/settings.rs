@@ -2,9 +2,10 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use gw_shared::identity::secret::Secret;
-use rustls_pki_types::CertificateDer;
+use gw_shared::net::tls::Trusted;
 
 /// The directory of Let's Encrypt.
 pub const LETS_ENCRYPT: &str = "https://acme-v02.api.letsencrypt.org/directory";
@@ -21,7 +22,7 @@ pub struct Settings {
     /// Binding to an account that exists at the authority already (RFC 8555 §7.3.4).
     pub external_account: Option<ExternalAccount>,
     /// Certificates that the directory's server is verified with; without them, those of the system.
-    pub authorities: Option<Vec<CertificateDer<'static>>>,
+    pub authorities: Option<Arc<Trusted>>,
     /// Names of the certificate. A wildcard needs DNS-01.
     pub names: Vec<String>,
 }

@@ -4,19 +4,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 
-use gw_base::tls::certificate;
 use gw_interface::config::Config;
-use gw_shared::net::resolve;
-use gw_shared::net::tls::SPEAK_TLS;
+use gw_shared::net::tls::{Remedies, SPEAK_TLS, Trusted, names, pem};
+use gw_shared::net::{https, resolve};
 use http::Uri;
-use rustls::crypto::aws_lc_rs;
-use rustls::{CertificateError, InvalidMessage};
-use rustls_pki_types::CertificateDer;
 use ureq::config::ConfigBuilder;
-use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::typestate::AgentScope;
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
-use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
+use ureq::unversioned::transport::NextTimeout;
 
 /// Where commands look for the admin listener unless told otherwise.
 pub const URL_DEFAULT: &str = "http://127.0.0.1:9080";
@@ -47,29 +42,22 @@ pub struct AdminAddress {
     pub url: String,
     /// Where to connect, in place of what the name in the URL resolves to.
     connect_to: Option<SocketAddr>,
-    trusted: Trusted,
-}
-
-/// Certificates trusted as issuers of the admin listener's certificate.
-#[derive(Debug, Default)]
-struct Trusted {
-    /// From a file that was named; the system's if there was none.
-    authorities: Option<Vec<CertificateDer<'static>>>,
-    /// Those of the listener's own file.
-    chain: Vec<CertificateDer<'static>>,
+    trusted: Arc<Trusted>,
 }
 
 impl AdminAddress {
     /// The listener at `url`. `authorities` is a PEM file that replaces the authorities of the system.
     pub fn at(url: &str, authorities: Option<&Path>) -> Result<Self, String> {
-        let trusted = Trusted {
-            authorities: read_authorities(authorities)?,
-            ..Trusted::default()
+        let url = checked_url(url)?;
+        let trusted = match authorities {
+            // Those of the system take a while to read.
+            None if url.starts_with("http:") => Trusted::only(Vec::new())?,
+            authorities => trusted(authorities)?,
         };
         Ok(Self {
-            url: checked_url(url)?,
+            url,
             connect_to: None,
-            trusted,
+            trusted: Arc::new(trusted),
         })
     }
 
@@ -82,88 +70,51 @@ impl AdminAddress {
             return Self::at(&format!("http://{address}"), authorities);
         };
         let file = files.certificate.display();
-        let chain = certificate::read_chain(&files.certificate)
+        let chain = pem::read_certificates(&files.certificate)
             .map_err(|error| format!("admin_tls_certificate: {file}: {error}"))?;
-        let name = certificate::names(&chain[0])
+        let name = names(&chain[0])
             .into_iter()
             .find_map(|name| url_host(&name));
         let name = name.ok_or_else(|| {
             format!("admin_tls_certificate: {file}: it has no name; give the address of the listener with --admin-url")
         })?;
-        let trusted = Trusted {
-            authorities: read_authorities(authorities)?,
-            chain,
-        };
+        let mut trusted = trusted(authorities)?;
+        trusted
+            .add(chain)
+            .map_err(|error| format!("admin_tls_certificate: {file}: {error}"))?;
         Ok(Self {
             url: format!("https://{name}:{}", address.port()),
             connect_to: Some(address),
-            trusted,
+            trusted: Arc::new(trusted),
         })
     }
 
     /// An HTTP client for this listener.
     pub fn agent(&self, config: ConfigBuilder<AgentScope>) -> ureq::Agent {
-        let config = if self.url.starts_with("https:") {
-            config.tls_config(self.trusted.tls())
-        } else {
-            config
-        };
         let config = config.proxy(None).build();
-        let connector = DefaultConnector::default();
+        let trusted = Arc::clone(&self.trusted);
         match self.connect_to {
-            None => ureq::Agent::with_parts(config, connector, Named::default()),
-            Some(address) => ureq::Agent::with_parts(config, connector, Fixed(address)),
+            None => https::agent_with(config, trusted, Named::default()),
+            Some(address) => https::agent_with(config, trusted, Fixed(address)),
         }
     }
 
     /// What to do about an error of TLS; `None` for other errors.
     pub fn explain(&self, error: &ureq::Error) -> Option<String> {
-        let url = &self.url;
-        Some(match tls_error(error)? {
-            rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => format!(
-                "{url} speaks plain HTTP, not https: use http:// in the URL (--admin-url). If its configuration has got \
-                 admin_tls_certificate since it was started, restart the gateway"
-            ),
-            rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer) => format!(
-                "{url}: no authority that is trusted here has issued its certificate; name the PEM file of the authority with \
-                 --admin-ca or GW_ADMIN_CA"
-            ),
-            rustls::Error::InvalidCertificate(CertificateError::NotValidForNameContext {
-                expected,
-                presented,
-            }) => {
-                let names: Vec<&str> = presented.iter().map(|name| bare(name)).collect();
-                format!(
-                    "{url}: its certificate is for {}, not for {}; use a name of the certificate in the URL (--admin-url), or \
-                     have it issued for this one",
-                    if names.is_empty() {
-                        "no name".to_owned()
-                    } else {
-                        names.join(", ")
-                    },
-                    expected.to_str()
-                )
-            }
-            rustls::Error::InvalidCertificate(
-                error @ (CertificateError::Expired | CertificateError::ExpiredContext { .. }),
-            ) => {
-                format!(
-                    "{url}: {error}; renew it (admin_tls_certificate) and send SIGHUP to the gateway"
-                )
-            }
-            rustls::Error::InvalidCertificate(
-                error @ (CertificateError::NotValidYet
-                | CertificateError::NotValidYetContext { .. }),
-            ) => format!("{url}: {error}; check the clock of this machine"),
-            rustls::Error::InvalidCertificate(error) => {
-                format!(
-                    "{url}: its certificate is refused: {error}; have another one issued (admin_tls_certificate)"
-                )
-            }
-            error => format!(
-                "{url}: the TLS handshake failed: {error}; check that the URL names an admin listener"
-            ),
-        })
+        const REMEDIES: Remedies = Remedies {
+            issuer: "name a PEM file of the authority's certificate, or of this certificate itself, with --admin-ca or \
+                     GW_ADMIN_CA",
+            name: "use a name of the certificate in the URL (--admin-url), or have it issued for this one",
+            certificate: "have another one issued (admin_tls_certificate) and send SIGHUP to the gateway, or set the clock of \
+                          this machine",
+            client_certificate: "check that the URL names an admin listener, which asks for none",
+            not_tls: "use http:// in the URL (--admin-url). If its configuration has got admin_tls_certificate since it was \
+                      started, restart the gateway",
+            other: "check that the URL names an admin listener",
+            versions: "TLS 1.3 and 1.2",
+        };
+        let explained = REMEDIES.explain(https::failure(error)?);
+        Some(format!("{}: {explained}", self.url))
     }
 }
 
@@ -174,37 +125,14 @@ pub fn client_of(
     authorities: Option<&Path>,
     config: ConfigBuilder<AgentScope>,
 ) -> Result<ureq::Agent, String> {
-    let trusted = Trusted {
-        authorities: authorities.map(certificate::read_chain).transpose()?,
-        ..Trusted::default()
-    };
-    let config = config.tls_config(trusted.tls()).proxy(None).build();
-    Ok(ureq::Agent::with_parts(
-        config,
-        DefaultConnector::default(),
-        Fixed(address),
-    ))
+    let trusted = authorities.map_or_else(|| Ok(Trusted::system()), Trusted::read)?;
+    let config = config.proxy(None).build();
+    Ok(https::agent_with(config, Arc::new(trusted), Fixed(address)))
 }
 
 /// Whether `body` is the answer of a listener with TLS to a request in plain HTTP.
 pub fn is_of_tls_listener(body: &[u8]) -> bool {
     !body.is_empty() && SPEAK_TLS.ends_with(body)
-}
-
-impl Trusted {
-    fn tls(&self) -> TlsConfig {
-        let system = || rustls_native_certs::load_native_certs().certs;
-        let authorities = self.authorities.clone().unwrap_or_else(system);
-        let roots: Vec<_> = authorities
-            .iter()
-            .chain(&self.chain)
-            .map(|root| Certificate::from_der(root).to_owned())
-            .collect();
-        TlsConfig::builder()
-            .root_certs(RootCerts::new_with_certs(&roots))
-            .unversioned_rustls_crypto_provider(Arc::new(aws_lc_rs::default_provider()))
-            .build()
-    }
 }
 
 /// The resolver of the system, with names below `localhost` as browsers and curl resolve them: the console has one.
@@ -247,29 +175,12 @@ impl Resolver for Fixed {
     }
 }
 
-/// The error of TLS in `error`.
-pub fn tls_error(error: &ureq::Error) -> Option<&rustls::Error> {
-    match error {
-        ureq::Error::Rustls(error) => Some(error),
-        ureq::Error::Io(error) => error.get_ref()?.downcast_ref(),
-        _ => None,
-    }
-}
-
-/// The name in a description such as `DnsName("gw.example.com")`.
-fn bare(name: &str) -> &str {
-    let inner = name
-        .split_once('(')
-        .map_or(name, |(_, rest)| rest.trim_end_matches(')'));
-    inner.trim_matches('"')
-}
-
-fn read_authorities(file: Option<&Path>) -> Result<Option<Vec<CertificateDer<'static>>>, String> {
+/// The certificates of a file that was named; the system's if there was none.
+fn trusted(file: Option<&Path>) -> Result<Trusted, String> {
     let read = |file: &Path| {
-        certificate::read_chain(file)
-            .map_err(|error| format!("--admin-ca {}: {error}", file.display()))
+        Trusted::read(file).map_err(|error| format!("--admin-ca {}: {error}", file.display()))
     };
-    file.map(read).transpose()
+    file.map_or_else(|| Ok(Trusted::system()), read)
 }
 
 fn checked_url(text: &str) -> Result<String, String> {
@@ -377,17 +288,6 @@ mod tests {
             ("no name", None),
         ] {
             assert_eq!(url_host(name).as_deref(), host, "{name}");
-        }
-    }
-
-    #[test]
-    fn names_of_a_certificate_are_read_out_of_the_error() {
-        for (described, name) in [
-            ("DnsName(\"a.example\")", "a.example"),
-            ("IpAddress(127.0.0.1)", "127.0.0.1"),
-            ("other", "other"),
-        ] {
-            assert_eq!(bare(described), name);
         }
     }
 }

@@ -8,6 +8,12 @@ pub const UNREACHABLE: &str =
 /// Words of a reason, whether the server refuses the connection then, and what to do.
 const REMEDIES: [(&str, bool, &str); 10] = [
     (
+        "performing TLS handshake",
+        true,
+        "set store_ca to a PEM file of the authority's certificate, or of the server's certificate itself; name the host as \
+         the certificate does; let the server take TLS 1.3 or 1.2 without a client certificate",
+    ),
+    (
         "password missing",
         true,
         "set the password of the user in `store`: store_password_file names a file that holds it",
@@ -21,11 +27,6 @@ const REMEDIES: [(&str, bool, &str); 10] = [
         "pg_hba.conf",
         true,
         "add a line for this machine and user to pg_hba.conf (type hostssl), and reload PostgreSQL",
-    ),
-    (
-        "ertificate",
-        true,
-        "set store_ca to the authority of the server's certificate, and name the host as the certificate does",
     ),
     (
         "does not support TLS",
@@ -91,7 +92,7 @@ mod tests {
                 "hostssl",
             ),
             (
-                "db1: error performing TLS handshake: invalid peer certificate: UnknownIssuer",
+                "db1: error performing TLS handshake: its certificate, for db1, is self-signed and is not trusted",
                 "store_ca",
             ),
             ("db1: FATAL: role \"gw\" does not exist", "createuser"),

@@ -2,6 +2,7 @@
 
 pub mod acknowledger;
 pub mod buffers;
+pub mod https;
 pub mod listener;
 mod raw_fd;
 pub mod resolve;

@@ -115,10 +115,7 @@ impl Origin {
         let opened = if is_tls && offer == Offer::Http1 {
             match open(Offer::Http1).await {
                 // The backend supports HTTP/2 only.
-                Err(ConnectError::Tls {
-                    no_common_protocol: true,
-                    ..
-                }) => open_shared().await,
+                Err(error) if error.is_of_protocol() => open_shared().await,
                 opened => opened,
             }
         } else if self.speaks_http1.get() {

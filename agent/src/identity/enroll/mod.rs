@@ -11,14 +11,12 @@ use gw_shared::error_code::ErrorCode;
 use gw_shared::identity::enrollment::{
     CsrRequest, EnrollRequest, EnrollmentStatus, InvalidServices, check_services,
 };
+use gw_shared::net::tls::pem;
 use gw_shared::runtime::{self, Driver, DriverError};
 use gw_shared::version::VERSION;
 use gw_shared::version::later_members::LaterMembers;
 use http::StatusCode;
 use rcgen::KeyPair;
-use rustls::CertificateError;
-use rustls_pki_types::CertificateDer;
-use rustls_pki_types::pem::PemObject;
 
 pub use ensure::ensure_enrolled;
 pub use options::{EnrollmentOptions, TokenSource};
@@ -73,10 +71,7 @@ pub enum EnrollError {
          did: {}, or that of your own authority",
         tls::DEVELOPMENT_CA
     )]
-    OtherAuthority {
-        at: String,
-        reason: CertificateError,
-    },
+    OtherAuthority { at: String, reason: String },
     #[error("the gateway refused to continue the enrollment ({0}): enroll again with a new token")]
     Refused(ErrorReply),
     #[error("an administrator has rejected this enrollment")]
@@ -302,9 +297,7 @@ fn apex_client<'a>(
     ca_pem: &Option<String>,
     clock: &'a GatewayClock,
 ) -> Result<ApexClient<'a>, GatewayError> {
-    let parse = |pem: &String| {
-        CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>()
-    };
+    let parse = |pem: &String| pem::certificates(pem.as_bytes());
     let authorities = ca_pem.as_ref().map(parse).transpose();
     let authorities = authorities
         .map_err(|error| GatewayError::Certificates(format!("gateway-ca.crt: {error}")))?;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use gw_shared::files::cannot_read;
 use gw_shared::id::EnrollmentTokenId;
 use gw_shared::identity::secret::Secret;
+use gw_shared::net::tls::pem;
 use http::Uri;
 use http::uri::Scheme;
 use rustls_pki_types::ServerName;
@@ -15,7 +16,7 @@ use rustls_pki_types::ServerName;
 use super::EnrollError;
 use crate::identity::state::{PendingEnrollment, StateDir, StateLock};
 use crate::proxy::ProxySettings;
-use crate::tls::{self, DEVELOPMENT_CA};
+use crate::tls::DEVELOPMENT_CA;
 
 /// Options of an enrollment. To resume one, the state folder is enough.
 #[derive(Debug, Clone, Default)]
@@ -269,7 +270,7 @@ pub(super) fn parse_gateway(url: &str) -> Result<(String, u16), String> {
 /// Reads a PEM file of at least one certificate.
 fn read_authorities(file: &Path) -> Result<String, String> {
     let pem = fs::read_to_string(file).map_err(|error| cannot_read(file, &error))?;
-    tls::parse_certificates(pem.as_bytes()).map_err(|error| {
+    pem::certificates(pem.as_bytes()).map_err(|error| {
         format!(
             "{}: {error}; name the certificate of the authority: {DEVELOPMENT_CA}, or that of your own authority",
             file.display()

@@ -12,6 +12,7 @@ use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::{Fields, Framing};
 use gw_shared::identity::program::{UpdateReport, UpdateState};
 use gw_shared::net::Socket;
+use gw_shared::net::tls::Trusted;
 use gw_shared::runtime::Driver;
 use gw_shared::tunnel::control::{self, BackendHealth, ToAgent, ToGateway};
 use gw_shared::tunnel::endpoint::ReceivedPart;
@@ -19,10 +20,10 @@ use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::head::{self, OutboundRequest};
 use http::Method;
 use http::uri::{Authority, PathAndQuery};
+use rustls::ServerConfig;
 use rustls::client::UnbufferedClientConnection;
 use rustls::crypto::aws_lc_rs;
 use rustls::server::UnbufferedServerConnection;
-use rustls::{RootCertStore, ServerConfig};
 use rustls_pki_types::PrivateKeyDer;
 
 use super::*;
@@ -44,10 +45,9 @@ async fn connect() -> (TlsStream, TlsStream) {
         .with_no_client_auth()
         .with_single_cert(vec![certified.cert.der().clone()], key)
         .unwrap();
-    let mut roots = RootCertStore::empty();
-    roots.add(certified.cert.der().clone()).unwrap();
-    let client =
-        tls::client_config(&[&rustls::version::TLS13], Arc::new(roots), None, &[]).unwrap();
+    let trusted = Arc::new(Trusted::only(vec![certified.cert.der().clone()]).unwrap());
+    let versions = [&rustls::version::TLS13];
+    let client = tls::client_config(&versions, trusted, Vec::new(), None, &[]).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = Socket::connect(listener.local_addr().unwrap(), None)
         .await

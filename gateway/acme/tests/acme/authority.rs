@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use gw_acme::{ExternalAccount, FailureKind, Orders, Publisher, Rfc2136, State};
 use gw_shared::identity::secret::Secret;
+use gw_shared::net::tls::Trusted;
 
 use super::programs::usable;
 use super::servers::named::Named;
@@ -139,7 +140,7 @@ fn what_is_no_authority_is_named() {
     assert_eq!(error.kind, FailureKind::Unreachable);
     // Without its file, the certificate of the directory's server is not trusted.
     let mut untrusted = settings(&pebble);
-    untrusted.authorities = Some(Vec::new());
+    untrusted.authorities = Some(Arc::new(Trusted::only(Vec::new()).unwrap()));
     let orders = Orders::new(untrusted, publisher);
     let error = run(issue(&orders, &mut State::default())).unwrap_err();
     assert!(error.message.contains("acme.ca_file"), "{error}");

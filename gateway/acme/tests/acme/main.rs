@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use gw_acme::{AcmeError, Orders, Progress, Publisher, Rfc2136, Rfc2136Settings, Settings, State};
 use gw_base::clock::Timestamp;
+use gw_shared::net::tls::Trusted;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
@@ -53,7 +54,7 @@ fn settings(pebble: &Pebble) -> Settings {
         contacts: vec!["admin@example.test".into()],
         terms_accepted: true,
         external_account: None,
-        authorities: Some(vec![root]),
+        authorities: Some(Arc::new(Trusted::only(vec![root]).unwrap())),
         names: NAMES.map(str::to_owned).to_vec(),
     }
 }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::thread::{self, JoinHandle};
 
 use gw_shared::identity::secret::Secret;
+use gw_shared::net::tls::Trusted;
 use gw_telemetry::request_log::archive::ArchiveSettings;
 use http::{Method, Request};
 use hyper::body::Incoming;
@@ -103,6 +104,7 @@ impl Server {
             None => format!("http://{}", self.address),
             Some(_) => format!("https://localhost:{}", self.address.port()),
         };
+        let trusted = |authority| Arc::new(Trusted::only(vec![authority]).unwrap());
         ArchiveSettings {
             bucket: BUCKET.to_owned(),
             prefix: "some/prefix".to_owned(),
@@ -112,7 +114,7 @@ impl Server {
             secret_key: Secret::new(SECRET.to_owned()),
             secret_key_file: None,
             session_token: None,
-            authorities: self.authority.clone().map(|authority| vec![authority]),
+            authorities: self.authority.clone().map(trusted),
             path_style: true,
             bytes_per_second: 1 << 30,
         }

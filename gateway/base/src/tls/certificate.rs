@@ -1,16 +1,14 @@
 //! Checks of a server certificate: matching key, names of the region, order of the chain, validity period.
 
-use std::net::IpAddr;
+use std::fmt;
 use std::path::Path;
-use std::{fmt, io};
 
+use gw_shared::net::tls::{TlsFailure, names, pem};
 use rustls::client::verify_server_name;
 use rustls::crypto::aws_lc_rs;
 use rustls::server::ParsedCertificate;
 use rustls::sign::CertifiedKey;
-use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 use x509_parser::public_key::PublicKey;
 
@@ -89,8 +87,8 @@ pub fn read_pair(
     key: &Path,
     region: Option<&Region>,
 ) -> Result<Pair, Mistakes> {
-    let chain = read_chain(certificate);
-    let private_key = read_key(key);
+    let chain = pem::read_certificates(certificate);
+    let private_key = pem::read_private_key(key);
     let mut mistakes = Vec::new();
     if let Err(error) = &chain {
         mistakes.push(format!(
@@ -105,8 +103,8 @@ pub fn read_pair(
     if let Ok(chain) = &chain {
         let first = ParsedCertificate::try_from(&chain[0]);
         match (&first, &private_key) {
-            (Err(error), _) => mistakes.push(format!(
-                "{}: {}: the first certificate cannot be read: {error}; it must be X.509 in PEM",
+            (Err(_), _) => mistakes.push(format!(
+                "{}: {}: the first certificate cannot be read: it must be X.509 in PEM",
                 keys.certificate,
                 certificate.display()
             )),
@@ -145,14 +143,9 @@ impl Pair {
     /// Reads a chain and its key from PEM. Checks that they belong together and [are
     /// quick](is_quick). The reason names neither.
     pub fn from_pem(chain: &str, key: &str) -> Result<Self, String> {
-        let chain: Vec<_> = CertificateDer::pem_slice_iter(chain.as_bytes())
-            .collect::<Result<_, _>>()
-            .map_err(|error| format!("the chain is not PEM: {error}"))?;
-        if chain.is_empty() {
-            return Err("the chain has no certificate".to_owned());
-        }
-        let key = PrivateKeyDer::from_pem_slice(key.as_bytes())
-            .map_err(|error| format!("the key is not PEM: {error}"))?;
+        let chain =
+            pem::certificates(chain.as_bytes()).map_err(|error| format!("the chain: {error}"))?;
+        let key = pem::private_key(key.as_bytes()).map_err(|error| format!("the key: {error}"))?;
         check_key(&chain, &key).map_err(|error| format!("the key {error}"))?;
         if !is_quick(&chain[0]) {
             let slow = "the key is of a kind with which handshakes take too long";
@@ -220,42 +213,6 @@ impl Pair {
     }
 }
 
-/// Reads a PEM file with at least one certificate, the server's first.
-pub fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
-    match chain {
-        Ok(chain) if chain.is_empty() => {
-            Err("no certificate in it; it must be a PEM file of certificates".to_owned())
-        }
-        Ok(chain) => Ok(chain),
-        Err(error) => Err(pem_error(error)),
-    }
-}
-
-/// Reads a PEM file with a private key.
-pub fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
-    PrivateKeyDer::from_pem_file(path).map_err(|error| match error {
-        pem::Error::NoItemsFound => {
-            "no private key in it; it must be a PEM file with a key that is not encrypted"
-                .to_owned()
-        }
-        error => pem_error(error),
-    })
-}
-
-fn pem_error(error: pem::Error) -> String {
-    match error {
-        pem::Error::Io(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            let user = rustix::process::geteuid().as_raw();
-            format!(
-                "cannot be read: {error}; user {user}, which runs this program, has to be able to read it"
-            )
-        }
-        pem::Error::Io(error) => format!("cannot be read: {error}; check the path"),
-        error => format!("not PEM: {error}"),
-    }
-}
-
 /// Checks that `key` belongs to the first certificate.
 pub fn check_key(
     chain: &[CertificateDer<'static>],
@@ -268,7 +225,7 @@ pub fn check_key(
     ) {
         Ok(_) => Ok(()),
         Err(rustls::Error::InconsistentKeys(_)) => Err("does not match the certificate".to_owned()),
-        Err(error) => Err(error.to_string()),
+        Err(error) => Err(format!("cannot be used: {}", TlsFailure(error))),
     }
 }
 
@@ -316,46 +273,13 @@ pub(crate) fn is_valid_for(certificate: &CertificateDer<'_>, host: &str) -> bool
 /// Finding of [`is_authority`].
 pub const FOUND_AUTHORITY: &str = "the first certificate is that of an authority (CA:TRUE)";
 /// What to do about it.
-pub const NO_AUTHORITY: &str = "programs of Gw refuse it: make it again, with `-addext basicConstraints=critical,CA:FALSE` for `openssl req \
+pub const NO_AUTHORITY: &str = "programs of Gw refuse it unless their ca_file has it: make it again, with `-addext basicConstraints=critical,CA:FALSE` for `openssl req \
                                 -x509`";
 
 /// Whether a certificate is that of an authority (RFC 5280 §4.2.1.9), which is none of a server.
 pub fn is_authority(certificate: &CertificateDer<'_>) -> bool {
     let parsed = X509Certificate::from_der(certificate);
     parsed.is_ok_and(|(_, certificate)| certificate.is_ca())
-}
-
-/// Names and addresses that a certificate is valid for (RFC 5280 §4.2.1.6); `no name` if there is none.
-pub fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
-    const MOST: usize = 10;
-    let mut names = Vec::new();
-    if let Ok((_, certificate)) = X509Certificate::from_der(certificate)
-        && let Ok(Some(extension)) = certificate.subject_alternative_name()
-    {
-        let known = extension
-            .value
-            .general_names
-            .iter()
-            .filter_map(|name| match name {
-                GeneralName::DNSName(name) => Some((*name).to_owned()),
-                GeneralName::IPAddress(bytes) => {
-                    ip_address(bytes).map(|address| address.to_string())
-                }
-                _ => None,
-            });
-        names.extend(known.take(MOST));
-    }
-    if names.is_empty() {
-        names.push("no name".to_owned());
-    }
-    names
-}
-
-fn ip_address(bytes: &[u8]) -> Option<IpAddr> {
-    <[u8; 4]>::try_from(bytes)
-        .map(IpAddr::from)
-        .or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from))
-        .ok()
 }
 
 /// The number, counted from 1, of the first certificate that is not issued by the one after it.

@@ -40,6 +40,7 @@ pub mod tickets;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use gw_shared::net::tls::TlsFailure;
 use gw_shared::tunnel;
 use rustls::server::NoServerSessionStorage;
 use rustls::{ServerConfig, SupportedProtocolVersion, crypto, version};
@@ -156,7 +157,7 @@ pub enum TlsError {
     #[error(transparent)]
     Mistakes(#[from] Mistakes),
     /// rustls refuses the certificate or the key.
-    #[error("server certificate: {0}")]
+    #[error("server certificate: {}", TlsFailure(.0.clone()))]
     Rustls(#[from] rustls::Error),
     /// No verifier of client certificates can be built from the authorities of agents.
     #[error("agents' authority: {0}")]

@@ -14,7 +14,7 @@ use axum::middleware::map_request;
 use axum::response::IntoResponse;
 use gw_base::tls::admin::AdminTls;
 use gw_interface::rate_limit::{Claimant, TaskPlace, TaskPlaces};
-use gw_shared::net::tls::SPEAK_TLS;
+use gw_shared::net::tls::{SPEAK_TLS, in_words};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -185,7 +185,8 @@ async fn handshake(
         refuse_plain_http(&mut stream).await?;
         return Err(NoSession::PlainHttp);
     }
-    Ok(TlsAcceptor::from(tls.config()).accept(stream).await?)
+    let accepted = TlsAcceptor::from(tls.config()).accept(stream).await;
+    Ok(accepted.map_err(in_words)?)
 }
 
 /// Answers a request in plain HTTP. Reads what the client sends before and after that, so that a TCP reset does not

@@ -11,6 +11,7 @@ use gw_base::process::file_owner::FileOwner;
 use gw_base::tls::certificate;
 use gw_interface::config::{Config, StoreSettings};
 use gw_shared::files;
+use gw_shared::net::tls::pem;
 use gw_store::{
     AuditEntry, AuditQuery, NotRestored, NumberedEntry, Snapshot, SqliteStore, Step, Store,
 };
@@ -145,9 +146,9 @@ fn check_authority(folder: &Path, name: &str) -> Result<(), BackupError> {
     if !certificate.exists() && !key.exists() {
         return Ok(());
     }
-    let chain = certificate::read_chain(&certificate);
+    let chain = pem::read_certificates(&certificate);
     let checked =
-        chain.and_then(|chain| certificate::check_key(&chain, &certificate::read_key(&key)?));
+        chain.and_then(|chain| certificate::check_key(&chain, &pem::read_private_key(&key)?));
     checked.map_err(|error| BackupError::Refused(format!("{name}.crt and {name}.key: {error}")))
 }
 

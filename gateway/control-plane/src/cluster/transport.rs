@@ -6,6 +6,7 @@ use crate::limits;
 use gw_base::tls::pki::{self, NodeIdentity};
 use gw_interface::node_connections::NodeConnection;
 use gw_region::Member;
+use gw_shared::net::tls::{TlsFailure, in_words};
 use rustls::server::Acceptor;
 use rustls_pki_types::{CertificateDer, ServerName};
 use tokio::net::TcpStream;
@@ -18,7 +19,7 @@ use super::{LocalNode, NodeCallError};
 pub(super) enum NotServed {
     #[error(transparent)]
     Io(#[from] io::Error),
-    #[error(transparent)]
+    #[error("{}", TlsFailure(.0.clone()))]
     Tls(#[from] rustls::Error),
     #[error("its certificate is not that of a node of this region")]
     OtherCertificate,
@@ -62,7 +63,8 @@ pub(super) async fn accept(
         .ok_or(NotServed::NoClientHello)?;
     let stream = StartHandshake::from_parts(accepted, socket)
         .into_stream(tls.server.clone())
-        .await?;
+        .await
+        .map_err(in_words)?;
     let session = stream.get_ref().1;
     let identity = identity(session, node).ok_or(NotServed::OtherCertificate)?;
     let shown = session
@@ -90,7 +92,8 @@ pub(super) async fn connect(
     let name = ServerName::IpAddress(to.peer_address.ip().into());
     let stream = TlsConnector::from(tls.control_client.clone())
         .connect(name, socket)
-        .await?;
+        .await
+        .map_err(in_words)?;
     let member = NodeIdentity {
         slot: to.slot,
         session: to.session,

@@ -2,15 +2,15 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use gw_acme::{ExternalAccount, HookSettings, LETS_ENCRYPT, Rfc2136Settings, Settings};
 use gw_base::tls::CertificateSource;
 use gw_shared::config::Keys;
 use gw_shared::files;
 use gw_shared::identity::secret::Secret;
+use gw_shared::net::tls::Trusted;
 use http::Uri;
-use rustls_pki_types::CertificateDer;
-use rustls_pki_types::pem::PemObject;
 
 use super::Config;
 
@@ -81,16 +81,11 @@ pub(super) fn take(keys: &mut Keys<'_>, dns_servers: &[SocketAddr]) -> Option<Ac
     let challenge = is_acme.then(|| challenge(keys, &given, dns_servers));
     let external_account = external_account(keys, &given);
     let authorities = given.ca_file.as_deref().and_then(|file| {
-        let read = std::fs::read(file)
-            .map_err(|error| {
-                format!("{error}; check its path, and that the user of the gateway may read it")
-            })
-            .and_then(|text| authorities(&text));
-        read.map_err(|problem| {
-            keys.errors
-                .push(format!("acme.ca_file: {}: {problem}", file.display()));
-        })
-        .ok()
+        let read = Trusted::read(file).map(Arc::new).map_err(|problem| {
+            let problem = format!("acme.ca_file: {}: {problem}", file.display());
+            keys.errors.push(problem);
+        });
+        read.ok()
     });
     if given.terms_accepted != Some(true) {
         keys.errors.push(
@@ -273,19 +268,6 @@ fn external_account(keys: &mut Keys<'_>, given: &Given) -> Option<ExternalAccoun
     }
 }
 
-fn authorities(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-    let found = CertificateDer::pem_slice_iter(text).collect::<Result<Vec<_>, _>>();
-    match found {
-        Ok(found) if found.is_empty() => Err(
-            "no PEM block `CERTIFICATE`; write the authority of the directory's server".to_owned(),
-        ),
-        Ok(found) => Ok(found),
-        Err(error) => Err(format!(
-            "not PEM: {error}; write the authority of the directory's server"
-        )),
-    }
-}
-
 fn parse_directory(text: &str) -> Option<String> {
     let uri: Uri = text.parse().ok()?;
     let authority = uri.authority()?;
@@ -406,7 +388,7 @@ mod tests {
             ),
             (
                 "tls = 'acme'\n[acme]\nca_file = '/nonexistent'",
-                "acme.ca_file: /nonexistent: No such file",
+                "acme.ca_file: /nonexistent: cannot be read: No such file",
             ),
             (
                 "tls = 'acme'\ntls_certificate = 'c'\ntls_key = 'k'\n[acme]\nterms_accepted = true\nchallenge = 'tls-alpn'",

@@ -4,12 +4,13 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use gw_control_plane::admin_client::{client_of, tls_error};
+use gw_control_plane::admin_client::client_of;
 use gw_gateway::process::doctor::resolve;
 use gw_interface::config::Config;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
+use gw_shared::net::https;
+use gw_shared::net::tls::Remedies;
 use gw_shared::text::escaped;
-use rustls::CertificateError;
 use serde_json::Value;
 
 use super::answers::Answers;
@@ -102,7 +103,7 @@ fn request(config: &Config, url: &str, address: SocketAddr) -> Result<String, St
 /// Why the request failed, and what to do.
 fn cause(config: &Config, address: SocketAddr, error: &ureq::Error) -> String {
     let apex = config.region.apex();
-    let Some(rustls::Error::InvalidCertificate(certificate)) = tls_error(error) else {
+    let Some(failure) = https::failure(error) else {
         return match error {
             ureq::Error::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => format!(
                 "{address} refuses the connection: point the name at this gateway, and its port at `listen`"
@@ -115,19 +116,18 @@ fn cause(config: &Config, address: SocketAddr, error: &ureq::Error) -> String {
             ),
         };
     };
-    match certificate {
-        CertificateError::UnknownIssuer => format!(
-            "its certificate is not trusted here: tls_certificate must hold all issuers behind the server's certificate; of a \
-             private authority, callers and agents must be given the root ({address})"
-        ),
-        CertificateError::NotValidForNameContext { .. } | CertificateError::NotValidForName => {
-            format!(
-                "its certificate is not for this name: have one issued for {apex} and *.{apex}, and check that {address} is this \
-             gateway"
-            )
-        }
-        other => {
-            format!("its certificate is refused: {other}; replace tls_certificate ({address})")
-        }
-    }
+    const REMEDIES: Remedies = Remedies {
+        issuer: "tls_certificate must hold all issuers behind the server's certificate; of a private authority, callers and \
+                 agents must be given the root",
+        name: "have one issued for the apex of the region and all names below it",
+        certificate: "replace tls_certificate",
+        client_certificate: "point the name at this gateway, which asks for none",
+        not_tls: "point the name and the port at `listen` of this gateway",
+        other: "point the name and the port at `listen` of this gateway",
+        versions: "TLS 1.3 and 1.2",
+    };
+    format!(
+        "{}; check that {address} is this gateway, whose names are {apex} and *.{apex}",
+        REMEDIES.explain(failure)
+    )
 }

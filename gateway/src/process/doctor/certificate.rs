@@ -7,6 +7,7 @@ use gw_base::clock::Timestamp;
 use gw_base::service::hostname::Region;
 use gw_base::tls::certificate::{self, ChainValidity, PairKeys};
 use gw_shared::doctor::Examination;
+use gw_shared::net::tls::{self, pem};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 /// Remaining validity below which a certificate causes a warning.
@@ -22,8 +23,8 @@ pub(super) fn pair_of_files(
     region: Option<&Region>,
 ) {
     match (
-        certificate::read_chain(certificate),
-        certificate::read_key(key),
+        pem::read_certificates(certificate),
+        pem::read_private_key(key),
     ) {
         (Ok(chain), Ok(key)) => {
             server_certificate(out, check, keys, &chain, &key, region, Timestamp::now());
@@ -80,7 +81,7 @@ fn names(
     region: Option<&Region>,
 ) {
     let Some(region) = region else {
-        let names = certificate::names(&chain[0]).join(", ");
+        let names = tls::names(&chain[0]).join(", ");
         return out.ok(check, format!("valid for {names}"));
     };
     let missing = certificate::missing_names(chain, region);

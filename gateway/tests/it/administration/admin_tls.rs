@@ -174,7 +174,7 @@ fn commands_verify_the_listener_and_say_what_to_do() {
         &url,
         None,
         &[
-            "no authority that is trusted here",
+            "is not trusted; name a PEM file",
             "--admin-ca or GW_ADMIN_CA",
         ],
     );
@@ -200,7 +200,7 @@ fn commands_verify_the_listener_and_say_what_to_do() {
     refused(
         &format!("https://{}", plain.admin_address),
         Some(&ca),
-        &["speaks plain HTTP, not https: use http://"],
+        &["it does not speak TLS; use http://"],
     );
 }
 

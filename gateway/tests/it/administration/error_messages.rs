@@ -411,7 +411,7 @@ fn a_port_of_the_other_protocol() {
         &message,
         &[
             &format!("https://{admin_address}"),
-            "speaks plain HTTP, not https: use http://",
+            "it does not speak TLS; use http://",
         ],
     );
 }

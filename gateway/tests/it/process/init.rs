@@ -354,7 +354,7 @@ fn a_first_request_that_fails_has_a_cause_and_the_gateway_serves() {
     ];
     let said = cause(&own);
     assert!(
-        said.contains("its certificate is not trusted here"),
+        said.contains("is self-signed and is not trusted; tls_certificate must hold all issuers"),
         "{said}"
     );
     // A name that never resolves (RFC 6761, section 6.4).

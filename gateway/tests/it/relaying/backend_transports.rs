@@ -195,6 +195,13 @@ fn a_tls_backend_is_verified_by_authority_and_name() {
         code == "GW_BACKEND_TLS" && message.contains("server_name"),
         "{code}: {message}"
     );
+    // The certificate itself, behind a byte-order mark, is trusted for every name.
+    let leaf = authority.file("leaf.crt");
+    let certificate = std::fs::read_to_string(authority.file("server.crt")).unwrap();
+    std::fs::write(&leaf, format!("\u{feff}{certificate}")).unwrap();
+    let unnamed = format!("{{ urls = '{url}', ca_file = '{}' }}", leaf.display());
+    let pinned = demo_with(stranger.folder.path(), &unnamed);
+    assert_eq!(body(&pinned, "/c"), format!("{HOST}/c"));
 }
 
 #[test]

@@ -6,9 +6,14 @@
 //! - Every method can be cancelled without losing or repeating a byte.
 
 mod client_hello;
+mod failure;
+pub mod pem;
 mod session;
 mod stream;
+mod trust;
 
 pub use client_hello::{CLIENT_HELLO_MAX, ClientHello, Greeting, SPEAK_TLS};
+pub use failure::{Remedies, TlsFailure, TlsProblem, in_words, refused_certificate, rustls_error};
 pub use session::{SEND_BUFFER, TlsSession};
 pub use stream::TlsStream;
+pub use trust::{Trusted, client_config, names};

@@ -16,6 +16,7 @@ use rustls::unbuffered::{
 
 use self::incomplete::Incomplete;
 use self::outgoing::OutgoingRecords;
+use super::failure::TlsFailure;
 
 mod incomplete;
 mod outgoing;
@@ -217,7 +218,7 @@ impl TlsSession {
 }
 
 pub(super) fn invalid(error: rustls::Error) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, error)
+    TlsFailure(error).into()
 }
 
 /// What client and server connections have in common; rustls has no trait for it.

@@ -10,11 +10,11 @@ use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig, WithHttpConfi
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::resource::{EnvResourceDetector, TelemetryResourceDetector};
 use opentelemetry_sdk::trace::SpanExporter as _;
-use rustls::crypto::aws_lc_rs;
-use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
 use super::export::{ExporterError, ProgramIdentity};
 use super::settings::CollectorUrl;
+use crate::net::https;
+use crate::net::tls::Trusted;
 
 /// Time limit for one batch, retries included.
 const EXPORT_WITHIN: Duration = Duration::from_secs(10);
@@ -73,20 +73,7 @@ fn agent(endpoint: &CollectorUrl) -> ureq::Agent {
     if !endpoint.as_str().starts_with("https:") {
         return config.build().new_agent();
     }
-    let found = rustls_native_certs::load_native_certs();
-    if found.certs.is_empty() {
-        tracing::warn!(errors = ?found.errors, "traces: the system has no trusted root certificates; exports to an https:// collector will fail");
-    }
-    let roots: Vec<_> = found
-        .certs
-        .iter()
-        .map(|root| Certificate::from_der(root).to_owned())
-        .collect();
-    let tls = TlsConfig::builder()
-        .root_certs(RootCerts::new_with_certs(&roots))
-        .unversioned_rustls_crypto_provider(Arc::new(aws_lc_rs::default_provider()))
-        .build();
-    config.tls_config(tls).build().new_agent()
+    https::agent(config.build(), Arc::new(Trusted::system()))
 }
 
 /// The collector's last answer, written by the HTTP client and read by the exporting thread.

@@ -9,9 +9,7 @@ use std::time::Duration;
 use gw_base::clock::ProcessClock;
 use gw_shared::files;
 use gw_shared::identity::secret::Secret;
-use rustls::{ClientConfig, RootCertStore};
-use rustls_pki_types::CertificateDer;
-use rustls_pki_types::pem::PemObject;
+use gw_shared::net::tls::{TlsFailure, Trusted, client_config, rustls_error};
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -102,9 +100,15 @@ impl PostgresSettings {
             config.target_session_attrs(TargetSessionAttrs::ReadWrite);
         }
         config.connect_timeout(CONNECT_WITHIN);
-        let roots = authorities.map_or_else(|| Ok(system_roots()), private_roots)?;
-        let mut tls = ClientConfig::builder()
-            .with_root_certificates(roots)
+        let unusable = |file: &Path, problem| {
+            PostgresUrlError::Authorities(format!("{}: {problem}", file.display()))
+        };
+        let trusted = authorities.map_or_else(
+            || Ok(Trusted::system()),
+            |file| Trusted::read(file).map_err(|problem| unusable(file, problem)),
+        )?;
+        let mut tls = client_config(rustls::DEFAULT_VERSIONS, Arc::new(trusted), Vec::new())
+            .map_err(|error| PostgresUrlError::Authorities(TlsFailure(error).to_string()))?
             .with_no_client_auth();
         tls.time_provider = Arc::new(ProcessClock);
         Ok(Self {
@@ -212,7 +216,10 @@ pub(crate) fn with_cause(error: &tokio_postgres::Error) -> String {
     use std::error::Error;
     match (error.as_db_error(), error.source()) {
         (Some(error), _) => error.to_string(),
-        (None, Some(cause)) => format!("{error}: {cause}"),
+        (None, Some(cause)) => match cause.downcast_ref().and_then(rustls_error) {
+            Some(failure) => format!("{error}: {}", TlsFailure(failure.clone())),
+            None => format!("{error}: {cause}"),
+        },
         (None, None) => error.to_string(),
     }
 }
@@ -237,30 +244,6 @@ const PORT_DEFAULT: u16 = 5432;
 
 /// Remedy of a file that cannot be read.
 const CHECK_FILE: &str = "check its path, and that the user of the gateway may read it";
-
-fn system_roots() -> Arc<RootCertStore> {
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    Arc::new(roots)
-}
-
-fn private_roots(file: &Path) -> Result<Arc<RootCertStore>, PostgresUrlError> {
-    let refused =
-        |problem: String| PostgresUrlError::Authorities(format!("{}: {problem}", file.display()));
-    let text = std::fs::read(file).map_err(|error| refused(format!("{error}; {CHECK_FILE}")))?;
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&text) {
-        let certificate =
-            certificate.map_err(|error| refused(format!("not a PEM certificate: {error:?}")))?;
-        roots
-            .add(certificate)
-            .map_err(|error| refused(error.to_string()))?;
-    }
-    if roots.is_empty() {
-        return Err(refused("no PEM block `CERTIFICATE`".to_owned()));
-    }
-    Ok(Arc::new(roots))
-}
 
 #[cfg(test)]
 mod tests {
@@ -347,9 +330,6 @@ mod tests {
         let error = PostgresSettings::new("postgres://gw@db/gw", None, Some(&file))
             .unwrap_err()
             .to_string();
-        assert!(
-            error.contains("ca.pem") && error.contains("CERTIFICATE"),
-            "{error}"
-        );
+        assert!(error.contains("ca.pem: no certificate in it"), "{error}");
     }
 }

@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gw_base::clock::Timestamp;
+use gw_shared::net::https;
+use gw_shared::net::tls::{Remedies, Trusted};
 use http::uri::{Authority, Scheme};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
-use rustls::crypto::aws_lc_rs;
 use time::OffsetDateTime;
-use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
 use self::answer::{Listed, reason, shortened};
 use self::signature::{Credentials, Request, escaped};
@@ -394,10 +394,24 @@ fn failure(action: &'static str, name: &str, reason: String) -> ArchiveError {
     }
 }
 
+/// What to do about errors of TLS with the store.
+const REMEDIES: Remedies = Remedies {
+    issuer: "set archive.ca to a PEM file of the authority's certificate, or of this certificate itself",
+    name: "name it by a name of its certificate in archive.endpoint, or set archive.ca to a PEM file of this certificate",
+    certificate: "replace it at the store, or set the clock of this machine",
+    client_certificate: "let the store accept requests without one",
+    not_tls: "correct archive.endpoint",
+    other: "check that archive.endpoint names the HTTPS port of the store",
+    versions: "TLS 1.3 and 1.2",
+};
+
 /// The cause that an error of the network begins with.
 fn innermost(error: &ureq::Error) -> String {
     if matches!(error, ureq::Error::Timeout(_)) {
         return "the store has not answered in time".to_owned();
+    }
+    if let Some(failure) = https::failure(error) {
+        return REMEDIES.explain(failure);
     }
     let mut cause: &dyn std::error::Error = error;
     while let Some(next) = cause.source() {
@@ -420,20 +434,9 @@ fn agent(settings: &ArchiveSettings) -> ureq::Agent {
     {
         return config.build().new_agent();
     }
-    let authorities = settings.authorities.clone().unwrap_or_else(|| {
-        let found = rustls_native_certs::load_native_certs();
-        if found.certs.is_empty() {
-            tracing::warn!(errors = ?found.errors, "archive: the system has no trusted root certificates; connections will fail");
-        }
-        found.certs
-    });
-    let roots: Vec<_> = authorities
-        .iter()
-        .map(|root| Certificate::from_der(root).to_owned())
-        .collect();
-    let tls = TlsConfig::builder()
-        .root_certs(RootCerts::new_with_certs(&roots))
-        .unversioned_rustls_crypto_provider(Arc::new(aws_lc_rs::default_provider()))
-        .build();
-    config.tls_config(tls).build().new_agent()
+    let trusted = settings.authorities.clone();
+    https::agent(
+        config.build(),
+        trusted.unwrap_or_else(|| Arc::new(Trusted::system())),
+    )
 }

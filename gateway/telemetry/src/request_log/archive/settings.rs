@@ -2,14 +2,13 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use gw_shared::config::Keys;
 use gw_shared::files;
 use gw_shared::identity::secret::Secret;
+use gw_shared::net::tls::Trusted;
 use http::Uri;
-use rustls::RootCertStore;
-use rustls_pki_types::CertificateDer;
-use rustls_pki_types::pem::PemObject;
 
 const DEFAULT_REGION: &str = "us-east-1";
 const DEFAULT_MIB_PER_SECOND: u64 = 16;
@@ -34,7 +33,7 @@ pub struct ArchiveSettings {
     /// Session token of temporary credentials; `None` for an access key that is permanent.
     pub session_token: Option<Secret>,
     /// Authorities of the server's certificate; `None` for those of the system.
-    pub authorities: Option<Vec<CertificateDer<'static>>>,
+    pub authorities: Option<Arc<Trusted>>,
     /// Whether the bucket is in the path of a URL, not in its host.
     pub path_style: bool,
     /// Most bytes uploaded in a second.
@@ -133,8 +132,8 @@ impl ArchiveSettings {
             keys.errors
                 .push("archive.access_key_id: missing; set it, or AWS_ACCESS_KEY_ID".to_owned());
         }
-        let authorities = given.ca.and_then(|file| match read_authorities(&file) {
-            Ok(authorities) => Some(authorities),
+        let authorities = given.ca.and_then(|file| match Trusted::read(&file) {
+            Ok(authorities) => Some(Arc::new(authorities)),
             Err(problem) => {
                 keys.errors
                     .push(format!("archive.ca: {}: {problem}", file.display()));
@@ -266,23 +265,6 @@ fn parse_access_key_id(text: &str) -> Option<String> {
             .bytes()
             .all(|byte| byte.is_ascii_graphic() && byte != b'/');
     valid.then(|| text.to_owned())
-}
-
-fn read_authorities(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let text = std::fs::read(file).map_err(|error| format!("{error}; {CHECK_FILE}"))?;
-    let certificates = CertificateDer::pem_slice_iter(&text).collect::<Result<Vec<_>, _>>();
-    let certificates = certificates.map_err(|error| format!("not a PEM certificate: {error:?}"))?;
-    let mut roots = RootCertStore::empty();
-    for certificate in &certificates {
-        roots
-            .add(certificate.clone())
-            .map_err(|error| error.to_string())?;
-    }
-    if certificates.is_empty() {
-        Err("no PEM block `CERTIFICATE`".to_owned())
-    } else {
-        Ok(certificates)
-    }
 }
 
 #[cfg(test)]
@@ -457,12 +439,9 @@ mod tests {
             ),
             (
                 with_url(&format!("ca = '{missing}'")),
-                "archive.ca: /no/such/file: No such file",
+                "archive.ca: /no/such/file: cannot be read: No such file",
             ),
-            (
-                with_url(&format!("ca = '{file}'")),
-                "no PEM block `CERTIFICATE`",
-            ),
+            (with_url(&format!("ca = '{file}'")), "no certificate in it"),
             (
                 with_url("path_style = 'perhaps'"),
                 "archive.path_style: \"perhaps\" is not true or false",

@@ -16,7 +16,7 @@ fn settings(endpoint: Option<&str>, path_style: bool) -> ArchiveSettings {
         secret_key: Secret::new("secret".to_owned()),
         secret_key_file: None,
         session_token: Some(Secret::new("token".to_owned())),
-        authorities: Some(Vec::new()),
+        authorities: None,
         path_style,
         bytes_per_second: 1,
     }
