@@ -16,6 +16,7 @@ use gw_shared::http::{Fields, RequestHead};
 use gw_shared::http2::stream as streams;
 use gw_shared::net::Acknowledger;
 use gw_shared::runtime;
+use gw_shared::tunnel::response::HEAD as HEAD_LIMITS;
 use h2::client::SendRequest;
 use h2::ext::Protocol;
 use h2::{Ping, PingPong, Reason, SendStream};
@@ -40,8 +41,8 @@ const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 /// Bytes that one stream may have queued for sending.
 const STREAM_SEND_BUFFER: usize = 128 * 1024;
 const FRAME_SIZE: u32 = 32 * 1024;
-/// Header list size that fits into the tunnel's limit.
-const HEADER_LIST: u32 = 60 * 1024;
+/// Header list size of the largest head: each field counts 32 bytes and its text (RFC 9113 §6.5.2), and so does `:status`.
+const HEADER_LIST: u32 = (HEAD_LIMITS.head + 32 * (HEAD_LIMITS.fields + 2)) as u32;
 /// Cancelled requests whose last frames may still arrive.
 const RESET_STREAMS: usize = 1024;
 

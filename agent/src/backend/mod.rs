@@ -48,7 +48,7 @@ pub(crate) enum ResponseError {
     #[error("the backend does not answer in HTTP/1.1: {0}")]
     NotHttp(&'static str),
     #[error("the backend's response is not valid HTTP: {0}")]
-    Head(#[from] InvalidHead),
+    Head(InvalidHead),
     #[error("the backend's response is not valid HTTP: {0}")]
     Body(#[from] InvalidBody),
     #[error("the backend's response is not valid HTTP: {0}")]
@@ -68,8 +68,18 @@ pub(crate) enum ResponseError {
     UnrequestedUpgrade,
     #[error("the backend did not upgrade to the requested protocol: {0}")]
     Upgrade(String),
-    #[error("the backend's response is not valid HTTP: {0}")]
+    #[error("the backend's response is refused: {0}")]
     Response(#[from] InvalidResponse),
+}
+
+impl From<InvalidHead> for ResponseError {
+    fn from(invalid: InvalidHead) -> Self {
+        match invalid {
+            InvalidHead::TooManyFields(_) => InvalidResponse::TooManyFields.into(),
+            InvalidHead::HeadTooLarge(_) => InvalidResponse::HeadTooLarge.into(),
+            invalid => Self::Head(invalid),
+        }
+    }
 }
 
 impl ResponseError {

@@ -234,7 +234,8 @@ pub const MAILBOX: usize = 16 * KIB;
 pub const PIPE_FRAMES: usize = 16;
 /// Bytes in one pipe between workers. If full, the sender waits.
 pub const PIPE_BYTES: usize = 64 * KIB;
-/// Memory that is charged for one pipe: one frame may be larger than [`PIPE_BYTES`] if it is alone.
+/// Memory that is charged for one pipe: one frame may be larger than [`PIPE_BYTES`] if it is alone. What a head with hundreds
+/// of fields takes beyond it is charged when the head leaves the pipe.
 pub const PIPE_MEMORY: usize = 72 * KIB;
 /// Frames that one receiver takes before other tasks of the worker run.
 pub const PIPE_FRAMES_PER_TURN: usize = 32;
@@ -372,7 +373,7 @@ const _: () = assert!(
     LINK_BUDGET >= 32 * tunnel::window::FIRST as usize
         && LINK_REQUESTS <= tunnel::endpoint::STREAMS_MAX
 );
-// A pipe has room for any head: with at most 128 fields, each in an entry of 72 bytes.
+// A pipe has room for any head with at most 128 fields, each in an entry of 72 bytes.
 const _: () =
     assert!(PIPE_MEMORY >= PIPE_BYTES && PIPE_MEMORY >= tunnel::response::HEAD.head + 128 * 72);
 // Queues of all pairs of pipes.

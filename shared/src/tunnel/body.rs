@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::connection::StreamReceiver;
 use super::endpoint::{Closed, ReceivedPart};
-use super::frame::{Kind, RESPONSE_HEAD};
+use super::frame::{Kind, TRAILER_FIELDS};
 use super::ledger::Share;
 use crate::http::body::parse_trailers;
 use crate::http::{Framing, Part};
@@ -57,7 +57,7 @@ impl ReceivedBody {
                 Err(error) => Err(error),
             },
             Ok(ReceivedPart::Head(Kind::Trailers, lines)) => {
-                parse_trailers::<{ RESPONSE_HEAD.fields }>(&lines)
+                parse_trailers::<TRAILER_FIELDS>(&lines)
                     .map(Part::Trailers)
                     .map_err(|_| BrokenBody::Malformed)
             }

@@ -16,12 +16,15 @@ pub const REQUEST_HEAD: HeadLimits = HeadLimits {
     target: 64 * 1024,
 };
 
-/// Bounds on the head of a RESPONSE or INTERIM, and on TRAILERS, with the lines that the tunnel adds.
+/// Bounds on the head of a RESPONSE or INTERIM, with the lines that the tunnel adds.
 pub const RESPONSE_HEAD: HeadLimits = HeadLimits {
     head: response::HEAD.head + 1024,
-    fields: 128,
+    fields: response::HEAD.fields + 8,
     target: 0,
 };
+
+/// Most fields of TRAILERS, which have at most as many bytes as the head of a RESPONSE.
+pub const TRAILER_FIELDS: usize = 128;
 
 /// Longest code of RESET and REFUSED, in bytes.
 pub const CODE_MAX: usize = 64;

@@ -29,7 +29,17 @@ impl Reserved {
     /// Charges `bytes` more, as [`Share::spare`]. Changes nothing and returns false if there is no room.
     #[must_use]
     pub fn grow(&mut self, bytes: usize) -> bool {
-        let has_room = self.share.left_beyond_least() >= bytes;
+        self.grow_within(self.share.left_beyond_least(), bytes)
+    }
+
+    /// As [`Self::grow`], as [`Share::reserve`].
+    #[must_use]
+    pub fn grow_with_reserve(&mut self, bytes: usize) -> bool {
+        self.grow_within(self.share.left(), bytes)
+    }
+
+    fn grow_within(&mut self, room: usize, bytes: usize) -> bool {
+        let has_room = room >= bytes;
         if has_room {
             self.share.charge(0, bytes);
             self.bytes += bytes;

@@ -9,7 +9,7 @@ use crate::http::HeadLimits;
 /// [`RESPONSE_HEAD`](super::frame::RESPONSE_HEAD).
 pub const HEAD: HeadLimits = HeadLimits {
     head: 60 * 1024,
-    fields: 120,
+    fields: 1000,
     target: 0,
 };
 
@@ -20,17 +20,17 @@ pub const INTERIM_MAX: u32 = 1000;
 /// for a peer that does not read.
 pub const INTERIM_BYTES: usize = 64 * 1024;
 
-/// Overhead of a head and of each of its fields, in bytes (RFC 9113 §6.5.2).
-const OVERHEAD: usize = 32;
+/// Bytes that a head and each of its fields count in addition to their text: the memory of an entry in a list of fields.
+pub const OVERHEAD: usize = 64;
 
 /// Response that a backend must not send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidResponse {
     #[error("its status is {}", .0.as_u16())]
     Status(StatusCode),
-    #[error("more than {} header fields", HEAD.fields)]
+    #[error("it has more than {} header fields; let the backend send fewer", HEAD.fields)]
     TooManyFields,
-    #[error("head is larger than {} bytes", HEAD.head)]
+    #[error("its head is larger than {} bytes; let the backend send fewer or shorter fields", HEAD.head)]
     HeadTooLarge,
     #[error("more than {INTERIM_MAX} interim responses, or {INTERIM_BYTES} bytes of them")]
     TooManyInterim,

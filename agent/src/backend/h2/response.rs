@@ -9,6 +9,7 @@ use gw_shared::http::framing::{self, Framing};
 use gw_shared::http::{Fields, InvalidBody, InvalidHead, Part};
 use gw_shared::http2::stream::{self as streams, StreamError};
 use gw_shared::net::Acknowledger;
+use gw_shared::tunnel::response::InvalidResponse;
 use h2::client::ResponseFuture;
 use h2::{Reason, RecvStream};
 use http::{Method, Response};
@@ -186,14 +187,21 @@ impl Http2Response {
 
 impl ResponseError {
     fn of_http2(error: h2::Error) -> Self {
-        // Refusal and GOAWAY mean that the backend has not processed the request (RFC 9113 §6.8, §8.7): h2 reports GOAWAY only for such
-        // streams.
         if error.is_remote() && error.reason() == Some(Reason::HTTP_1_1_REQUIRED) {
             return Self::Http11Required;
         }
+        // Both mean that the backend has not processed the request (RFC 9113 §6.8, §8.7): h2 reports GOAWAY only for such
+        // streams.
         let refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
         if error.is_remote() && (refused || error.is_go_away()) {
             return Self::Unprocessed(error.to_string());
+        }
+        // The head is larger than SETTINGS announce.
+        if error.is_library()
+            && error.is_reset()
+            && error.reason() == Some(Reason::ENHANCE_YOUR_CALM)
+        {
+            return InvalidResponse::HeadTooLarge.into();
         }
         if error.is_remote() || error.is_io() {
             let message = error.to_string();

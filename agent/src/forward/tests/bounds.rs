@@ -15,6 +15,7 @@ fn responses_beyond_the_limits_of_the_tunnel_are_rejected() {
         "x".repeat(1000)
     );
     let many = "HTTP/1.1 102 Processing\r\n\r\n".repeat(response::INTERIM_MAX as usize + 1);
+    let with_fields = |fields: String| format!("HTTP/1.1 204 No Content\r\n{fields}\r\n");
     for (answer, expected) in [
         (
             interim.repeat(response::INTERIM_BYTES / 1000),
@@ -24,6 +25,14 @@ fn responses_beyond_the_limits_of_the_tunnel_are_rejected() {
         (
             "HTTP/1.1 600 Odd\r\nContent-Length: 0\r\n\r\n".to_owned(),
             "status is 600",
+        ),
+        (
+            with_fields("x: 1\r\n".repeat(response::HEAD.fields + 1)),
+            "the backend's response is refused: it has more than 1000 header fields",
+        ),
+        (
+            with_fields(format!("x: {}\r\n", "x".repeat(response::HEAD.head))),
+            "the backend's response is refused: its head is larger than 61440 bytes",
         ),
     ] {
         let urls = http1_backend(move |mut backend, _| {
@@ -52,8 +61,12 @@ fn http_2_responses_have_the_same_limits_and_interim_ones_no_length() {
                 .send_informational(interim.body(()).unwrap())
                 .unwrap();
             let mut response = Response::new(());
-            if request.uri().path() == "/odd" {
+            let path = request.uri().path();
+            if path == "/odd" {
                 *response.status_mut() = StatusCode::from_u16(999).unwrap();
+            } else if path == "/large" {
+                let value = HeaderValue::try_from("x".repeat(100 * 1024)).unwrap();
+                response.headers_mut().insert("x", value);
             } else {
                 response
                     .headers_mut()
@@ -68,7 +81,11 @@ fn http_2_responses_have_the_same_limits_and_interim_ones_no_length() {
         },
     );
     with_tunnel(&urls, |gateway| async move {
-        for (path, expected) in [("/odd", "status is 999"), ("/many", "header fields")] {
+        for (path, expected) in [
+            ("/odd", "status is 999"),
+            ("/many", "more than 1000 header fields"),
+            ("/large", "head is larger than 61440 bytes"),
+        ] {
             let exchange = gateway.send(get(path));
             let interim = exchange.interim().await;
             assert_eq!(

@@ -48,9 +48,10 @@ use self::response::{Carrier, StreamResponse};
 pub(crate) use self::turn::NotHere;
 use crate::caller_session::CallerSessions;
 use crate::current::Current;
-use crate::http_message::{OpenedStream, Progress, RelayedHead};
+use crate::http_message::{OpenedStream, Progress, RelayedHead, size_of_fields};
 use crate::lifecycle::Lifecycle;
-use crate::memory::relay::Reserved;
+use crate::limits;
+use crate::memory::relay::{Reserved, at_account_limit};
 use crate::pipe::{self, OtherEndGone};
 use crate::tunnel::Tunnels;
 
@@ -388,7 +389,7 @@ impl PendingResponse {
     /// The final head, or another attempt; call it after the last interim response. A response that is already known to be broken
     /// behind its head is an error: nothing of it was passed on.
     pub(crate) fn head(self) -> Final {
-        let (pipe, has_upload, received, memory) = match self {
+        let (pipe, has_upload, received, mut memory) = match self {
             Self::Stream(response) => return response.head(),
             Self::NotOpened(not_opened) => {
                 let AttemptsFailed { error, failed } = *not_opened;
@@ -412,6 +413,10 @@ impl PendingResponse {
         let HeadResult { progress, head } = *received;
         let begun = match head {
             Ok(head) => {
+                let beyond = size_of_fields(&head.headers).saturating_sub(limits::PIPE_MEMORY);
+                if !memory.grow_with_reserve(beyond) {
+                    return Final::Answer(progress, Err(at_account_limit()));
+                }
                 let mut download = Download::new(BodySource::CrossCore {
                     pipe,
                     has_upload,

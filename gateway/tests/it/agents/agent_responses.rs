@@ -63,7 +63,7 @@ fn invalid_responses_are_refused() {
         .map(|number| format!("x-{number}"))
         .collect();
     let many: Vec<(&str, &str)> = many.iter().map(|name| (name.as_str(), "1")).collect();
-    let many_more: Vec<(&str, &str)> = vec![("x", "1"); 1000];
+    let many_more: Vec<(&str, &str)> = vec![("x", "1"); 2000];
     let large = "x".repeat(response::HEAD.head);
     let get = enrolled.get();
     let upgrade = websocket(&enrolled);

@@ -12,7 +12,7 @@ use crate::support::peers::http2_caller::{connect, on_a_reactor, whole};
 use crate::support::peers::http2_frames::{
     CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, SETTINGS, frame,
 };
-use crate::support::peers::{caller, http2_frames};
+use crate::support::peers::{backend, caller, http2_frames};
 use crate::support::{demo, eventually, reports};
 
 const KIB: usize = 1024;
@@ -38,6 +38,61 @@ fn a_list_of_up_to_128_kib_gets_an_error_with_a_request_id() {
         }
         assert_eq!(caller.get("/after").await.status, 200);
     });
+}
+
+/// From backends of both versions, to callers of both, on all workers.
+#[test]
+fn a_response_has_up_to_a_thousand_fields() {
+    let over_http1 = backend::start(|mut peer| {
+        while let Ok(request) = peer.request() {
+            let fields: String = fields_of(request.0.target.as_str())
+                .map(|name| format!("{name}: v\r\n"))
+                .collect();
+            peer.send(format!("HTTP/1.1 204 No Content\r\n{fields}\r\n"));
+        }
+    });
+    let over_http2 = http2_backend::start(async |request, mut respond| {
+        let mut response = http::Response::new(());
+        *response.status_mut() = http::StatusCode::NO_CONTENT;
+        for name in fields_of(request.uri().path()) {
+            response
+                .headers_mut()
+                .append(name, HeaderValue::from_static("v"));
+        }
+        respond.send_response(response, true).unwrap();
+    });
+    for backend in [over_http1, over_http2] {
+        let demo = demo(Some(backend));
+        for _ in 0..4 {
+            let mut caller = caller::connect(&demo);
+            caller.send(caller::get(&demo, "/1000"));
+            let response = caller.response();
+            let passed = fields_of("/1000").filter(|name| response.headers.contains(name));
+            assert_eq!((response.status.as_u16(), passed.count()), (204, 1000));
+            caller.send(caller::get(&demo, "/1001"));
+            let error = caller.response().json()["error"].clone();
+            assert_eq!(error["code"], "GW_BACKEND_INVALID_RESPONSE");
+            let message = error["message"].as_str().unwrap();
+            assert!(
+                message.contains("more than 1000 header fields"),
+                "{message}"
+            );
+            assert!(!message.contains("not valid HTTP"), "{message}");
+        }
+        on_a_reactor(async {
+            let caller = connect(&demo).await;
+            let response = caller.get("/1000").await;
+            let passed = fields_of("/1000").filter(|name| response.headers.contains_key(name));
+            assert_eq!((response.status.as_u16(), passed.count()), (204, 1000));
+            assert_eq!(caller.get("/1001").await.status, 502);
+        });
+    }
+}
+
+/// Names of as many fields as the target says.
+fn fields_of(target: &str) -> impl Iterator<Item = HeaderName> {
+    let number: u32 = target.trim_start_matches('/').parse().unwrap();
+    (0..number).map(|at| HeaderName::try_from(format!("x-{at}")).unwrap())
 }
 
 #[test]

@@ -292,6 +292,20 @@ impl Attack {
         });
     }
 
+    /// As many fields on each stream as there may be.
+    fn send_fields(&mut self) {
+        let value = "v".repeat(50);
+        let names: Vec<String> = (0..1000).map(|at| format!("x-{at:03}")).collect();
+        let fields: Vec<(&str, &str)> = names.iter().map(|name| (&**name, &*value)).collect();
+        let hints = head_text("103", &fields[..500]).into_bytes();
+        let many = head_text("204", &fields);
+        self.send_on_each(|id| {
+            let hints = frame(Kind::Interim, false, id, &hints);
+            [hints, response(id, true, &many)].concat()
+        });
+        self.exchange(&[]);
+    }
+
     /// Responses that end only after all that a stream may carry.
     fn send_endless(&mut self) {
         self.send_heads();
@@ -380,6 +394,14 @@ fn callers_of_http2_grow_the_process_by_no_more() {
         Attack::send_endless,
         RELAY_MEMORY / 2,
     );
+}
+
+#[test]
+fn heads_with_many_fields_grow_the_process_by_no_more() {
+    let _turn = turn();
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        assert_growth(&["demo"], protocol, Attack::send_fields, RELAY_MEMORY / 2);
+    }
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::http::fields::{field_name, has_too_many_connection_options};
 use crate::http::framing::announced;
 use crate::http::upgrade::UpgradeProtocol;
 
-/// Most header fields that [`parse_request`] and [`parse_response`] can parse.
+/// Most header fields that [`parse_request`] can parse. [`parse_response`] parses as many without an allocation.
 const FIELDS_MAX: usize = 128;
 
 /// Parses a request head. `head` ends with the empty line.
@@ -110,11 +110,27 @@ pub fn parse_response(
     limits: HeadLimits,
 ) -> Result<ResponseHead, InvalidHead> {
     let mut fields = [const { MaybeUninit::uninit() }; FIELDS_MAX];
+    match parse_response_with(head, method, limits, &mut fields) {
+        Err(InvalidHead::TooManyFields(most)) if most > FIELDS_MAX => {
+            let mut fields = vec![MaybeUninit::uninit(); most];
+            parse_response_with(head, method, limits, &mut fields)
+        }
+        parsed => parsed,
+    }
+}
+
+/// Parses a head with at most as many fields as `fields` has entries.
+fn parse_response_with<'a>(
+    head: &'a Bytes,
+    method: &Method,
+    limits: HeadLimits,
+    fields: &mut [MaybeUninit<httparse::Header<'a>>],
+) -> Result<ResponseHead, InvalidHead> {
     let mut parsed = httparse::Response::new(&mut []);
     match httparse::ParserConfig::default().parse_response_with_uninit_headers(
         &mut parsed,
         head,
-        &mut fields,
+        fields,
     ) {
         Ok(httparse::Status::Complete(length)) if length == head.len() => {}
         Ok(_) => {

@@ -12,7 +12,7 @@ use crate::tunnel::frame::{
     DATA_MAX, FrameHeader, HEADER, InvalidFrameHeader, Kind, REQUEST_PREFIX, RESPONSE_HEAD,
     RESPONSE_PREFIX, StreamId,
 };
-use crate::tunnel::response::{INTERIM_BYTES, INTERIM_MAX};
+use crate::tunnel::response::{INTERIM_BYTES, INTERIM_MAX, OVERHEAD};
 use crate::tunnel::window;
 
 /// Bytes that a head counts in addition to its payload: the memory of an entry in the queue of received parts.
@@ -75,6 +75,16 @@ struct PartialFrame {
     left: usize,
     /// The payload is a head that nothing reads: its bytes are discarded as they arrive.
     is_discarded: bool,
+}
+
+/// Bytes that the fields of a head count in addition to its payload. From the 129th on each counts twice: the map in which an
+/// HTTP/2 connection keeps hundreds of fields takes twice the memory of a list.
+fn field_bytes(payload: &[u8]) -> u32 {
+    const FEW: usize = 128;
+    // Without the lines at both ends of a head.
+    let lines = memchr::memchr_iter(b'\n', payload).count();
+    let fields = lines.saturating_sub(2);
+    ((fields + fields.saturating_sub(FEW)) * OVERHEAD) as u32
 }
 
 impl Default for FrameInput {
@@ -310,7 +320,11 @@ impl Endpoint {
         if header.kind == Kind::Refused {
             stream.upload = UploadReport::Unreported;
         }
-        stream.receive_head(header.kind, payload);
+        stream.field_bytes += field_bytes(payload);
+        if !stream.discards && !stream.settle_heads_within_share() {
+            self.reset(StreamKey(key), "");
+        }
+        self.streams[key].receive_head(header.kind, payload);
         if header.end {
             self.receive_end(key)
         } else {

@@ -82,6 +82,8 @@ pub(super) struct Stream {
     released_behind_end: usize,
     /// Bytes of all heads and trailers of the peer. One counts as soon as the header of its frame has arrived.
     pub(super) head_bytes: u32,
+    /// Bytes that the fields of these heads count in addition: readers keep them in lists.
+    pub(super) field_bytes: u32,
     /// The final head was received.
     pub(super) has_head: bool,
     /// How the peer's direction ended.
@@ -148,6 +150,7 @@ impl Stream {
             receive_credit: 0,
             released_behind_end: 0,
             head_bytes: 0,
+            field_bytes: 0,
             has_head: false,
             received_end: None,
             ended_with_head: false,
@@ -193,9 +196,14 @@ impl Stream {
             let is_open = self.received_end.is_none() && !self.is_lost;
             let least_window = if is_open { window::LEAST as usize } else { 0 };
             self.committed().max(least_window)
-                + (self.head_bytes as usize + self.trailer_bytes()).max(HEADS_RESERVE)
+                + (self.received_head_bytes() + self.trailer_bytes()).max(HEADS_RESERVE)
         };
         size_of::<Self>() + self.sent_head_bytes as usize + queue + received
+    }
+
+    /// Bytes of the heads and trailers of the peer, with what their fields count.
+    fn received_head_bytes(&self) -> usize {
+        (self.head_bytes + self.field_bytes) as usize
     }
 
     /// Bytes of trailers that wait for sending.
@@ -230,7 +238,9 @@ impl Stream {
     /// of each direction are at most [`HEADS_RESERVE`].
     #[must_use]
     pub(super) fn settle_heads_within_share(&mut self) -> bool {
-        self.head_bytes.max(self.sent_head_bytes) as usize <= HEADS_RESERVE
+        self.received_head_bytes()
+            .max(self.sent_head_bytes as usize)
+            <= HEADS_RESERVE
             || self.settle_within_share()
     }
 
@@ -266,7 +276,7 @@ impl Stream {
         let heads = if self.discards {
             0
         } else {
-            self.head_bytes as usize
+            self.received_head_bytes()
         };
         heads + self.unread + self.queued + self.trailer_bytes()
     }

@@ -56,6 +56,8 @@ impl ResponseStream {
 
 pub(super) struct H2ResponseSink<'a> {
     is_head: bool,
+    /// The response has no body, whatever follows.
+    is_bodiless: bool,
     /// h2 was given the end of the stream.
     ended: bool,
     /// Bytes of heads and data that h2 was given and may not have sent.
@@ -81,6 +83,7 @@ impl<'a> H2ResponseSink<'a> {
     ) -> Self {
         Self {
             is_head,
+            is_bodiless: false,
             ended: false,
             queued: 0,
             unsent: None,
@@ -126,7 +129,7 @@ impl<'a> H2ResponseSink<'a> {
     async fn sent(&mut self) {
         match self.unsent.take() {
             Some(unsent) => unsent.sent().await,
-            // Only a head. The connection sends it in its next turn.
+            // Only small heads. The connection sends them in its next turn.
             None => runtime::yield_now().await,
         }
         // Heads and trailers need no window.
@@ -185,8 +188,11 @@ impl ResponseSink for H2ResponseSink<'_> {
             )
         };
         set_content_length(&mut head.headers, framing);
-        let ends = !head.has_body || matches!(framing, Framing::None | Framing::Described(_));
+        self.is_bodiless =
+            !head.has_body || matches!(framing, Framing::None | Framing::Described(_));
         self.queued += size_of_fields(&head.headers);
+        // A large head does not end the stream: only data behind it tells when h2 has sent it.
+        let ends = self.is_bodiless && self.queued <= LEFT_IN_H2;
         let mut stream = self.stream.borrow_mut();
         let ResponseStream::Asked(respond) = &mut *stream else {
             return Err(CallerGone);
@@ -207,7 +213,7 @@ impl ResponseSink for H2ResponseSink<'_> {
     }
 
     async fn data(&mut self, data: Bytes, last: bool) -> Result<(), CallerGone> {
-        if self.ended || data.is_empty() {
+        if self.ended || self.is_bodiless || data.is_empty() {
             return Ok(());
         }
         self.send(data, last).await?;

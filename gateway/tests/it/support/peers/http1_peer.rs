@@ -10,7 +10,7 @@ use http::{Method, StatusCode};
 
 const LIMITS: HeadLimits = HeadLimits {
     head: 1 << 20,
-    fields: 128,
+    fields: 1100,
     target: 1 << 20,
 };
 

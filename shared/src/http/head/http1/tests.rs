@@ -280,6 +280,23 @@ fn errors_name_the_exceeded_limit() {
 }
 
 #[test]
+fn responses_have_as_many_fields_as_their_limit_allows() {
+    let limits = HeadLimits {
+        head: usize::MAX,
+        fields: 1000,
+        target: 0,
+    };
+    let with = |fields: usize| {
+        let text = format!("HTTP/1.1 200 OK\r\n{}\r\n", "a: b\r\n".repeat(fields));
+        parse_response(&text.into(), &Method::GET, limits)
+    };
+    for fields in [FIELDS_MAX, FIELDS_MAX + 1, 1000] {
+        assert_eq!(with(fields).unwrap().headers.len(), fields);
+    }
+    assert_eq!(with(1001).unwrap_err(), InvalidHead::TooManyFields(1000));
+}
+
+#[test]
 fn response_framing_follows_method_and_status() {
     let head = |fields: &str, method| {
         response(&format!("HTTP/1.1 200 OK\r\n{fields}\r\n"), method).unwrap()

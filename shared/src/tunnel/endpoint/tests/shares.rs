@@ -255,6 +255,29 @@ fn heads_that_were_read_count_until_their_stream_ends() {
     assert!(share.charged() < KIB);
 }
 
+/// Readers keep fields in lists, whose entries take more than the shortest fields.
+#[test]
+fn each_field_of_a_head_counts_beside_its_text() {
+    const FIELDS: usize = 1000;
+    let fields = "a:\r\n".repeat(FIELDS);
+    let payload = format!("timing..HTTP/1.1 200 \r\n{fields}\r\n");
+    let charged = payload.len() + 64 + (FIELDS + FIELDS - 128) * 64 - HEADS_RESERVE;
+    for (lacking, end) in [(0, None), (1, Some(Err(reset(""))))] {
+        let share = Share::alone(Stream::least_memory(true) + REQUEST + charged - lacking);
+        let mut pair = pair(&share);
+        let (at_gateway, at_agent) = pair.open(true);
+        let before = share.charged();
+        let write = |out: &mut Vec<u8>| out.extend_from_slice(payload.as_bytes());
+        pair.agent
+            .send_head(at_agent, Kind::Response, false, write)
+            .unwrap();
+        pair.run();
+        let is_kept = end.is_none();
+        assert_eq!(read(&mut pair.gateway, at_gateway).end, end);
+        assert_eq!(share.charged() == before + charged, is_kept);
+    }
+}
+
 #[test]
 fn a_queue_beyond_a_frame_needs_room_and_goes_on_as_it_drains() {
     let share = Share::alone(2 * (Stream::least_memory(false) + REQUEST) + 50 * KIB);

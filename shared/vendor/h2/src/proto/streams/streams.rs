@@ -577,7 +577,7 @@ impl Inner {
 
                             Ok(())
                         } else {
-                            Err(Error::library_reset(stream.id, Reason::PROTOCOL_ERROR))
+                            Err(Error::library_reset(stream.id, Reason::ENHANCE_YOUR_CALM))
                         }
                     },
                     Err(RecvHeaderBlockError::State(err)) => Err(err),
