@@ -168,17 +168,17 @@ impl Http2Connection {
     }
 
     /// Retires a connection that is too old. Sends a PING if the backend is silent while a request awaits its response; if it has
-    /// no answer, retires the connection, lets the requests that may move do so, and returns `false`. Called once a second.
+    /// no answer, retires the connection, lets the requests that may move do so, and returns `true`. Called once a second.
     fn look(&self) -> bool {
         let Some(lifetime) = self.lifetime.upgrade() else {
-            return true;
+            return false;
         };
         if lifetime.is_over(Instant::now()) {
             self.retire();
         }
         // Connections on this machine are not watched.
         let Some(live) = &lifetime.live else {
-            return true;
+            return false;
         };
         let look = Look {
             awaits_response: self.state.awaited.get() > 0,
@@ -186,7 +186,7 @@ impl Http2Connection {
             has_message: self.state.has_message.take(),
         };
         match self.silence.borrow_mut().look(look) {
-            Verdict::Waits => true,
+            Verdict::Waits => false,
             Verdict::SendPing => {
                 if let Some(ping_pong) = &mut *self.ping_pong.borrow_mut() {
                     // Takes the answer to the PING before, without which no other is sent.
@@ -194,12 +194,12 @@ impl Http2Connection {
                     // Fails if the connection has ended.
                     let _ = ping_pong.send_ping(Ping::opaque());
                 }
-                true
+                false
             }
             Verdict::Unanswered => {
                 self.retire();
                 self.state.unanswered.notify_waiters();
-                false
+                true
             }
         }
     }
@@ -384,11 +384,10 @@ impl Http2Connections {
             .retain(|connection| !connection.state.is_retired.get() && is_used(connection));
     }
 
-    /// Looks at each connection for a silent backend. Returns whether each one that was asked has answered.
-    pub(super) fn look(&self) -> bool {
+    /// Looks at each connection. Returns the number of those on which a PING was not answered.
+    pub(super) fn look(&self) -> usize {
         let open = self.open.borrow();
-        open.iter()
-            .fold(true, |all, connection| connection.look() && all)
+        open.iter().filter(|connection| connection.look()).count()
     }
 
     /// Number of connections with requests.

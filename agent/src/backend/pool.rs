@@ -236,10 +236,8 @@ impl Pool {
         for backend in &self.backends {
             backend.live.look();
             let origins = backend.origins.borrow();
-            if !origins
-                .iter()
-                .fold(true, |all, origin| origin.shared.look() && all)
-            {
+            let unanswered: usize = origins.iter().map(|origin| origin.shared.look()).sum();
+            if unanswered > 0 {
                 // Another backend comes first for what moves, and the next attempt shows whether this one is down.
                 self.failed(backend, &ResponseError::Unanswered);
             }

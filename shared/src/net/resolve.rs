@@ -153,16 +153,22 @@ fn alternate_families(addresses: &[IpAddr]) -> Vec<IpAddr> {
 /// Result of a lookup, for all tasks that wait for it. An [`io::Error`] cannot be cloned.
 type Answer = Result<Vec<IpAddr>, (io::ErrorKind, String)>;
 
-/// A lookup that runs.
+/// A lookup for one of the tasks that wait for it.
 struct Lookup {
     since: Instant,
     answer: oneshot::Receiver<Answer>,
 }
 
+/// A lookup that runs, and the tasks that wait for it.
+struct RunningLookup {
+    since: Instant,
+    waiting: Vec<oneshot::Sender<Answer>>,
+}
+
 thread_local! {
     static CACHE: RefCell<AddressCache> = RefCell::default();
-    /// The lookups that run, by name: when each began, and the tasks that wait for it.
-    static RUNNING: RefCell<HashMap<String, (Instant, Vec<oneshot::Sender<Answer>>)>> = RefCell::default();
+    /// The lookups that run, by name.
+    static RUNNING: RefCell<HashMap<String, RunningLookup>> = RefCell::default();
 }
 
 /// Looks `host` up.
@@ -178,11 +184,14 @@ async fn look_up(host: &str) -> io::Result<Vec<IpAddr>> {
 fn begin_lookup(host: &str) -> Lookup {
     let (sender, answer) = oneshot::channel();
     let (since, is_first) = RUNNING.with_borrow_mut(|running| {
-        let (since, waiting) = running
+        let lookup = running
             .entry(host.to_owned())
-            .or_insert_with(|| (Instant::now(), Vec::new()));
-        waiting.push(sender);
-        (*since, waiting.len() == 1)
+            .or_insert_with(|| RunningLookup {
+                since: Instant::now(),
+                waiting: Vec::new(),
+            });
+        lookup.waiting.push(sender);
+        (lookup.since, lookup.waiting.len() == 1)
     });
     if is_first {
         let host = host.to_owned();
@@ -190,8 +199,8 @@ fn begin_lookup(host: &str) -> Lookup {
         runtime::spawn(async move {
             let answer = look_up_on_thread(host.clone()).await;
             CACHE.with_borrow_mut(|cache| cache.answered(&host, &answer, Instant::now()));
-            let running = RUNNING.with_borrow_mut(|running| running.remove(&host));
-            for waiting in running.into_iter().flat_map(|(_, waiting)| waiting) {
+            let ended = RUNNING.with_borrow_mut(|running| running.remove(&host));
+            for waiting in ended.into_iter().flat_map(|ended| ended.waiting) {
                 // Fails if the caller was cancelled.
                 let _ = waiting.send(answer.clone());
             }
@@ -434,7 +443,11 @@ mod tests {
         CACHE.with_borrow_mut(|cache| cache.0.insert(NAME.to_owned(), cached));
         // A task waits already, so that no other lookup begins.
         let (waiting, _answer) = oneshot::channel();
-        RUNNING.with_borrow_mut(|running| running.insert(NAME.to_owned(), (since, vec![waiting])));
+        let lookup = RunningLookup {
+            since,
+            waiting: vec![waiting],
+        };
+        RUNNING.with_borrow_mut(|running| running.insert(NAME.to_owned(), lookup));
         let started = Instant::now();
         let resolving = async { resolve_cached(NAME, 7).await.unwrap() };
         let resolved = Driver::choose().unwrap().block_on(resolving).unwrap();
@@ -468,7 +481,7 @@ mod tests {
                 let mut third = Box::pin(look_up_again());
                 assert!(futures_util::poll!(&mut third).is_pending());
                 assert_eq!(
-                    RUNNING.with_borrow(|running| running["gw.invalid"].1.len()),
+                    RUNNING.with_borrow(|running| running["gw.invalid"].waiting.len()),
                     2
                 );
                 drop(first);
