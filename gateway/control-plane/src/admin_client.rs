@@ -62,8 +62,8 @@ impl AdminAddress {
     }
 
     /// The listener of a gateway on this machine. With TLS, connects to its address under a name of its certificate, which
-    /// need not resolve here. Intermediate certificates of its file are trusted, so that a private authority does not have
-    /// to be known here.
+    /// need not resolve here. The certificates of its file are trusted, so that a private authority does not have to be known
+    /// here.
     pub fn of(config: &Config, authorities: Option<&Path>) -> Result<Self, String> {
         let address = local_address(config.admin_listen)?;
         let Some(files) = &config.admin_certificate else {
