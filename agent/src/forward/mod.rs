@@ -163,7 +163,8 @@ pub(crate) async fn forward(pool: &Pool, slot: Slot, scope: RequestScope, reques
     let upload = RequestUpload::default();
     // Boxed, like connecting, so that rare cases do not enlarge the task of every request.
     let (ended, _body) = if request.upgrade.is_some() {
-        let mut body = ReceivedBody::upgraded(receiver);
+        let content = request.framing.content_length().unwrap_or(0);
+        let mut body = ReceivedBody::upgraded(receiver, content);
         (
             Box::pin(upgrade::forward(
                 pool, &scope, request, delivery, &mut body, &sender, &upload,

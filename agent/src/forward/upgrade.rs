@@ -20,9 +20,9 @@ use crate::backend::{
     BackendHead, CallerPool, Lease, Offer, RequestHalf, ResponseError, ResponseHalf,
 };
 use crate::forward::{
-    Complete, ExchangeError, Failed, ForwardError, RESENT_MOST, RequestDelivery, RequestUpload,
-    Sent, connect, final_head, is_unprocessed, refuse, relay_body, relay_final, send_body,
-    unless_reset,
+    Complete, ExchangeError, Failed, ForwardError, RESENT_MOST, RequestDelivery, RequestReset,
+    RequestUpload, Sent, connect, final_head, forward_message, is_unprocessed, refuse, relay_body,
+    relay_final, send_body, unless_reset,
 };
 use crate::telemetry::request_scope::RequestScope;
 
@@ -48,6 +48,11 @@ pub(crate) async fn forward(
             Some(lease) => lease,
             None => connect(pool, &request, Offer::Http1, scope, delivery, sender).await?,
         };
+        if lease.is_http2() && request.framing.has_body() {
+            // Extended CONNECT has no content: `Upgrade` is ignored.
+            upload.decided(false);
+            return forward_message(pool, scope, &request, delivery, body, sender, upload).await;
+        }
         scope.connected(|| lease.describe());
         delivery.accept(sender);
         if let Err(error) = lease.check_upgrade(&request) {
@@ -83,7 +88,7 @@ async fn exchange(
     scope: &RequestScope,
     upload: &RequestUpload,
 ) -> Result<(), ExchangeError> {
-    let (upgrade, websocket) = if lease.is_http2() {
+    let (method, websocket) = if lease.is_http2() {
         (
             UpgradeMethod::ExtendedConnect,
             WebSocketKey::over_http2(&mut request.headers, protocol),
@@ -94,39 +99,27 @@ async fn exchange(
             WebSocketKey::over_http1(&mut request.headers, protocol),
         )
     };
-    let (up, mut down) = lease
+    let (up, down) = lease
         .upgrade_exchange(&request, protocol)
         .map_err(ExchangeError::NoResponse)?;
     // Errors are reported when the response is read.
     let sent = unless_reset(sender, up.head(&request, lease.authority(&request))).await;
     sent.ok_or(ExchangeError::Reset)?.ok();
-    let method = if lease.is_http2() {
-        &Method::CONNECT
-    } else {
-        &request.method
+    let upgrade = Upgrade {
+        request: &request,
+        method,
+        protocol,
+        websocket,
     };
-    let head = final_head(&mut down, method, sender, upload).await?;
-    if upgrade == UpgradeMethod::ExtendedConnect && head.status == StatusCode::SWITCHING_PROTOCOLS {
-        return Err(ExchangeError::NoResponse(ResponseError::UnrequestedUpgrade));
-    }
-    let accepted = match upgrade {
-        UpgradeMethod::ExtendedConnect => head.status.is_success(),
-        UpgradeMethod::UpgradeField => head.status == StatusCode::SWITCHING_PROTOCOLS,
-    };
-    if !accepted {
-        return relay_final(head, down, sender, scope).await;
-    }
-    let headers =
-        check_upgrade(head, upgrade, protocol, &websocket).map_err(ExchangeError::NoResponse)?;
-    let timing = scope.responded(StatusCode::SWITCHING_PROTOCOLS);
-    let headers = fields::end_to_end_response(headers);
-    sender
-        .send_head(Kind::Response, false, |out| {
-            let status = StatusCode::SWITCHING_PROTOCOLS;
-            head::write_response(out, timing, status, &headers, Framing::None, Some(protocol));
-        })
-        .map_err(|_| ExchangeError::Reset)?;
-    relay_both(up, down, body, sender, scope, upload).await
+    relay_both(up, down, upgrade, body, sender, scope, upload).await
+}
+
+/// The upgrade that the agent asks the backend for.
+struct Upgrade<'a> {
+    request: &'a RequestHead,
+    method: UpgradeMethod,
+    protocol: &'a UpgradeProtocol,
+    websocket: WebSocketKey,
 }
 
 /// How the agent asks the backend for an upgrade.
@@ -139,14 +132,10 @@ enum UpgradeMethod {
 }
 
 /// Checks that the backend has upgraded as requested. Returns the header fields for the tunnel.
-fn check_upgrade(
-    head: BackendHead,
-    upgrade: UpgradeMethod,
-    protocol: &UpgradeProtocol,
-    websocket: &WebSocketKey,
-) -> Result<Fields, ResponseError> {
+fn check_upgrade(head: BackendHead, upgrade: &Upgrade<'_>) -> Result<Fields, ResponseError> {
     let mut headers = head.headers;
-    if upgrade == UpgradeMethod::UpgradeField {
+    let protocol = upgrade.protocol;
+    if upgrade.method == UpgradeMethod::UpgradeField {
         let mut named = headers.get_all(UPGRADE);
         let named = (named.next(), named.next());
         if !matches!(named, (Some(value), None) if protocol.is(value.as_bytes())) {
@@ -157,7 +146,7 @@ fn check_upgrade(
             )));
         }
     }
-    match websocket {
+    match &upgrade.websocket {
         WebSocketKey::Caller | WebSocketKey::NotWebSocket => {}
         WebSocketKey::Generated { expected } => {
             if headers.remove(SEC_WEBSOCKET_ACCEPT).as_ref() != Some(expected) {
@@ -226,28 +215,29 @@ pub(crate) fn accept_of(key: &[u8]) -> Option<HeaderValue> {
     HeaderValue::try_from(BASE64_STANDARD.encode(context.finish())).ok()
 }
 
-/// Relays bytes in both directions until both have ended or one fails. No time limit.
+/// Relays both directions until both have ended or one fails: the content of the request and the response to it, then the bytes
+/// of the other protocol. No time limit.
 async fn relay_both(
     mut request: RequestHalf<'_>,
-    mut response: ResponseHalf<'_>,
+    response: ResponseHalf<'_>,
+    upgrade: Upgrade<'_>,
     body: &mut ReceivedBody,
     sender: &StreamSender,
     scope: &RequestScope,
     upload: &RequestUpload,
 ) -> Result<(), ExchangeError> {
-    request.upgraded();
-    response.upgraded();
     let down_ended = Cell::new(false);
     let up = pin!(send_body(&mut request, body, scope, upload));
     let mut down = pin!(async {
-        relay_body(&mut response, sender, scope).await?;
+        relay_response(response, upgrade, sender, scope, upload).await?;
         down_ended.set(true);
         // The caller can still reset the stream while a backend that does not read blocks the other direction.
         std::future::poll_fn(|cx| sender.poll_reset(cx)).await;
-        Err::<(), _>(ExchangeError::Reset)
+        Err(ExchangeError::Reset)
     });
-    let Either::Left((Ok(sent), _)) = select(up, down.as_mut()).await else {
-        return Err(ExchangeError::Reset);
+    let sent = match select(down.as_mut(), up).await {
+        Either::Left((ended, _)) => return ended,
+        Either::Right((sent, _)) => sent.map_err(|RequestReset| ExchangeError::Reset)?,
     };
     if sent == Sent::BrokenOff {
         return Err(ExchangeError::Reset);
@@ -257,15 +247,52 @@ async fn relay_both(
         sender.report_upload(Some(upload.taken()));
     }
     // The backend may still send: relay that.
-    let relayed = std::future::poll_fn(|cx| match down.as_mut().poll(cx) {
-        Poll::Pending if down_ended.get() => Poll::Ready(true),
-        polled => polled.map(|_| false),
-    });
-    if relayed.await {
-        Ok(())
+    std::future::poll_fn(|cx| match down.as_mut().poll(cx) {
+        Poll::Pending if down_ended.get() => Poll::Ready(Ok(())),
+        polled => polled,
+    })
+    .await
+}
+
+/// Relays the response, and behind one that switches protocols the bytes of the backend.
+async fn relay_response(
+    mut response: ResponseHalf<'_>,
+    upgrade: Upgrade<'_>,
+    sender: &StreamSender,
+    scope: &RequestScope,
+    upload: &RequestUpload,
+) -> Result<(), ExchangeError> {
+    let is_extended = upgrade.method == UpgradeMethod::ExtendedConnect;
+    let method = if is_extended {
+        &Method::CONNECT
     } else {
-        Err(ExchangeError::Reset)
+        &upgrade.request.method
+    };
+    let head = final_head(&mut response, method, sender, upload).await?;
+    if is_extended && head.status == StatusCode::SWITCHING_PROTOCOLS {
+        return Err(ExchangeError::NoResponse(ResponseError::UnrequestedUpgrade));
     }
+    let is_accepted = match upgrade.method {
+        UpgradeMethod::ExtendedConnect => head.status.is_success(),
+        UpgradeMethod::UpgradeField => head.status == StatusCode::SWITCHING_PROTOCOLS,
+    };
+    if !is_accepted {
+        upload.decided(false);
+        return relay_final(head, response, sender, scope).await;
+    }
+    let headers = check_upgrade(head, &upgrade).map_err(ExchangeError::NoResponse)?;
+    let timing = scope.responded(StatusCode::SWITCHING_PROTOCOLS);
+    let headers = fields::end_to_end_response(headers);
+    let protocol = Some(upgrade.protocol);
+    sender
+        .send_head(Kind::Response, false, |out| {
+            let status = StatusCode::SWITCHING_PROTOCOLS;
+            head::write_response(out, timing, status, &headers, Framing::None, protocol);
+        })
+        .map_err(|_| ExchangeError::Reset)?;
+    response.upgraded();
+    upload.decided(true);
+    relay_body(&mut response, sender, scope).await
 }
 
 #[cfg(test)]

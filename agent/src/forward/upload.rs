@@ -34,6 +34,9 @@ pub(crate) struct RequestUpload {
     released: Cell<u64>,
     /// A backend has begun to respond.
     has_response: Cell<bool>,
+    /// Whether the backend has switched protocols. `None` until it has answered. Bytes behind the content of the request wait
+    /// for that, and are dropped if it has not.
+    is_switched: Cell<Option<bool>>,
     kept: RefCell<Kept>,
 }
 
@@ -80,6 +83,11 @@ impl RequestUpload {
 
     pub(super) fn has_response(&self) -> bool {
         self.has_response.get()
+    }
+
+    /// Notes whether the backend has switched protocols.
+    pub(super) fn decided(&self, is_switched: bool) {
+        self.is_switched.set(Some(is_switched));
     }
 
     /// Whether the body can be sent from its beginning.
@@ -169,7 +177,8 @@ pub(crate) enum Sent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RequestReset;
 
-/// Sends the request body until it ends or the backend stops reading. Begins with the kept bytes.
+/// Sends the request body until it ends or the backend stops reading. Begins with the kept bytes. Bytes of another protocol
+/// follow once the backend has switched to it.
 pub(crate) async fn send_body(
     request: &mut RequestHalf<'_>,
     body: &mut ReceivedBody,
@@ -205,6 +214,9 @@ pub(crate) async fn send_body(
             Part::End => break,
         }
     }
+    if upload.is_switched.get() == Some(true) {
+        request.upgraded();
+    }
     let finished = request
         .finish(trailers.map(fields::end_to_end_trailers))
         .await;
@@ -222,9 +234,17 @@ async fn next_part(
     scope: &RequestScope,
     upload: &RequestUpload,
 ) -> Result<Option<Part>, RequestReset> {
-    let received = std::future::poll_fn(|cx| match body.poll_receive(cx) {
-        Poll::Ready(received) => Poll::Ready(Some(received)),
-        Poll::Pending => request.poll_stopped(cx).map(|()| None),
+    let received = std::future::poll_fn(|cx| {
+        // The response is awaited in the same task.
+        let received = match upload.is_switched.get() {
+            None if body.is_behind_content() => Poll::Pending,
+            Some(false) if body.is_behind_content() => Poll::Ready(Ok(Part::End)),
+            _ => body.poll_receive(cx),
+        };
+        match received {
+            Poll::Ready(received) => Poll::Ready(Some(received)),
+            Poll::Pending => request.poll_stopped(cx).map(|()| None),
+        }
     });
     let Some(received) = received.await else {
         return Ok(None);

@@ -2,6 +2,9 @@
 
 use http::header::HeaderValue;
 
+/// Most bytes of content of a request to switch protocols (RFC 9110 §7.8). `Upgrade` of one with more is ignored.
+pub const UPGRADE_CONTENT_MAX: u64 = 64 * 1024;
+
 /// Name of a protocol other than HTTP and TLS, with an optional version after a slash.
 ///
 /// Another form of HTTP would carry requests that the gateway does not see, and TLS would hide them. Each hop parses

@@ -41,11 +41,11 @@ pub fn write_request(
     out.extend_from_slice(target.as_str().as_bytes());
     out.extend_from_slice(b" HTTP/1.1\r\n");
     write_line(out, b"host", host);
-    // A request to switch protocols has no body, so that the connection stays usable if the server declines.
-    let framing = if matches!(connection, ConnectionField::Upgrade(_)) {
-        Framing::None
-    } else {
-        framing
+    // The bytes of the other protocol are no body.
+    let framing = match (connection, framing) {
+        (ConnectionField::Upgrade(_), Framing::Length(1..)) => framing,
+        (ConnectionField::Upgrade(_), _) => Framing::None,
+        (_, framing) => framing,
     };
     let has_te = write_fields(out, headers, framing, HostField::Skip);
     write_connection(out, connection, has_te);

@@ -32,6 +32,12 @@ pub struct OutboundRequest {
 }
 
 impl OutboundRequest {
+    /// Bytes of content before those of another protocol; `None` for an ordinary request.
+    pub fn upgrade_content(&self) -> Option<u64> {
+        let content = || self.framing.content_length().unwrap_or(0);
+        self.upgrade.is_some().then(content)
+    }
+
     /// Whether data follows the head: a body, or the caller's direction of an upgrade.
     pub fn has_body(&self) -> bool {
         self.framing.has_body() || self.upgrade.is_some()
@@ -265,14 +271,12 @@ mod tests {
             Framing::Chunked,
         ] {
             for upgrade in [None, Some("websocket")] {
-                let sent = request(
-                    if upgrade.is_some() {
-                        Framing::None
-                    } else {
-                        framing
-                    },
-                    upgrade,
-                );
+                // A request to switch protocols may have content of a known length.
+                let framing = match (upgrade, framing) {
+                    (None, _) | (_, Framing::Length(1..)) => framing,
+                    _ => Framing::None,
+                };
+                let sent = request(framing, upgrade);
                 let mut out = Vec::new();
                 sent.write(&mut out, sent.caller_connection);
                 let payload = Bytes::from(out);

@@ -103,7 +103,7 @@ impl Lease<'_> {
     }
 
     /// Starts an exchange that asks for an upgrade: with `Upgrade` (RFC 9110 §7.8), or over HTTP/2 with extended CONNECT
-    /// (RFC 8441), as far as [`Self::check_upgrade`] allows it. The request has no body.
+    /// (RFC 8441), as far as [`Self::check_upgrade`] allows it.
     pub(crate) fn upgrade_exchange<'b>(
         &'b self,
         request: &RequestHead,
@@ -111,7 +111,7 @@ impl Lease<'_> {
     ) -> Result<(RequestHalf<'b>, ResponseHalf<'b>), ResponseError> {
         match &self.connection {
             LeasedConnection::Http1(connection) => {
-                Ok(http1_exchange(connection, Framing::None, Some(protocol)))
+                Ok(http1_exchange(connection, request.framing, Some(protocol)))
             }
             LeasedConnection::Http2(stream) => {
                 let protocol = ::h2::ext::Protocol::from(protocol.as_str());

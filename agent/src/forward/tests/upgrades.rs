@@ -297,3 +297,100 @@ fn reset_by_the_caller_is_noticed_while_the_backend_does_not_read() {
         }
     });
 }
+
+/// As a daemon of containers does: it reads the content, answers 101, and carries a raw stream.
+#[test]
+fn content_of_an_upgrade_reaches_the_backend_before_it_switches() {
+    for early in [false, true] {
+        let urls = http1_backend(move |mut backend, _| {
+            let head = request_head(&mut backend);
+            assert_eq!(
+                ["content-length", "connection", "upgrade"].map(|name| field(&head, name)),
+                [Some("4"), Some("upgrade"), Some("tcp")]
+            );
+            let mut content = [0; 4];
+            let switch = b"HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n";
+            if early {
+                backend.write_all(switch).unwrap();
+            }
+            backend.read_exact(&mut content).unwrap();
+            if !early {
+                backend.write_all(switch).unwrap();
+            }
+            backend.write_all(&content).unwrap();
+            let mut raw = String::new();
+            backend.read_to_string(&mut raw).unwrap();
+            backend.write_all(raw.as_bytes()).unwrap();
+        });
+        with_tunnel(&urls, |gateway| async move {
+            let exchange = gateway.send(OutboundRequest {
+                framing: Framing::Length(4),
+                ..upgrade("tcp")
+            });
+            if early {
+                assert_eq!(exchange.response().await.head.status, 101);
+            }
+            // In one frame.
+            let sent = exchange.up.send(Bytes::from_static(b"jsonraw "), false);
+            sent.await.unwrap();
+            if !early {
+                assert_eq!(exchange.response().await.head.status, 101);
+            }
+            assert_eq!(exchange.bytes(4).await, b"json");
+            let sent = exchange.up.send(Bytes::from_static(b"stream"), true);
+            sent.await.unwrap();
+            assert_eq!(exchange.body().await.unwrap(), "raw stream");
+        });
+    }
+}
+
+#[test]
+fn bytes_behind_the_content_of_a_declined_upgrade_reach_no_backend() {
+    let (sender, received) = mpsc::channel();
+    let urls = http1_backend(move |mut backend, _| {
+        drop(request_head(&mut backend));
+        backend.read_exact(&mut [0; 4]).unwrap();
+        let answer = b"HTTP/1.1 409 Conflict\r\nContent-Length: 2\r\n\r\nno";
+        backend.write_all(answer).unwrap();
+        sender.send(read(&mut backend, &mut [0])).unwrap();
+    });
+    with_tunnel(&urls, |gateway| async move {
+        let exchange = gateway.send(OutboundRequest {
+            framing: Framing::Length(4),
+            ..upgrade("tcp")
+        });
+        let sent = exchange.up.send(Bytes::from_static(b"jsonGET /"), false);
+        sent.await.unwrap();
+        assert_eq!(exchange.response().await.head.status, 409);
+        assert_eq!(exchange.body().await.unwrap(), "no");
+        while received.try_recv() != Ok(0) {
+            runtime::sleep(Duration::from_millis(1)).await;
+        }
+    });
+}
+
+#[test]
+fn http_2_backends_get_an_upgrade_with_content_as_an_ordinary_request() {
+    let urls = http2_backend(
+        h2::server::Builder::new(),
+        |request, mut respond, _| async move {
+            let method = request.method().clone();
+            // To its end: the gateway ends its direction only after the response.
+            let body = read_body(&mut request.into_body()).await;
+            let mut sent = respond.send_response(Response::new(()), false).unwrap();
+            sent.send_data(format!("{method} {body}").into(), true)
+                .unwrap();
+        },
+    );
+    with_tunnel(&urls, |gateway| async move {
+        let exchange = gateway.send(OutboundRequest {
+            method: Method::POST,
+            framing: Framing::Length(4),
+            ..upgrade("tcp")
+        });
+        let sent = exchange.up.send(Bytes::from_static(b"json"), false);
+        sent.await.unwrap();
+        assert_eq!(exchange.response().await.head.status, 200);
+        assert_eq!(exchange.body().await.unwrap(), "POST json");
+    });
+}

@@ -12,7 +12,7 @@ use gw_base::error::{Error, request_id_value};
 use gw_interface::rate_limit::Bucket;
 use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::fields::{self, X_GW_REQUEST_ID};
-use gw_shared::http::{HttpVersion, Part};
+use gw_shared::http::{HttpVersion, Part, RequestHead};
 use gw_shared::runtime;
 use http::header;
 
@@ -52,11 +52,11 @@ impl From<CallerGone> for Stopped {
 /// an upgraded connection end one after the other. Dropping this future cancels the request up to the backend.
 ///
 /// `scope` is present for callers of this worker. It observes the exchange, and gives the response what the gateway adds to
-/// it. `upgrade` is the version of the caller if the request asks to switch protocols.
+/// it.
 pub(super) async fn carry(
     scope: Option<&RequestScope>,
     request: UpstreamRequest,
-    upgrade: Option<HttpVersion>,
+    upgrade: Option<Upgrade>,
     body: &mut impl RequestBody,
     response: &mut impl ResponseSink,
 ) -> Result<(), Stopped> {
@@ -64,10 +64,11 @@ pub(super) async fn carry(
         upload,
         response: pending,
     } = request;
+    let is_ignored = upgrade.is_some() && !pending.may_switch();
     let answered = Answered {
         upgrade,
         is_of_caller: scope.is_some(),
-        is_switched: Cell::new(None),
+        is_switched: Cell::new(is_ignored.then_some(false)),
         is_whole: Cell::new(false),
         is_broken_off: Cell::new(false),
     };
@@ -88,12 +89,33 @@ pub(super) async fn carry(
     }
 }
 
+/// A request to switch protocols.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Upgrade {
+    /// Version of the caller.
+    pub(super) version: HttpVersion,
+    /// Bytes of content before those of the other protocol.
+    pub(super) content: u64,
+}
+
+impl Upgrade {
+    pub(super) fn of(request: &RequestHead) -> Option<Self> {
+        let version = request.version;
+        let content = match version {
+            HttpVersion::Http2 => 0,
+            _ => request.framing.content_length().unwrap_or(0),
+        };
+        request.upgrade.as_ref().map(|_| Self { version, content })
+    }
+}
+
 /// How far the response has got. Both directions run in one task.
 struct Answered {
-    upgrade: Option<HttpVersion>,
+    upgrade: Option<Upgrade>,
     /// The response goes to the caller itself, not to another worker or node.
     is_of_caller: bool,
-    /// The decision of the backend about a request to switch protocols. `None` until the final head was received.
+    /// The decision of the backend about a request to switch protocols, or of the gateway to send it without `Upgrade`. `None` until
+    /// the final head was received.
     is_switched: Cell<Option<bool>>,
     /// The caller has the whole response.
     is_whole: Cell<bool>,
@@ -141,15 +163,19 @@ async fn send(
     answered: &Answered,
     body: &mut impl RequestBody,
 ) -> Result<CallerGone, BodyError> {
-    if answered.upgrade.is_some() {
+    if let Some(Upgrade { content, .. }) = answered.upgrade {
+        if let Err(error) = send_body(scope, body, &upload, answered, Some(content)).await {
+            upload.abort();
+            return Err(error);
+        }
         match answered.is_accepted(body).await {
             Ok(true) => body.switch_protocols(),
-            // An ordinary response: the request has no data.
+            // An ordinary response: the request has no further data.
             Ok(false) => upload = upload.without_body().await,
             Err(CallerGone) => return Err(BodyError::Gone),
         }
     }
-    if let Err(error) = send_body(scope, body, &upload, answered).await {
+    if let Err(error) = send_body(scope, body, &upload, answered, None).await {
         upload.abort();
         return Err(error);
     }
@@ -161,23 +187,27 @@ async fn send(
     Err(BodyError::Gone)
 }
 
-/// Sends the body to its end. Once the backend reads no more, the rest is received and discarded: the caller may read the
-/// response only after it has sent the whole request.
+/// Sends the body to its end, or the `content` of a request to switch protocols. Once the backend reads no more, the rest is
+/// received and discarded: the caller may read the response only after it has sent the whole request.
 async fn send_body(
     scope: Option<&RequestScope>,
     body: &mut impl RequestBody,
     upload: &Upload,
     answered: &Answered,
+    mut content: Option<u64>,
 ) -> Result<(), BodyError> {
     let mut tiny = None;
-    loop {
+    while content != Some(0) {
         let sent = match body.part().await? {
             Part::Data(data) => {
-                let last = body.is_done();
+                // No part has bytes behind the content, and those of the other protocol may follow.
+                content = content.map(|left| left.saturating_sub(data.len() as u64));
+                let last = content.is_none() && body.is_done();
                 if let Some(scope) = scope {
                     if data.len() < limits::TINY_PIECE && !last {
                         pace(&mut tiny, answered.abandoned(upload, body)).await?;
                     }
+                    let last = last || content == Some(0);
                     scope.note(Stage::RequestData { data: &data, last });
                 }
                 // Watches the caller while a slow backend blocks the send.
@@ -205,10 +235,11 @@ async fn send_body(
                 return Ok(());
             }
         };
-        if sent.is_err() {
+        if sent.is_err() && content.is_none() {
             return body.discard(None).await;
         }
     }
+    Ok(())
 }
 
 /// Delays a tiny piece beyond the rate of such pieces. Data that arrives during the pause is read as one piece.
@@ -270,7 +301,7 @@ async fn receive(
 async fn receive_head(
     scope: Option<&RequestScope>,
     mut pending: PendingResponse,
-    upgrade: Option<HttpVersion>,
+    upgrade: Option<Upgrade>,
     response: &mut impl ResponseSink,
 ) -> Result<(RelayedHead, Download), Stopped> {
     let (progress, received) = loop {
@@ -291,7 +322,8 @@ async fn receive_head(
         None => response.progress(progress),
     }
     let (mut head, download) = received.map_err(Stopped::Failed)?;
-    if upgrade == Some(HttpVersion::Http2) && head.upgrade.is_none() && head.status.is_success() {
+    let is_extended = upgrade.is_some_and(|upgrade| upgrade.version == HttpVersion::Http2);
+    if is_extended && head.upgrade.is_none() && head.status.is_success() {
         // An HTTP/2 caller would take a 2xx for a completed upgrade (RFC 8441 §5).
         let code = Some(AgentErrorCode::BackendInvalidResponse);
         return Err(Stopped::Failed(Error::from_agent(

@@ -31,7 +31,7 @@ use gw_shared::tunnel::transport::Transport;
 use gw_shared::tunnel::{heartbeat, window};
 use http::StatusCode;
 
-use super::carry::{Stopped, carry};
+use super::carry::{Stopped, Upgrade, carry};
 use super::on_node::open_on_node;
 use crate::http_message::{
     BodyError, CallerGone, Moved, Progress, RelayedHead, RequestBody, ResponseSink,
@@ -170,11 +170,7 @@ async fn serve(
         return;
     };
     let is_upgrade = head.upgrade.is_some();
-    let framing = if is_upgrade {
-        Framing::None
-    } else {
-        head.framing
-    };
+    let framing = head.framing;
     let has_body = framing.has_body() || is_upgrade;
     let awaits_acceptance = wire::waits_for_acceptance(framing, is_upgrade, &head.headers);
     let origin = Origin {
@@ -188,10 +184,13 @@ async fn serve(
         Ok(opening) => opening,
         Err(refused) => return refuse(&sender, None, &refused),
     };
-    let body = match (has_body, is_upgrade) {
-        (true, true) => Some(ReceivedBody::upgraded(receiver)),
-        (true, false) => Some(ReceivedBody::new(receiver, framing)),
-        (false, _) => None,
+    let upgrade = is_upgrade.then(|| Upgrade {
+        version: HttpVersion::Http11,
+        content: framing.content_length().unwrap_or(0),
+    });
+    let body = match &upgrade {
+        Some(upgrade) => Some(ReceivedBody::upgraded(receiver, upgrade.content)),
+        None => has_body.then(|| ReceivedBody::new(receiver, framing)),
     };
     let mut body = LinkBody {
         body,
@@ -204,7 +203,6 @@ async fn serve(
         begun: false,
         ended: false,
     };
-    let upgrade = is_upgrade.then_some(HttpVersion::Http11);
     let carried = accept_and_carry(opening, origin, upgrade, &mut body, &mut response).await;
     if let Err(Stopped::Failed(error)) = carried {
         let sends_on = response.progress.moved;
@@ -219,7 +217,7 @@ async fn serve(
 async fn accept_and_carry(
     opening: Opening,
     origin: Origin,
-    upgrade: Option<HttpVersion>,
+    upgrade: Option<Upgrade>,
     body: &mut LinkBody<'_>,
     response: &mut LinkSink<'_>,
 ) -> Result<(), Stopped> {
@@ -365,11 +363,6 @@ fn outbound(head: RequestHead) -> OutboundRequest {
         ..
     } = head;
     let caller_connection = CallerConnection::take(&mut headers);
-    let framing = if upgrade.is_some() {
-        Framing::None
-    } else {
-        framing
-    };
     OutboundRequest {
         method,
         target,

@@ -16,7 +16,7 @@ use gw_shared::http::{Fields, HttpVersion, Part};
 use gw_shared::runtime;
 use gw_shared::tunnel::head::OutboundRequest;
 
-use super::carry::{Stopped, carry};
+use super::carry::{Stopped, Upgrade, carry};
 use super::on_node::open_on_node;
 use crate::http_message::{
     BodyError, CallerGone, Moved, Progress, RelayedHead, RequestBody, ResponseSink,
@@ -37,7 +37,10 @@ pub(crate) fn serve_for_worker(upstream: &Rc<Upstream>, request: CrossCoreReques
             response,
             opened,
         } = request;
-        let upgrade = outbound.upgrade.as_ref().map(|_| HttpVersion::Http11);
+        let upgrade = outbound.upgrade_content().map(|content| Upgrade {
+            version: HttpVersion::Http11,
+            content,
+        });
         let has_upload = body.is_some();
         let mut response = PipeSink {
             pipe: &response,

@@ -24,7 +24,7 @@ use gw_shared::tunnel::head::OutboundRequest;
 use gw_store::{Directory, Service};
 
 pub(crate) use self::authenticate::AuthFailures;
-use self::carry::{Stopped, carry};
+use self::carry::{Stopped, Upgrade, carry};
 pub(crate) use self::for_node::{serve_link, serve_predecessor};
 pub(crate) use self::for_worker::serve_for_worker;
 use self::on_node::open_on_node;
@@ -66,7 +66,7 @@ impl Relay {
         body: &mut impl RequestBody,
         response: &mut impl ResponseSink,
     ) -> impl Future<Output = Outcome> {
-        let upgrade = request.upgrade.as_ref().map(|_| request.version);
+        let upgrade = Upgrade::of(&request);
         let opening = if self.upstream.tunnels.freeze.is_over(scope.began()) {
             Ok(self.open(scope, label, request, peer, body.was_taken_back()))
         } else {

@@ -60,11 +60,11 @@ pub(super) fn outbound(
         .map_err(|_| Error::BadRequest("Host field".to_owned()))?;
     headers.insert(X_FORWARDED_HOST, host);
     headers.insert(X_GW_REQUEST_ID, request_id_value(id));
-    // Bytes after an upgrade request are not its body.
-    let framing = if upgrade.is_some() {
-        Framing::None
-    } else {
-        framing
+    // Bytes of another protocol are not a body. An extended CONNECT has nothing else (RFC 8441 §5).
+    let framing = match framing {
+        Framing::Length(1..) if version == HttpVersion::Http11 => framing,
+        _ if upgrade.is_some() => Framing::None,
+        framing => framing,
     };
     Ok(OutboundRequest {
         method,

@@ -16,7 +16,7 @@ use gw_shared::id::AgentId;
 use gw_shared::tunnel::control::ToAgent;
 use gw_shared::tunnel::cut_reason::CutReason;
 use gw_shared::tunnel::head::OutboundRequest;
-use gw_shared::version::VERSION;
+use gw_shared::version::{self, VERSION};
 use gw_store::{Directory, Service};
 use gw_telemetry::counters::{EndedTunnel, RefusedVersion, TunnelReport};
 
@@ -306,6 +306,13 @@ impl Registry {
             (Some(only), None) => Serving::One(Rc::clone(only)),
             (Some(_), Some(_)) => Serving::Several,
         }
+    }
+
+    /// Whether all agents of the service take requests to switch protocols that have content. Agents of the previous line ignore
+    /// their `Upgrade`, and take what follows the content for a part of it.
+    pub(crate) fn takes_upgrade_content(&self, label: &str) -> bool {
+        self.of_service(label)
+            .all(|session| session.version.line != version::PREVIOUS)
     }
 
     /// The tunnel for an attempt, among those that `may_take` it.

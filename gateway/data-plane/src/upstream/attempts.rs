@@ -515,7 +515,7 @@ impl Body {
             .content_length()
             .and_then(|length| usize::try_from(length).ok());
         match length {
-            _ if outbound.upgrade.is_some() => Self::Upgraded,
+            _ if outbound.upgrade_content() == Some(0) => Self::Upgraded,
             _ if !outbound.has_body() => Self::None,
             Some(length) if length <= limits::KEPT_BODY => Self::Kept(length),
             _ => Self::Withheld,

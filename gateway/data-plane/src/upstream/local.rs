@@ -27,6 +27,17 @@ impl Upstream {
             return self.answer(&service.account, head, body);
         }
         let CallerSession { hash, set_cookie } = self.caller_sessions.of(service, &mut outbound);
+        if outbound
+            .upgrade_content()
+            .is_some_and(|content| content > 0)
+            && !self
+                .tunnels
+                .registry
+                .borrow()
+                .takes_upgrade_content(&service.label)
+        {
+            outbound.upgrade = None;
+        }
         let serving = self.tunnels.registry.borrow().serving(&service.label);
         let session = match serving {
             Serving::One(session) => session,

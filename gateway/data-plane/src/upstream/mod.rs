@@ -371,6 +371,14 @@ impl PendingResponse {
         }
     }
 
+    /// Whether the request was sent with `Upgrade`, if it has one.
+    pub(crate) fn may_switch(&self) -> bool {
+        match self {
+            Self::Stream(response) => response.may_switch(),
+            Self::CrossCore { .. } | Self::NotOpened(_) => true,
+        }
+    }
+
     /// Progress of the request, as far as this worker knows it.
     pub(crate) fn progress(&self) -> Progress {
         match self {

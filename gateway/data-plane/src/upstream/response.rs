@@ -179,6 +179,11 @@ impl StreamResponse {
         }
     }
 
+    /// Whether the request was sent with `Upgrade`.
+    pub(super) fn may_switch(&self) -> bool {
+        self.request.protocol.is_some()
+    }
+
     pub(super) fn progress(&self) -> Progress {
         let at_owner = match &self.carrier {
             Carrier::Tunnel(_) => &[],
@@ -264,7 +269,7 @@ impl StreamResponse {
             Err(failure) => return after(failure, attempts, &carrier, set_cookie, progress),
         };
         let body = match head.upgrade {
-            Some(_) => ReceivedBody::upgraded(stream),
+            Some(_) => ReceivedBody::upgraded(stream, 0),
             None => ReceivedBody::new(stream, framing),
         };
         let mut download = Download::new(BodySource::Stream {

@@ -260,21 +260,28 @@ fn an_upgrade_goes_to_the_other_agent_and_carries_bytes_both_ways() {
     let several = Several::start(&["sick", "well"]);
     let (_socket, refusing) = backend::refusing();
     let echo = backend::start(|mut peer| {
-        let head = peer.request_head().unwrap();
+        let (head, content, _) = peer.request().unwrap();
         assert!(head.upgrade.is_some());
         peer.send("HTTP/1.1 101 X\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n");
+        peer.send(content);
         while let Ok(byte) = peer.bytes(1) {
             let _ = peer.stream.write_all(&[byte[0], byte[0]]);
         }
     });
     let _sick = several.run("sick", 128, &format!("http://{refusing}"));
     let _well = several.run("well", 128, &echo);
-    for _ in 0..10 {
+    for number in 0..10 {
         let mut caller = several.connect();
-        let fields = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
-                      Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
-        caller.send(several.request("GET /", fields));
+        // The other agent gets its copy of the content.
+        let content = ["", "content"][number % 2];
+        let fields = format!(
+            "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+             Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nContent-Length: {}\r\n\r\n{content}",
+            content.len()
+        );
+        caller.send(several.request("GET /", &fields));
         assert_eq!(caller.response_head(&Method::GET).unwrap().status, 101);
+        assert_eq!(caller.bytes(content.len()).unwrap(), content.as_bytes());
         caller.send("ab");
         assert_eq!(caller.bytes(4).unwrap(), b"aabb");
     }

@@ -24,7 +24,7 @@ use serde_json::Value;
 
 use crate::support::agents::modified_agent;
 use crate::support::agents::modified_agent::{ACCOUNT, HOST, STREAMS, Tunnel};
-use crate::support::agents::tunnel_frames::{hello, ping};
+use crate::support::agents::tunnel_frames::{hello, last_head, ping};
 use crate::support::peers::http1_peer::Response;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::{Running, config_text, gw_gateway};
@@ -119,6 +119,48 @@ fn agents_of_the_previous_line_are_not_told_of_callers_connections() {
         let request = tunnel.next_of(Kind::Request).unwrap();
         let head = String::from_utf8(request.payload[4..].to_vec()).unwrap();
         assert_eq!(head.contains("x-gw-caller-connection"), is_told, "{head}");
+        drop(tunnel);
+        eventually("the tunnel has ended", || {
+            agent.report(&demo).is_none().then_some(())
+        });
+    }
+}
+
+#[test]
+fn agents_of_the_previous_line_get_an_upgrade_with_content_as_an_ordinary_request() {
+    let adjust: fn(&mut Config) = |config| config.agent_releases.served = AgentVersions::Previous;
+    let demo = Demo::start(&Options {
+        adjust,
+        ..options(None)
+    })
+    .unwrap();
+    let agent = modified_agent::enroll(&demo);
+    for (version, is_upgrade) in [(format!("{PREVIOUS}.0"), false), (VERSION.to_owned(), true)] {
+        let mut tunnel = ask(&demo, &agent, &version).ok().unwrap();
+        tunnel.0.send(hello(STREAMS));
+        eventually("the tunnel is registered", || agent.report(&demo));
+        let mut caller = agent.caller(&demo);
+        let fields = "Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 4\r\n\r\njsonraw";
+        caller.send(agent.request("POST /", fields));
+        let request = tunnel.next_of(Kind::Request).unwrap();
+        let head = String::from_utf8(request.payload[4..].to_vec()).unwrap();
+        assert!(head.contains("content-length: 4\r\n"), "{head}");
+        assert_eq!(head.contains("upgrade: tcp"), is_upgrade, "{head}");
+        let mut body = tunnel.next_of(Kind::Data).unwrap();
+        assert_eq!(body.payload, b"json");
+        // What follows the content waits for the agent to switch. Without `Upgrade` the content is all.
+        if !is_upgrade && !body.end {
+            body = tunnel.next_of(Kind::Data).unwrap();
+            assert!(body.payload.is_empty());
+        }
+        assert_eq!(body.end, !is_upgrade);
+        let answer = last_head(request.stream, "409", &[("content-length", "0")]);
+        tunnel.0.send(answer);
+        let response = caller.response();
+        assert_eq!(
+            (response.status.as_u16(), response.header("connection")),
+            (409, "close")
+        );
         drop(tunnel);
         eventually("the tunnel has ended", || {
             agent.report(&demo).is_none().then_some(())

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use http::Method;
 
-use crate::support::peers::caller::HOST;
+use crate::support::peers::caller::{Caller, HOST};
 use crate::support::peers::http1_peer::{Peer, fields};
 use crate::support::peers::http2_caller::on_a_reactor;
 use crate::support::peers::node_peer::{Identity, certificate};
@@ -24,7 +24,9 @@ fn any_path() -> String {
     backend::start(|mut peer| {
         while let Ok(head) = peer.request_head() {
             if head.upgrade.is_some() {
+                let (content, _) = peer.body(head.framing).unwrap();
                 peer.send("HTTP/1.1 101 X\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nX-Echo: twice\r\n\r\nhello ");
+                peer.send(content);
                 return double(&mut peer);
             }
             match head.target.path() {
@@ -249,11 +251,20 @@ fn http2_callers_are_served() {
 #[test]
 fn protocols_are_switched_and_each_half_ends_separately() {
     let (nodes, _agent, owner, other) = with_agent(&any_path());
-    let mut caller = nodes.connect(other);
-    caller.send(nodes.request(
-        "GET /",
-        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: a\r\n\r\n",
-    ));
+    for content in ["", "content "] {
+        let mut caller = nodes.connect(other);
+        let fields = format!(
+            "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: a\r\nContent-Length: {}\r\n\r\n{content}",
+            content.len()
+        );
+        caller.send(nodes.request("GET /", &fields));
+        switched(&mut caller, content);
+    }
+    wait_until_idle(&nodes, owner);
+}
+
+/// Uses a connection whose request to switch protocols was sent with this content.
+fn switched(caller: &mut Caller, content: &str) {
     let head = caller.response_head(&Method::GET).unwrap();
     assert_eq!(
         (
@@ -263,6 +274,7 @@ fn protocols_are_switched_and_each_half_ends_separately() {
         (101, "twice")
     );
     assert_eq!(caller.bytes(6).unwrap(), b"hello ");
+    assert_eq!(caller.bytes(content.len()).unwrap(), content.as_bytes());
     for byte in *b"abc" {
         caller.send([byte]);
         assert_eq!(caller.bytes(2).unwrap(), [byte, byte]);
@@ -272,7 +284,6 @@ fn protocols_are_switched_and_each_half_ends_separately() {
     caller.stream.sock.shutdown(Shutdown::Write).unwrap();
     assert_eq!(caller.bytes(3).unwrap(), b"bye");
     assert!(caller.is_closed());
-    wait_until_idle(&nodes, owner);
 }
 
 #[test]

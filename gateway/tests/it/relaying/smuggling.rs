@@ -85,18 +85,24 @@ fn is_all(demo: &Demo, seen: &Receiver<Seen>, expected: &[(&str, &[u8])], what: 
 }
 
 fn upgrade(demo: &Demo, target: &str) -> String {
-    request(
-        demo,
-        &format!("GET {target}"),
-        "Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
-    )
+    upgrade_with(demo, target, "")
+}
+
+/// A request to switch protocols with this content.
+fn upgrade_with(demo: &Demo, target: &str, content: &str) -> String {
+    let length = content.len();
+    let fields = format!(
+        "Connection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: {length}\r\n\r\n{content}"
+    );
+    request(demo, &format!("GET {target}"), &fields)
 }
 
 #[test]
 fn bytes_behind_an_upgrade_that_the_backend_declines_are_dropped() {
     let (sender, seen) = mpsc::channel();
     let demo = demo(Some(backend::start(move |mut peer| {
-        let target = peer.request_head().unwrap().target.to_string();
+        let (head, content, _) = peer.request().unwrap();
+        let target = head.target.to_string();
         let (status, fields) = target[1..].split_once('/').unwrap();
         let fields = if fields == "upgrade" {
             "Upgrade: websocket\r\n"
@@ -109,23 +115,29 @@ fn bytes_behind_an_upgrade_that_the_backend_declines_are_dropped() {
         // The rest of the connection, up to its end.
         let rest = peer.bytes(1);
         sender
-            .send((target, rest.map_err(|error| error.kind())))
+            .send((target, content, rest.map_err(|error| error.kind())))
             .unwrap();
     })));
-    for target in ["/200/", "/200/upgrade", "/403/", "/426/upgrade", "/501/"] {
+    for (target, sent) in [
+        ("/200/", ""),
+        ("/200/upgrade", "content"),
+        ("/403/", "content"),
+        ("/426/upgrade", ""),
+        ("/501/", "content"),
+    ] {
         let mut caller = connect(&demo);
         // At once, so that the gateway has read all before it has an answer.
-        caller.send(upgrade(&demo, target) + &smuggled(&demo));
+        caller.send(upgrade_with(&demo, target, sent) + &smuggled(&demo));
         let response = caller.response();
         assert_eq!(
             (response.status.as_str(), response.body.as_slice()),
             (&target[1..4], &b"ok"[..])
         );
         is_last(&mut caller, response.header("connection"), target);
-        let (path, rest) = seen.recv_timeout(SOON).unwrap();
+        let (path, content, rest) = seen.recv_timeout(SOON).unwrap();
         assert_eq!(
-            (path.as_str(), rest),
-            (target, Err(ErrorKind::UnexpectedEof))
+            (path.as_str(), content.as_slice(), rest),
+            (target, sent.as_bytes(), Err(ErrorKind::UnexpectedEof))
         );
     }
     crate::support::wait_until_slots_are_free(&demo);

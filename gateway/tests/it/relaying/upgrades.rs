@@ -77,6 +77,77 @@ fn upgrade(demo: &Demo, line: &str, protocol: &str) -> String {
     )
 }
 
+/// A request to switch protocols with this content.
+fn with_content(demo: &Demo, line: &str, content: &str) -> String {
+    let fields = format!(
+        "Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: {}\r\n\r\n{content}",
+        content.len()
+    );
+    request(demo, line, &fields)
+}
+
+/// A backend as the daemon of Docker: reads the content of a request to switch protocols, answers 101 and the content, and echoes
+/// every byte twice.
+fn daemon() -> String {
+    backend::start(|mut peer| {
+        while let Ok((head, body, _)) = peer.request() {
+            if head.upgrade.is_none() {
+                peer.send(format!(
+                    "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n",
+                    body.len()
+                ));
+                peer.send(body);
+                continue;
+            }
+            peer.send(
+                "HTTP/1.1 101 UPGRADED\r\nContent-Type: application/vnd.docker.raw-stream\r\n\
+                 Connection: Upgrade\r\nUpgrade: tcp\r\n\r\n",
+            );
+            peer.send(body);
+            return double(&mut peer);
+        }
+    })
+}
+
+#[test]
+fn content_of_an_upgrade_comes_before_the_protocol() {
+    const MOST: usize = 64 * 1024;
+    let largest = "x".repeat(MOST);
+    let too_large = "x".repeat(MOST + 1);
+    for hand_over in [HandOver::Always, HandOver::Never] {
+        let options = Options {
+            workers: 2,
+            hand_over,
+            ..crate::support::options(Some(daemon()))
+        };
+        let demo = Demo::start(&options).unwrap();
+        for content in ["{\"Detach\":false}", &largest] {
+            for _ in 0..2 {
+                let mut caller = connect(&demo);
+                // Bytes of the protocol at once behind the content.
+                caller.send(with_content(&demo, "POST /exec/1/start", content) + "ab");
+                let head = caller.response_head(&Method::GET).unwrap();
+                assert_eq!(
+                    (head.status.as_u16(), &head.headers["upgrade"]),
+                    (101, &http::HeaderValue::from_static("tcp"))
+                );
+                assert_eq!(caller.bytes(content.len()).unwrap(), content.as_bytes());
+                assert_eq!(caller.bytes(4).unwrap(), b"aabb");
+                end(&mut caller);
+                assert_eq!(caller.bytes(3).unwrap(), b"bye");
+                assert!(caller.is_closed());
+            }
+        }
+        let mut caller = connect(&demo);
+        for _ in 0..2 {
+            caller.send(with_content(&demo, "POST /", &too_large));
+            assert_eq!(caller.response().body, too_large.as_bytes());
+        }
+        crate::support::wait_until_slots_are_free(&demo);
+        demo.stop();
+    }
+}
+
 fn end(caller: &mut Caller) {
     caller.stream.conn.send_close_notify();
     caller.stream.flush().unwrap();

@@ -14,7 +14,7 @@ use super::{
 use crate::http::Fields;
 use crate::http::fields::{field_name, has_too_many_connection_options};
 use crate::http::framing::announced;
-use crate::http::upgrade::UpgradeProtocol;
+use crate::http::upgrade::{UPGRADE_CONTENT_MAX, UpgradeProtocol};
 
 /// Most header fields that [`parse_request`] can parse. [`parse_response`] parses as many without an allocation.
 const FIELDS_MAX: usize = 128;
@@ -68,10 +68,13 @@ pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, In
         version == HttpVersion::Http10 && framing == Framing::None && !method.is_safe();
     let keep_alive = keeps_alive(&headers, version) && !is_unframed;
     let expects_continue = version == HttpVersion::Http11 && expects_continue(&headers, framing);
-    let upgrade = if version == HttpVersion::Http11 && !framing.has_body() {
-        upgrade(&headers)
-    } else {
-        None
+    let upgrade = match framing {
+        Framing::None | Framing::Length(0..=UPGRADE_CONTENT_MAX)
+            if version == HttpVersion::Http11 =>
+        {
+            upgrade(&headers)
+        }
+        _ => None,
     };
     Ok(RequestHead {
         method,

@@ -12,7 +12,7 @@ use futures_util::future::{Either, select};
 use gw_base::error::{Error, Overload};
 use gw_interface::auth::Authenticated;
 use gw_region::{Member, NextHop};
-use gw_shared::http::{Fields, InvalidHead};
+use gw_shared::http::{Fields, Framing, InvalidHead};
 use gw_shared::runtime;
 use gw_shared::tunnel::connection::StreamSender;
 use gw_shared::tunnel::endpoint::{Closed, OpenError, ReceivedPart};
@@ -335,6 +335,17 @@ impl CrossNodeRequest {
         Ok(opened)
     }
 
+    /// For nodes of the previous line, which do so themselves. A body of unknown length waits for the acceptance, as this one does.
+    fn ignore_upgrade_with_content(&mut self) {
+        if self
+            .outbound
+            .upgrade_content()
+            .is_some_and(|content| content > 0)
+        {
+            (self.outbound.upgrade, self.outbound.framing) = (None, Framing::Chunked);
+        }
+    }
+
     async fn attempt(
         &mut self,
         link: &Rc<Link>,
@@ -358,9 +369,12 @@ impl CrossNodeRequest {
             .account(&self.request.service.account);
         let sent = Instant::now();
         let counted = link.count();
-        let outbound = &self.outbound;
-        // Nodes of the previous line do not know the field.
+        // Nodes of the previous line do not know the field, and `Upgrade` of a request with content.
         let knows_callers = tunnel.with(|endpoint| endpoint.reports_uploads());
+        if !knows_callers {
+            self.ignore_upgrade_with_content();
+        }
+        let outbound = &self.outbound;
         let caller = outbound.caller_connection.filter(|_| knows_callers);
         let share = Rc::clone(memory.share());
         let opened = tunnel.open_for(share, window::LEAST as usize, !outbound.has_body(), |out| {

@@ -103,7 +103,10 @@ fn an_upgrade_names_one_protocol_other_than_http() {
             .as_str(),
         "SPDY/3.1"
     );
-    assert!(upgrade("Connection: upgrade\r\nUpgrade: a\r\nContent-Length: 0\r\n").is_some());
+    for length in [0, 1, 65_536] {
+        let content = format!("Content-Length: {length}\r\n");
+        assert!(upgrade(&format!("Connection: upgrade\r\nUpgrade: a\r\n{content}")).is_some());
+    }
     for none in [
         "Upgrade: websocket\r\n",
         "Connection: upgrade\r\n",
@@ -114,7 +117,7 @@ fn an_upgrade_names_one_protocol_other_than_http() {
         "Connection: upgrade\r\nUpgrade: a b\r\n",
         "Connection: upgrade\r\nUpgrade:\r\n",
         "Connection: upgrade\r\nUpgrade: websocket\r\nTransfer-Encoding: chunked\r\n",
-        "Connection: upgrade\r\nUpgrade: websocket\r\nContent-Length: 1\r\n",
+        "Connection: upgrade\r\nUpgrade: websocket\r\nContent-Length: 65537\r\n",
     ] {
         assert_eq!(upgrade(none), None, "{none:?}");
     }
