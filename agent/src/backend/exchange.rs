@@ -141,7 +141,7 @@ impl ResponseHalf<'_> {
                     keep_alive,
                     ..
                 } = connection.response_head(method).await?;
-                *decoder = BodyDecoder::new(framing);
+                *decoder = BodyDecoder::of_response(framing);
                 Ok(BackendHead {
                     status,
                     headers,

@@ -39,7 +39,11 @@ pub enum InvalidBody {
 
 /// Decodes one body.
 #[derive(Debug)]
-pub struct BodyDecoder(DecoderState);
+pub struct BodyDecoder {
+    state: DecoderState,
+    /// Whether the size of a chunk may be followed by SP and HTAB, which some servers pad it with.
+    is_padded: bool,
+}
 
 #[derive(Debug)]
 enum DecoderState {
@@ -54,29 +58,42 @@ enum DecoderState {
 
 impl BodyDecoder {
     pub fn new(framing: Framing) -> Self {
-        Self(match framing {
+        let state = match framing {
             Framing::None | Framing::Described(_) | Framing::Length(0) => DecoderState::Done,
             Framing::Length(length) => DecoderState::Length(length),
             Framing::Chunked => DecoderState::ChunkSize,
             Framing::UntilClose => DecoderState::UntilClose,
-        })
+        };
+        Self {
+            state,
+            is_padded: false,
+        }
+    }
+
+    /// A decoder of a backend's response: the size of a chunk may be followed by SP and HTAB. Never for requests: what two
+    /// servers read differently can hide a request in another.
+    pub fn of_response(framing: Framing) -> Self {
+        Self {
+            is_padded: true,
+            ..Self::new(framing)
+        }
     }
 
     pub fn is_done(&self) -> bool {
-        matches!(self.0, DecoderState::Done)
+        matches!(self.state, DecoderState::Done)
     }
 
     /// Takes the next part off the front of `buffer`; `None` if it needs more bytes.
     pub fn decode(&mut self, buffer: &mut BytesMut) -> Result<Option<Part>, InvalidBody> {
         loop {
-            match self.0 {
+            match self.state {
                 DecoderState::Done => return Ok(Some(Part::End)),
                 _ if buffer.is_empty() => return Ok(None),
                 DecoderState::UntilClose => return Ok(Some(Part::Data(buffer.split().freeze()))),
                 DecoderState::Length(remaining) => {
                     let data = take(buffer, remaining);
                     let remaining = remaining - data.len() as u64;
-                    self.0 = if remaining == 0 {
+                    self.state = if remaining == 0 {
                         DecoderState::Done
                     } else {
                         DecoderState::Length(remaining)
@@ -84,13 +101,16 @@ impl BodyDecoder {
                     return Ok(Some(Part::Data(data)));
                 }
                 DecoderState::ChunkSize => {
-                    let Some(line) =
+                    let Some(mut line) =
                         take_line(buffer, SIZE_LINE_MAX, InvalidBody::Chunk("size line"))?
                     else {
                         return Ok(None);
                     };
+                    while self.is_padded && matches!(line.last(), Some(b' ' | b'\t')) {
+                        line.truncate(line.len() - 1);
+                    }
                     let size = parse_chunk_size(&line)?;
-                    self.0 = if size == 0 {
+                    self.state = if size == 0 {
                         DecoderState::Trailers
                     } else {
                         DecoderState::ChunkData(size)
@@ -99,7 +119,7 @@ impl BodyDecoder {
                 DecoderState::ChunkData(remaining) => {
                     let data = take(buffer, remaining);
                     let remaining = remaining - data.len() as u64;
-                    self.0 = if remaining == 0 {
+                    self.state = if remaining == 0 {
                         DecoderState::ChunkDataEnd
                     } else {
                         DecoderState::ChunkData(remaining)
@@ -118,7 +138,7 @@ impl BodyDecoder {
                         return Err(BAD_CHUNK_END);
                     }
                     buffer.advance(2);
-                    self.0 = DecoderState::ChunkSize;
+                    self.state = DecoderState::ChunkSize;
                 }
                 DecoderState::Trailers => return self.decode_trailers(buffer),
             }
@@ -128,7 +148,7 @@ impl BodyDecoder {
     fn decode_trailers(&mut self, buffer: &mut BytesMut) -> Result<Option<Part>, InvalidBody> {
         if buffer.starts_with(b"\r\n") {
             buffer.advance(2);
-            self.0 = DecoderState::Done;
+            self.state = DecoderState::Done;
             return Ok(Some(Part::End));
         }
         let Some(end) = memchr::memmem::find(buffer, b"\r\n\r\n") else {
@@ -143,15 +163,15 @@ impl BodyDecoder {
         }
         let section = buffer.split_to(end + 4).freeze();
         let trailers = parse_trailers::<TRAILER_FIELDS_MAX>(&section)?;
-        self.0 = DecoderState::Done;
+        self.state = DecoderState::Done;
         Ok(Some(Part::Trailers(trailers)))
     }
 
     /// Handles the end of the connection; an error if the body is incomplete.
     pub fn finish(&mut self) -> Result<(), InvalidBody> {
-        match self.0 {
+        match self.state {
             DecoderState::UntilClose | DecoderState::Done => {
-                self.0 = DecoderState::Done;
+                self.state = DecoderState::Done;
                 Ok(())
             }
             _ => Err(InvalidBody::CutShort),
@@ -279,7 +299,14 @@ mod tests {
 
     /// Decodes `input`, given in pieces of `step` bytes.
     fn decode_all(framing: Framing, input: &[u8], step: usize) -> Result<Decoded, InvalidBody> {
-        let mut decoder = BodyDecoder::new(framing);
+        decode_with(BodyDecoder::new(framing), input, step)
+    }
+
+    fn decode_with(
+        mut decoder: BodyDecoder,
+        input: &[u8],
+        step: usize,
+    ) -> Result<Decoded, InvalidBody> {
         let mut buffer = BytesMut::new();
         let mut data = Vec::new();
         let mut trailers = None;
@@ -348,6 +375,27 @@ mod tests {
             format!("5;a=\"{}", ";b".repeat(SIZE_LINE_MAX)),
         ] {
             assert!(decode_all(Framing::Chunked, endless.as_bytes(), 100).is_err());
+        }
+    }
+
+    #[test]
+    fn the_size_of_a_chunk_of_a_response_may_be_padded() {
+        let decode = |input: &str, step| {
+            let decoder = BodyDecoder::of_response(Framing::Chunked);
+            decode_with(decoder, input.as_bytes(), step)
+        };
+        let padded = "5   \r\nhello\r\n6\t \r\n world\r\n0  \r\n\r\n";
+        for step in 1..=padded.len() {
+            assert_eq!(decode(padded, step).unwrap().0, b"hello world");
+        }
+        for input in [
+            " 5\r\nhello",
+            "5 \r\r\nhello",
+            "5 5\r\nhello",
+            "   \r\n",
+            "5\x0b\r\nhello",
+        ] {
+            assert!(decode(input, 1).is_err(), "{input:?}");
         }
     }
 
