@@ -176,12 +176,12 @@ pub const SOCKET_BUFFER_LEAST: usize = 64 * KIB;
 /// Time for which the kernel keeps unacknowledged bytes of a closed connection if the peer reads none.
 pub const CLOSED_DELIVERY: Duration = Duration::from_secs(20);
 
-/// Bytes of a header of the PROXY protocol, version 2, after its first 16 (proxy-protocol.txt §2.2): 216 for the largest
-/// addresses, those of Unix sockets, and 320 for extensions.
-pub const PROXY_HEADER: usize = 536;
+/// Bytes of a header of the PROXY protocol, version 2, after its first 16 (proxy-protocol.txt §2.2): addresses and extensions,
+/// among them client certificates, and identifiers of cloud balancers.
+pub const PROXY_HEADER: usize = 4096;
 /// Bytes of a header of the PROXY protocol, version 1: one line of text with its end (proxy-protocol.txt §2.1).
 pub const PROXY_LINE: usize = 107;
-/// Connections without a required header of the PROXY protocol that one worker logs as warnings.
+/// Connections without a required header of the PROXY protocol, or with one that is too long, that one worker logs as warnings.
 pub const UNANNOUNCED_LINES: Rate = Rate::new(60, 60).unwrap();
 
 /// Time to connect to another node of the region.

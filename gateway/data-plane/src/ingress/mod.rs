@@ -195,12 +195,7 @@ impl Ingress {
             Ok(Announcement { source, rest }) => return Some((source.unwrap_or(peer), rest)),
             Err(Unannounced::Header(InvalidHeader::Missing)) => {
                 self.counters.turned_away.increment(PROXY_HEADER_MISSING);
-                if self
-                    .unannounced_lines
-                    .borrow_mut()
-                    .take(Instant::now())
-                    .is_ok()
-                {
+                if self.may_warn() {
                     tracing::warn!(
                         proxy = %peer,
                         "connection closed: it does not begin with a header of the PROXY protocol, which `proxy_protocol = \"required\"` \
@@ -208,9 +203,21 @@ impl Ingress {
                     );
                 }
             }
-            Err(error) => self.handshake_failed(peer, &error),
+            Err(error) => {
+                let is_long = matches!(error, Unannounced::Header(InvalidHeader::TooLong(_)));
+                if is_long && self.may_warn() {
+                    tracing::warn!(proxy = %peer, "connection closed: {error}; let the proxy send fewer extensions (TLVs)");
+                }
+                self.handshake_failed(peer, &error);
+            }
         }
         None
+    }
+
+    /// Takes one of the warnings of proxies.
+    fn may_warn(&self) -> bool {
+        let mut lines = self.unannounced_lines.borrow_mut();
+        lines.take(Instant::now()).is_ok()
     }
 
     /// Counts a new connection for its address, unless the address has too many.
