@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use gw_shared::net::tls::Remedies;
+use http::{StatusCode, Uri};
 use instant_acme::Problem;
 
 use crate::limits::{ERROR_BYTES_MAX, RETRY_AFTER_MAX};
@@ -64,13 +66,42 @@ impl AcmeError {
     }
 }
 
+/// The authority does not answer, or not in its protocol. The text has the remedy.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoAnswer {
+    #[error("{0}: {1}; check that the directory is reachable from this machine")]
+    Unreachable(Uri, String),
+    #[error("{0}: {explained}", explained = REMEDIES.explain(.1))]
+    Tls(Uri, rustls::Error),
+    #[error("{0}: its answer broke off: {1}; it is tried again")]
+    CutOff(Uri, String),
+    #[error(
+        "{0}: it answered {1}; check acme.directory, and whether a proxy answers in place of the authority"
+    )]
+    Status(Uri, StatusCode),
+}
+
+/// What to do about errors of TLS with an authority.
+const REMEDIES: Remedies = Remedies {
+    issuer: "set acme.ca_file to a PEM file of the authority's certificate, or of this certificate itself",
+    name: "name it by a name of its certificate in acme.directory, or set acme.ca_file to a PEM file of this certificate",
+    certificate: "replace it at the directory, or set the clock of this machine",
+    client_certificate: "let the directory take requests without one",
+    not_tls: "correct host and port in acme.directory",
+    other: "check that acme.directory has its port for https",
+    versions: "TLS 1.3 and 1.2",
+};
+
 /// The failure of an action on `object`.
 pub(crate) fn failure(action: &str, directory: &str, error: &instant_acme::Error) -> AcmeError {
     match error {
         instant_acme::Error::Api(problem) => refusal(action, directory, problem),
+        instant_acme::Error::Other(error) if error.is::<NoAnswer>() => {
+            AcmeError::unreachable(format!("{action} at {directory}: {error}"))
+        }
         // An answer that is not JSON comes from something in front of the authority.
         error => AcmeError::unreachable(format!(
-            "{action} at {directory}: {}; check that the directory is reachable from this machine, and acme.ca_file if its certificate is not publicly trusted",
+            "{action} at {directory}: the answer is not that of an ACME authority: {}; check acme.directory, and whether a proxy answers in its place",
             innermost(error)
         )),
     }

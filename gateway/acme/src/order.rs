@@ -16,7 +16,7 @@ use instant_acme::{
     OrderStatus,
 };
 
-use crate::error::{AcmeError, FailureKind, failure, problem_name, short_name};
+use crate::error::{AcmeError, FailureKind, NoAnswer, failure, problem_name, short_name};
 use crate::http::AuthorityClient;
 use crate::limits::{LEFTOVERS_MAX, ORDER_WITHIN, POLL_EVERY, POLL_EVERY_MAX, VISIBLE_WITHIN};
 use crate::proof::{ChallengeKind, Proof, Publisher};
@@ -427,7 +427,7 @@ fn is_refused_for_replaces(error: &instant_acme::Error) -> bool {
 
 fn is_no_answer(error: &instant_acme::Error) -> bool {
     match error {
-        instant_acme::Error::Other(error) => error.is::<crate::http::NoAnswer>(),
+        instant_acme::Error::Other(error) => error.is::<NoAnswer>(),
         _ => false,
     }
 }
