@@ -335,13 +335,11 @@ impl CrossNodeRequest {
         Ok(opened)
     }
 
-    /// For nodes of the previous line, which do so themselves. A body of unknown length waits for the acceptance, as this one does.
-    fn ignore_upgrade_with_content(&mut self) {
-        if self
-            .outbound
-            .upgrade_content()
-            .is_some_and(|content| content > 0)
-        {
+    /// Removes `Upgrade` of a request with content for a node of the previous line. A body of unknown length waits for the
+    /// acceptance, as this one does.
+    fn fit_to_line(&mut self, is_current: bool) {
+        let content = self.outbound.upgrade_content();
+        if !is_current && content.is_some_and(|content| content > 0) {
             (self.outbound.upgrade, self.outbound.framing) = (None, Framing::Chunked);
         }
     }
@@ -369,13 +367,10 @@ impl CrossNodeRequest {
             .account(&self.request.service.account);
         let sent = Instant::now();
         let counted = link.count();
-        // Nodes of the previous line do not know the field, and `Upgrade` of a request with content.
-        let knows_callers = tunnel.with(|endpoint| endpoint.reports_uploads());
-        if !knows_callers {
-            self.ignore_upgrade_with_content();
-        }
+        let is_current = tunnel.with(|endpoint| endpoint.reports_uploads());
+        self.fit_to_line(is_current);
         let outbound = &self.outbound;
-        let caller = outbound.caller_connection.filter(|_| knows_callers);
+        let caller = outbound.caller_connection.filter(|_| is_current);
         let share = Rc::clone(memory.share());
         let opened = tunnel.open_for(share, window::LEAST as usize, !outbound.has_body(), |out| {
             outbound.write(out, caller);
