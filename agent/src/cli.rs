@@ -6,6 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use gw_agent::config::HOST_HEADER_VARIABLE;
 use gw_agent::identity::enroll::{EnrollError, EnrollmentOptions, TokenSource, ensure_enrolled};
 use gw_agent::process::ConfigSource;
 use gw_shared::command::Failure;
@@ -208,9 +209,28 @@ pub(crate) struct RunArguments {
     /// Backend of all services, for example http://127.0.0.1:8080. Can be repeated; requests are distributed.
     #[arg(long)]
     pub(crate) backend: Vec<String>,
+    #[command(flatten)]
+    pub(crate) host: HostHeaderArguments,
     /// Print the public address of each service once it is relayed.
     #[arg(long, hide = true)]
     pub(crate) print_addresses: bool,
+}
+
+#[derive(Args, Default)]
+pub(crate) struct HostHeaderArguments {
+    /// Host field that the backend gets: the caller's, or that of its URL, which is mapped back in responses. Default: preserve.
+    #[arg(long, value_name = "preserve|rewrite", value_parser = ["preserve", "rewrite"], hide_possible_values = true)]
+    host_header: Option<String>,
+}
+
+impl HostHeaderArguments {
+    /// The environment, in which the option takes precedence.
+    pub(crate) fn environment(&self) -> impl Fn(&str) -> Option<String> {
+        |name| match &self.host_header {
+            Some(host) if name == HOST_HEADER_VARIABLE => Some(host.clone()),
+            _ => std::env::var(name).ok(),
+        }
+    }
 }
 
 impl RunArguments {
@@ -234,6 +254,10 @@ impl RunArguments {
         self.backend
             .iter()
             .for_each(|url| add("--backend", url.as_ref()));
+        self.host
+            .host_header
+            .iter()
+            .for_each(|host| add("--host-header", host.as_ref()));
         arguments.extend(self.print_addresses.then(|| "--print-addresses".into()));
         arguments
     }

@@ -122,6 +122,7 @@ impl Config {
         let mut errors = keys.errors;
         let backends = ServiceBackends::parse(
             of_all(backends, &environment).as_deref(),
+            environment(HOST_HEADER_VARIABLE).as_deref(),
             &table_of_backends(named, &mut errors),
             fallback.as_ref(),
             &health_check,
@@ -234,6 +235,9 @@ fn not_served(name: &str, services: &str) -> String {
     )
 }
 
+/// Variable with the `Host` that the backends of `--backend` get.
+pub const HOST_HEADER_VARIABLE: &str = "GW_HOST_HEADER";
+
 /// URLs of the backends for every service: of the command line, or of the environment.
 fn of_all(given: &[String], environment: &dyn Fn(&str) -> Option<String>) -> Option<Vec<String>> {
     if !given.is_empty() {
@@ -322,7 +326,8 @@ pub(crate) fn read(path: &Path) -> Result<toml::Table, ConfigError> {
 pub fn backend_url(text: &str) -> Result<String, String> {
     let is_port = |text: &str| text.parse().is_ok_and(|port: u16| port > 0);
     let url = match text.rsplit_once(':') {
-        None if is_port(text) => format!("http://127.0.0.1:{text}"),
+        // Programs listen on 127.0.0.1, on ::1 or on both.
+        None if is_port(text) => format!("http://localhost:{text}"),
         Some((_, port)) if is_port(port) && !text.contains('/') => format!("http://{text}"),
         Some((_, rest)) if rest.starts_with('/') || text.contains("://") => text.to_owned(),
         _ => {
@@ -353,13 +358,13 @@ impl ServiceBackends {
 
     fn parse(
         of_all: Option<&[String]>,
+        host_of_all: Option<&str>,
         named: &toml::Table,
         fallback: Option<&toml::Value>,
         health_check: &HealthCheck,
         errors: &mut Vec<String>,
     ) -> Self {
-        let of_all =
-            of_all.and_then(|urls| Backends::from_urls("--backend (GW_BACKEND)", urls, errors));
+        let of_all = of_all.and_then(|urls| Backends::of_command_line(urls, host_of_all, errors));
         let of_all = of_all.map(|backends| backends.or_checked_by(health_check));
         let named = named.iter().filter_map(|(hostname, value)| {
             let backends = Backends::from_toml(&format!("backends.{hostname}"), value, errors)?;

@@ -140,9 +140,10 @@ fn run_worker(arguments: &RunArguments) -> Result<(), Failure> {
         config,
         state_dir,
         backend,
+        host,
         print_addresses,
     } = arguments;
-    let environment = |name: &str| env::var(name).ok();
+    let environment = host.environment();
     let loaded = Config::load(config.as_deref(), state_dir.clone(), backend, environment)
         .map_err(|error| Failure::Usage(error.to_string()))?;
     loaded

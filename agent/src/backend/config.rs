@@ -90,8 +90,22 @@ impl Default for ConnectionSettings {
 pub(super) enum HostHeader {
     /// The caller's.
     Preserve,
-    /// That of the backend's URL.
+    /// That of the backend's URL. Responses that name it get the caller's.
     Rewrite,
+}
+
+impl HostHeader {
+    /// Parses the value of `key`.
+    fn parse(key: &str, text: &str, mistakes: &mut Vec<String>) -> Self {
+        match text {
+            "preserve" => return Self::Preserve,
+            "rewrite" => return Self::Rewrite,
+            other => mistakes.push(format!(
+                "{key}: {other:?} is neither \"preserve\" nor \"rewrite\""
+            )),
+        }
+        Self::Preserve
+    }
 }
 
 /// Address and protocol of a backend.
@@ -199,6 +213,27 @@ impl Backends {
         )
     }
 
+    /// Checks URLs of the command line, and the `Host` that their backends get.
+    pub(crate) fn of_command_line(
+        urls: &[String],
+        host: Option<&str>,
+        mistakes: &mut Vec<String>,
+    ) -> Option<Self> {
+        let before = mistakes.len();
+        if let Some(text) = host {
+            HostHeader::parse("--host-header (GW_HOST_HEADER)", text, mistakes);
+        }
+        let table = BackendTable {
+            urls: urls.to_vec(),
+            host: host.map(str::to_owned),
+            ..BackendTable::default()
+        };
+        if mistakes.len() > before {
+            return None;
+        }
+        Self::check("--backend (GW_BACKEND)", &table, before, mistakes)
+    }
+
     /// Checks a value of the configuration file: a URL, a list of URLs, or a table with options.
     pub(crate) fn from_toml(
         key: &str,
@@ -297,16 +332,9 @@ impl Backends {
                 })
                 .ok()
         });
-        let host = match table.host.as_deref() {
-            None | Some("preserve") => HostHeader::Preserve,
-            Some("rewrite") => HostHeader::Rewrite,
-            Some(other) => {
-                mistakes.push(format!(
-                    "{key}.host: {other:?} is neither \"preserve\" nor \"rewrite\""
-                ));
-                HostHeader::Preserve
-            }
-        };
+        let host = table.host.as_deref().map_or(HostHeader::Preserve, |text| {
+            HostHeader::parse(&format!("{key}.host"), text, mistakes)
+        });
         let tls = is_tls
             .then(|| tls_settings(key, table, versions, server_name, host, mistakes))
             .flatten();

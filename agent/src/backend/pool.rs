@@ -1,5 +1,6 @@
 //! The backends of one service and their connections, idle and new.
 
+mod host_mapping;
 mod lease;
 mod origin;
 

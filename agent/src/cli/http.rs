@@ -8,13 +8,15 @@ use gw_agent::identity::state::{self, StateDir};
 use gw_shared::command::Failure;
 use gw_shared::telemetry::logging;
 
-use super::{RunArguments, RunEnrolledArguments};
+use super::{HostHeaderArguments, RunArguments, RunEnrolledArguments};
 
 #[derive(Args)]
 pub(crate) struct HttpArguments {
     /// Backend of all services: the port of a program on this machine, HOST:PORT, or a URL such as http://10.0.0.7:3000.
     #[arg(value_name = "PORT|URL", value_parser = backend_url)]
     backend: String,
+    #[command(flatten)]
+    host: HostHeaderArguments,
     #[command(flatten)]
     enrolled: RunEnrolledArguments,
     /// Folder in which the agent's identity is stored. Default: gw-agent in $XDG_STATE_HOME or ~/.local/state;
@@ -43,6 +45,7 @@ impl HttpArguments {
             config: None,
             state_dir: Some(state_dir),
             backend: vec![self.backend],
+            host: self.host,
             print_addresses: true,
         };
         Ok((run, can_enroll))

@@ -87,7 +87,7 @@ fn standby_and_health_check_apply_to_all_services_and_a_table_has_its_own() {
 #[test]
 fn a_backend_is_a_port_an_address_or_a_url() {
     for (text, url) in [
-        ("3000", "http://127.0.0.1:3000"),
+        ("3000", "http://localhost:3000"),
         ("localhost:3000", "http://localhost:3000"),
         ("[::1]:3000", "http://[::1]:3000"),
         ("http://10.0.0.7:3000", "http://10.0.0.7:3000"),

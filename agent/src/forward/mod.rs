@@ -326,7 +326,7 @@ async fn exchange(
         .exchange(request, may_move)
         .map_err(ExchangeError::NoResponse)?;
     let up = pin!(send_request(up, lease, request, body, scope, upload));
-    let mut down = pin!(relay_response(down, &request.method, sender, scope, upload));
+    let mut down = pin!(relay_response(down, lease, request, sender, scope, upload));
     let (kept_alive, sent) = match select(down.as_mut(), up).await {
         Either::Left((kept_alive, up)) if request.framing.has_body() => {
             let kept_alive = kept_alive?;
@@ -387,12 +387,14 @@ async fn send_request(
 /// Relays the response. Returns whether the backend keeps the connection open.
 async fn relay_response(
     mut response: ResponseHalf<'_>,
-    method: &Method,
+    lease: &Lease<'_>,
+    request: &RequestHead,
     sender: &StreamSender,
     scope: &RequestScope,
     upload: &RequestUpload,
 ) -> Result<bool, ExchangeError> {
-    let head = final_head(&mut response, method, sender, upload).await?;
+    let mut head = final_head(&mut response, &request.method, sender, upload).await?;
+    head.headers = lease.map_back(request, head.headers);
     if head.status == StatusCode::SWITCHING_PROTOCOLS {
         return Err(ExchangeError::NoResponse(ResponseError::UnrequestedUpgrade));
     }

@@ -106,6 +106,7 @@ async fn exchange(
     let sent = unless_reset(sender, up.head(&request, lease.authority(&request))).await;
     sent.ok_or(ExchangeError::Reset)?.ok();
     let upgrade = Upgrade {
+        lease,
         request: &request,
         method,
         protocol,
@@ -116,6 +117,7 @@ async fn exchange(
 
 /// The upgrade that the agent asks the backend for.
 struct Upgrade<'a> {
+    lease: &'a Lease<'a>,
     request: &'a RequestHead,
     method: UpgradeMethod,
     protocol: &'a UpgradeProtocol,
@@ -268,7 +270,8 @@ async fn relay_response(
     } else {
         &upgrade.request.method
     };
-    let head = final_head(&mut response, method, sender, upload).await?;
+    let mut head = final_head(&mut response, method, sender, upload).await?;
+    head.headers = upgrade.lease.map_back(upgrade.request, head.headers);
     if is_extended && head.status == StatusCode::SWITCHING_PROTOCOLS {
         return Err(ExchangeError::NoResponse(ResponseError::UnrequestedUpgrade));
     }

@@ -131,6 +131,9 @@ pub(crate) struct DemoArguments {
     /// A backend to use instead of the built-in echo, for example http://127.0.0.1:8080.
     #[arg(long, value_parser = gw_agent::config::backend_url)]
     pub(crate) backend: Option<String>,
+    /// Host field that the backend gets: the caller's, or that of its URL, which is mapped back in responses. Default: preserve.
+    #[arg(long, value_name = "preserve|rewrite", value_parser = ["preserve", "rewrite"], hide_possible_values = true, requires = "backend")]
+    pub(crate) host_header: Option<String>,
     /// Folder for certificates and the database; a new temporary folder by default.
     #[arg(long)]
     pub(crate) data_dir: Option<PathBuf>,

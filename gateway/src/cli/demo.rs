@@ -38,6 +38,7 @@ pub(crate) fn run(arguments: DemoArguments) -> Result<(), Failure> {
         port: arguments.port,
         admin_port: arguments.admin_port,
         backend: arguments.backend,
+        host_header: arguments.host_header,
         data_dir: arguments.data_dir,
         workers: workers_or_cores(arguments.workers),
         rate,
@@ -67,6 +68,7 @@ fn run_nodes(nodes: usize, rate: Rate, arguments: DemoArguments) -> Result<(), F
             data_dir: arguments.data_dir,
         },
         backend: arguments.backend,
+        host_header: arguments.host_header,
         workers: arguments.workers,
         rate,
     };

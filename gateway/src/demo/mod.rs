@@ -37,6 +37,8 @@ pub struct Options {
     pub admin_port: u16,
     /// The built-in echo backend if `None`.
     pub backend: Option<String>,
+    /// `Host` that `backend` gets: `preserve`, the default, or `rewrite`.
+    pub host_header: Option<String>,
     /// Configuration file of the agent, with its backends; `backend` is ignored then.
     pub agent_config: Option<PathBuf>,
     /// A new temporary folder if `None`.
@@ -59,6 +61,7 @@ impl Default for Options {
             port: 0,
             admin_port: 0,
             backend: None,
+            host_header: None,
             agent_config: None,
             data_dir: None,
             workers: 1,
@@ -339,6 +342,7 @@ fn start_agent(options: &Options, state_dir: &Path) -> Result<AgentHandle, DemoE
                 .traces
                 .as_ref()
                 .map(|traces| traces.endpoint.to_string()),
+            gw_agent::config::HOST_HEADER_VARIABLE => options.host_header.clone(),
             // The gateway is in this process: no proxy.
             "GW_PROXY" => Some(String::new()),
             "OTEL_TRACES_SAMPLER_ARG" => options

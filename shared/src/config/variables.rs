@@ -63,6 +63,7 @@ pub const VARIABLES: &[&str] = &[
     "GW_GATEWAY",
     "GW_HAND_OVER",
     "GW_HEALTH_CHECK",
+    "GW_HOST_HEADER",
     "GW_ISOLATION",
     "GW_LISTEN",
     "GW_LISTEN_HTTP",

@@ -5,10 +5,11 @@ use std::io;
 use std::rc::Rc;
 
 use gw_shared::http::caller_connection::CallerConnection;
-use gw_shared::http::{BodyDecoder, Framing, RequestHead, UpgradeProtocol};
+use gw_shared::http::{BodyDecoder, Fields, Framing, RequestHead, UpgradeProtocol};
 use http::Method;
 use http::uri::Authority;
 
+use super::host_mapping::HostMapping;
 use super::{Backend, Origin};
 use crate::backend::ResponseError;
 use crate::backend::config::{Address, BackendProtocol, HostHeader, HttpVersions};
@@ -141,6 +142,19 @@ impl Lease<'_> {
             return false;
         };
         tls.versions == HttpVersions::Any && matches!(error, ResponseError::Http11Required)
+    }
+
+    /// The fields of a response, with the caller's authority in place of the one that was sent to the backend.
+    pub(crate) fn map_back(&self, request: &RequestHead, headers: Fields) -> Fields {
+        if self.host == HostHeader::Preserve {
+            return headers;
+        }
+        let mapping = HostMapping {
+            sent: self.authority(request),
+            default_port: if self.is_tls() { ":443" } else { ":80" },
+            of_caller: &request.authority,
+        };
+        mapping.map_back(headers)
     }
 
     /// Whether `error` proves that the backend has not processed the request. The connection gets no further requests then.

@@ -21,6 +21,7 @@ pub(super) struct AgentSettings {
     pub(super) enrollment_token: String,
     /// The built-in echo backend if `None`.
     pub(super) backend: Option<String>,
+    pub(super) host_header: Option<String>,
 }
 
 impl AgentSettings {
@@ -58,6 +59,7 @@ pub fn run() -> Result<(), DemoError> {
         state_dir,
         enrollment_token,
         backend,
+        host_header,
     } = settings;
     let balancer = Balancer::start(nodes)?;
     enroll(
@@ -70,6 +72,7 @@ pub fn run() -> Result<(), DemoError> {
     let agent = start_agent(
         &Options {
             backend,
+            host_header,
             ..Options::default()
         },
         &state_dir,

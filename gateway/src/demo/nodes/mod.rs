@@ -93,6 +93,7 @@ impl NodesDemo {
             state_dir: region.folder().join("agent"),
             enrollment_token: seeded.enrollment_token.reveal().to_owned(),
             backend: options.backend.clone(),
+            host_header: options.host_header.clone(),
         };
         let owner = region.start_agent(&agent.to_json()?, &admin_token)?;
         let about = AboutNodes {

@@ -14,6 +14,8 @@ pub struct NodesOptions {
     pub parts: gw_testbed::Options,
     /// The built-in echo backend if `None`.
     pub backend: Option<String>,
+    /// `Host` that `backend` gets: `preserve`, the default, or `rewrite`.
+    pub host_header: Option<String>,
     /// Worker threads of each node; 0 for its share of the cores.
     pub workers: usize,
     pub rate: Rate,
@@ -75,6 +77,7 @@ mod tests {
                     data_dir: None,
                 },
                 backend: None,
+                host_header: None,
                 workers: 0,
                 rate: ServiceSettings::RATE,
             };

@@ -60,8 +60,11 @@ fn one_command_enrolls_and_relays_and_goes_on_without_a_token() {
     let demo = demo(None);
     let key = with_service(&demo);
     let backend = backend::start(|mut peer| {
-        while peer.request().is_ok() {
-            peer.send("HTTP/1.1 204 X\r\n\r\n");
+        while let Ok((head, ..)) = peer.request() {
+            let host = head.authority;
+            peer.send(format!(
+                "HTTP/1.1 204 X\r\nX-Host: {host}\r\nLocation: //{host}/a\r\n\r\n"
+            ));
         }
     });
     let port = backend.rsplit(':').next().unwrap();
@@ -74,7 +77,7 @@ fn one_command_enrolls_and_relays_and_goes_on_without_a_token() {
     let gateway_port = demo.gateway().address().port();
     assert_eq!(
         line,
-        format!("https://{HOST}:{gateway_port} -> http://127.0.0.1:{port}\n")
+        format!("https://{HOST}:{gateway_port} -> http://localhost:{port}\n")
     );
     // The line is printed when the agent's tunnel is ready.
     assert_eq!(call(&demo, &key).status, 204);
@@ -98,11 +101,16 @@ fn one_command_enrolls_and_relays_and_goes_on_without_a_token() {
     assert_eq!(agent.exit_code(), Some(0));
 
     // The used token is ignored, and a URL is a backend too.
-    let (_agent, line) = start(http(&demo, &backend, &state).args(["--token", &token]));
+    let rewrite = ["--token", &token, "--host-header", "rewrite"];
+    let (_agent, line) = start(http(&demo, &backend, &state).args(rewrite));
     assert!(line.ends_with(&format!(" -> {backend}\n")), "{line}");
-    eventually("the agent relays again", || {
-        (call(&demo, &key).status == 204).then_some(())
+    let response = eventually("the agent relays again", || {
+        Some(call(&demo, &key)).filter(|response| response.status == 204)
     });
+    assert_eq!(
+        ["x-host", "location"].map(|name| response.header(name)),
+        [&backend[7..], &format!("https://{HOST}/a")]
+    );
     assert_eq!(demo.gateway().control().records().agents.len(), 2);
 
     let mut elsewhere = gw_agent();

@@ -13,6 +13,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 
 use gw_gateway::demo::{Demo, Options};
+use http::Method;
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::crypto::aws_lc_rs;
 use rustls::server::WebPkiClientVerifier;
@@ -24,7 +25,7 @@ use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, connect, get, request};
 use crate::support::peers::http1_peer::Peer;
 use crate::support::peers::http2_backend::http2;
-use crate::support::{SOON, demo};
+use crate::support::{SOON, demo, options};
 
 const NAME: &str = "backend.example";
 
@@ -34,7 +35,7 @@ fn demo_with(folder: &Path, backends: &str) -> Demo {
     std::fs::write(&file, format!("backend = {backends}\n")).unwrap();
     Demo::start(&Options {
         agent_config: Some(file),
-        ..crate::support::options(None)
+        ..options(None)
     })
     .unwrap()
 }
@@ -346,6 +347,48 @@ fn the_host_field_can_be_rewritten_to_the_backend() {
 }
 
 #[test]
+fn a_rewritten_host_is_mapped_back_in_responses() {
+    let url = backend::start(|mut peer| {
+        while let Ok((head, ..)) = peer.request() {
+            let (host, name) = (&head.authority, head.authority.host());
+            let fields = format!(
+                "Location: http://{host}/login\r\nContent-Location: /a\r\nRefresh: 5; url=http://{host}/\r\n\
+                 Set-Cookie: a=b; Domain={name}; Path=/\r\n"
+            );
+            peer.send(match &head.upgrade {
+                Some(protocol) => format!(
+                    "HTTP/1.1 101 X\r\nConnection: upgrade\r\nUpgrade: {}\r\n{fields}\r\n",
+                    protocol.as_str()
+                ),
+                None => format!("HTTP/1.1 302 Found\r\nContent-Length: 0\r\n{fields}\r\n"),
+            });
+        }
+    });
+    let demo = Demo::start(&Options {
+        host_header: Some("rewrite".to_owned()),
+        ..options(Some(url))
+    })
+    .unwrap();
+    for (rest, status) in [
+        ("\r\n", 302),
+        ("Connection: upgrade\r\nUpgrade: x\r\n\r\n", 101),
+    ] {
+        let mut caller = connect(&demo);
+        caller.send(request(&demo, "GET /", rest));
+        let head = caller.response_head(&Method::GET).unwrap();
+        assert_eq!(head.status, status);
+        for (name, expected) in [
+            ("location", format!("https://{HOST}/login")),
+            ("content-location", "/a".to_owned()),
+            ("refresh", format!("5; url=https://{HOST}/")),
+            ("set-cookie", "a=b; Path=/".to_owned()),
+        ] {
+            assert_eq!(head.headers[name], *expected, "{status} {name}");
+        }
+    }
+}
+
+#[test]
 fn a_response_is_relayed_while_the_request_body_is_sent() {
     let (sender, receiver) = mpsc::channel();
     let demo = demo(Some(backend::start(move |mut peer| {
@@ -358,7 +401,7 @@ fn a_response_is_relayed_while_the_request_body_is_sent() {
     })));
     let mut caller = connect(&demo);
     caller.send(request(&demo, "POST /", "Content-Length: 1000000\r\n\r\n"));
-    let head = caller.response_head(&http::Method::POST).unwrap();
+    let head = caller.response_head(&Method::POST).unwrap();
     caller.send("x".repeat(1_000_000));
     assert_eq!(caller.body(head.framing).unwrap().0, b"hi");
     assert_eq!(receiver.recv_timeout(SOON), Ok(1_000_000));
