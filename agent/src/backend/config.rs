@@ -1,23 +1,19 @@
 //! Configuration of the backends of a service: addresses, protocols, TLS.
 
+mod tls;
+
 use std::fmt;
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use gw_shared::config::did_you_mean;
-use gw_shared::net::tls::{TlsFailure, Trusted, pem};
 use http::Uri;
 use http::uri::{Authority, PathAndQuery};
-use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 
-use crate::tls::{self, ClientAuth};
-
-/// ALPN protocols (RFC 7301).
-pub(super) const H2: &[u8] = b"h2";
-pub(super) const HTTP_1_1: &[u8] = b"http/1.1";
+use self::tls::TlsSettings;
+pub(super) use self::tls::{BackendTls, H2, HttpVersions};
 
 /// The backends of a service. Any of them can serve any request.
 #[derive(Debug, Clone)]
@@ -134,46 +130,6 @@ pub(super) enum BackendProtocol {
     Http2,
     /// The version that ALPN selects.
     Tls(BackendTls),
-}
-
-#[derive(Debug, Clone)]
-pub(super) struct BackendTls {
-    /// The configured name, or the host of the URL.
-    pub(super) server_name: ServerName<'static>,
-    /// The backend gets the host of each request as the server name.
-    pub(super) sends_host: bool,
-    pub(super) versions: HttpVersions,
-    /// Offers the versions.
-    pub(super) any: Arc<ClientConfig>,
-    /// Offers HTTP/1.1 only, if it is among the versions.
-    pub(super) http1: Arc<ClientConfig>,
-}
-
-/// The HTTP versions that are offered to a backend by ALPN.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum HttpVersions {
-    Any,
-    Http1,
-    Http2,
-}
-
-impl HttpVersions {
-    fn parse(text: &str) -> Option<Self> {
-        match text {
-            "auto" => Some(Self::Any),
-            "1.1" => Some(Self::Http1),
-            "2" => Some(Self::Http2),
-            _ => None,
-        }
-    }
-
-    fn alpn(self) -> &'static [&'static [u8]] {
-        match self {
-            Self::Any => &[H2, HTTP_1_1],
-            Self::Http1 => &[HTTP_1_1],
-            Self::Http2 => &[H2],
-        }
-    }
 }
 
 /// The settings of `backend` or one entry of `backends`, unchecked.
@@ -297,47 +253,10 @@ impl Backends {
         if table.urls.is_empty() && mistakes.len() == before {
             mistakes.push(format!("{key}: no backend URL; {FORMS}"));
         }
-        let is_tls = table.urls.iter().any(|url| url.starts_with("https:"));
-        let tls_options = [
-            ("http_version", &table.http_version),
-            ("ca_file", &table.ca_file),
-            ("server_name", &table.server_name),
-            ("client_certificate", &table.client_certificate),
-            ("client_key", &table.client_key),
-        ];
-        for (name, _) in tls_options
-            .iter()
-            .filter(|(_, value)| value.is_some() && !is_tls)
-        {
-            mistakes.push(format!(
-                "{key}.{name}: applies to https:// backends only, and there is none"
-            ));
-        }
-        let versions = table
-            .http_version
-            .as_deref()
-            .map_or(HttpVersions::Any, |text| {
-                HttpVersions::parse(text).unwrap_or_else(|| {
-                    mistakes.push(format!(
-                        "{key}.http_version: {text:?} is neither \"auto\" nor \"1.1\" nor \"2\""
-                    ));
-                    HttpVersions::Any
-                })
-            });
-        let server_name = table.server_name.as_deref().and_then(|name| {
-            let parsed = ServerName::try_from(name.to_owned());
-            parsed
-                .map_err(|_| {
-                    mistakes.push(format!("{key}.server_name: {name:?} is not a host name"));
-                })
-                .ok()
-        });
         let host = table.host.as_deref().map_or(HostHeader::Preserve, |text| {
             HostHeader::parse(&format!("{key}.host"), text, mistakes)
         });
-        let tls = is_tls
-            .then(|| tls_settings(key, table, versions, server_name, host, mistakes))
-            .flatten();
+        let tls = TlsSettings::read(key, table, host, mistakes);
         let health_check = table.health_check.as_deref().and_then(|text| {
             let parsed = HealthCheck::parse(text);
             if parsed.is_none() {
@@ -508,112 +427,6 @@ impl fmt::Display for BackendEndpoint {
     }
 }
 
-/// The settings of TLS for the backends of one table.
-struct TlsSettings {
-    trusted: Arc<Trusted>,
-    auth: Option<ClientAuth>,
-    versions: HttpVersions,
-    server_name: Option<ServerName<'static>>,
-    host: HostHeader,
-}
-
-impl TlsSettings {
-    /// TLS with the backend whose URL has `host`.
-    fn backend(&self, host: ServerName<'static>) -> Result<BackendTls, rustls::Error> {
-        let sends_host = self.host == HostHeader::Preserve && self.server_name.is_none();
-        let or_names = sends_host.then(|| host.clone()).into_iter().collect();
-        let any = tls::client_config(
-            rustls::DEFAULT_VERSIONS,
-            Arc::clone(&self.trusted),
-            or_names,
-            self.auth.as_ref().map(ClientAuth::copy),
-            self.versions.alpn(),
-        )?;
-        let mut http1 = any.clone();
-        if self.versions == HttpVersions::Any {
-            http1.alpn_protocols = vec![HTTP_1_1.to_vec()];
-        }
-        Ok(BackendTls {
-            server_name: self.server_name.clone().unwrap_or(host),
-            sends_host,
-            versions: self.versions,
-            any: Arc::new(any),
-            http1: Arc::new(http1),
-        })
-    }
-}
-
-/// Reads the settings of TLS.
-fn tls_settings(
-    key: &str,
-    table: &BackendTable,
-    versions: HttpVersions,
-    server_name: Option<ServerName<'static>>,
-    host: HostHeader,
-    mistakes: &mut Vec<String>,
-) -> Option<TlsSettings> {
-    let trusted = match &table.ca_file {
-        Some(file) => Trusted::read(Path::new(file))
-            .map(Arc::new)
-            .map_err(|error| mistakes.push(format!("{key}.ca_file: {file}: {error}"))),
-        None => Ok(system_roots()),
-    };
-    let auth = client_auth(key, table).map_err(|errors| mistakes.extend(errors));
-    let settings = TlsSettings {
-        trusted: trusted.ok()?,
-        auth: auth.ok()?,
-        versions,
-        server_name,
-        host,
-    };
-    // Only the client certificate can be wrong.
-    let any_host = ServerName::from(std::net::Ipv4Addr::LOCALHOST);
-    match settings.backend(any_host) {
-        Ok(_) => Some(settings),
-        Err(error) => {
-            let problem = TlsFailure(error);
-            mistakes.push(format!(
-                "{key}.client_certificate: {problem}; use a certificate and its key"
-            ));
-            None
-        }
-    }
-}
-
-/// Reads the client certificate and its key, if configured.
-fn client_auth(key: &str, table: &BackendTable) -> Result<Option<ClientAuth>, Vec<String>> {
-    let (chain, private_key) = match (&table.client_certificate, &table.client_key) {
-        (None, None) => return Ok(None),
-        (Some(chain), Some(private_key)) => (chain, private_key),
-        (Some(_), None) => {
-            return Err(vec![format!(
-                "{key}.client_key: missing; client_certificate needs it"
-            )]);
-        }
-        (None, Some(_)) => {
-            return Err(vec![format!(
-                "{key}.client_certificate: missing; client_key needs it"
-            )]);
-        }
-    };
-    let unread_chain = |error| format!("{key}.client_certificate: {chain}: {error}");
-    let chain = pem::read_certificates(Path::new(chain)).map_err(unread_chain);
-    let unread = |error| format!("{key}.client_key: {private_key}: {error}");
-    match (
-        chain,
-        pem::read_private_key(Path::new(private_key)).map_err(unread),
-    ) {
-        (Ok(chain), Ok(key)) => Ok(Some(ClientAuth { chain, key })),
-        (chain, private_key) => Err(chain.err().into_iter().chain(private_key.err()).collect()),
-    }
-}
-
-/// The system's trusted roots. Loaded once, on first use, which is before the reactor starts.
-fn system_roots() -> Arc<Trusted> {
-    static ROOTS: OnceLock<Arc<Trusted>> = OnceLock::new();
-    Arc::clone(ROOTS.get_or_init(|| Arc::new(Trusted::system())))
-}
-
 /// Lists the URLs.
 impl fmt::Display for Backends {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -625,107 +438,4 @@ impl fmt::Display for Backends {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn checked(toml: &str) -> Result<Backends, Vec<String>> {
-        let value: toml::Table = toml.parse().unwrap();
-        let mut mistakes = Vec::new();
-        let backends = Backends::from_toml("b", &value["b"], &mut mistakes);
-        backends.filter(|_| mistakes.is_empty()).ok_or(mistakes)
-    }
-
-    #[test]
-    fn backends_are_a_url_a_list_or_a_table() {
-        for (toml, written) in [
-            ("b = 'http://localhost:8080/'", "http://localhost:8080"),
-            (
-                "b = ['http://[::1]', 'unix:/run/b.sock']",
-                "http://[::1]:80, unix:/run/b.sock",
-            ),
-            (
-                "b = { urls = ['https://h', 'h2c://h:1'], host = 'rewrite' }",
-                "https://h:443, h2c://h:1",
-            ),
-            ("b = { urls = 'unix:///run/b' }", "unix:/run/b"),
-        ] {
-            assert_eq!(checked(toml).unwrap().to_string(), written);
-        }
-        let health_check = |table: &str| {
-            checked(&format!("b = {{ urls = 'http://h', {table} }}"))
-                .unwrap()
-                .health_check
-        };
-        assert_eq!(health_check(""), None);
-        assert_eq!(health_check("health_check = ''"), Some(HealthCheck::Off));
-        assert_eq!(health_check("health_check = 'tcp'"), Some(HealthCheck::Tcp));
-        let path = PathAndQuery::from_static("/up?quick=1");
-        assert_eq!(
-            health_check("health_check = '/up?quick=1'"),
-            Some(HealthCheck::Http(path))
-        );
-        let rewriting = checked("b = { urls = ['http://h:8'], host = 'rewrite' }").unwrap();
-        assert_eq!(
-            (rewriting.host, rewriting.endpoints[0].authority.as_str()),
-            (HostHeader::Rewrite, "h:8")
-        );
-    }
-
-    #[test]
-    fn invalid_urls_are_rejected() {
-        for bad in [
-            "",
-            "localhost:80",
-            "ftp://h",
-            "http://h/path",
-            "http://u@h",
-            "http://h?q",
-            "http://",
-            "http://h:99999",
-            "http://h:",
-            "unix:relative",
-            "unix:",
-            "https://a b",
-        ] {
-            let mistakes = checked(&format!("b = '{bad}'")).unwrap_err();
-            assert!(
-                mistakes.len() == 1 && mistakes[0].starts_with("b: "),
-                "{bad}: {mistakes:?}"
-            );
-        }
-        let long = format!("b = 'unix:/{}'", "a".repeat(200));
-        assert!(checked(&long).is_err());
-    }
-
-    #[test]
-    fn all_mistakes_are_reported_with_their_keys() {
-        let mistakes = checked(
-            "b = { urls = ['https://h', 'gopher://h', 7], host = 'keep', health_check = 'up', http_version = '3', connect_timeout_seconds = 0, ca_file = '/none.pem', server_name = 'a b',\n\
-             client_key = '/none.key', colour = 'red' }",
-        )
-        .unwrap_err();
-        for key in [
-            "b: ",
-            "b.urls: ",
-            "b.host: ",
-            "b.health_check: ",
-            "b.http_version: ",
-            "b.connect_timeout_seconds: ",
-            "b.ca_file: ",
-            "b.server_name: ",
-            "b.client_certificate: ",
-            "b.colour: ",
-        ] {
-            assert!(
-                mistakes.iter().any(|mistake| mistake.starts_with(key)),
-                "{key}: {mistakes:?}"
-            );
-        }
-        assert_eq!(mistakes.len(), 10, "{mistakes:?}");
-        let unused = checked("b = { urls = 'http://h', ca_file = '/none.pem' }").unwrap_err();
-        assert_eq!((unused.len(), unused[0].contains("https://")), (1, true));
-        for empty in ["b = []", "b = {}", "b = { urls = [] }", "b = 5"] {
-            assert_eq!(checked(empty).unwrap_err().len(), 1, "{empty}");
-        }
-    }
-}
+mod tests;

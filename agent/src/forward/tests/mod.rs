@@ -1,16 +1,13 @@
 //! Tests that play the gateway and the backends.
 
-mod alpn;
 mod bounds;
-mod connecting;
+mod connections;
 mod delivery;
 mod framing;
 mod http2;
 mod http2_violations;
 mod identities;
 mod responses;
-mod reuse;
-mod server_names;
 mod tunnel;
 mod unprocessed;
 mod upgrades;

@@ -2,7 +2,7 @@
 
 use tokio::sync::mpsc::unbounded_channel;
 
-use super::alpn::tls;
+use super::connections::alpn::tls;
 use super::tunnel::{Exchange, Gateway};
 use super::*;
 

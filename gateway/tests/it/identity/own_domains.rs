@@ -1,6 +1,5 @@
 //! Own domains: proofs in DNS, certificates of an ACME authority and uploaded ones, and names that must not be served.
 
-mod backends;
 mod connections;
 mod findings;
 mod kills;

@@ -154,7 +154,7 @@ fn a_backend_that_is_not_running() {
     assert_says(
         &warning,
         &[
-            &format!("http://{address}"),
+            &format!("http://localhost:{}", address.port()),
             "Connection refused",
             "start it, or correct its address",
         ],

@@ -1,5 +1,7 @@
 //! Connections for one domain, and names of other accounts or without an order.
 
+mod backends;
+
 use rustls::ClientConnection;
 use rustls_pki_types::ServerName;
 

@@ -3,7 +3,7 @@
 use super::*;
 
 /// A TLS server configuration with a self-signed certificate, which is written to `file`.
-pub(super) fn tls(alpn: &[&[u8]], file: &std::path::Path) -> Arc<ServerConfig> {
+pub(in crate::forward) fn tls(alpn: &[&[u8]], file: &std::path::Path) -> Arc<ServerConfig> {
     let key = KeyPair::generate().unwrap();
     let certificate = CertificateParams::new(vec!["localhost".to_owned()])
         .unwrap()

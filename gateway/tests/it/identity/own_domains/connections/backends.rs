@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
-use super::setup::{Changes, Pair, Setup};
-use super::{DOMAIN, PROGRAMS};
+use crate::identity::own_domains::setup::{Changes, Pair, Setup};
+use crate::identity::own_domains::{DOMAIN, PROGRAMS};
 use crate::support::eventually;
 use crate::support::peers::caller::HOST;
 use crate::support::processes::process::Running;
@@ -66,8 +66,10 @@ fn start_apache(folder: &Path, address: SocketAddr) -> Running {
     let file = folder.join("apache.conf");
     fs::write(&file, configuration).unwrap();
     let mut apache = Command::new("apache2");
-    apache.args(["-D", "FOREGROUND", "-f"]).arg(file);
-    let apache = Running::new(apache.stderr(Stdio::null()).spawn().unwrap());
+    // Without processes of its own, which would outlive it.
+    apache.arg("-X").arg("-f").arg(file);
+    apache.stdout(Stdio::null()).stderr(Stdio::null());
+    let apache = Running::new(apache.spawn().unwrap());
     eventually("Apache accepts connections", || {
         TcpStream::connect(address).ok()
     });
