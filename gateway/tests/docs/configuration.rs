@@ -451,6 +451,8 @@ fn the_agent_accepts_its_example_with_every_key() {
             key.as_str(),
             key.trim_start_matches("agent_"),
             key.trim_start_matches("traces_"),
+            // `host` of a backend.
+            key.trim_end_matches("_header"),
         ];
         let has_no_key = key == "agent_max_concurrent_backend_requests";
         assert!(

@@ -251,7 +251,7 @@ fn images_relay_a_request_without_root_and_without_a_writable_root() {
     let relayed = first_line(&mut relaying, |line| line.contains(" -> "));
     assert_eq!(
         relayed,
-        "https://acme--api.eu1.gw.localhost:8443 -> http://127.0.0.1:8000"
+        "https://acme--api.eu1.gw.localhost:8443 -> http://localhost:8000"
     );
 
     let mut sh = machine.command("sh");

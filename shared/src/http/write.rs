@@ -205,7 +205,13 @@ mod tests {
                 "connection: close\r\n",
             ),
             (Framing::None, switches, "", UPGRADES),
-            (Framing::Length(7), switches, "", UPGRADES),
+            // The content comes before the other protocol (RFC 9110 §7.8).
+            (
+                Framing::Length(7),
+                switches,
+                "content-length: 7\r\n",
+                UPGRADES,
+            ),
             (Framing::Chunked, switches, "", UPGRADES),
         ] {
             let mut out = Vec::new();

@@ -144,7 +144,7 @@ fn three_commands_relay_a_request() {
     let (_agent, mut lines) = piped(&mut shell(folder.path(), &last));
     let line = line_with(&mut lines, HOST);
     assert!(
-        line.ends_with(&format!("-> http://127.0.0.1:{port}")),
+        line.ends_with(&format!("-> http://localhost:{port}")),
         "{line}"
     );
 

@@ -126,7 +126,7 @@ fn commands_alone_set_up_a_relayed_request_from_an_empty_folder() {
     assert_eq!(
         relayed,
         format!(
-            "https://{HOST}:{} -> http://127.0.0.1:{backend_port}",
+            "https://{HOST}:{} -> http://localhost:{backend_port}",
             address.port()
         )
     );
