@@ -44,7 +44,7 @@ pub(crate) enum ConnectError {
 /// An attempt to connect.
 #[derive(Default)]
 pub(super) struct Attempt {
-    /// What it waits for, to be named if it takes too long.
+    /// The current step, which the error names if the attempt takes too long.
     awaited: RefCell<String>,
 }
 
@@ -64,7 +64,7 @@ impl Attempt {
         })
     }
 
-    /// Notes what comes next. `awaited` is a part of an error message.
+    /// Records the next step. `awaited` is a part of an error message.
     pub(super) fn awaits(&self, awaited: String) {
         self.awaited.replace(awaited);
     }

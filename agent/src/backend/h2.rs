@@ -65,7 +65,7 @@ pub(crate) struct Http2Connection {
     received: Cell<u64>,
 }
 
-/// What the tasks of one connection tell each other.
+/// State that the tasks of one connection share.
 #[derive(Default)]
 pub(super) struct ConnectionState {
     /// The connection has ended or refused a request, and gets no further requests.

@@ -65,7 +65,7 @@ pub(super) struct TlsSettings {
 }
 
 impl TlsSettings {
-    /// TLS with the backend whose URL has `host`.
+    /// Builds the TLS settings of the backend whose URL has `host`.
     pub(super) fn backend(&self, host: ServerName<'static>) -> Result<BackendTls, rustls::Error> {
         let sends_host = self.host == HostHeader::Preserve && self.server_name.is_none();
         let or_names = sends_host.then(|| host.clone()).into_iter().collect();

@@ -12,7 +12,7 @@ const PINGS_MAX: u32 = 2;
 /// Looks between two PINGs beyond [`PINGS_MAX`]. gRPC servers accept one in five minutes.
 const LATER_PING_LOOKS: u32 = 6 * 60;
 
-/// What a look at a connection finds.
+/// The observations of a look at a connection.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Look {
     /// A request has no response head yet.
@@ -23,7 +23,7 @@ pub(super) struct Look {
     pub(super) has_message: bool,
 }
 
-/// What follows from a look.
+/// The result of a look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Waits,
