@@ -55,7 +55,7 @@ const RECHECK_WITHIN: Duration = Duration::from_secs(2);
 pub(crate) struct Pool {
     /// Hostname of the service.
     pub(super) service: String,
-    /// The same, as the checks of the agent send it.
+    /// The hostname as the authority of the agent's own checks.
     pub(super) authority: Authority,
     pub(super) backends: Box<[Backend]>,
     host: HostHeader,

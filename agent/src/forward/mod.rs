@@ -251,9 +251,10 @@ async fn forward_message(
             }
             Err(ExchangeError::NoResponse(error)) => error,
         };
-        let is_sent_again = if lease.needs_http1(&error) {
-            let offered = std::mem::replace(&mut offer, Offer::Http1);
-            offered == Offer::Any && upload.is_repeatable() && !upload.has_response()
+        let is_kept = upload.is_repeatable() && !upload.has_response();
+        let is_sent_again = if offer == Offer::Any && is_kept && lease.needs_http1(&error) {
+            offer = Offer::Http1;
+            true
         } else if is_unprocessed(&lease, &error, upload) {
             resent += 1;
             resent <= RESENT_MOST && upload.is_repeatable()

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::Socket;
 use crate::runtime;
@@ -69,10 +69,10 @@ pub async fn resolve_cached(host: &str, port: u16) -> io::Result<Vec<SocketAddr>
             addresses,
             patience: Some(patience),
         }) => {
-            let Lookup { since, answer } = begin_lookup(host);
-            let patience = patience.saturating_sub(since.elapsed());
-            match runtime::timeout(patience, answer).await {
-                Ok(Ok(Ok(newer))) => newer,
+            let lookup = begin_lookup(host);
+            let patience = patience.saturating_sub(lookup.since.elapsed());
+            match runtime::timeout(patience, lookup.answered()).await {
+                Ok(Ok(newer)) => newer,
                 _ => addresses,
             }
         }
@@ -156,13 +156,26 @@ type Answer = Result<Vec<IpAddr>, (io::ErrorKind, String)>;
 /// A lookup for one of the tasks that wait for it.
 struct Lookup {
     since: Instant,
-    answer: oneshot::Receiver<Answer>,
+    answer: watch::Receiver<Option<Answer>>,
 }
 
-/// A lookup that runs, and the tasks that wait for it.
+impl Lookup {
+    /// Waits for the answer.
+    async fn answered(mut self) -> io::Result<Vec<IpAddr>> {
+        let answer = self.answer.wait_for(Option::is_some).await;
+        let ended = || io::Error::other("the lookup ended without an answer");
+        let answer = answer
+            .ok()
+            .and_then(|answer| answer.clone())
+            .ok_or_else(ended)?;
+        answer.map_err(|(kind, message)| io::Error::new(kind, message))
+    }
+}
+
+/// A lookup that runs. Tasks that no longer wait for it leave nothing behind.
 struct RunningLookup {
     since: Instant,
-    waiting: Vec<oneshot::Sender<Answer>>,
+    answer: watch::Sender<Option<Answer>>,
 }
 
 thread_local! {
@@ -173,40 +186,33 @@ thread_local! {
 
 /// Looks `host` up.
 async fn look_up(host: &str) -> io::Result<Vec<IpAddr>> {
-    let answer = begin_lookup(host)
-        .answer
-        .await
-        .map_err(|_| io::Error::other("the lookup ended without an answer"))?;
-    answer.map_err(|(kind, message)| io::Error::new(kind, message))
+    begin_lookup(host).answered().await
 }
 
 /// Begins a lookup of `host`, or joins the one that runs. The cache keeps its answer.
 fn begin_lookup(host: &str) -> Lookup {
-    let (sender, answer) = oneshot::channel();
-    let (since, is_first) = RUNNING.with_borrow_mut(|running| {
-        let lookup = running
-            .entry(host.to_owned())
-            .or_insert_with(|| RunningLookup {
+    RUNNING.with_borrow_mut(|running| {
+        let lookup = running.entry(host.to_owned()).or_insert_with(|| {
+            // A separate task, since the first caller may be cancelled.
+            runtime::spawn(finish_lookup(host.to_owned()));
+            RunningLookup {
                 since: Instant::now(),
-                waiting: Vec::new(),
-            });
-        lookup.waiting.push(sender);
-        (lookup.since, lookup.waiting.len() == 1)
-    });
-    if is_first {
-        let host = host.to_owned();
-        // A separate task, since the first caller may be cancelled.
-        runtime::spawn(async move {
-            let answer = look_up_on_thread(host.clone()).await;
-            CACHE.with_borrow_mut(|cache| cache.answered(&host, &answer, Instant::now()));
-            let ended = RUNNING.with_borrow_mut(|running| running.remove(&host));
-            for waiting in ended.into_iter().flat_map(|ended| ended.waiting) {
-                // Fails if the caller was cancelled.
-                let _ = waiting.send(answer.clone());
+                answer: watch::Sender::default(),
             }
         });
+        Lookup {
+            since: lookup.since,
+            answer: lookup.answer.subscribe(),
+        }
+    })
+}
+
+async fn finish_lookup(host: String) {
+    let answer = look_up_on_thread(host.clone()).await;
+    CACHE.with_borrow_mut(|cache| cache.answered(&host, &answer, Instant::now()));
+    if let Some(ended) = RUNNING.with_borrow_mut(|running| running.remove(&host)) {
+        ended.answer.send_replace(Some(answer));
     }
-    Lookup { since, answer }
 }
 
 /// A host name to look up, and where to send the answer.
@@ -441,11 +447,10 @@ mod tests {
             failed,
         };
         CACHE.with_borrow_mut(|cache| cache.0.insert(NAME.to_owned(), cached));
-        // A task waits already, so that no other lookup begins.
-        let (waiting, _answer) = oneshot::channel();
+        // It runs already, so that no other one begins.
         let lookup = RunningLookup {
             since,
-            waiting: vec![waiting],
+            answer: watch::Sender::default(),
         };
         RUNNING.with_borrow_mut(|running| running.insert(NAME.to_owned(), lookup));
         let started = Instant::now();
@@ -480,11 +485,11 @@ mod tests {
                 let second = look_up_again();
                 let mut third = Box::pin(look_up_again());
                 assert!(futures_util::poll!(&mut third).is_pending());
-                assert_eq!(
-                    RUNNING.with_borrow(|running| running["gw.invalid"].waiting.len()),
-                    2
-                );
+                let waiting =
+                    || RUNNING.with_borrow(|running| running["gw.invalid"].answer.receiver_count());
+                assert_eq!(waiting(), 2);
                 drop(first);
+                assert_eq!(waiting(), 1);
                 let (second, third) = futures_util::join!(second, third);
                 assert_eq!(second, third);
                 assert!(RUNNING.with_borrow(HashMap::is_empty));

@@ -27,7 +27,7 @@ pub fn rustls_error(error: &io::Error) -> Option<&Error> {
     failure.or_else(|| cause.downcast_ref())
 }
 
-/// The same error, with a text for people if it is one of TLS.
+/// Replaces the text of an error of TLS by a plain one; returns other errors unchanged.
 pub fn in_words(error: io::Error) -> io::Error {
     match rustls_error(&error) {
         Some(failure) => TlsFailure(failure.clone()).into(),
