@@ -24,25 +24,17 @@ pub(in crate::forward) fn tls(alpn: &[&[u8]], file: &std::path::Path) -> Arc<Ser
 
 /// Serves the HTTP version that ALPN selected: upgrades HTTP/1.1 to an echo protocol, and echoes bodies over HTTP/2.
 async fn speak_either(connection: TcpStream, config: Arc<ServerConfig>) {
-    let socket = Socket::from_fd(connection.into()).unwrap();
-    let stream = TlsStream::new(socket, UnbufferedServerConnection::new(config).unwrap());
-    if stream.handshake().await.is_err() {
+    let Some(stream) = accept_tls(connection, config).await else {
         return;
-    }
+    };
     if !stream.speaks(b"h2") {
+        receive_tls(&stream, b"\r\n\r\n").await;
+        send_tls(
+            &stream,
+            b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\n\r\nHTTP/1.1 ",
+        )
+        .await;
         let mut received = bytes::BytesMut::new();
-        while !received.ends_with(b"\r\n\r\n") {
-            std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut received))
-                .await
-                .unwrap();
-        }
-        let answer = b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\n\r\nHTTP/1.1 ";
-        stream
-            .write_all(&mut [std::io::IoSlice::new(answer)])
-            .await
-            .unwrap();
-        stream.flush().await.unwrap();
-        received.clear();
         while std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut received))
             .await
             .unwrap()
@@ -97,11 +89,7 @@ fn a_connection_ends_with_a_closure_alert() {
                 async || std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut received)).await;
             receive().await.unwrap();
             let answer = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
-            stream
-                .write_all(&mut [std::io::IoSlice::new(answer)])
-                .await
-                .unwrap();
-            stream.flush().await.unwrap();
+            send_tls(&stream, answer).await;
             // Without the alert, the end is an error.
             sender
                 .send(receive().await.map_err(|error| error.kind()))
@@ -156,11 +144,9 @@ fn alpn_selects_the_version_and_upgrades_prefer_http_1_1() {
 
 /// A backend that refuses requests with bodies over HTTP/2, and answers each one over HTTP/1.1.
 async fn require_http1(connection: TcpStream, config: Arc<ServerConfig>) {
-    let socket = Socket::from_fd(connection.into()).unwrap();
-    let stream = TlsStream::new(socket, UnbufferedServerConnection::new(config).unwrap());
-    if stream.handshake().await.is_err() {
+    let Some(stream) = accept_tls(connection, config).await else {
         return;
-    }
+    };
     if stream.speaks(b"h2") {
         let mut connection = h2::server::handshake(BackendStream::Tls(stream))
             .await
@@ -177,18 +163,13 @@ async fn require_http1(connection: TcpStream, config: Arc<ServerConfig>) {
         }
         return;
     }
+    receive_tls(&stream, b"0\r\n\r\n").await;
+    send_tls(
+        &stream,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nHTTP/1.1",
+    )
+    .await;
     let mut received = bytes::BytesMut::new();
-    while !received.ends_with(b"0\r\n\r\n") {
-        std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut received))
-            .await
-            .unwrap();
-    }
-    let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nHTTP/1.1";
-    stream
-        .write_all(&mut [std::io::IoSlice::new(answer)])
-        .await
-        .unwrap();
-    stream.flush().await.unwrap();
     while std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut received))
         .await
         .is_ok_and(|read| read > 0)

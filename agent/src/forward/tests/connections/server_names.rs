@@ -66,11 +66,9 @@ fn tls_backend(
 
 /// Answers each request with the number of its connection.
 async fn serve_tls(connection: TcpStream, config: Arc<ServerConfig>, number: usize) {
-    let socket = Socket::from_fd(connection.into()).unwrap();
-    let stream = TlsStream::new(socket, UnbufferedServerConnection::new(config).unwrap());
-    if stream.handshake().await.is_err() {
+    let Some(stream) = accept_tls(connection, config).await else {
         return;
-    }
+    };
     if stream.speaks(b"h2") {
         let mut connection = h2::server::handshake(BackendStream::Tls(stream))
             .await
@@ -90,9 +88,7 @@ async fn serve_tls(connection: TcpStream, config: Arc<ServerConfig>, number: usi
         if received.ends_with(b"\r\n\r\n") {
             received.clear();
             let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{number}");
-            let mut pieces = [std::io::IoSlice::new(answer.as_bytes())];
-            stream.write_all(&mut pieces).await.unwrap();
-            stream.flush().await.unwrap();
+            send_tls(&stream, answer.as_bytes()).await;
         }
     }
 }
