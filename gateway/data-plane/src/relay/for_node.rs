@@ -166,7 +166,8 @@ async fn serve(
     }
     let reset = pin!(std::future::poll_fn(|cx| sender.poll_reset(cx)));
     let owned = after_freeze(&upstream, nodes.as_deref(), &head, service, is_passed_on);
-    let Either::Left((owned, _)) = select(pin!(owned), reset).await else {
+    // The reset comes first: after a cut of the link a request often arrives together with its reset, and is not charged.
+    let Either::Right((owned, _)) = select(reset, pin!(owned)).await else {
         return;
     };
     let is_upgrade = head.upgrade.is_some();

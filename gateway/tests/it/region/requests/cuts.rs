@@ -1,21 +1,25 @@
 //! Requests whose node and owner do not reach each other, while the nodes stay members.
 
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use gw_shared::tunnel::frame::{self, FrameHeader, Kind, StreamId};
 use gw_shared::tunnel::heartbeat::TCP_DEAD_AFTER;
 use http::Method;
+use serde_json::json;
 
-use super::{any_path, charged, pattern};
+use super::{any_path, charged, pattern, with_agent};
 use crate::support::admin_api::Api;
+use crate::support::agents::tunnel_frames;
 use crate::support::eventually;
-use crate::support::peers::backend;
-use crate::support::peers::caller::Caller;
+use crate::support::peers::caller::{Caller, HOST};
 use crate::support::peers::gate::{Gate, Passage, Target};
 use crate::support::peers::held_backend::HeldBackend;
+use crate::support::peers::{backend, node_peer};
 use crate::support::processes::nodes::Nodes;
 use crate::support::request_log::record;
 
@@ -427,4 +431,48 @@ fn a_tunnel_that_is_spliced_past_a_cut_ends_at_both_nodes() {
     eventually("the service is served", || {
         (ask().status == 204).then_some(())
     });
+}
+
+/// Requests that a node gave up during a cut reach the owner together with their resets.
+#[test]
+fn a_request_that_arrives_with_its_reset_takes_no_token() {
+    let (nodes, _agent, owner, other) = with_agent(&any_path());
+    let limit = json!({ "burst": 1, "refill_per_minute": 1 });
+    let changed = Api(&nodes.about(owner)).ask("PATCH", "/accounts/demo/services/echo", &limit);
+    assert_eq!(changed.status, 200, "{changed:?}");
+
+    let identity = node_peer::node_certificate(&nodes, other);
+    let mut link = node_peer::connect(&nodes, owner, b"gw-peer/2", Some(identity));
+    let head = format!(
+        "GET /none HTTP/1.1\r\nhost: {HOST}\r\nx-gw-node-principal: key {}\r\n\r\n",
+        nodes.prepared.key_id()
+    );
+    let payload = [&65_536_u32.to_be_bytes(), head.as_bytes()].concat();
+    let request =
+        |slot| tunnel_frames::frame(Kind::Request, true, StreamId::new(slot, 1), &payload);
+    let given_up: Vec<u8> = (0..20)
+        .flat_map(|slot| {
+            [
+                request(slot),
+                tunnel_frames::reset(StreamId::new(slot, 1), b""),
+            ]
+        })
+        .flatten()
+        .collect();
+    link.write_all(&[given_up, request(20)].concat()).unwrap();
+    let answered = loop {
+        let mut header = [0; frame::HEADER];
+        link.read_exact(&mut header).unwrap();
+        let header = FrameHeader::decode(header).unwrap();
+        let mut payload = vec![0; header.length];
+        link.read_exact(&mut payload).unwrap();
+        if header.stream.slot() == 20 && header.kind != Kind::Interim {
+            break (
+                header.kind,
+                String::from_utf8_lossy(&payload[8..]).into_owned(),
+            );
+        }
+    };
+    assert_eq!(answered.0, Kind::Response);
+    assert!(answered.1.starts_with("HTTP/1.1 204"), "{answered:?}");
 }
