@@ -59,9 +59,12 @@ impl BoundCallers {
         }
     }
 
-    /// Forgets connections that have been idle for too long.
+    /// Forgets connections that have been idle for too long, and returns the memory of a table that was larger.
     pub(super) fn forget(&mut self, now: Instant) {
         self.0.retain(|_, bound| bound.is_used(now));
+        if self.0.capacity() > 4 * self.0.len() {
+            self.0.shrink_to_fit();
+        }
     }
 }
 
@@ -113,6 +116,7 @@ mod tests {
         assert_eq!(memory.charged(), SIZE);
         callers.forget(end);
         assert_eq!(memory.charged(), 0);
+        assert_eq!(callers.0.capacity(), 0);
     }
 
     #[test]

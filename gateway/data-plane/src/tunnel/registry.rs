@@ -359,10 +359,12 @@ impl Registry {
         }
     }
 
-    /// Whether this agent has a tunnel that takes requests of the service.
-    pub(crate) fn is_served_by(&self, label: &str, agent: &AgentId) -> bool {
-        self.of_service(label)
-            .any(|session| session.agent == *agent && session.takes_requests())
+    /// Whether this agent has a tunnel that takes requests of the service and is in order.
+    pub(crate) fn is_in_order(&self, label: &str, agent: &AgentId, now: Instant) -> bool {
+        self.of_service(label).any(|session| {
+            let is_in_order = || session.tier(false, now) != HealthTier::Impaired;
+            session.agent == *agent && session.takes_requests() && is_in_order()
+        })
     }
 
     /// Whether a tunnel that `may_take` a request, and can be repeated, is ready for it.

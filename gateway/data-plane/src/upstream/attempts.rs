@@ -62,7 +62,7 @@ struct TunnelSearch {
     by: Principal,
     /// Hash of the caller's session, if the service has an affinity.
     affinity: Option<u64>,
-    /// The agent of the caller's connection: while it has a tunnel, the request goes to no other.
+    /// The agent of the caller's connection: while it has a tunnel that is in order, the request goes to no other.
     bound_to: Option<AgentId>,
     rules: FailedAttempts,
     failed: Vec<FailedAttempt>,
@@ -474,7 +474,8 @@ impl TunnelSearch {
     fn may_take(&self, session: &Session) -> bool {
         let is_other = |agent: &AgentId| {
             let registry = self.tunnels.registry.borrow();
-            *agent != session.agent && registry.is_served_by(&self.service.label, agent)
+            *agent != session.agent
+                && registry.is_in_order(&self.service.label, agent, Instant::now())
         };
         let mut failed = self.failed.iter();
         failed.all(|failed| failed.agent.as_ref() != Some(&session.agent))

@@ -10,6 +10,14 @@ const FORGED: &str = "X-Gw-Caller-Connection: 0123456789abcdef0123456789abcdef\r
 
 /// Answers, unless the request asks that its first attempt fails.
 fn act(tunnel: &mut Tunnel, attempt: &Attempt) -> bool {
+    if attempt
+        .head
+        .contains(&format!("x-refuse-at: {}", attempt.agent))
+    {
+        let refused = refused_unsent(attempt.stream, "GW_BACKEND_UNREACHABLE");
+        tunnel.0.send(refused);
+        return true;
+    }
     let asks = |field| attempt.nth == 0 && attempt.head.contains(field);
     if asks("x-end: 1") {
         tunnel.close();
@@ -109,4 +117,27 @@ fn requests_of_a_named_connection_go_to_its_agent_alone() {
     assert_eq!((status, agents), (200, vec![agent, 1 - agent]));
     let (status, attempts) = call(&several, &scripted, &mut caller, "");
     assert_eq!((status, attempts[0].agent), (200, 1 - agent));
+}
+
+#[test]
+fn a_named_connection_leaves_an_agent_that_is_not_in_order() {
+    let several = Several::start(&["one", "two"]);
+    let scripted = Scripted::new();
+    for (number, name) in ["one", "two"].into_iter().enumerate() {
+        scripted.serve(number, several.tunnel(name), act);
+    }
+    let mut caller = several.connect();
+    let first = "Authorization: NTLM TlRM\r\n";
+    let (_, attempts) = call(&several, &scripted, &mut caller, first);
+    let agent = attempts[0].agent;
+    let refuse = format!("X-Refuse-At: {agent}\r\n");
+    // Requests that reach no backend open the breaker, which is closed again for a probe after a while.
+    for refused in 0.. {
+        let (status, attempts) = call(&several, &scripted, &mut caller, &refuse);
+        if attempts.last().unwrap().agent != agent {
+            assert_eq!(status, 200);
+            break;
+        }
+        assert!(status == 502 && refused < 20, "{status}, {refused} refused");
+    }
 }
