@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -53,6 +54,27 @@ fn call(demo: &Demo, key: &str) -> Response {
         "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
     ));
     caller.response()
+}
+
+/// Development servers often listen on one of the two addresses of `localhost` only.
+#[test]
+fn a_port_is_reached_at_each_address_of_localhost() {
+    let demo = demo(None);
+    let key = with_service(&demo);
+    for address in [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()] {
+        let backend = backend::start_at(address, |mut peer| {
+            while peer.request().is_ok() {
+                peer.send("HTTP/1.1 204 X\r\n\r\n");
+            }
+        });
+        let port = backend.rsplit(':').next().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let token = setup::enrollment_token(demo.gateway().control(), "acme", &["api"]);
+        let (mut agent, _) = start(http(&demo, port, folder.path()).args(["--token", &token]));
+        assert_eq!(call(&demo, &key).status, 204, "{address}");
+        agent.signal("TERM");
+        assert_eq!(agent.exit_code(), Some(0));
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod connection_auth;
 mod gone_backends;
+mod reused_connections;
 mod unprocessed;
 
 use std::io::{Read, Write};

@@ -1,6 +1,6 @@
 //! Backends with scripted behaviour.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 
@@ -9,7 +9,15 @@ use crate::support::SOON;
 
 /// Starts a backend that gives every connection to `serve`, each on its own thread. Returns its URL.
 pub(crate) fn start(serve: impl Fn(Peer<TcpStream>) + Send + Sync + 'static) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    start_at(Ipv4Addr::LOCALHOST.into(), serve)
+}
+
+/// As [`start`], at this address.
+pub(crate) fn start_at(
+    address: IpAddr,
+    serve: impl Fn(Peer<TcpStream>) + Send + Sync + 'static,
+) -> String {
+    let listener = TcpListener::bind((address, 0)).unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let serve = Arc::new(serve);
     thread::spawn(move || {

@@ -1,0 +1,44 @@
+//! Backends that end a connection when a further request arrives on it.
+
+use serde_json::json;
+
+use crate::support::admin_api::Api;
+use crate::support::peers::backend;
+use crate::support::peers::caller::{connect, request};
+use crate::support::{demo, eventually};
+
+/// Answers one request of each connection, and closes at the next one.
+fn of_one_request() -> String {
+    backend::start(|mut peer| {
+        if peer.request().is_ok() {
+            peer.send("HTTP/1.1 204 No Content\r\n\r\n");
+            let _ = peer.request();
+        }
+    })
+}
+
+#[test]
+fn a_safe_request_is_repeated_unless_retries_of_the_service_is_off() {
+    let demo = demo(Some(of_one_request()));
+    let mut caller = connect(&demo);
+    let mut send = || {
+        caller.send(request(&demo, "GET /", "\r\n"));
+        caller.response().status.as_u16()
+    };
+    for _ in 0..10 {
+        assert_eq!(send(), 204);
+    }
+    let set = |retries: bool| {
+        let path = "/accounts/demo/services/echo";
+        let changed = Api(&demo.about).ask("PATCH", path, &json!({ "retries": retries }));
+        assert_eq!(changed.status, 200, "{changed:?}");
+    };
+    set(false);
+    eventually("the agent repeats no request", || {
+        (send() == 502).then_some(())
+    });
+    set(true);
+    eventually("the agent repeats requests again", || {
+        (0..10).all(|_| send() == 204).then_some(())
+    });
+}
