@@ -1,5 +1,6 @@
 //! Forms of the console.
 
+use gw_base::service::service_settings::{Kind, SETTINGS};
 use gw_control_plane::control::records::{account, caller_secret, service};
 use gw_shared::id::{AccountId, AgentId, ClientId};
 use gw_store::{AgentRecord, StoredRecord};
@@ -75,6 +76,21 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
     );
 
     let page = "/accounts/acme/services/api";
+    for page in ["/accounts/acme/new-service", page] {
+        let shown = browser.get(page).text;
+        // A new service is enabled.
+        let fields = SETTINGS
+            .iter()
+            .filter(|setting| setting.kind != Kind::State || !page.ends_with("/new-service"));
+        for setting in fields {
+            let field = format!("name=\"{}\"", setting.name);
+            assert!(
+                shown.contains(&field),
+                "{page} has no field {}",
+                setting.name
+            );
+        }
+    }
     assert!(
         browser
             .get("/accounts/acme/new-service")
