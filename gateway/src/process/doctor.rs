@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crate::limits;
 use gw_base::tls::certificate::{PairKeys, TENANT};
-use gw_base::tls::{CertificateFiles, CertificateSource};
+use gw_base::tls::{CertificateFiles, CertificateSource, node};
 use gw_data_plane::ingress::PLAIN_HTTP;
 use gw_data_plane::memory::sockets::TcpMemory;
 use gw_interface::config::{Challenge, Config, ProxyProtocol, StoreSettings, TrustedProxies};
@@ -216,7 +216,7 @@ fn listeners(out: &mut Examination, config: &Config) {
     .into_iter();
     let peers = config
         .peer_listen
-        .map(|address| ("peer_listen", address, belongs(address, &no_proxies)));
+        .map(|address| ("peer_listen", address, runs && is_node_listener(address)));
     let plain = config.listen_http.map(|address| {
         (
             "listen_http",
@@ -305,6 +305,14 @@ fn is_listener(address: SocketAddr, proxies: &TrustedProxies) -> io::Result<bool
     // The host of this request is none of the region.
     let is_misdirected = || contains(ErrorCode::Misdirected.as_str());
     Ok(answer == SPEAK_TLS || contains(PLAIN_HTTP) || is_misdirected())
+}
+
+/// Whether a gateway listens for other nodes at `address`.
+fn is_node_listener(address: SocketAddr) -> bool {
+    TcpStream::connect_timeout(&address, TIME_LIMIT).is_ok_and(|stream| {
+        stream.set_read_timeout(Some(TIME_LIMIT)).is_ok()
+            && node::accepts_links(stream).unwrap_or(false)
+    })
 }
 
 /// Whether a gateway answers at `admin`.

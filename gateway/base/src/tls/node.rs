@@ -1,5 +1,6 @@
 //! TLS between the nodes of a region: each end shows a certificate of the region's authority for its node.
 
+use std::net::{Ipv4Addr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +10,8 @@ use rustls::crypto::{self, WebPkiSupportedAlgorithms};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore,
-    ServerConfig, SignatureScheme,
+    CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, DistinguishedName,
+    RootCertStore, ServerConfig, SignatureScheme,
 };
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
@@ -101,6 +102,22 @@ impl NodeTls {
     }
 }
 
+/// Whether the server at the other end of `stream` accepts links between nodes. Needs no certificate: a server names its protocol
+/// before it shows its own certificate, which is not trusted here (RFC 7301 §3.2).
+pub fn accepts_links(mut stream: TcpStream) -> Result<bool, TlsError> {
+    let provider = Arc::new(crypto::aws_lc_rs::default_provider());
+    let mut client = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth();
+    client.alpn_protocols = vec![ALPN_NODE.to_vec()];
+    let any_host = ServerName::from(Ipv4Addr::LOCALHOST);
+    let mut connection = ClientConnection::new(Arc::new(client), any_host)?;
+    // Always fails at the certificate.
+    let _ = connection.complete_io(&mut stream);
+    Ok(connection.alpn_protocol() == Some(ALPN_NODE))
+}
+
 /// Verifies that a server has a certificate of the region's authority, by no clock. Ignores the name that the client asked
 /// for: a node is identified by its slot and session, which the link checks after the handshake.
 #[derive(Debug)]
@@ -188,7 +205,7 @@ fn beginning(certificate: &CertificateDer<'_>) -> Result<UnixTime, rustls::Error
 mod tests {
     use gw_region::NodeSlot;
     use rcgen::{CertificateParams, KeyPair};
-    use rustls::{ClientConnection, ConnectionCommon, ServerConnection};
+    use rustls::{ConnectionCommon, ServerConnection};
 
     use super::super::pki::{Authority, CertificateRequest, NodeIdentity};
     use super::*;
