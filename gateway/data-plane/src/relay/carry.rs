@@ -163,10 +163,14 @@ async fn send(
     answered: &Answered,
     body: &mut impl RequestBody,
 ) -> Result<CallerGone, BodyError> {
-    if let Some(Upgrade { content, .. }) = answered.upgrade {
-        if let Err(error) = send_body(scope, body, &upload, answered, Some(content)).await {
+    let mut content = answered.upgrade.map(|upgrade| upgrade.content);
+    loop {
+        if let Err(error) = send_body(scope, body, &upload, answered, content).await {
             upload.abort();
             return Err(error);
+        }
+        if content.take().is_none() {
+            break;
         }
         match answered.is_accepted(body).await {
             Ok(true) => body.switch_protocols(),
@@ -174,10 +178,6 @@ async fn send(
             Ok(false) => upload = upload.without_body().await,
             Err(CallerGone) => return Err(BodyError::Gone),
         }
-    }
-    if let Err(error) = send_body(scope, body, &upload, answered, None).await {
-        upload.abort();
-        return Err(error);
     }
     if let Upload::None = upload {
         return Ok(body.gone().await);
