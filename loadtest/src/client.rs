@@ -309,9 +309,19 @@ impl Connection {
 
     /// Requests `path` and reads the complete response, which must be small.
     pub(crate) fn ask(&mut self, path: &str) -> Result<Answer, Failure> {
-        let head = self.get(path)?;
+        self.request(path)?;
+        self.answer()
+    }
+
+    /// Requests `path` and reads nothing yet.
+    pub(crate) fn request(&mut self, path: &str) -> Result<(), Failure> {
+        self.send_head("GET", path, "")
+    }
+
+    /// Reads the complete response, which must be small.
+    pub(crate) fn answer(&mut self) -> Result<Answer, Failure> {
         Ok(Answer {
-            head,
+            head: self.response_head()?,
             body: self.small_body()?,
         })
     }
@@ -319,10 +329,7 @@ impl Connection {
     /// Like [`Self::ask`], with further header fields, each ended by CRLF.
     pub(crate) fn ask_with(&mut self, path: &str, fields: &str) -> Result<Answer, Failure> {
         self.send_head("GET", path, fields)?;
-        Ok(Answer {
-            head: self.response_head()?,
-            body: self.small_body()?,
-        })
+        self.answer()
     }
 
     /// Sends `form` to `path` and reads the complete response, which must be small.
@@ -334,10 +341,7 @@ impl Connection {
         self.send_head("POST", path, &fields)?;
         self.stream.write_all(form.as_bytes())?;
         self.stream.flush()?;
-        Ok(Answer {
-            head: self.response_head()?,
-            body: self.small_body()?,
-        })
+        self.answer()
     }
 
     /// Requests `path` with all of `body`, which has `length` bytes.

@@ -15,9 +15,21 @@ use crate::http2::{
 
 pub(super) struct Attack {
     pub(super) name: &'static str,
+    pub(super) on: Attacked,
     /// Number of concurrent attackers, one thread each.
     pub(super) attackers: usize,
     pub(super) run: fn(&Target, usize, &AtomicBool) -> Result<(), Failure>,
+}
+
+/// The service that an attack calls.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Attacked {
+    /// That of the ordinary callers.
+    TheirService,
+    /// One of another account. It has no agent.
+    AnotherAccount,
+    /// As [`Self::AnotherAccount`], with a limit of one request a minute.
+    AnotherAccountLimited,
 }
 
 const fn attack(
@@ -27,8 +39,17 @@ const fn attack(
 ) -> Attack {
     Attack {
         name,
+        on: Attacked::TheirService,
         attackers,
         run,
+    }
+}
+
+/// Callers of another account that are refused and ask again at once.
+const fn refusals_of(name: &'static str, on: Attacked) -> Attack {
+    Attack {
+        on,
+        ..attack(name, 4, refused_again)
     }
 }
 
@@ -45,6 +66,8 @@ pub(super) const ATTACKS: &[Attack] = &[
     attack("key-updates", 4, key_updates),
     attack("large-heads", 4, large_heads),
     attack("refusals", 4, refusals),
+    refusals_of("refusals-without-agent", Attacked::AnotherAccount),
+    refusals_of("refusals-by-limit", Attacked::AnotherAccountLimited),
     attack("h2-refusals", 4, |target, _, stop| {
         flood(target, stop, &[], |id| strangers_request(target, id))
     }),
@@ -137,6 +160,8 @@ pub(super) const ATTACKS: &[Attack] = &[
 
 /// Bytes of one write.
 const CHUNK: usize = 32 * 1024;
+/// Connections of one attacker that read each answer.
+const ANSWERED: usize = 100;
 const DRIP: Duration = Duration::from_millis(200);
 /// Connections that one attacker has open before it abandons the oldest.
 const ABANDONED_AFTER: usize = 200;
@@ -383,6 +408,25 @@ fn refusals(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure>
     let stream = target.open(&[b"http/1.1"])?;
     let request = format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", target.host).into_bytes();
     send(stream, stop, || request.clone())
+}
+
+/// Requests with a key on many connections, each sent when the answer to the one before has arrived.
+fn refused_again(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
+    let mut callers = Vec::with_capacity(ANSWERED);
+    for _ in 0..ANSWERED {
+        let mut caller = target.connect()?;
+        caller.ask("/")?;
+        callers.push(caller);
+    }
+    while !stop.load(Ordering::Relaxed) {
+        for caller in &mut callers {
+            caller.request("/")?;
+        }
+        for caller in &mut callers {
+            caller.answer()?;
+        }
+    }
+    Ok(())
 }
 
 /// As many requests as a connection may have, with a flow control window of 0 for the responses.

@@ -7,9 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::thread::gettid;
+use serde_json::json;
 
-use self::attacks::{ATTACKS, Attack};
-use crate::demo::{Demo, Options as DemoOptions};
+use self::attacks::{ATTACKS, Attack, Attacked};
+use crate::admin_api::AdminApi;
+use crate::client::Target;
+use crate::demo::{Demo, Options as DemoOptions, UNLIMITED};
 use crate::failure::{Failure, ensure};
 use crate::latency::{Latency, joined};
 use crate::machine::procfs;
@@ -73,6 +76,7 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
 
 /// Measures ordinary callers during one attack.
 fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure> {
+    let target = attacked_service(demo, attack.on)?;
     // Warm-up: fills pools and pages in code.
     measure(demo, length / 3)?;
     let mut quiet = Latency::MAX;
@@ -90,12 +94,13 @@ fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure>
                     let stop = &stop;
                     let rounds = &rounds;
                     let ended = &ended;
+                    let target = &target;
                     scope.spawn(move || {
                         schedule(gettid(), Class::Leftovers)?;
                         while !stop.load(Ordering::Relaxed) {
                             rounds.fetch_add(1, Ordering::Relaxed);
                             // A failure is the expected result: the product closed the connection.
-                            if (attack.run)(&demo.target, number, stop).is_err() {
+                            if (attack.run)(target, number, stop).is_err() {
                                 ended.fetch_add(1, Ordering::Relaxed);
                             }
                         }
@@ -132,6 +137,27 @@ fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure>
     ensure(ratio <= f64::from(SLOWER_MAX), || {
         format!("p99 during the attack is {ratio:.1} times the p99 without")
     })
+}
+
+/// The service that the attackers call, which is created if it is one of another account.
+fn attacked_service(demo: &Demo, on: Attacked) -> Result<Target, Failure> {
+    let limit = match on {
+        Attacked::TheirService => return Ok(demo.target.clone()),
+        Attacked::AnotherAccount => UNLIMITED,
+        Attacked::AnotherAccountLimited => 1,
+    };
+    let api = AdminApi::new(&demo.admin_token);
+    let create = |path: &str, body| api.change(&demo.admin_url, "POST", path, &body);
+    create("/accounts", json!({ "id": "flood" }))?;
+    let service = json!({ "id": "none", "burst": limit, "refill_per_minute": limit });
+    create("/accounts/flood/services", service)?;
+    let key = create(
+        "/accounts/flood/service-keys",
+        json!({ "allowed_services": ["none"] }),
+    )?;
+    let (_, zone) = demo.target.host.split_once('.').unwrap_or_default();
+    let key = key["service_key"].as_str().unwrap_or_default();
+    demo.target.for_service(&format!("flood--none.{zone}"), key)
 }
 
 /// Latency of callers whose threads have the highest scheduling class.
