@@ -81,13 +81,19 @@ struct PartialFrame {
 /// HTTP/2 connection keeps hundreds of fields takes twice the memory of a list.
 fn field_bytes(payload: &[u8]) -> u32 {
     const FEW: usize = 128;
-    // In chunks that the compiler counts without a loop: most heads are short.
-    let (chunks, rest) = payload.as_chunks::<32>();
-    let lines_of = |chunk: &[u8]| {
-        let ends = chunk.iter().map(|byte| u8::from(*byte == b'\n'));
-        usize::from(ends.sum::<u8>())
+    const CHUNK: usize = 32;
+    // A loop of constant length is compiled to vector instructions. `memchr` takes twice as many for a short head.
+    let lines_of = |chunk: &[u8; CHUNK]| {
+        let mut ends = 0;
+        for byte in chunk {
+            ends += u8::from(*byte == b'\n');
+        }
+        usize::from(ends)
     };
-    let lines = chunks.iter().map(|chunk| lines_of(chunk)).sum::<usize>() + lines_of(rest);
+    let (chunks, rest) = payload.as_chunks();
+    let mut last = [0; CHUNK];
+    last[..rest.len()].copy_from_slice(rest);
+    let lines: usize = chunks.iter().chain([&last]).map(lines_of).sum();
     // Without the lines at both ends of a head.
     let fields = lines.saturating_sub(2);
     ((fields + fields.saturating_sub(FEW)) * OVERHEAD) as u32
