@@ -76,7 +76,7 @@ pub const HTTP2_HEADER_BYTES_OF_WEIGHT: u32 = 128;
 /// Frames without content (PING, SETTINGS, PRIORITY, RST_STREAM, empty DATA …) on one HTTP/2 connection. More end the
 /// connection.
 pub const HTTP2_CONTROL_FRAMES: Rate = Rate::new(2000, 12_000).unwrap();
-/// Window updates that responses can earn in addition.
+/// Window updates that requests and responses can earn in addition.
 pub const HTTP2_WINDOW_UPDATES: u64 = 100_000;
 
 /// Size below which a piece of a request body is tiny. A tiny piece costs the gateway, the agent and the backend as

@@ -40,7 +40,7 @@ struct FrameMeter {
     /// Bytes of a payload, or of the preface, still to come.
     payload: u32,
     budget: Bucket,
-    /// Window updates that the peer has earned by the bytes sent to it.
+    /// Window updates that the peer has earned by its requests and by the bytes sent to it.
     updates: u64,
     /// Header blocks that the caller may send before requests earn further ones.
     earned: u32,
@@ -151,15 +151,19 @@ impl FrameMeter {
         self.budget.take(now()).map_err(|_| FRAMES)
     }
 
-    /// Counts a header block that has become a request. A request can have two: head and trailers.
+    /// Counts a header block that has become a request. A request can have two: head and trailers. Callers of gRPC send
+    /// two updates for each response, however small.
     fn became_request(&mut self) {
         self.earned = (self.earned + 2).min(limits::HTTP2_HEADERS_AHEAD);
+        self.earn_updates(2);
     }
 
     fn sent(&mut self, bytes: usize) {
-        // Some callers send two updates for each small response.
-        self.updates =
-            (self.updates + (bytes as u64).div_ceil(64)).min(limits::HTTP2_WINDOW_UPDATES);
+        self.earn_updates((bytes as u64).div_ceil(64));
+    }
+
+    fn earn_updates(&mut self, updates: u64) {
+        self.updates = (self.updates + updates).min(limits::HTTP2_WINDOW_UPDATES);
     }
 }
 
@@ -513,6 +517,22 @@ mod tests {
         assert_eq!(
             taken(&mut meter, now, &frame(8, 0, 4), burst + 100, 13),
             burst + 10
+        );
+    }
+
+    #[test]
+    fn each_request_earns_window_updates_for_its_stream_and_the_connection() {
+        let now = Instant::now();
+        let burst = limits::HTTP2_CONTROL_FRAMES.burst();
+        let mut meter = begun(now);
+        for _ in 0..10_000 {
+            assert_eq!(taken(&mut meter, now, &frame(1, 4, 20), 1, 29), 1);
+            meter.became_request();
+            assert_eq!(taken(&mut meter, now, &frame(8, 0, 4), 2, 13), 2);
+        }
+        assert_eq!(
+            taken(&mut meter, now, &frame(8, 0, 4), burst + 10, 13),
+            burst
         );
     }
 
