@@ -185,9 +185,10 @@ const LOG: &str = "GW_LOG";
 
 /// The first line that a program prints. A thread reads the rest, because a full or closed pipe would stop the program.
 pub(crate) fn first_line(process: &mut Process) -> Result<String, Failure> {
+    let name = process.name();
     let stdout = process
         .take_stdout()
-        .ok_or_else(|| Failure::new("gw-gateway has no output"))?;
+        .ok_or_else(|| Failure::new(format!("{name} has no output")))?;
     let (sender, receiver) = mpsc::channel();
     std::thread::Builder::new()
         .name("demo-output".into())
@@ -198,7 +199,7 @@ pub(crate) fn first_line(process: &mut Process) -> Result<String, Failure> {
         })?;
     receiver.recv_timeout(START_WITHIN).map_err(|_| {
         Failure::new(format!(
-            "gw-gateway demo did not start within {START_WITHIN:?}; see its log above"
+            "{name} did not start within {START_WITHIN:?}; see its log above"
         ))
     })
 }

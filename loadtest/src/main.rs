@@ -75,6 +75,8 @@ enum Scenario {
     Restarts(scenarios::restarts::Options),
     /// Several agents of one service, of which one is sick, lost, slow or restarted.
     Agents(scenarios::agents::Options),
+    /// Backends as they are: nginx, gRPC, gunicorn, Docker, NTLM, and a name server that falls silent.
+    Backends(scenarios::backends::Options),
     /// CPU time of the request log's thread, and speed of searches.
     Log(scenarios::request_log::Options),
     /// The relay of bytes that `compare` starts.
@@ -117,6 +119,7 @@ fn run(scenario: Scenario, gateway: &Path) -> Result<(), Failure> {
         Scenario::Region(options) => scenarios::region::run(gateway, &options),
         Scenario::Restarts(options) => scenarios::restarts::run(gateway, &options),
         Scenario::Agents(options) => scenarios::agents::run(gateway, &options),
+        Scenario::Backends(options) => scenarios::backends::run(gateway, &options),
         Scenario::Log(options) => scenarios::request_log::run(&options),
         Scenario::NullRelay(options) => null_relay::run(&options),
     }

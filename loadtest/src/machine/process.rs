@@ -50,6 +50,10 @@ impl Process {
         self
     }
 
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -159,6 +163,22 @@ pub(crate) fn command(program: &Path, cores: &[usize]) -> Result<Command, Failur
     // Without core dumps, only root can read a process's proportional memory.
     command.env("GW_CORE_DUMPS", "true");
     Ok(command)
+}
+
+/// `command` in a mount namespace in which the file at `path` is `file`. Only root may make one.
+pub(crate) fn with_file(command: &Command, file: &Path, path: &str) -> Result<Command, Failure> {
+    const MOUNT: &str = r#"mount --bind "$0" "$1" && shift && exec "$@""#;
+    let mut inside = Command::new(find("unshare", "util-linux")?);
+    inside.args(["--mount", "--", "sh", "-c", MOUNT]);
+    inside.arg(file).arg(path);
+    inside.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => inside.env(name, value),
+            None => inside.env_remove(name),
+        };
+    }
+    Ok(inside)
 }
 
 /// Path of a program; the error names its Debian package.

@@ -2,6 +2,7 @@
 
 pub(super) mod abuse;
 pub(super) mod agents;
+pub(super) mod backends;
 pub(super) mod bucket;
 pub(super) mod bulk;
 pub(super) mod cancel;

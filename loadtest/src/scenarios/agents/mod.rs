@@ -4,7 +4,7 @@ mod losses;
 mod refusals;
 mod rolling;
 mod sick;
-mod site;
+pub(crate) mod site;
 mod slots;
 mod slow;
 mod sticky;

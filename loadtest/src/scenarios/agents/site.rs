@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -24,7 +25,7 @@ const METRICS: &str = "GW_AGENT_METRICS_LISTEN";
 /// Slots of an agent, unless a section is about them: more than there are callers.
 const MANY_SLOTS: u32 = 1024;
 
-pub(super) struct Site {
+pub(crate) struct Site {
     product: Product,
     api: AdminApi,
     gateway: PathBuf,
@@ -37,23 +38,25 @@ enum Product {
 }
 
 /// A service with its agents.
-pub(super) struct Pool<'a> {
+pub(crate) struct Pool<'a> {
     site: &'a Site,
     service: String,
     host: String,
     key: String,
-    pub(super) agents: Vec<Agent>,
+    pub(crate) agents: Vec<Agent>,
 }
 
 /// What an agent is started with.
-pub(super) struct Plan {
-    pub(super) backend: String,
-    pub(super) slots: u32,
+pub(crate) struct Plan {
+    pub(crate) backend: String,
+    pub(crate) slots: u32,
     /// Port in place of the one of its node.
-    pub(super) port: Option<u16>,
+    pub(crate) port: Option<u16>,
+    /// Name servers of the agent in place of the machine's, as root: a file like `/etc/resolv.conf`.
+    pub(crate) name_servers: Option<PathBuf>,
 }
 
-pub(super) struct Agent {
+pub(crate) struct Agent {
     enrolled: Enrolled,
     plan: Plan,
     metrics_port: u16,
@@ -61,7 +64,7 @@ pub(super) struct Agent {
 }
 
 impl Site {
-    pub(super) fn start(gateway: &Path, nodes: usize) -> Result<Self, Failure> {
+    pub(crate) fn start(gateway: &Path, nodes: usize) -> Result<Self, Failure> {
         let (product, token) = if nodes == NODES {
             let region = Region::start(gateway, None)?;
             let token = region.admin_token().to_owned();
@@ -79,7 +82,7 @@ impl Site {
         })
     }
 
-    pub(super) fn stop(self) -> Result<(), Failure> {
+    pub(crate) fn stop(self) -> Result<(), Failure> {
         match self.product {
             Product::Gateway(demo) => demo.stop(),
             Product::Region(region) => region.stop(),
@@ -87,7 +90,7 @@ impl Site {
     }
 
     /// A new service, whose agents are at all nodes in turns. All tunnels are open when this returns.
-    pub(super) fn pool(&self, plans: Vec<Plan>) -> Result<Pool<'_>, Failure> {
+    pub(crate) fn pool(&self, plans: Vec<Plan>) -> Result<Pool<'_>, Failure> {
         let service = format!("pool{}", self.pools.replace(self.pools.get() + 1));
         let create = json!({ "id": service, "burst": UNLIMITED, "refill_per_minute": UNLIMITED });
         self.change("POST", "/accounts/demo/services", &create)?;
@@ -139,7 +142,7 @@ impl Site {
         self.api.change(self.admin_urls()[0], method, path, body)
     }
 
-    fn ca_file(&self) -> &Path {
+    pub(crate) fn ca_file(&self) -> &Path {
         match &self.product {
             Product::Gateway(demo) => &demo.ca_file,
             Product::Region(region) => region.ca_file(),
@@ -154,7 +157,7 @@ impl Site {
         }
     }
 
-    pub(super) fn ports(&self) -> Vec<u16> {
+    pub(crate) fn ports(&self) -> Vec<u16> {
         match &self.product {
             Product::Gateway(demo) => vec![demo.target.port],
             Product::Region(region) => region.ports().to_vec(),
@@ -177,13 +180,13 @@ impl Site {
 
 impl Pool<'_> {
     /// Addresses of the service, one of each node.
-    pub(super) fn targets(&self) -> Result<Vec<Target>, Failure> {
+    pub(crate) fn targets(&self) -> Result<Vec<Target>, Failure> {
         let of_node = |node| self.site.target(node).for_service(&self.host, &self.key);
         (0..self.site.ports().len()).map(of_node).collect()
     }
 
     /// Starts callers of the service at all nodes, with requests back to back unless there is a rate.
-    pub(super) fn call(
+    pub(crate) fn call(
         &self,
         callers: u32,
         rate: Option<u32>,
@@ -199,7 +202,7 @@ impl Pool<'_> {
     }
 
     /// Changes settings of the service.
-    pub(super) fn set(&self, settings: &Value) -> Result<(), Failure> {
+    pub(crate) fn set(&self, settings: &Value) -> Result<(), Failure> {
         self.site.change(
             "PATCH",
             &format!("/accounts/demo/services/{}", self.service),
@@ -209,7 +212,7 @@ impl Pool<'_> {
     }
 
     /// Waits until `count` tunnels take requests.
-    pub(super) fn wait_for_tunnels(&self, count: usize) -> Result<(), Failure> {
+    pub(crate) fn wait_for_tunnels(&self, count: usize) -> Result<(), Failure> {
         let deadline = Instant::now() + TUNNELS_WITHIN;
         let label = format!("demo--{}", self.service);
         loop {
@@ -229,41 +232,46 @@ impl Pool<'_> {
 }
 
 impl Plan {
-    pub(super) fn new(backend: impl Into<String>) -> Self {
+    pub(crate) fn new(backend: impl Into<String>) -> Self {
         Self {
             backend: backend.into(),
             slots: MANY_SLOTS,
             port: None,
+            name_servers: None,
         }
     }
 }
 
 impl Agent {
-    pub(super) fn start(&mut self) -> Result<(), Failure> {
+    pub(crate) fn start(&mut self) -> Result<(), Failure> {
         let mut run = self.enrolled.command(&self.plan.backend, &[])?;
         run.env(SLOTS, self.plan.slots.to_string())
             .env(METRICS, format!("127.0.0.1:{}", self.metrics_port));
+        if let Some(file) = &self.plan.name_servers {
+            run = process::with_file(&run, file, "/etc/resolv.conf")?;
+            run.stdin(Stdio::null()).stderr(Stdio::null());
+        }
         self.process = Some(Process::spawn("gw-agent", &mut run)?);
         Ok(())
     }
 
-    pub(super) fn stop(&mut self) -> Result<(), Failure> {
+    pub(crate) fn stop(&mut self) -> Result<(), Failure> {
         self.process.take().map_or(Ok(()), Process::stop)
     }
 
-    pub(super) fn kill(&mut self) -> Result<(), Failure> {
+    pub(crate) fn kill(&mut self) -> Result<(), Failure> {
         self.process.take().map_or(Ok(()), Process::kill)
     }
 
     /// Stops all its processes (`Signal::STOP`) or lets them continue (`Signal::CONT`).
-    pub(super) fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         self.process
             .iter()
             .for_each(|process| process.send_all(signal));
     }
 
     /// Requests that it has received from the gateway.
-    pub(super) fn requests(&self) -> Result<u64, Failure> {
+    pub(crate) fn requests(&self) -> Result<u64, Failure> {
         metrics::read(
             &format!("http://127.0.0.1:{}", self.metrics_port),
             "gw_agent_requests_total",
