@@ -50,7 +50,7 @@ pub(super) struct PrimaryList {
     newest: Option<Primary>,
     /// Servers that this node reaches, one of each host.
     found: Vec<Primary>,
-    /// Servers that other nodes reach, one of each host, and when they were told.
+    /// Servers that other nodes reach, each once, and when they were told.
     told: Vec<(Primary, Instant)>,
     /// All of these, each server once, the newest first.
     servers: Vec<Primary>,
@@ -169,7 +169,8 @@ impl PostgresSettings {
             known.newest = Some(newest);
         }
         for it in primaries {
-            known.told.retain(|(other, _)| other.host != it.host);
+            // Another node may reach another server by the same name.
+            known.told.retain(|(other, _)| !other.is_same_server(&it));
             known.told.insert(0, (it, Instant::now()));
         }
         known.told.truncate(TOLD_MAX);

@@ -133,6 +133,23 @@ fn nodes_that_see_one_of_two_equal_primaries_each_use_the_same_one() {
 }
 
 #[test]
+fn servers_that_other_nodes_reach_by_one_name_all_count() {
+    let [here, there, elsewhere] = [settings(), settings(), settings()];
+    let ours = primary("localhost:5432", 3, 1);
+    let restored = Primary {
+        system: 8,
+        ..primary("localhost:5432", 3, 2)
+    };
+    here.note(Some(&ours)).unwrap();
+    there.note(Some(&restored)).unwrap();
+    elsewhere.note(Some(&ours)).unwrap();
+    tell(&there, &here);
+    assert!(here.refuse_equal_primaries().is_err());
+    tell(&elsewhere, &here);
+    assert!(here.refuse_equal_primaries().is_err());
+}
+
+#[test]
 fn another_cluster_is_used_once_the_earlier_one_has_ended() {
     let settings = settings();
     let earlier = primary("db1:5432", 5, 1);
