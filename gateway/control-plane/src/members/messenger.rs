@@ -8,13 +8,13 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::middleware::map_request;
 use axum::routing::put;
-use axum::{Extension, Json, Router};
+use axum::{Extension, Router};
 use gw_base::process::background::Tasks;
 use gw_base::tls::pki::NodeIdentity;
-use gw_region::{DerivedKeys, Member};
+use gw_region::{DerivedKeys, Member, RegionKeys};
 use gw_shared::text::printable;
 use gw_store::{Authenticator, Primary};
-use http::{Request, Response, StatusCode};
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 
 use super::acknowledgment;
 use super::inputs::RegionInputs;
@@ -25,6 +25,8 @@ use crate::control::Control;
 use crate::http_server::limit_body;
 
 const PATH: &str = "/v1/state";
+/// The field of an answer with its tag.
+const TAG: HeaderName = HeaderName::from_static("gw-tag");
 /// Longest exchange.
 const WITHIN: Duration = Duration::from_secs(2);
 /// Longest text of another node that is shown.
@@ -54,14 +56,14 @@ async fn deliver(control: &Control, to: &Member, message: &StateMessage) -> Deli
     let Ok(json) = message.to_json() else {
         return Delivery::Failed;
     };
-    let Ok(request) = Request::put(PATH).body(Bytes::from(json)) else {
+    let json = Bytes::from(json);
+    let Ok(request) = Request::put(PATH).body(json.clone()) else {
         return Delivery::Failed;
     };
     match control.node_client().send(to, request, WITHIN).await {
         Ok(response) if response.status().is_success() => {
             if let Some(source) = control.postgres_source() {
-                let told = serde_json::from_slice(response.body());
-                source.settings.told(told.unwrap_or_default());
+                source.settings.told(told(&source.keys, &json, &response));
             }
             Delivery::Delivered
         }
@@ -72,6 +74,18 @@ async fn deliver(control: &Control, to: &Member, message: &StateMessage) -> Deli
             Delivery::Failed
         }
     }
+}
+
+/// The primaries in the answer to a message. None without a valid tag: the certificate of a node does not suffice to end all
+/// changes.
+fn told(keys: &RegionKeys, message: &[u8], answer: &Response<Bytes>) -> Vec<Primary> {
+    let tag = answer.headers().get(TAG).map(HeaderValue::as_bytes);
+    let tag = tag.unwrap_or_default();
+    let has_answered = |key| Authenticator::new(key).has_answered(message, answer.body(), tag);
+    if !keys.accepted().iter().any(has_answered) {
+        return Vec::new();
+    }
+    serde_json::from_slice(answer.body()).unwrap_or_default()
 }
 
 /// Why a node has refused a message.
@@ -116,7 +130,7 @@ async fn receive(
     }): State<MessageIntake>,
     Extension(sender): Extension<NodeIdentity>,
     body: Bytes,
-) -> Result<Json<Vec<Primary>>, (StatusCode, String)> {
+) -> Result<([(HeaderName, String); 1], Vec<u8>), (StatusCode, String)> {
     let message = StateMessage::parse(&body)
         .map_err(|error| (StatusCode::BAD_REQUEST, format!("{error}\n")))?;
     if (message.state.slot, message.state.session) != (sender.slot, sender.session) {
@@ -143,5 +157,36 @@ async fn receive(
     let _ = inputs.message(message).await;
     let source = control.postgres_source();
     let primaries = source.map(|source| source.settings.known_primaries());
-    Ok(Json(primaries.unwrap_or_default()))
+    let answer = serde_json::to_vec(&primaries.unwrap_or_default()).unwrap_or_default();
+    let tag = authenticators.map(|keys| keys.in_use().tag_of_answer(&body, &answer));
+    Ok(([(TAG, tag.unwrap_or_default())], answer))
+}
+
+#[cfg(test)]
+mod tests {
+    use gw_region::RegionKey;
+
+    use super::*;
+
+    #[test]
+    fn primaries_are_believed_with_the_region_key_only() {
+        let keys = RegionKeys::from(RegionKey::new([1; 32]));
+        let other = Authenticator::new(&RegionKey::new([2; 32]));
+        let body = r#"[{"host":"db:5432","timeline":4294967295,"system":7}]"#;
+        let with = |tag: &str| {
+            let answer = Response::builder().header(TAG, tag);
+            let answer = answer.body(Bytes::from_static(body.as_bytes())).unwrap();
+            told(&keys, b"message", &answer)
+        };
+        let ours = Authenticator::new(&keys.accepted()[0]);
+        let tag = ours.tag_of_answer(b"message", body.as_bytes());
+        assert_eq!(with(&tag).len(), 1);
+        let earlier = ours.tag_of_answer(b"another message", body.as_bytes());
+        let forged = other.tag_of_answer(b"message", body.as_bytes());
+        for tag in ["", &earlier, &forged] {
+            assert!(with(tag).is_empty(), "{tag}");
+        }
+        let untagged = Response::new(Bytes::from_static(body.as_bytes()));
+        assert!(told(&keys, b"message", &untagged).is_empty());
+    }
 }

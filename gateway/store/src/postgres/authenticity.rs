@@ -8,6 +8,8 @@
 //!   notices a row that was removed, or replaced by an earlier version of itself.
 //! - A row of `gw.nodes` has a tag over slot, session and address, so that nodes connect only to addresses that a node has
 //!   written. The state of a node changes too often for a tag.
+//! - What a node tells another one of the servers of PostgreSQL has a tag, so that the certificate of a node does not suffice to
+//!   end all changes.
 //!
 //! A database that was rolled back as a whole is authentic, as after the restore of a backup.
 
@@ -18,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::hmac;
 use gw_region::{NodeRow, NodeSlot, RegionKey};
-use gw_shared::text::printable;
+use gw_shared::text::{hexadecimal, printable};
 
 use super::super::{Position, RecordId, Revision, Sealer, StoreError, StoredRecord};
 
@@ -169,6 +171,16 @@ impl Authenticator {
             version.as_bytes(),
         ])
         .0
+    }
+
+    /// Authenticates the answer of a node to the `message` of another one: which primaries it knows.
+    pub fn tag_of_answer(&self, message: &[u8], answer: &[u8]) -> String {
+        hexadecimal(&self.sign(&[b"answer", message, answer]).0)
+    }
+
+    /// Whether a process with this key has answered the `message`.
+    pub fn has_answered(&self, message: &[u8], answer: &[u8], tag: &[u8]) -> bool {
+        verify_slices_are_equal(self.tag_of_answer(message, answer).as_bytes(), tag).is_ok()
     }
 
     fn sign(&self, parts: &[&[u8]]) -> (Tag, Element) {
