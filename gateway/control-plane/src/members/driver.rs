@@ -302,7 +302,7 @@ impl MembershipLoop {
                 Some(Next::Input(Some(RegionInput::HandOver(reply)))) => {
                     // The next process has the buckets: it decides for this one, too.
                     self.signals.set_endless();
-                    block_in_place(|| self.keep_primary());
+                    block_in_place(|| self.keep_primaries());
                     let _ = reply.try_send(self.machine.carry(Instant::now()));
                     return;
                 }
@@ -328,7 +328,7 @@ impl MembershipLoop {
         self.signals.set(self.machine.admit_until());
         self.signals
             .set_suspended(self.machine.is_stale(Instant::now()));
-        self.keep_primary();
+        self.keep_primaries();
         self.log_went_back();
         let probe_due = self
             .probes
@@ -353,10 +353,10 @@ impl MembershipLoop {
         })
     }
 
-    fn keep_primary(&mut self) {
+    fn keep_primaries(&mut self) {
         let source = self.control.postgres_source();
         let known = source.map(|source| source.settings.known_primaries());
-        self.file.keep_primary(known.into_iter().flatten().next());
+        self.file.keep_primaries(known.unwrap_or_default());
     }
 
     fn log_went_back(&mut self) {

@@ -1,5 +1,5 @@
 //! The file in the data folder with what this node must remember over a restart: its slot, its membership for a start
-//! while PostgreSQL does not answer, and the primary, so that it uses no older one.
+//! while PostgreSQL does not answer, and the primaries, so that it uses no older one.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -27,8 +27,12 @@ struct NodeFileContents {
     /// Absent after the node has left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     membership: Option<CarriedNode>,
+    /// The one in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     primary: Option<Primary>,
+    /// Those that the node has reached.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    reached: Vec<Primary>,
     #[serde(flatten)]
     later: LaterMembers,
 }
@@ -38,7 +42,11 @@ struct NodeFileContents {
 pub fn remember_primary(config: &Config) {
     if let StoreSettings::Postgres(settings) = &config.store {
         let file = NodeFile::open(&config.data_dir).ok();
-        settings.told(Vec::from_iter(file.and_then(|it| it.contents?.primary)));
+        let known = file.and_then(|it| it.contents).map(|contents| {
+            let primary = contents.primary.into_iter();
+            primary.chain(contents.reached).collect()
+        });
+        settings.remember(known.unwrap_or_default());
     }
 }
 
@@ -81,15 +89,21 @@ impl NodeFile {
             slot: slot.get(),
             membership,
             primary: before.and_then(|it| it.primary.clone()),
+            reached: before.map(|it| it.reached.clone()).unwrap_or_default(),
             later: before.map(|it| it.later.clone()).unwrap_or_default(),
         };
         self.write(contents);
     }
 
     /// As [`Self::keep`], once the node has a slot.
-    pub(super) fn keep_primary(&mut self, primary: Option<Primary>) {
+    pub(super) fn keep_primaries(&mut self, known: Vec<Primary>) {
+        let mut known = known.into_iter().map(Primary::remembered);
         if let Some(before) = self.contents.clone() {
-            self.write(NodeFileContents { primary, ..before });
+            self.write(NodeFileContents {
+                primary: known.next(),
+                reached: known.collect(),
+                ..before
+            });
         }
     }
 
@@ -173,13 +187,15 @@ mod tests {
         let slot = NodeSlot::new(7).unwrap();
         let primary: Primary = serde_json::from_str(r#"{"host":"db","timeline":2}"#).unwrap();
         let mut file = NodeFile::open(folder.path()).unwrap();
-        file.keep_primary(Some(primary.clone()));
+        let known = vec![primary.clone(), primary.clone()];
+        file.keep_primaries(known.clone());
         assert!(!folder.path().join(FILE).exists(), "without a slot");
         file.keep(slot, None);
-        file.keep_primary(Some(primary.clone()));
+        file.keep_primaries(known);
         file.keep(slot, None);
         let read = NodeFile::open(folder.path()).unwrap().contents.unwrap();
-        assert_eq!((read.slot, read.primary), (7, Some(primary)));
+        assert_eq!((read.slot, read.primary), (7, Some(primary.clone())));
+        assert_eq!(read.reached, [primary]);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, Statement};
 
-use super::primaries::{PRIMARY, Primary};
+use super::primaries::{PRIMARY, Primary, REVISION};
 use super::settings::{PostgresSettings, with_cause};
 use crate::StoreError;
 
@@ -255,10 +255,11 @@ impl Engine {
         client.batch_execute(SESSION).await?;
         // A server that does not tell counts as the only one.
         let answer = client.simple_query(PRIMARY).await.unwrap_or_default();
+        let revision = client.simple_query(REVISION).await.unwrap_or_default();
         Ok(SqlSession {
             client,
             statements: HashMap::new(),
-            primary: Primary::read(host, &answer),
+            primary: Primary::read(host, &answer, &revision),
             is_listening: false,
             events,
         })

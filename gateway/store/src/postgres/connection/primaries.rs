@@ -1,11 +1,13 @@
 //! Servers that take changes. A region has one, unless a standby was promoted while the earlier primary goes on, or two
 //! copies of the database were restored. Each promotion begins the next timeline of the write-ahead log, so the primary
 //! with the lower timeline is the older one, and its changes are lost. Of servers none of which is older, all nodes use the
-//! one that was started first, so that the members have one table, and refuse changes.
+//! one with the most changes, then the one that was started first, so that the members have one table, and refuse changes.
 
 #[cfg(test)]
 mod tests;
 
+use std::cmp::Reverse;
+use std::iter::zip;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +22,8 @@ use crate::StoreError;
 pub(super) const PRIMARY: &str = "
     SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8), system_identifier,
         (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint FROM pg_control_system()";
+/// Fails before the region was created.
+pub(super) const REVISION: &str = "SELECT revision FROM gw.region";
 /// Longest name of a host of another node, in bytes.
 const HOST_MAX: usize = 300;
 /// Most servers that other nodes tell.
@@ -39,6 +43,10 @@ pub struct Primary {
     /// Start of the server, in microseconds: tells two names of one server from two servers.
     #[serde(default)]
     started: i64,
+    /// Number of its changes when it was last looked at. One of which this is not known counts as the one with the most: it was in
+    /// use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    revision: Option<i64>,
 }
 
 /// What this process knows of primaries. Clones share it.
@@ -57,17 +65,37 @@ pub(super) struct PrimaryList {
 }
 
 impl Primary {
-    /// Reads the answer to [`PRIMARY`].
-    pub(super) fn read(host: &str, answer: &[SimpleQueryMessage]) -> Option<Self> {
-        answer.iter().find_map(|message| match message {
-            SimpleQueryMessage::Row(row) => Some(Self {
-                host: host.to_owned(),
-                timeline: u32::from_str_radix(row.get(0)?, 16).ok()?,
-                system: row.get(1)?.parse().ok()?,
-                started: row.get(2)?.parse().ok()?,
-            }),
-            _ => None,
+    /// Reads the answers to [`PRIMARY`] and [`REVISION`].
+    pub(super) fn read(
+        host: &str,
+        answer: &[SimpleQueryMessage],
+        revision: &[SimpleQueryMessage],
+    ) -> Option<Self> {
+        let row = |answer: &[SimpleQueryMessage], columns| {
+            let row = answer.iter().find_map(|message| match message {
+                SimpleQueryMessage::Row(row) => Some(row),
+                _ => None,
+            })?;
+            let texts = (0..columns).map(|at| row.get(at).map(str::to_owned));
+            texts.collect::<Option<Vec<_>>>()
+        };
+        let found = row(answer, 3)?;
+        let revision = row(revision, 1).and_then(|columns| columns[0].parse().ok());
+        Some(Self {
+            host: host.to_owned(),
+            timeline: u32::from_str_radix(&found[0], 16).ok()?,
+            system: found[1].parse().ok()?,
+            started: found[2].parse().ok()?,
+            revision: Some(revision.unwrap_or(0)),
         })
+    }
+
+    /// As a later process is to know it.
+    pub fn remembered(self) -> Self {
+        Self {
+            revision: None,
+            ..self
+        }
     }
 
     /// Timelines of two clusters cannot be compared.
@@ -92,7 +120,9 @@ impl PrimaryList {
         known.extend(&self.newest);
         let is_old = |it: &Primary| known.iter().any(|other| it.is_older_than(other));
         let newest = running.iter().filter(|it| !is_old(it));
-        let newest = newest.min_by_key(|it| it.started).copied();
+        let changes = |it: &Primary| it.revision.unwrap_or(i64::MAX);
+        let newest = newest.min_by_key(|it| (Reverse(changes(it)), it.started));
+        let newest = newest.copied();
         let newest = newest.or(self.newest.as_ref());
         let mut servers: Vec<_> = newest.cloned().into_iter().collect();
         for (at, it) in running.into_iter().enumerate() {
@@ -102,7 +132,9 @@ impl PrimaryList {
                 servers.push(it.clone());
             }
         }
-        if servers.len() > 1 && servers != self.servers {
+        let are_known = servers.len() == self.servers.len()
+            && zip(&servers, &self.servers).all(|(it, known)| it.is_same_server(known));
+        if servers.len() > 1 && !are_known {
             tracing::error!("{}", several(&servers));
         } else if servers.len() == 1 && self.servers.len() > 1 {
             tracing::info!("one server of PostgreSQL takes changes again");
@@ -159,7 +191,24 @@ impl PostgresSettings {
         }
     }
 
-    /// Notes the newest primary that another node or an earlier process knows, and those that the other node reaches.
+    /// Notes the [known primaries](Self::known_primaries) of an earlier process of this node, as after a look at which no host has
+    /// answered: those that are equal count until they answer or have ended.
+    pub fn remember(&self, primaries: Vec<Primary>) {
+        let hosts = self.each_host("");
+        let mut known = self.known();
+        let mut primaries = primaries.into_iter();
+        let Some(newest) = primaries.next().filter(|_| known.newest.is_none()) else {
+            return;
+        };
+        let found = primaries.filter(|it| hosts.iter().any(|(host, _)| *host == it.host));
+        known.found.extend(found.map(|it| Primary {
+            revision: (!it.is_same_server(&newest)).then_some(0),
+            ..it
+        }));
+        known.newest = Some(newest);
+    }
+
+    /// Notes the newest primary that another node knows, and those that it reaches.
     pub fn told(&self, primaries: Vec<Primary>) {
         let primaries = primaries.into_iter().take(TOLD_MAX);
         let mut primaries = primaries.filter(|it| it.host.len() <= HOST_MAX);

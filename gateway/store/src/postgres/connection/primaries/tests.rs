@@ -6,6 +6,7 @@ fn primary(host: &str, timeline: u32, started: i64) -> Primary {
         timeline,
         system: 7,
         started,
+        revision: Some(0),
     }
 }
 
@@ -57,7 +58,7 @@ fn the_newest_primary_is_used_and_all_are_named() {
     assert!(settings.note(Some(&older)).is_err(), "it is remembered");
 
     let restarted = self::settings();
-    restarted.told(vec![newer]);
+    restarted.remember(vec![newer]);
     assert!(restarted.note(Some(&older)).is_err());
     assert_eq!(found(&restarted), (both.to_vec(), false));
 }
@@ -147,6 +148,47 @@ fn servers_that_other_nodes_reach_by_one_name_all_count() {
     assert!(here.refuse_equal_primaries().is_err());
     tell(&elsewhere, &here);
     assert!(here.refuse_equal_primaries().is_err());
+}
+
+#[test]
+fn of_equal_primaries_the_one_with_the_most_changes_is_used() {
+    let settings = settings();
+    let with = |host, started, revision| Primary {
+        revision: Some(revision),
+        ..primary(host, 3, started)
+    };
+    let stale = with("db2:5432", 2, 9);
+    settings.note(Some(&with("db1:5432", 1, 10))).unwrap();
+    settings.note_all(vec![with("db1:5432", 1, 10), stale.clone()], &[]);
+    // A restart is later than the start of the copy.
+    let again = with("db1:5432", 3, 10);
+    settings.note_all(vec![again.clone(), stale.clone()], &[]);
+    assert!(settings.check_primary(Some(&stale)).is_err());
+    assert!(settings.check_primary(Some(&again)).is_ok());
+    assert!(settings.refuse_equal_primaries().is_err());
+}
+
+#[test]
+fn equal_primaries_count_after_a_restart_until_they_answer() {
+    let [first, copy] = [primary("db1:5432", 3, 1), primary("db2:5432", 3, 2)];
+    let before = settings();
+    before.note_all(vec![first.clone(), copy.clone()], &[]);
+    let known = before.known_primaries().into_iter();
+    let remembered: Vec<_> = known.map(Primary::remembered).collect();
+    for (silent_host, here) in [("db1:5432", &copy), ("db2:5432", &first)] {
+        let restarted = settings();
+        restarted.remember(remembered.clone());
+        // Whether it is the one to use or not.
+        let _ = restarted.note(Some(here));
+        assert!(restarted.refuse_equal_primaries().is_err());
+        restarted.note_all(vec![here.clone()], &silent(silent_host));
+        assert!(restarted.refuse_equal_primaries().is_err());
+        assert_eq!(restarted.known_primaries()[0].host, "db1:5432");
+        // The other one has ended, or its name is not in `store` any more.
+        restarted.note_all(vec![here.clone()], &[]);
+        assert!(restarted.refuse_equal_primaries().is_ok());
+        assert!(restarted.note(Some(here)).is_ok());
+    }
 }
 
 #[test]
