@@ -305,8 +305,11 @@ impl PostgresStore {
         parameters: &[&(dyn ToSql + Sync)],
         within: Duration,
     ) -> Result<bool, StoreError> {
+        self.checked()?;
+        // After the connection, which may be the first to another server.
+        self.source.settings.refuse_equal_primaries()?;
         let (is_made, is_unreplicated) =
-            self.checked()?
+            self.engine
                 .call(within.min(CALL), async |session: &mut SqlSession| {
                     session.take_unreplicated();
                     let statement = session.prepare(COMMIT_CHANGE).await?;
@@ -419,7 +422,6 @@ impl Store for PostgresStore {
         entry: &AuditEntry,
     ) -> Result<Position, StoreError> {
         self.refuse_newer()?;
-        self.source.settings.refuse_equal_primaries()?;
         let key = self.keys.in_use();
         let steps = FinalSteps::of(steps, key.codec(&after.origin))?;
         let deadline = Instant::now() + COMMIT;

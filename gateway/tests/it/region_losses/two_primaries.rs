@@ -4,8 +4,9 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Output;
 
+use gw_base::clock::Timestamp;
 use gw_region::Statement;
-use gw_store::{PostgresStore, Store, StoreError};
+use gw_store::{AuditEntry, PostgresStore, Store, StoreError};
 use serde_json::{Value, json};
 
 use crate::support::eventually;
@@ -247,6 +248,56 @@ fn changes_stay_refused_while_one_of_two_equal_primaries_does_not_answer() {
     drop(copy);
     gate.set(Passage::Open);
     assert!(is_refused(), "it closes connections");
+}
+
+/// A copy may be old: nodes that used it would accept keys that were deleted since.
+#[test]
+fn of_two_equal_primaries_the_one_with_more_changes_is_used_also_after_its_restart() {
+    let Some(mut first) = Postgres::with_region() else {
+        return;
+    };
+    let copy = first.copy();
+    first.sql("UPDATE gw.region SET revision = revision + 1, epoch = epoch + 7");
+    let epoch = first.sql("SELECT epoch FROM gw.region");
+    first.stop();
+    first.resume();
+    let source = first.source_at(&url(&copy, &first), "a");
+    source.settings.look_for_primaries("a");
+    let mut store = PostgresStore::new(&source).unwrap();
+    let (_, roster) = store.run(&Statement::Read).unwrap();
+    assert_eq!(roster.epoch.to_string(), epoch);
+}
+
+#[test]
+fn a_change_is_refused_if_the_next_server_is_equal_to_the_last_one() {
+    let Some(first) = Postgres::with_region() else {
+        return;
+    };
+    let copy = first.copy();
+    let gate = Gate::to(Target::Unix(copy.socket()));
+    let hosts = format!("@{},", gate.address);
+    let source = first.source_at(&first.url().replacen('@', &hosts, 1), "a");
+    let mut store = PostgresStore::new(&source).unwrap();
+    let position = store.load().unwrap().position;
+    let entry = AuditEntry {
+        at: Timestamp(1),
+        actor: "test".to_owned(),
+        action: "test".into(),
+        account: None,
+        target: "test".to_owned(),
+        detail: Value::Null,
+    };
+    gate.set(Passage::Stalled);
+    eventually("changes are refused", || {
+        let made = store.commit(&position, &[], &entry);
+        match made.unwrap_err() {
+            StoreError::SeveralPrimaries(_) => Some(()),
+            error => {
+                assert!(matches!(error, StoreError::Unavailable(_)), "{error}");
+                None
+            }
+        }
+    });
 }
 
 #[test]
