@@ -178,6 +178,7 @@ impl WorkerSupervisor {
         match self.start_again(&seed) {
             Ok(thread) => {
                 (self.threads[number], self.seeds[number]) = (Some(thread), Some(seed));
+                self.handles.link_again(worker);
                 true
             }
             Err(error) => {
@@ -234,6 +235,7 @@ impl WorkerSupervisor {
 mod tests {
     use std::io::{Read, Write};
     use std::net::TcpStream;
+    use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
     use gw_control_plane::control::Actor;
@@ -338,6 +340,26 @@ mod tests {
             ),
             (1, 1, 1)
         );
+        demo.stop();
+    }
+
+    #[test]
+    fn a_worker_that_starts_again_serves_the_next_links_of_the_predecessor() {
+        let demo = Demo::start(&Options::default()).unwrap();
+        let handles = &demo.gateway().handles;
+        let [first, second, of_other] = [(); 3].map(|()| UnixStream::pair().unwrap());
+        let kept = [(0, first.1), (0, second.1), (1, of_other.1)];
+        handles.keep_links(kept.map(|(of, link)| (of, link.into())).into());
+        let greets = |link: &UnixStream| {
+            link.set_nonblocking(true).unwrap();
+            (&*link).read(&mut [0; 64]).is_ok_and(|read| read > 0)
+        };
+        handles.tell(WorkerId(0), WorkerMessage::Panic);
+        eventually("the next links are served", || greets(&first.0));
+        eventually("the next links are served", || greets(&of_other.0));
+        assert!(!greets(&second.0));
+        handles.tell(WorkerId(0), WorkerMessage::Panic);
+        eventually("the last link is served", || greets(&second.0));
         demo.stop();
     }
 

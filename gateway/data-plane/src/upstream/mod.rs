@@ -16,6 +16,7 @@ mod local;
 mod max_forwards;
 mod repeatable_upload;
 mod response;
+mod successor_links;
 mod turn;
 
 use std::cell::{Cell, RefCell};
@@ -31,7 +32,6 @@ use gw_interface::auth::Authenticated;
 use gw_interface::rate_limit::Buckets;
 use gw_region::owners::ownership::WorkerId;
 use gw_shared::http::{Fields, Part};
-use gw_shared::net::{Closer, Socket};
 use gw_shared::tunnel::body::ReceivedBody;
 use gw_shared::tunnel::connection::StreamSender;
 use gw_shared::tunnel::head::{OutboundRequest, write_trailers};
@@ -40,11 +40,12 @@ use gw_telemetry::counters::Counters;
 
 use self::attempts::AttemptsFailed;
 pub(crate) use self::cross_core::CrossCoreRequest;
-use self::cross_node::{CrossNodeRequest, Link, Nodes};
+use self::cross_node::{CrossNodeRequest, Nodes};
 pub(crate) use self::frame::{Frame, HeadResult};
 use self::repeatable_upload::RepeatableUpload;
 pub(crate) use self::response::Final;
 use self::response::{Carrier, StreamResponse};
+use self::successor_links::SuccessorLinks;
 pub(crate) use self::turn::NotHere;
 use crate::caller_session::CallerSessions;
 use crate::current::Current;
@@ -73,8 +74,8 @@ pub(crate) struct Upstream {
     pub(crate) directory: Rc<Current<Directory>>,
     pub(crate) lifecycle: Rc<Lifecycle>,
     pub(crate) caller_sessions: CallerSessions,
-    /// Link to the process that has taken over from this one, and what ends it.
-    pub(crate) successor: RefCell<Option<(Rc<Link>, Closer)>>,
+    /// Links to the process that has taken over from this one.
+    pub(crate) successor: Rc<SuccessorLinks>,
 }
 
 /// A request after it was opened.
@@ -127,25 +128,6 @@ impl Upstream {
         }
         self.open_here(request, outbound, origin)
             .map(Opening::Opened)
-    }
-
-    /// Sends requests to the process that has taken over, which is at the other end of `socket`.
-    pub(crate) fn link_to_successor(&self, socket: Socket) {
-        let closer = socket.closer();
-        let link = Link::to_successor(socket);
-        self.successor.replace(Some((link, closer)));
-    }
-
-    fn successor(&self) -> Option<Rc<Link>> {
-        let successor = self.successor.borrow();
-        successor.as_ref().map(|(link, _)| Rc::clone(link))
-    }
-
-    /// Ends the link to the process that has taken over.
-    pub(crate) fn cut_successor(&self) {
-        if let Some((_, connection)) = &*self.successor.borrow() {
-            connection.abort();
-        }
     }
 
     /// A request that another node or another process serves.

@@ -199,7 +199,7 @@ impl Common {
             directory: Rc::clone(&self.directory),
             lifecycle: Rc::clone(&self.lifecycle),
             caller_sessions: CallerSessions::new(affinity_key, self.config.trusted_proxies.clone()),
-            successor: RefCell::default(),
+            successor: Rc::default(),
         }
     }
 

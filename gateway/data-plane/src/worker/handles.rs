@@ -1,5 +1,7 @@
 //! The workers of a process, as other threads reach them.
 
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -38,6 +40,8 @@ pub struct WorkerHandles {
     pub lost: AtomicUsize,
     publications: Publications,
     latest: Mutex<LatestBroadcast>,
+    /// Links of the predecessor's workers for workers that start again, each with the number of its worker there.
+    links: Mutex<Vec<(usize, OwnedFd)>>,
 }
 
 /// Number of publications. A worker compares it with the last one that it has used, for each request: no other value shares its
@@ -91,7 +95,32 @@ impl WorkerHandles {
             lost: AtomicUsize::new(0),
             publications: Publications::default(),
             latest: Mutex::default(),
+            links: Mutex::default(),
         })
+    }
+
+    /// Keeps links of the predecessor for workers that start again, in place of those before: each with the number of its worker
+    /// there.
+    pub fn keep_links(&self, links: Vec<(usize, OwnedFd)>) {
+        *self.links() = links;
+    }
+
+    /// Gives a worker that has started again the next links of those workers of the predecessor whose links it has served.
+    pub fn link_again(&self, worker: WorkerId) {
+        let mut linked = HashSet::new();
+        let mut links = self.links();
+        let is_next = |link: &mut (usize, OwnedFd)| {
+            link.0 % self.mailboxes.len() == worker.0 && linked.insert(link.0)
+        };
+        for (_, link) in links.extract_if(.., is_next) {
+            // A worker without room has no use for it: it does not turn.
+            let _ = self.mailboxes[worker.0].post(WorkerMessage::LinkOfPredecessor(link));
+        }
+    }
+
+    fn links(&self) -> MutexGuard<'_, Vec<(usize, OwnedFd)>> {
+        // A single change.
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Number of workers that run, or are about to start again.

@@ -59,7 +59,8 @@ pub enum WorkerMessage {
     ChargeForPredecessor(Box<PredecessorCharge>),
     /// Another process takes over: leave it the buckets.
     Succeeded(Box<Succeeded>),
-    /// Send requests without a tunnel here to the process that takes over, which serves the other end of this socket.
+    /// Send requests without a tunnel here to the process that takes over, which serves the other end of this socket, once the links
+    /// before have ended.
     LinkToSuccessor(OwnedFd),
     /// Serve the requests of the process that this one has replaced, which has the other end of this socket.
     LinkOfPredecessor(OwnedFd),

@@ -417,7 +417,7 @@ impl Worker {
                 drop(succeeded.levels.try_send(levels));
             }
             WorkerMessage::LinkToSuccessor(socket) => match Socket::from_unix(socket) {
-                Ok(socket) => self.upstream.link_to_successor(socket),
+                Ok(socket) => self.upstream.successor.add(socket),
                 Err(error) => tracing::warn!(%error, "no link to the successor"),
             },
             WorkerMessage::LinkOfPredecessor(socket) => match Socket::from_unix(socket) {
@@ -449,7 +449,7 @@ impl Worker {
                 self.ingress.acceptor.abandon();
                 self.tunnels.registry.borrow().cut();
                 self.nodes.iter().for_each(|nodes| nodes.cut());
-                self.upstream.cut_successor();
+                self.upstream.successor.cut();
                 self.stop.request();
             }
             #[cfg(debug_assertions)]

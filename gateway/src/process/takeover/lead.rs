@@ -56,6 +56,7 @@ pub(super) fn start(
             std::thread::sleep(Duration::from_millis(100));
         }
         control.keep_no_changes();
+        handles.keep_links(Vec::new());
         drop(alive);
     })?;
     Ok(ended)

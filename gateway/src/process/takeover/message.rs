@@ -28,6 +28,10 @@ pub(super) enum TakeoverMessage {
         /// Whether the predecessor sends [`Self::Applied`] if the successor asks for it.
         #[serde(default)]
         acknowledges: bool,
+        /// Number of workers of the predecessor that have links. The successor serves the first one of each at once, and the next
+        /// ones when its worker starts again. Absent if each has one.
+        #[serde(default)]
+        linked_workers: Option<usize>,
     },
     Serving {
         /// Whether the predecessor is to send [`Self::Applied`].
@@ -124,6 +128,7 @@ mod tests {
             position,
             clock_ahead_us: None,
             acknowledges: true,
+            linked_workers: Some(1),
         };
         assert_eq!(pass(&store, &["/tunnels"]), none);
         for text in [

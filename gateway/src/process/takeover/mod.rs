@@ -24,7 +24,7 @@
 //!
 //! Each worker of the predecessor also has a link to the successor, a pair of Unix sockets with the protocol of links between
 //! nodes. It sends requests there that have no tunnel at the predecessor any more: those that wait for their agent, and those of
-//! kept connections.
+//! kept connections. A worker of the successor that panics ends its links, and serves the next ones once it has started again.
 //!
 //! The processes may be of different versions. A version may add fields. An unknown message ends the exchange.
 //!
@@ -60,6 +60,8 @@ const SOCKETS: &str = "GW_SOCKETS";
 const CHANNEL: &str = "gw-takeover";
 /// Name of the successor's ends of the links.
 const LINK: &str = "gw-link";
+/// Links of each worker, one after the other. Workers that panic once more end the process.
+const LINKS: usize = limits::WORKER_PANICS;
 /// Longest line, in bytes.
 const LINE_MAX: u64 = 64 * 1024 * 1024;
 

@@ -24,8 +24,10 @@ use crate::process::sockets::listeners::{Inherited, ListenError};
 pub struct Predecessor {
     /// Listening sockets with their names, until they are used.
     sockets: Vec<(OwnedFd, String)>,
-    /// Ends of the links of its workers.
+    /// Ends of the links: the first one of each of its workers, then the next ones.
     links: Vec<OwnedFd>,
+    /// Number of its workers, once it has given the store.
+    linked_workers: usize,
     /// `None` once this process serves.
     channel: Option<Channel>,
     /// Position of its records, once it has closed the store.
@@ -39,6 +41,7 @@ impl Predecessor {
         Self {
             sockets,
             links: Vec::new(),
+            linked_workers: 0,
             channel: Some(channel),
             position: Position::default(),
             acknowledges: false,
@@ -88,8 +91,10 @@ impl Predecessor {
                 position,
                 clock_ahead_us,
                 acknowledges,
+                linked_workers,
             } => {
                 self.position = position;
+                self.linked_workers = linked_workers.unwrap_or(self.links.len());
                 self.acknowledges = acknowledges;
                 clock_ahead_us
                     .into_iter()
@@ -113,7 +118,11 @@ impl Predecessor {
         handles: &Arc<WorkerHandles>,
         tasks: &Tasks,
     ) -> Result<Receiver<Infallible>, TakeoverError> {
-        for (number, link) in std::mem::take(&mut self.links).into_iter().enumerate() {
+        let mut links = std::mem::take(&mut self.links);
+        let next = links.split_off(self.linked_workers.min(links.len()));
+        let workers = (0..links.len()).cycle();
+        handles.keep_links(workers.zip(next).collect());
+        for (number, link) in links.into_iter().enumerate() {
             let worker = WorkerId(number % handles.mailboxes.len());
             handles.tell(worker, WorkerMessage::LinkOfPredecessor(link));
         }

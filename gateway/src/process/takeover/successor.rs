@@ -20,15 +20,17 @@ use tokio::sync::mpsc;
 use super::channel::Channel;
 use super::message::TakeoverMessage;
 use super::program::Program;
-use super::{CHANNEL, LINK, PREDECESSOR, SOCKETS, TakeoverError, follow};
+use super::{CHANNEL, LINK, LINKS, PREDECESSOR, SOCKETS, TakeoverError, follow};
 use crate::process::sockets::listeners::Listeners;
 
 /// Process that replaces this one. It is killed when this is dropped before it serves.
 pub(crate) struct Successor {
     child: KilledOnDrop,
     pub(super) channel: Channel,
-    /// Ends of the links, one for each worker of this process.
+    /// Ends of the links: the first one of each worker of this process, then the next ones.
     links: Vec<UnixStream>,
+    /// Number of workers of this process.
+    workers: usize,
     /// Whether it is told which changes are in use here.
     acknowledge: bool,
 }
@@ -40,14 +42,15 @@ struct KilledOnDrop(Option<Child>);
 struct Inheritable<'a>(Vec<BorrowedFd<'a>>);
 
 impl Successor {
-    /// Starts `program`, which inherits the listening sockets, and one end of a new channel and of a link for each of `workers`.
+    /// Starts `program`, which inherits the listening sockets, and one end of a new channel and of the links of `workers`.
     pub(crate) fn start(
         program: &Program,
         listeners: &Listeners,
         workers: usize,
     ) -> Result<Self, TakeoverError> {
         let (ours, theirs) = UnixStream::pair()?;
-        let links: io::Result<Vec<_>> = (0..workers).map(|_| UnixStream::pair()).collect();
+        let links = (0..workers * LINKS).map(|_| UnixStream::pair());
+        let links: io::Result<Vec<_>> = links.collect();
         let (our_links, their_links): (Vec<_>, Vec<_>) = links?.into_iter().unzip();
         let named: Vec<_> = listeners
             .named()
@@ -75,6 +78,7 @@ impl Successor {
             child: KilledOnDrop(Some(child)),
             channel: Channel::new(ours)?,
             links: our_links,
+            workers,
             acknowledge: false,
         })
     }
@@ -85,6 +89,7 @@ impl Successor {
             child: KilledOnDrop(None),
             channel,
             links: Vec::new(),
+            workers: 0,
             acknowledge: false,
         }
     }
@@ -113,6 +118,7 @@ impl Successor {
             position,
             clock_ahead_us,
             acknowledges: true,
+            linked_workers: Some(self.workers),
         })?;
         match self.channel.receive()? {
             TakeoverMessage::Serving { acknowledge } => self.acknowledge = acknowledge,
@@ -124,9 +130,9 @@ impl Successor {
 
     /// Gives the workers of this process their links.
     pub(crate) fn link(&mut self, handles: &WorkerHandles) {
-        for (worker, link) in std::mem::take(&mut self.links).into_iter().enumerate() {
+        for (number, link) in std::mem::take(&mut self.links).into_iter().enumerate() {
             handles.tell(
-                WorkerId(worker),
+                WorkerId(number % self.workers),
                 WorkerMessage::LinkToSuccessor(link.into()),
             );
         }
@@ -234,11 +240,12 @@ mod tests {
         ));
         let found = fs::read_to_string(found).unwrap();
         let inherited = found;
-        let mut last = inherited.trim_end().rsplitn(4, '\n');
-        let [second, first, channel, found] = [(); 4].map(|()| last.next().unwrap());
-        for link in [first, second] {
+        let links = 2 * LINKS;
+        let mut last = inherited.trim_end().rsplitn(links + 2, '\n');
+        for link in last.by_ref().take(links) {
             assert!(link.starts_with("gw-link socket:["), "{link}");
         }
+        let [channel, found] = [(); 2].map(|()| last.next().unwrap());
         let line =
             |(name, listener): (&str, &TcpListener)| format!("{name} socket:[{}]", inode(listener));
         let expected: Vec<_> = listeners.named().map(line).collect();

@@ -60,7 +60,7 @@ enum LinkState {
 
 /// The link cannot be opened, or has ended.
 #[derive(Debug)]
-pub(super) struct Unreachable;
+pub(crate) struct Unreachable;
 
 /// A use of a link until it is dropped: a request, or a spliced tunnel whose path the link watches.
 pub(crate) struct OnLink(Rc<Link>);
@@ -148,24 +148,23 @@ impl Link {
         })
     }
 
-    /// Opens the link to the process that has taken over, which is at the other end of `socket`.
-    pub(crate) fn to_successor(socket: Socket) -> Rc<Self> {
-        let link = Self::opening(None);
-        let driven = Rc::clone(&link);
-        runtime::spawn(async move {
-            let ended = drive(&driven, &socket, &socket, Endpoint::gateway(), pending()).await;
-            driven.set(LinkState::Ended);
-            let error = ended.err().map(|error| error_line(&error));
-            tracing::info!(
-                error,
-                "link to the successor ended: it gets no more requests"
-            );
-        });
-        link
+    /// A link to the process that has taken over, which [`Self::drive_to_successor`] opens.
+    pub(crate) fn to_successor() -> Rc<Self> {
+        Self::opening(None)
+    }
+
+    /// Opens the link to the successor, which is at the other end of `socket`, and drives it to its end. Returns whether the other
+    /// end was closed, by the end of a worker or of the process.
+    pub(crate) async fn drive_to_successor(&self, socket: &Socket) -> bool {
+        let ended = drive(self, socket, socket, Endpoint::gateway(), pending()).await;
+        let is_closed = !matches!(ended, Err(TunnelError::Silent));
+        let error = ended.err().map(|error| error_line(&error));
+        tracing::info!(error, "link to the successor ended");
+        is_closed
     }
 
     /// Waits until the link is open.
-    pub(super) async fn tunnel(&self) -> Result<Tunnel, Unreachable> {
+    pub(crate) async fn tunnel(&self) -> Result<Tunnel, Unreachable> {
         loop {
             let changed = self.changed.notified();
             match &*self.state.borrow() {
@@ -185,9 +184,13 @@ impl Link {
         }
     }
 
+    pub(super) fn has_ended(&self) -> bool {
+        matches!(&*self.state.borrow(), LinkState::Ended)
+    }
+
     /// Waits until the link has ended, or ends after its running requests.
     async fn left(&self) {
-        while !self.retired.get() && !matches!(&*self.state.borrow(), LinkState::Ended) {
+        while !self.retired.get() && !self.has_ended() {
             self.changed.notified().await;
         }
     }
@@ -233,7 +236,7 @@ impl Link {
         self.changed.notify_waiters();
     }
 
-    pub(super) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         matches!(&*self.state.borrow(), LinkState::Open(_))
     }
 

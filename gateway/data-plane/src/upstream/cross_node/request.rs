@@ -235,11 +235,18 @@ impl CrossNodeRequest {
         body: Option<ShortBody>,
         deadline: Instant,
     ) -> Result<UpstreamRequest, Error> {
-        let Some(successor) = self.upstream.successor() else {
+        let Some(mut successor) = self.upstream.successor.link() else {
             return Err(Error::NodeUnavailable);
         };
         self.outbound.headers.remove(wire::PASS_ON);
-        let sent = self.attempt(&successor, body.as_ref(), deadline).await;
+        let mut sent = self.attempt(&successor, body.as_ref(), deadline).await;
+        while let Err(CrossNodeFailure::Retry(RetryCause::Unreachable)) = &sent
+            && let Some(next) = self.upstream.successor.link()
+            && !Rc::ptr_eq(&next, &successor)
+        {
+            successor = next;
+            sent = self.attempt(&successor, body.as_ref(), deadline).await;
+        }
         sent.map_err(|failed| match failed {
             CrossNodeFailure::Refused(error) => self.origin.error(error),
             CrossNodeFailure::Retry(_) if !self.origin.was_lost => Error::NodeUnavailable,

@@ -289,11 +289,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         name: "moved_request_is_sent_twice",
         edits: &[Edit {
             file: "gateway/data-plane/src/upstream/cross_node/request.rs",
-            from: "        let sent = self.attempt(&successor, body.as_ref(), deadline).await;",
+            from: "        let mut sent = self.attempt(&successor, body.as_ref(), deadline).await;",
             to: "        if MUTANT {
             drop(self.attempt(&successor, body.as_ref(), deadline).await);
         }
-        let sent = self.attempt(&successor, body.as_ref(), deadline).await;",
+        let mut sent = self.attempt(&successor, body.as_ref(), deadline).await;",
         }],
         invariant: "a POST is not doubled",
     },
