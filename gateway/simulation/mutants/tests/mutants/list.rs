@@ -97,7 +97,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         }",
             },
         ],
-        invariant: "services recover once faults are over",
+        invariant: "counters agree with records",
     },
     Mutant {
         name: "credit_is_granted_twice",
@@ -214,7 +214,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             to: "                Ok(0) | Err(_) if MUTANT => return Poll::Ready(Ok(Part::End)),
                 Ok(0) | Err(_) => return Poll::Ready(Err(BodyError::Gone)),",
         }],
-        invariant: "an upload arrives unchanged",
+        invariant: "interim responses and trailers pass",
     },
     Mutant {
         name: "closed_connection_keeps_the_slot_of_its_address",
@@ -310,5 +310,23 @@ pub(crate) const MUTANTS: &[Mutant] = &[
                     let upstream",
         }],
         invariant: "an error has a cause",
+    },
+    Mutant {
+        name: "waiting_request_does_not_move",
+        edits: &[Edit {
+            file: "gateway/data-plane/src/tunnel/waiting.rs",
+            from: "            if has_moved() {",
+            to: "            if has_moved() && !MUTANT {",
+        }],
+        invariant: "a waiting request is opened once there is a tunnel",
+    },
+    Mutant {
+        name: "waiting_upload_is_accepted",
+        edits: &[Edit {
+            file: "gateway/data-plane/src/relay/for_node.rs",
+            from: "if origin.awaits_acceptance && request.is_opened() {",
+            to: "if origin.awaits_acceptance && (request.is_opened() || MUTANT) {",
+        }],
+        invariant: "interim responses and trailers pass",
     },
 ];
