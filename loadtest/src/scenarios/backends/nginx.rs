@@ -43,11 +43,9 @@ const SERVERS: &str = "
 ";
 
 pub(super) fn run(bench: &Bench) -> Figures {
-    let [defaults, fifty] = ["", "keepalive_requests 50;"].map(|it| row(bench, it));
-    Ok(format!(
-        "defaults: {}; keepalive_requests 50: {}",
-        defaults?, fifty?
-    ))
+    let defaults = row(bench, "")?;
+    let fifty = row(bench, "keepalive_requests 50;")?;
+    Ok(format!("{defaults}; {fifty}"))
 }
 
 fn row(bench: &Bench, settings: &str) -> Result<String, Missed> {
@@ -62,8 +60,13 @@ fn row(bench: &Bench, settings: &str) -> Result<String, Missed> {
     let again = times.values().filter(|times| **times > 1).count();
     let whole = times.keys().filter(|line| line.ends_with(" 3000")).count();
     let requests = CALLERS * EACH;
+    let settings = if settings.is_empty() {
+        "defaults"
+    } else {
+        settings.trim_end_matches(';')
+    };
     let figures = format!(
-        "{requests} POSTs of 3 kB, {CALLERS} at once: failures {failures:?}, {whole} whole at nginx, {again} of them more than \
+        "{settings}: {requests} POSTs of 3 kB, {CALLERS} at once: failures {failures:?}, {whole} whole at nginx, {again} of them more than \
          once"
     );
     ensure(
