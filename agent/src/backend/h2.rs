@@ -254,8 +254,10 @@ impl Http2Connection {
             .clone()
             .send_request(request, is_whole);
         // An error here means that nothing was sent.
-        let (response, stream) =
-            sent.map_err(|error| ResponseError::Unprocessed(error.to_string()))?;
+        let (response, stream) = sent.map_err(|error| ResponseError::Unprocessed {
+            reason: error.to_string(),
+            ends_connection: true,
+        })?;
         let awaited = AwaitedHead::new(&self.state, may_move);
         Ok((
             stream,

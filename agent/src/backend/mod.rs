@@ -60,8 +60,12 @@ pub(crate) enum ResponseError {
     )]
     Http11Required,
     /// The backend has not processed any part of the request.
-    #[error("the backend refused the request: {0}")]
-    Unprocessed(String),
+    #[error("the backend refused the request: {reason}")]
+    Unprocessed {
+        reason: String,
+        /// It takes no more requests on the connection, but on another one.
+        ends_connection: bool,
+    },
     #[error(
         "the backend's response is not valid HTTP: it switches protocols without a request to do so"
     )]
@@ -92,6 +96,19 @@ impl ResponseError {
         }
     }
 
+    /// Times that a request with this error is sent again, at most. Of many requests that are sent at once, a backend that takes few
+    /// on a connection refuses some several times.
+    pub(crate) fn resent_most(&self) -> u32 {
+        match self {
+            Self::Unprocessed {
+                ends_connection: true,
+                ..
+            } => 30,
+            Self::Unprocessed { .. } => 5,
+            _ => 0,
+        }
+    }
+
     pub(crate) fn code(&self) -> AgentErrorCode {
         match self {
             // With TLS 1.3 the alert for a refused client certificate arrives on the first read.
@@ -99,7 +116,7 @@ impl ResponseError {
             Self::Reset(_)
             | Self::Gone
             | Self::Unanswered
-            | Self::Unprocessed(_)
+            | Self::Unprocessed { .. }
             | Self::Body(InvalidBody::CutShort) => AgentErrorCode::BackendReset,
             Self::NotHttp(_)
             | Self::Head(_)

@@ -257,7 +257,7 @@ async fn forward_message(
             true
         } else if is_unprocessed(&lease, &error, upload) {
             resent += 1;
-            resent <= RESENT_MOST && upload.is_repeatable()
+            resent <= error.resent_most() && upload.is_repeatable()
         } else {
             delivery = RequestDelivery::MaybeProcessed;
             is_repeated = true;
@@ -269,9 +269,6 @@ async fn forward_message(
         }
     }
 }
-
-/// Times that a request is sent again because an HTTP/2 backend has not processed it.
-pub(crate) const RESENT_MOST: u32 = 5;
 
 /// Whether `error` proves that the backend has not processed any part of the request.
 pub(crate) fn is_unprocessed(

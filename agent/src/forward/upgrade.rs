@@ -20,9 +20,9 @@ use crate::backend::{
     BackendHead, CallerPool, Lease, Offer, RequestHalf, ResponseError, ResponseHalf,
 };
 use crate::forward::{
-    Complete, ExchangeError, Failed, ForwardError, RESENT_MOST, RequestDelivery, RequestReset,
-    RequestUpload, Sent, connect, final_head, forward_message, is_unprocessed, refuse, relay_body,
-    relay_final, send_body, unless_reset,
+    Complete, ExchangeError, Failed, ForwardError, RequestDelivery, RequestReset, RequestUpload,
+    Sent, connect, final_head, forward_message, is_unprocessed, refuse, relay_body, relay_final,
+    send_body, unless_reset,
 };
 use crate::telemetry::request_scope::RequestScope;
 
@@ -70,7 +70,7 @@ pub(crate) async fn forward(
         };
         if !is_unprocessed(&lease, &error, upload) {
             delivery = RequestDelivery::MaybeProcessed;
-        } else if resent < RESENT_MOST {
+        } else if resent < error.resent_most() {
             resent += 1;
             continue;
         }

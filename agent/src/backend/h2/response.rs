@@ -194,7 +194,10 @@ impl ResponseError {
         // streams.
         let refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
         if error.is_remote() && (refused || error.is_go_away()) {
-            return Self::Unprocessed(error.to_string());
+            return Self::Unprocessed {
+                reason: error.to_string(),
+                ends_connection: error.is_go_away(),
+            };
         }
         // The head is larger than SETTINGS announce.
         if error.is_library()

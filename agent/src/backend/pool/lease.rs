@@ -159,7 +159,7 @@ impl Lease<'_> {
 
     /// Whether `error` proves that the backend has not processed the request. The connection gets no further requests then.
     pub(crate) fn is_unprocessed(&self, error: &ResponseError) -> bool {
-        let is_unprocessed = matches!(error, ResponseError::Unprocessed(_));
+        let is_unprocessed = matches!(error, ResponseError::Unprocessed { .. });
         if let LeasedConnection::Http2(stream) = &self.connection
             && is_unprocessed
         {

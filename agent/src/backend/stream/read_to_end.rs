@@ -161,7 +161,7 @@ mod tests {
             drop(backend);
             let error = response.head(&Method::GET).await.err();
             assert!(
-                matches!(error, Some(ResponseError::Unprocessed(_))),
+                matches!(error, Some(ResponseError::Unprocessed { .. })),
                 "{error:?}"
             );
             assert!(!connection.has_room());

@@ -15,7 +15,7 @@ use crate::support::processes::process::Running;
 use crate::support::programs::usable;
 use crate::support::{demo, eventually};
 
-/// Takes 50 requests on a connection, and passes them to a server that logs each with the length of its body.
+/// Takes 8 requests on a connection, half of those that are sent at once, and passes them to a server that logs each with the length of its body.
 const CONFIGURATION: &str = "
 daemon off;
 master_process off;
@@ -32,7 +32,7 @@ http {
   access_log off;
   server {
     listen ADDRESS http2;
-    keepalive_requests 50;
+    keepalive_requests 8;
     location / { proxy_pass http://unix:FOLDER/received.sock; }
   }
   server {
