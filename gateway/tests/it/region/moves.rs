@@ -1,5 +1,7 @@
 //! Requests that wait for the agent of their service while the service moves to another node, or another process of its node.
 
+use serde_json::json;
+
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::process::Running;
 use crate::support::processes::region::Region;
@@ -31,6 +33,10 @@ fn send(region: &Region, nodes: impl IntoIterator<Item = usize>) -> Vec<WaitingR
 
 /// Ends the agent, and sends requests to every node. Returns them once they wait at the owner; `None` if that took too long.
 fn waiting(region: &Region, agent: Running, owner: usize) -> Option<(Loss, Vec<WaitingRequests>)> {
+    // As many tokens as requests: one that is charged again after it has moved is refused.
+    let limit = json!({ "burst": 3 * WaitingRequests::COUNT, "refill_per_minute": 1 });
+    let (status, _) = region.patch(owner, "/api/v1/accounts/demo/services/echo", &limit);
+    assert_eq!(status, 200);
     let loss = lose(region, agent, owner)?;
     let requests = send(region, 0..3);
     loss.wait_for("the requests wait", || {

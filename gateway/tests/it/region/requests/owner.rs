@@ -10,6 +10,7 @@ use gw_store::StoredRecord;
 use super::{any_path, with_agent};
 use crate::support::eventually;
 use crate::support::peers::backend;
+use crate::support::peers::caller::Caller;
 use crate::support::processes::nodes::Nodes;
 
 #[test]
@@ -195,9 +196,9 @@ fn a_request_waits_for_an_owner_with_an_earlier_placement() {
     assert_eq!(caller.response().body, b"wait");
 }
 
-#[test]
-fn a_lost_owner_gives_errors_until_the_service_has_moved() {
-    let (mut nodes, _agent, owner, other) = with_agent(&backend::start(|mut peer| {
+/// A backend that never answers `/hang`.
+fn hanging() -> String {
+    backend::start(|mut peer| {
         while let Ok(head) = peer.request_head() {
             if head.target.path() == "/hang" {
                 peer.is_closed();
@@ -205,12 +206,37 @@ fn a_lost_owner_gives_errors_until_the_service_has_moved() {
             }
             peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
         }
-    }));
+    })
+}
+
+/// Sends a request that the backend does not answer. Returns its caller once the owner has it.
+fn hang(nodes: &Nodes, owner: usize, other: usize) -> Caller {
     let mut running = nodes.connect(other);
     running.send(nodes.request("GET /hang", "\r\n"));
     eventually("the request is on the tunnel", || {
         (nodes.tunnels(owner)[0].in_flight == 1).then_some(())
     });
+    running
+}
+
+#[test]
+fn a_request_without_an_agent_for_another_attempt_gets_the_error_of_the_lost_one() {
+    let (mut nodes, agent, owner, other) = with_agent(&hanging());
+    let mut running = hang(&nodes, owner, other);
+    nodes.stop(owner);
+    drop(agent);
+    nodes.place(&[other]);
+    let response = running.response();
+    assert_eq!(
+        (response.status.as_u16(), response.code().as_str()),
+        (502, "GW_RELAY_ERROR")
+    );
+}
+
+#[test]
+fn a_lost_owner_gives_errors_until_the_service_has_moved() {
+    let (mut nodes, _agent, owner, other) = with_agent(&hanging());
+    let mut running = hang(&nodes, owner, other);
     nodes.stop(owner);
     let response = running.response();
     assert_eq!(
