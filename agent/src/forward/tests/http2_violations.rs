@@ -225,6 +225,21 @@ fn no_stream_follows_a_goaway() {
 }
 
 #[test]
+fn a_request_is_sent_on_a_limited_number_of_connections_that_end_without_it() {
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&requests);
+    // Processes no request.
+    let (urls, _) = raw_backend(move |_| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        frame(GOAWAY, 0, 0, &[0; 8])
+    });
+    with_tunnel(&urls, |gateway| async move {
+        assert!(gateway.send(post(Framing::None)).refusal().await.unsent);
+        assert_eq!(requests.load(Ordering::Relaxed), 31);
+    });
+}
+
+#[test]
 fn streams_before_a_goaway_go_on_after_an_invalid_second_one() {
     let connections = AtomicUsize::new(0);
     let (urls, _) = raw_backend(move |stream| {
