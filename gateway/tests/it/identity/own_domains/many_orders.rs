@@ -36,11 +36,8 @@ fn number_of_domains(default: usize) -> usize {
 
 fn report(domains: usize, began: Instant, orders: usize) {
     let seconds = began.elapsed().as_secs_f64();
-    writeln!(
-        io::stdout(),
-        "{domains} domains in {seconds:.0} s, by {orders} orders"
-    )
-    .unwrap();
+    let text = format!("{domains} domains in {seconds:.0} s, by {orders} orders\n");
+    io::stdout().write_all(text.as_bytes()).unwrap();
 }
 
 /// A document with the domains, their services and accounts, and the commands that make their DNS records.
