@@ -22,6 +22,8 @@ const MIB: usize = 1024 * KIB;
 pub const HEAD: Duration = Duration::from_secs(10);
 /// Time for which the rest of a refused request is received and discarded, so that a TCP reset does not destroy the response.
 pub const DISCARD_WITHIN: Duration = Duration::from_secs(30);
+/// Longest time for which the end of a cut response over HTTP/2 waits for a write of its connection.
+pub const CUT_BEHIND_A_WRITE: Duration = Duration::from_secs(1);
 /// Longest time for which a backend takes nothing of what a caller sent before it left: after its whole response, or on an
 /// upgraded connection.
 pub const LAST_BYTES: Duration = Duration::from_secs(30);

@@ -25,6 +25,7 @@ use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
 use http::header::{self, HeaderMap};
 use http::{Method, Request};
+use tokio::sync::Notify;
 
 use self::response::{H2ResponseSink, ResponseStream};
 use super::Refusals;
@@ -96,6 +97,7 @@ pub(crate) fn serve_on(
             abuse: Cell::new(None),
             meter,
             driver: RefCell::default(),
+            turned: Notify::new(),
         });
         let mut ending = Ending::default();
         loop {
@@ -105,7 +107,9 @@ pub(crate) fn serve_on(
                 }
                 upload_window.look(&mut http2, connection.open.get());
                 connection.guard.carried();
-                poll_accept_all(&mut http2, &router, &connection, cx).map(Either::Right)
+                let ended = poll_accept_all(&mut http2, &router, &connection, cx);
+                connection.turned.notify_waiters();
+                ended.map(Either::Right)
             });
             match next.await {
                 // Sends GOAWAY; running requests finish.
@@ -184,6 +188,8 @@ struct H2Connection {
     abuse: Cell<Option<&'static str>>,
     meter: Rc<Meter>,
     driver: RefCell<Option<Waker>>,
+    /// Notified when the task of the connection has run.
+    turned: Notify,
 }
 
 /// Why a connection ends.
@@ -238,6 +244,14 @@ impl H2Connection {
             return Poll::Ready(EndReason::Goodbye);
         }
         Poll::Pending
+    }
+
+    /// Waits until the connection has sent the frames that are queued now, as far as windows allow.
+    async fn send_queued(&self) {
+        let turned = self.turned.notified();
+        self.driver.borrow().iter().for_each(Waker::wake_by_ref);
+        turned.await;
+        self.meter.until_not_blocked().await;
     }
 
     fn abuse(&self) -> Option<&'static str> {
@@ -329,10 +343,13 @@ async fn serve_request(
             body.discard_rest(&connection.0.guard).await;
         }
         Outcome::Cut => {
-            // Flushes queued DATA first, because RST_STREAM discards it.
-            runtime::yield_now().await;
-            // If the connection is blocked, dropping the stream resets it with CANCEL behind the head.
-            if !connection.0.meter.is_blocked() {
+            // RST_STREAM discards queued frames.
+            let sent = connection.0.send_queued();
+            // If the caller does not read, dropping the stream resets it with CANCEL behind the head.
+            if runtime::timeout(limits::CUT_BEHIND_A_WRITE, sent)
+                .await
+                .is_ok()
+            {
                 stream.borrow_mut().reset(Reason::INTERNAL_ERROR);
             }
         }

@@ -172,7 +172,7 @@ pub(crate) struct Meter {
     frames: RefCell<FrameMeter>,
     /// Kind of flood that the peer has sent.
     abuse: Cell<Option<&'static str>>,
-    /// The last write was pending: the socket buffer is full.
+    /// The last write is pending: it is under way, or the socket buffer is full.
     blocked: Cell<bool>,
     /// Notified when the connection takes bytes again, and when it has ended.
     passed: Notify,
@@ -197,12 +197,14 @@ impl Meter {
         self.abuse.get()
     }
 
-    /// Whether h2 may hold frames back because the socket buffer is full.
-    pub(crate) fn is_blocked(&self) -> bool {
-        self.blocked.get()
+    /// Notes whether a write, or a flush, is pending.
+    fn wrote(&self, is_pending: bool) {
+        if self.blocked.replace(is_pending) && !is_pending {
+            self.passed.notify_waiters();
+        }
     }
 
-    /// Waits while h2 may hold frames back because the socket buffer is full.
+    /// Waits while h2 may hold frames back because a write is pending. It takes no new ones then.
     pub(crate) async fn until_not_blocked(&self) {
         while self.blocked.get() && !self.is_gone.get() {
             self.passed.notified().await;
@@ -337,9 +339,7 @@ impl<S: CallerStream> AsyncWrite for Metered<S> {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let sent = Pin::new(&mut this.stream).poll_write_vectored(cx, pieces);
-        if this.meter.blocked.replace(sent.is_pending()) && sent.is_ready() {
-            this.meter.passed.notify_waiters();
-        }
+        this.meter.wrote(sent.is_pending());
         let sent = ready!(sent)?;
         this.meter.frames.borrow_mut().sent(sent);
         Poll::Ready(Ok(sent))
@@ -350,7 +350,10 @@ impl<S: CallerStream> AsyncWrite for Metered<S> {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+        let this = self.get_mut();
+        let flushed = Pin::new(&mut this.stream).poll_flush(cx);
+        this.meter.wrote(flushed.is_pending());
+        flushed
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
