@@ -51,6 +51,10 @@ fn every_node_relays_and_one_owns_the_service() {
     let doctor = process::gw_gateway()
         .args(["doctor", "--json", "--config"])
         .arg(region.config(owner))
+        .env(
+            "GW_ADMIN_LISTEN",
+            region.node(owner).admin_address.to_string(),
+        )
         .output();
     let found: serde_json::Value = serde_json::from_slice(&doctor.unwrap().stdout).unwrap();
     // Nothing is wrong with a healthy node but what the machine of the test has.

@@ -553,8 +553,8 @@ fn a_node_with_a_full_disk_acknowledges_each_revocation_within_a_second() {
             assert_eq!(status, 201);
             pending
         };
-        // The last block of the journal has room for some.
-        assert_eq!((0..20).find_map(add), Some(slot));
+        // The last block of the journal has room for some: a block of 4 KiB, and a record takes over 100 bytes.
+        assert_eq!((0..40).find_map(add), Some(slot));
         world.revoke(&disk, &deletion(&after_addition));
 
         region.kill(0);
