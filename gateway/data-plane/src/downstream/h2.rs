@@ -88,17 +88,7 @@ pub(crate) fn serve_on(
             }
         };
         guard.idle_until(Instant::now() + limits::IDLE);
-        let connection = Rc::new(H2Connection {
-            refusals: RefCell::new(Refusals::new(&router, peer.address())),
-            peer,
-            guard,
-            open: Cell::new(0),
-            resets: RefCell::new(Bucket::new(limits::HTTP2_RESETS, Instant::now())),
-            abuse: Cell::new(None),
-            meter,
-            driver: RefCell::default(),
-            turned: Notify::new(),
-        });
+        let connection = Rc::new(H2Connection::new(&router, peer, guard, meter));
         let mut ending = Ending::default();
         loop {
             let next = std::future::poll_fn(|cx| {
@@ -217,6 +207,20 @@ impl Ending {
 struct Open(Rc<H2Connection>);
 
 impl H2Connection {
+    fn new(router: &Router, peer: Peer, guard: ConnectionGuard, meter: Rc<Meter>) -> Self {
+        Self {
+            refusals: RefCell::new(Refusals::new(router, peer.address())),
+            peer,
+            guard,
+            open: Cell::new(0),
+            resets: RefCell::new(Bucket::new(limits::HTTP2_RESETS, Instant::now())),
+            abuse: Cell::new(None),
+            meter,
+            driver: RefCell::default(),
+            turned: Notify::new(),
+        }
+    }
+
     fn begin(self: &Rc<Self>) -> Open {
         self.meter.became_request();
         self.open.set(self.open.get() + 1);
@@ -345,11 +349,9 @@ async fn serve_request(
         Outcome::Cut => {
             // RST_STREAM discards queued frames.
             let sent = connection.0.send_queued();
+            let sent = runtime::timeout(limits::CUT_BEHIND_A_WRITE, sent).await;
             // If the caller does not read, dropping the stream resets it with CANCEL behind the head.
-            if runtime::timeout(limits::CUT_BEHIND_A_WRITE, sent)
-                .await
-                .is_ok()
-            {
+            if sent.is_ok() {
                 stream.borrow_mut().reset(Reason::INTERNAL_ERROR);
             }
         }

@@ -186,12 +186,12 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         name: "cut_response_gets_the_end_of_its_stream",
         edits: &[Edit {
             file: "gateway/data-plane/src/downstream/h2.rs",
-            from: "        Outcome::Cut => {\n            // Flushes queued DATA first",
+            from: "        Outcome::Cut => {\n            // RST_STREAM discards queued frames",
             to: "        Outcome::Cut => {
             if MUTANT {
                 let _ = crate::http_message::ResponseSink::end(&mut response, None).await;
             }
-            // Flushes queued DATA first",
+            // RST_STREAM discards queued frames",
         }],
         invariant: "a complete response is whole",
     },
