@@ -7,7 +7,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::{Failure, list};
+use super::edits::Edited;
+use super::{Failure, in_simulation};
 
 /// Environment variable that turns a mutant on.
 pub(crate) const VARIABLE: &str = "GW_MUTANT";
@@ -43,14 +44,50 @@ path = \"src/main.rs\"
 ",
 );
 
-/// Copies and builds. Returns the program. Its dependencies are those of `cargo simulate`, in the same folder.
+/// Copies and builds the simulation. Returns the program. Its dependencies are those of `cargo simulate`, in the same folder.
 pub(crate) fn build(root: &Path) -> Result<PathBuf, Failure> {
-    let target = match std::env::var_os("CARGO_TARGET_DIR") {
-        Some(folder) => std::path::absolute(folder)?,
-        None => root.join("target"),
-    };
+    let target = target(root)?;
     let copy = target.join("mutants");
-    let edited = list::edited(root)?;
+    let sources = crates(root)?.into_iter().chain(SOURCES.map(PathBuf::from));
+    copy_sources(root, &copy, sources, &in_simulation(root)?)?;
+    let built = Command::new(env!("CARGO"))
+        .args(["build", "--locked", "--bin", PROGRAM, "--target-dir"])
+        .arg(&target)
+        .arg("--manifest-path")
+        .arg(copy.join(MANIFEST.0))
+        .status()?;
+    if !built.success() {
+        return Err("the copy with the mutants cannot be built".into());
+    }
+    Ok(target.join("debug").join(PROGRAM))
+}
+
+/// Copies all files of the repository, with these edits. Returns the folder.
+pub(crate) fn whole(root: &Path, edited: &Edited) -> Result<PathBuf, Failure> {
+    let copy = target(root)?.join("mutants-of-tests");
+    let files = Command::new("git")
+        .args(["ls-files", "-z"])
+        .current_dir(root)
+        .output()?;
+    let files = String::from_utf8(files.stdout)?;
+    let files = files.split_terminator('\0').map(PathBuf::from);
+    copy_sources(root, &copy, files, edited)?;
+    Ok(copy)
+}
+
+fn target(root: &Path) -> io::Result<PathBuf> {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(folder) => std::path::absolute(folder),
+        None => Ok(root.join("target")),
+    }
+}
+
+fn copy_sources(
+    root: &Path,
+    copy: &Path,
+    sources: impl Iterator<Item = PathBuf>,
+    edited: &Edited,
+) -> io::Result<()> {
     let content = |file: &Path| {
         let name = file.to_str().unwrap_or_default();
         let mut content = match edited.get(name) {
@@ -64,19 +101,10 @@ pub(crate) fn build(root: &Path) -> Result<PathBuf, Failure> {
         }
         Ok(content)
     };
-    for source in crates(root)?.into_iter().chain(SOURCES.map(PathBuf::from)) {
-        copy_tree(root, &copy, &source, &content)?;
+    for source in sources {
+        copy_tree(root, copy, &source, &content)?;
     }
-    let built = Command::new(env!("CARGO"))
-        .args(["build", "--locked", "--bin", PROGRAM, "--target-dir"])
-        .arg(&target)
-        .arg("--manifest-path")
-        .arg(copy.join(MANIFEST.0))
-        .status()?;
-    if !built.success() {
-        return Err("the copy with the mutants cannot be built".into());
-    }
-    Ok(target.join("debug").join(PROGRAM))
+    Ok(())
 }
 
 /// Folders of the crates of the repository that the simulation is built from, and of its workspace.

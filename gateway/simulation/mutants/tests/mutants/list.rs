@@ -1,8 +1,6 @@
 //! Faults that the simulation must find, as edits of the product's files.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
+use super::edits::Edit;
 
 /// A fault put into the product.
 pub(crate) struct Mutant {
@@ -10,42 +8,6 @@ pub(crate) struct Mutant {
     pub(crate) edits: &'static [Edit],
     /// The invariant that it breaks.
     pub(crate) invariant: &'static str,
-}
-
-/// A change of one place.
-pub(crate) struct Edit {
-    /// Path from the root of the repository.
-    pub(crate) file: &'static str,
-    /// Text that occurs once.
-    pub(crate) from: &'static str,
-    /// The text in its place. `MUTANT` is whether the mutant is on.
-    pub(crate) to: &'static str,
-}
-
-/// The texts of all edited files, with all edits. Fails if an edit has no place.
-pub(crate) fn edited(root: &Path) -> Result<BTreeMap<&'static str, String>, String> {
-    let mut texts = BTreeMap::new();
-    for Mutant { name, edits, .. } in MUTANTS {
-        for Edit { file, from, to } in *edits {
-            let read = || fs::read_to_string(root.join(file));
-            let text = match texts.remove(file) {
-                Some(text) => text,
-                None => {
-                    read().map_err(|error| format!("mutant {name}: cannot read {file}: {error}"))?
-                }
-            };
-            let found = text.matches(from).count();
-            if found != 1 {
-                return Err(format!(
-                    "mutant {name}: {file} has {found} times, and not once, the text\n{from}\n\
-                     Change the mutant in gateway/simulation/mutants/tests/mutants/list.rs with the code."
-                ));
-            }
-            let to = to.replace("MUTANT", &format!("gw_shared::mutant({name:?})"));
-            texts.insert(*file, text.replace(from, &to));
-        }
-    }
-    Ok(texts)
 }
 
 pub(crate) const MUTANTS: &[Mutant] = &[

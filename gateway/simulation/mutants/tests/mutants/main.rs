@@ -1,9 +1,13 @@
-//! Proof that the simulation finds faults: each of the [mutants](list::MUTANTS) breaks its invariant within [`SEEDS`] seeds.
+//! Proof that the simulation finds faults: each of the [mutants](list::MUTANTS) breaks its invariant within [`SEEDS`] seeds. And
+//! that the tests do: each of the [chosen ones](chosen::MUTANTS) fails a test of its [groups](groups).
 //!
-//! All faults are put into one copy of the sources, each behind a switch that an environment variable of the running program
+//! All faults of a list are put into one copy of the sources, each behind a switch that an environment variable of the running program
 //! sets. So the copy is built once, and the product itself has no switch.
 
+mod chosen;
 mod copy;
+mod edits;
+mod groups;
 mod list;
 
 use std::error::Error;
@@ -12,6 +16,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use chosen::{Chosen, SURVIVORS};
+use edits::Edited;
 use list::{MUTANTS, Mutant};
 
 /// Seeds in which each mutant must be found.
@@ -25,10 +31,60 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
 }
 
+/// The sources with the mutants that the simulation must find.
+fn in_simulation(root: &Path) -> Result<Edited, String> {
+    let mutants = MUTANTS.iter().map(|mutant| (mutant.name, mutant.edits));
+    edits::apply(root, mutants)
+}
+
+/// The sources with the mutants that the tests must find.
+fn in_tests(root: &Path) -> Result<Edited, String> {
+    let mutants = chosen::MUTANTS.iter();
+    edits::apply(
+        root,
+        mutants.map(|it| (it.name, std::slice::from_ref(&it.edit))),
+    )
+}
+
 #[test]
 fn each_edit_has_its_place() {
-    if let Err(problem) = list::edited(&root()) {
-        panic!("{problem}");
+    for edited in [in_simulation(&root()), in_tests(&root())] {
+        if let Err(problem) = edited {
+            panic!("{problem}");
+        }
+    }
+}
+
+/// Whether [`ONLY`] names a mutant, or is not set.
+fn is_wanted(name: &str) -> bool {
+    std::env::var(ONLY).map_or(true, |only| only.split(',').any(|it| it == name))
+}
+
+/// Builds all tests and runs many: hours.
+#[test]
+#[ignore = "takes hours: run it before and after a change of many tests"]
+fn each_chosen_mutant_fails_a_test() -> Result<(), Failure> {
+    let copy = copy::whole(&root(), &in_tests(&root())?)?;
+    let programs = groups::build(&copy)?;
+    let mut missed = Vec::new();
+    for Chosen { name, edit } in chosen::MUTANTS.iter().filter(|it| is_wanted(it.name)) {
+        let began = Instant::now();
+        let mut failed = None;
+        for group in groups::of(edit.file)? {
+            failed = group.first_failure(&programs, name)?;
+            if failed.is_some() {
+                break;
+            }
+        }
+        let seconds = began.elapsed().as_secs();
+        let is_missed = failed.is_none() && !SURVIVORS.contains(name);
+        missed.extend(is_missed.then_some(*name));
+        let failed = failed.as_deref().unwrap_or("no test");
+        writeln!(io::stdout(), "{name}: {failed} ({seconds} s)")?;
+    }
+    match missed.is_empty() {
+        true => Ok(()),
+        false => Err(format!("no test fails with {}", missed.join(", ")).into()),
     }
 }
 
@@ -81,11 +137,7 @@ fn first_failure(
 #[test]
 #[ignore = "takes long: .github/workflows/weekly.yml runs it"]
 fn each_mutant_is_found() -> Result<(), Failure> {
-    let only = std::env::var(ONLY).ok();
-    let is_wanted = |mutant: &&Mutant| {
-        only.as_ref()
-            .is_none_or(|only| only.split(',').any(|name| name == mutant.name))
-    };
+    let is_wanted = |mutant: &&Mutant| is_wanted(mutant.name);
     if !MUTANTS.iter().any(|mutant| is_wanted(&mutant)) {
         return Err(format!("{ONLY} names no mutant").into());
     }
