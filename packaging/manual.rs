@@ -1,4 +1,5 @@
-//! Man pages and shell completions of a program, made from its command-line arguments. Part of both programs.
+//! Man pages and shell completions of a program, made from its command-line arguments. Part of both
+//! programs.
 
 use std::fs;
 use std::io;
@@ -7,8 +8,8 @@ use std::path::Path;
 use clap::Command;
 use clap_complete::{Shell, generate_to};
 
-/// Writes a man page for the program and one for each of its commands into `folder`, with completions for bash, zsh and
-/// fish beside them. Makes the folder if it is missing.
+/// Writes a man page for the program and one for each of its commands into `folder`, with
+/// completions for bash, zsh and fish beside them. Makes the folder if it is missing.
 pub(crate) fn write(mut program: Command, folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let mut pages = without_help(program.clone());
@@ -29,8 +30,8 @@ fn without_help(command: Command) -> Command {
         .mut_subcommands(without_help)
 }
 
-/// Shortens what is above the description: NAME to one sentence, which `whatis` prints in a line, and SYNOPSIS to the usage
-/// of `--help`, which has the values.
+/// Shortens what is above the description: NAME to one sentence, which `whatis` prints in a line,
+/// and SYNOPSIS to the usage of `--help`, which has the values.
 fn page(mut command: Command) -> Command {
     let usage = command.render_usage().to_string();
     let usage = usage.trim_start_matches("Usage: ").to_owned();

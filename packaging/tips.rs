@@ -6,8 +6,8 @@ use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, Error, Parser};
 
-/// Parses the arguments of this process. Ends it on a mistake, with a message that has a tip. `meant` explains a word that is
-/// no command, and an option that is missing.
+/// Parses the arguments of this process. Ends it on a mistake, with a message that has a tip.
+/// `meant` explains a word that is no command, and an option that is missing.
 pub(crate) fn parse<P: Parser>(meant: impl Fn(&str) -> Option<String>) -> P {
     P::try_parse().unwrap_or_else(|mut error| {
         let words: Vec<String> = std::env::args_os()

@@ -7,8 +7,8 @@ const CAP: Duration = Duration::from_secs(120);
 
 /// Exponential backoff with full jitter; from 1 s to 120 s by default.
 ///
-/// Full jitter spreads the agents of a region over the whole delay when their gateway restarts, so that they do not all
-/// reconnect at once.
+/// Full jitter spreads the agents of a region over the whole delay when their gateway restarts, so
+/// that they do not all reconnect at once.
 #[derive(Debug, Clone)]
 pub(crate) struct Backoff {
     first: Duration,

@@ -24,11 +24,14 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Enroll this machine as an agent, with a token from the gateway's administrator. Run it again to resume.
+    /// Enroll this machine as an agent, with a token from the gateway's administrator. Run it again
+    /// to resume.
     Enroll(EnrollArguments),
-    /// Connect to the gateway and forward requests until stopped. SIGTERM finishes running requests first.
+    /// Connect to the gateway and forward requests until stopped. SIGTERM finishes running requests
+    /// first.
     ///
-    /// With one of the options of an enrollment, it enrolls first unless the state folder has an agent.
+    /// With one of the options of an enrollment, it enrolls first unless the state folder has an
+    /// agent.
     Run {
         #[command(flatten)]
         run: RunArguments,
@@ -38,11 +41,14 @@ pub(crate) enum Command {
         #[arg(long, hide = true)]
         supervised: bool,
     },
-    /// Relay requests to one backend: enroll if necessary, run, and print the public address of each service.
+    /// Relay requests to one backend: enroll if necessary, run, and print the public address of
+    /// each service.
     Http(HttpArguments),
-    /// Check whether this agent can run and report problems. Changes nothing; exits with 1 if a check failed.
+    /// Check whether this agent can run and report problems. Changes nothing; exits with 1 if a
+    /// check failed.
     ///
-    /// Without options, it checks the agent and the backend of the last `gw-agent http` of this user, if there was one.
+    /// Without options, it checks the agent and the backend of the last `gw-agent http` of this
+    /// user, if there was one.
     Doctor {
         #[command(flatten)]
         run: RunArguments,
@@ -74,7 +80,8 @@ pub(crate) fn meant(word: &str) -> Option<String> {
         "status" | "check" => "`gw-agent doctor` checks this agent",
         "version" | "-v" => "`gw-agent --version` prints it",
         "stop" | "restart" | "reload" => {
-            "`systemctl restart gw-agent` restarts the service of systemd; Ctrl-C or SIGTERM stops an agent"
+            "`systemctl restart gw-agent` restarts the service of systemd; Ctrl-C or SIGTERM stops \
+             an agent"
         }
         "log" | "logs" => "`journalctl -u gw-agent` shows the log of the service of systemd",
         _ => return None,
@@ -87,7 +94,11 @@ pub(crate) struct EnrollArguments {
     #[command(flatten)]
     pub(crate) enrollment: EnrollmentArguments,
     /// Folder in which the agent's identity is stored.
-    #[arg(long, env = gw_agent::identity::state::VARIABLE, default_value = gw_agent::identity::state::DEFAULT)]
+    #[arg(
+        long,
+        env = gw_agent::identity::state::VARIABLE,
+        default_value = gw_agent::identity::state::DEFAULT,
+    )]
     pub(crate) state_dir: PathBuf,
     /// Replace an agent that is already enrolled in the folder.
     #[arg(long)]
@@ -100,8 +111,8 @@ pub(crate) struct EnrollmentArguments {
     /// URL of the gateway, for example https://eu1.example.com.
     #[arg(long)]
     gateway: Option<String>,
-    /// Enrollment token. Other users of this machine can see command-line arguments, and shells keep them; use --token-file or
-    /// GW_ENROLLMENT_TOKEN to avoid that.
+    /// Enrollment token. Other users of this machine can see command-line arguments, and shells
+    /// keep them; use --token-file or GW_ENROLLMENT_TOKEN to avoid that.
     #[arg(long, conflicts_with = "token_file")]
     token: Option<String>,
     /// File that contains the enrollment token; `-` is the first line of standard input.
@@ -110,7 +121,8 @@ pub(crate) struct EnrollmentArguments {
     /// Display name of the agent. Default: the host name of this machine.
     #[arg(long)]
     name: Option<String>,
-    /// PEM file with the certificate of the authority to trust for the gateway, instead of the system's authorities.
+    /// PEM file with the certificate of the authority to trust for the gateway, instead of the
+    /// system's authorities.
     #[arg(long)]
     ca_file: Option<PathBuf>,
 }
@@ -163,7 +175,8 @@ impl EnrollmentArguments {
             || ca_file.is_some()
     }
 
-    /// The options of an enrollment in `state_dir`. Arguments take precedence over GW_ENROLLMENT_TOKEN.
+    /// The options of an enrollment in `state_dir`. Arguments take precedence over
+    /// GW_ENROLLMENT_TOKEN.
     pub(crate) fn options(self, state_dir: PathBuf) -> EnrollmentOptions {
         let of_environment = || {
             std::env::var("GW_ENROLLMENT_TOKEN")
@@ -206,7 +219,8 @@ pub(crate) struct RunArguments {
     /// Folder with the agent's identity, as created by `enroll`.
     #[arg(long)]
     pub(crate) state_dir: Option<PathBuf>,
-    /// Backend of all services, for example http://127.0.0.1:8080. Can be repeated; requests are distributed.
+    /// Backend of all services, for example http://127.0.0.1:8080. Can be repeated; requests are
+    /// distributed.
     #[arg(long)]
     pub(crate) backend: Vec<String>,
     #[command(flatten)]
@@ -218,8 +232,14 @@ pub(crate) struct RunArguments {
 
 #[derive(Args, Default)]
 pub(crate) struct HostHeaderArguments {
-    /// Host field that the backend gets: the caller's, or that of its URL, which is mapped back in responses. Default: preserve.
-    #[arg(long, value_name = "preserve|rewrite", value_parser = ["preserve", "rewrite"], hide_possible_values = true)]
+    /// Host field that the backend gets: the caller's, or that of its URL, which is mapped back in
+    /// responses. Default: preserve.
+    #[arg(
+        long,
+        value_name = "preserve|rewrite",
+        value_parser = ["preserve", "rewrite"],
+        hide_possible_values = true,
+    )]
     host_header: Option<String>,
 }
 

@@ -1,5 +1,5 @@
-//! The gateway's clock. Certificates are issued and checked against it, so the agent judges their age by it too: the
-//! clock of the agent's machine may be wrong.
+//! The gateway's clock. Certificates are issued and checked against it, so the agent judges their
+//! age by it too: the clock of the agent's machine may be wrong.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant, SystemTime};
@@ -13,8 +13,8 @@ pub(crate) const WARN_FROM: Duration = Duration::from_secs(30);
 /// The gateway's time, extrapolated from its last answer.
 #[derive(Default)]
 pub(crate) struct GatewayClock {
-    /// The gateway's time and when it was received. The monotonic clock measures the time since then, because the
-    /// machine's clock may be set meanwhile.
+    /// The gateway's time and when it was received. The monotonic clock measures the time since
+    /// then, because the machine's clock may be set meanwhile.
     received: Cell<Option<(SystemTime, Instant)>>,
     /// Seconds by which the machine's clock was ahead when the difference was last logged.
     logged: Cell<i64>,
@@ -42,7 +42,8 @@ impl GatewayClock {
                     let side = if ahead > 0 { "ahead of" } else { "behind" };
                     let difference = in_words(Duration::from_secs(ahead.unsigned_abs()));
                     tracing::warn!(
-                        "this machine's clock is {difference} {side} the gateway's; synchronise it with NTP"
+                        "this machine's clock is {difference} {side} the gateway's; synchronise it \
+                         with NTP"
                     );
                 }
             }

@@ -1,5 +1,5 @@
-//! Configuration of an agent: state folder, optional configuration file, command-line options and environment variables,
-//! checked together.
+//! Configuration of an agent: state folder, optional configuration file, command-line options and
+//! environment variables, checked together.
 
 #[cfg(test)]
 mod tests;
@@ -23,7 +23,8 @@ use crate::forward::slots;
 use crate::identity::state::{self, Enrollment, StateDir, StateError};
 use crate::proxy::ProxySettings;
 
-/// Version of this program, and its release keys: those that a variable of the build names, with a comma between two.
+/// Version of this program, and its release keys: those that a variable of the build names, with a
+/// comma between two.
 static MARKER: ProgramMarker = ProgramMarker::new(
     VERSION,
     match option_env!("GW_RELEASE_KEY") {
@@ -88,8 +89,8 @@ impl Config {
         self.slots.unwrap_or_else(|default| default)
     }
 
-    /// Loads and checks the configuration. Command-line options take precedence over environment variables, and those over
-    /// the file.
+    /// Loads and checks the configuration. Command-line options take precedence over environment
+    /// variables, and those over the file.
     pub fn load(
         file: Option<&Path>,
         state_dir: Option<PathBuf>,
@@ -136,7 +137,8 @@ impl Config {
             Err(error) if errors.is_empty() => return Err(error.into()),
             Err(_) => return Err(ConfigError::Invalid(ConfigErrors(errors))),
         };
-        // Services without a backend do not keep the others from being served: the gateway can add a service at any time.
+        // Services without a backend do not keep the others from being served: the gateway can add
+        // a service at any time.
         let has_backend = |hostname: &String| backends.of(hostname).is_some();
         if errors.is_empty() && !enrollment.services.iter().any(has_backend) {
             errors.extend(backends.none_of(&enrollment.services));
@@ -210,8 +212,8 @@ impl Config {
                 slots::VARIABLE
             ),
             Ok(slots) if slots as usize > STREAMS_MAX => tracing::warn!(
-                "{} is {slots}, but a tunnel carries at most {STREAMS_MAX} requests at once; the gateway refuses further \
-                 ones",
+                "{} is {slots}, but a tunnel carries at most {STREAMS_MAX} requests at once; the \
+                 gateway refuses further ones",
                 slots::VARIABLE
             ),
             Ok(_) => {}
@@ -231,7 +233,8 @@ impl Config {
 /// Explains a key of `backends` that is no service of the agent.
 fn not_served(name: &str, services: &str) -> String {
     format!(
-        "backends.{name}: not a service of this agent; a key is the whole hostname of a service, here {services}"
+        "backends.{name}: not a service of this agent; a key is the whole hostname of a service, \
+         here {services}"
     )
 }
 
@@ -280,7 +283,8 @@ pub(crate) fn release_keys(keys: &mut Keys<'_>) -> Option<ReleaseKeys> {
     };
     let Some(accepted) = given.or_else(built_in) else {
         keys.errors.push(
-            "update_key: missing; update = \"auto\" needs the public half of the release key, because this build has none"
+            "update_key: missing; update = \"auto\" needs the public half of the release key, \
+             because this build has none"
                 .to_owned(),
         );
         return None;
@@ -290,7 +294,8 @@ pub(crate) fn release_keys(keys: &mut Keys<'_>) -> Option<ReleaseKeys> {
         .ok()
 }
 
-/// The address of the admin endpoints. The environment variable takes precedence; an empty one turns them off.
+/// The address of the admin endpoints. The environment variable takes precedence; an empty one
+/// turns them off.
 fn listen_address(
     in_file: Option<toml::Value>,
     environment: &dyn Fn(&str) -> Option<String>,
@@ -322,7 +327,8 @@ pub(crate) fn read(path: &Path) -> Result<toml::Table, ConfigError> {
     })
 }
 
-/// Parses the backend on a command line: a port of this machine, `HOST:PORT`, or a URL as in `--backend`. Returns the URL.
+/// Parses the backend on a command line: a port of this machine, `HOST:PORT`, or a URL as in
+/// `--backend`. Returns the URL.
 pub fn backend_url(text: &str) -> Result<String, String> {
     let is_port = |text: &str| text.parse().is_ok_and(|port: u16| port > 0);
     let url = match text.rsplit_once(':') {
@@ -379,7 +385,8 @@ impl ServiceBackends {
         }
     }
 
-    /// The backends of the service at `hostname`: from `--backend`, else `backends`, else `backend`.
+    /// The backends of the service at `hostname`: from `--backend`, else `backends`, else
+    /// `backend`.
     pub(crate) fn of(&self, hostname: &str) -> Option<&Backends> {
         self.of_all
             .as_ref()

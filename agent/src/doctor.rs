@@ -1,5 +1,5 @@
-//! `gw-agent doctor`: checks whether this agent can serve, and reports what prevents it. Changes nothing, and does not
-//! disturb a running agent.
+//! `gw-agent doctor`: checks whether this agent can serve, and reports what prevents it. Changes
+//! nothing, and does not disturb a running agent.
 
 use std::fs;
 use std::net::TcpListener;
@@ -25,8 +25,8 @@ use crate::tunnel::dial;
 const OPEN_FILES: u64 = 4096;
 /// Time limit of each check on the network.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
-/// Differences between the clocks of agent and gateway that are reported. Certificates are backdated by five minutes, so
-/// a larger difference makes new ones invalid.
+/// Differences between the clocks of agent and gateway that are reported. Certificates are
+/// backdated by five minutes, so a larger difference makes new ones invalid.
 const OFFSET_WARNING: Duration = Duration::from_secs(30);
 const OFFSET_FAILED: Duration = Duration::from_secs(300);
 /// Time after expiry within which the agent can replace its certificate by itself.
@@ -199,8 +199,8 @@ fn in_words(duration: Duration) -> String {
     }
 }
 
-const NETWORK_ADVICE: &str = "check firewalls and proxies between here and the gateway; the agent needs one outbound port, \
-                              and no proxy may intercept its TLS";
+const NETWORK_ADVICE: &str = "check firewalls and proxies between here and the gateway; the agent \
+                              needs one outbound port, and no proxy may intercept its TLS";
 
 /// Checks the gateway, the tunnels and the backends.
 async fn network(out: &mut Examination, config: &Config, identity: &Identity) {
@@ -216,7 +216,10 @@ async fn network(out: &mut Examination, config: &Config, identity: &Identity) {
             let source = &proxy.source;
             out.ok(
                 "proxy",
-                format!("{proxy}, from {source}; it resolves {gateway_host}, and the checks below go through it"),
+                format!(
+                    "{proxy}, from {source}; it resolves {gateway_host}, and the checks below \
+                         go through it"
+                ),
             );
         }
         None => {
@@ -284,7 +287,8 @@ async fn backends(out: &mut Examination, config: &Config, hostname: &str) {
             Err(error) => out.failed(
                 check.clone(),
                 format!("{name} fails {health_check}: {error}"),
-                "correct `health_check`, or the backend: the service gets no requests through one that fails",
+                "correct `health_check`, or the backend: the service gets no requests through one \
+                 that fails",
             ),
         }
     }
@@ -314,7 +318,8 @@ async fn resolves(out: &mut Examination, host: &str, port: u16) -> bool {
             true
         }
         Err(error) => {
-            let advice = "check this machine's DNS; agent.json in the state folder contains the gateway's host";
+            let advice = "check this machine's DNS; agent.json in the state folder contains the \
+                          gateway's host";
             out.failed(CHECK, error.to_string(), advice);
             false
         }
@@ -369,8 +374,9 @@ fn clock_offset(out: &mut Examination, gateway: Option<SystemTime>, local: Syste
     }
 }
 
-/// Opens a tunnel like `run` up to the gateway's answer, and closes it. The gateway registers a tunnel only after the agent
-/// has sent HELLO, which does not happen here, so a running agent keeps its own tunnel.
+/// Opens a tunnel like `run` up to the gateway's answer, and closes it. The gateway registers a
+/// tunnel only after the agent has sent HELLO, which does not happen here, so a running agent keeps
+/// its own tunnel.
 async fn tunnel(out: &mut Examination, config: &Config, identity: &Identity, hostname: &str) {
     let check = format!("tunnel of {hostname}");
     match within(async {
@@ -393,8 +399,9 @@ async fn tunnel(out: &mut Examination, config: &Config, identity: &Identity, hos
             out.failed(
                 check,
                 error.to_string(),
-                "`gw-gateway agent show ACCOUNT AGENT` shows the record of this agent and its services; if there is none, \
-                 enroll again with a new token and `gw-agent enroll --force`",
+                "`gw-gateway agent show ACCOUNT AGENT` shows the record of this agent and its \
+                 services; if there is none, enroll again with a new token and `gw-agent enroll \
+                 --force`",
             );
         }
         Err(error) => out.failed(check, error.to_string(), NETWORK_ADVICE),
@@ -424,7 +431,8 @@ mod tests {
 
     const ACCEPTED: &str = "HTTP/1.1 101 X\r\nconnection: upgrade\r\nupgrade: gw-tunnel\r\n\r\n";
 
-    /// Checks an agent whose certificate is valid in `years` and whose gateway answers tunnel requests with `tunnel`.
+    /// Checks an agent whose certificate is valid in `years` and whose gateway answers tunnel
+    /// requests with `tunnel`.
     fn findings(
         years: std::ops::Range<i32>,
         backend: &str,
@@ -550,7 +558,8 @@ mod tests {
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(directory.path(), Some(65534), None).unwrap();
             assert!(
-                matches!(&warnings()[..], [(Verdict::Warning, found)] if found.contains("user 65534"))
+                matches!(&warnings()[..], [(Verdict::Warning, found)] if found.contains("user \
+                    65534"))
             );
         }
     }

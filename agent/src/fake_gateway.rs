@@ -1,4 +1,5 @@
-//! A gateway for unit tests: a certificate authority, and a TLS server whose HTTP/1.1 responses the test provides.
+//! A gateway for unit tests: a certificate authority, and a TLS server whose HTTP/1.1 responses the
+//! test provides.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;

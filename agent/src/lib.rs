@@ -1,11 +1,11 @@
-//! The agent: keeps one tunnel per service to the gateway of its region and forwards the requests that arrive on it to
-//! the service's backends.
+//! The agent: keeps one tunnel per service to the gateway of its region and forwards the requests
+//! that arrive on it to the service's backends.
 //!
-//! Types that gateway and agent have for the same purpose have one name in both: `Arguments`, `Command`, `Config`,
-//! `RequestScope`, `Session` (an open tunnel), `StartError` and `Tracing`.
+//! Types that gateway and agent have for the same purpose have one name in both: `Arguments`,
+//! `Command`, `Config`, `RequestScope`, `Session` (an open tunnel), `StartError` and `Tracing`.
 //!
-//! A request takes the path `tunnel` → `forward` → `backend`. The modules are layers: a module imports only from modules
-//! that come later in this list.
+//! A request takes the path `tunnel` → `forward` → `backend`. The modules are layers: a module
+//! imports only from modules that come later in this list.
 //!
 //! ```text
 //! main            the program: arguments, command, exit code
@@ -13,7 +13,8 @@
 //! support         entry points of benchmarks and the simulation, behind features
 //! doctor          checks whether the agent can serve
 //! process         the program's processes: a supervisor, and the worker that serves
-//! lifecycle       life cycle of an agent: starts and stops services, drains, gives way to a successor
+//! lifecycle       life cycle of an agent: starts and stops services, drains, gives way to a
+//!                 successor
 //! update          downloads the program that the gateway offers
 //! admin           endpoints for metrics and health
 //! tunnel          one tunnel per service: dial, session, control messages, reconnects

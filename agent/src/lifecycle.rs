@@ -1,5 +1,5 @@
-//! Life cycle of an agent: one thread with one reactor, on which a task per service keeps the tunnel and another task
-//! keeps the certificate fresh.
+//! Life cycle of an agent: one thread with one reactor, on which a task per service keeps the
+//! tunnel and another task keeps the certificate fresh.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -54,8 +54,8 @@ pub enum StartError {
     State(#[from] StateError),
 }
 
-/// Starts an agent on its own thread and locks its state folder. The agent runs until [`AgentHandle::drain`], regardless
-/// of its gateway.
+/// Starts an agent on its own thread and locks its state folder. The agent runs until
+/// [`AgentHandle::drain`], regardless of its gateway.
 pub fn start(config: Config) -> Result<AgentHandle, StartError> {
     let lock = config.state.lock()?;
     let (events, _) = AgentEvents::new();
@@ -66,7 +66,8 @@ pub fn start(config: Config) -> Result<AgentHandle, StartError> {
 /// What a supervisor tells its worker at the start.
 #[derive(Debug, Default)]
 pub(crate) struct Supervised {
-    /// Services for which the predecessor has tunnels: they have to be ready before [`AgentEvent::Ready`].
+    /// Services for which the predecessor has tunnels: they have to be ready before
+    /// [`AgentEvent::Ready`].
     pub(crate) required: Vec<String>,
     /// The stored program that runs; `None` for the installed one.
     pub(crate) program: Option<SignedProgram>,
@@ -74,8 +75,8 @@ pub(crate) struct Supervised {
     pub(crate) release_keys: Option<ReleaseKeys>,
 }
 
-/// As [`start`], for a process of which the supervisor has locked the state folder. Sends each service to `relayed` once its
-/// first tunnel is ready.
+/// As [`start`], for a process of which the supervisor has locked the state folder. Sends each
+/// service to `relayed` once its first tunnel is ready.
 pub(crate) fn start_supervised(
     config: Config,
     relayed: Option<Sender<RelayedService>>,
@@ -290,7 +291,8 @@ fn updates(config: &Config, link: &ProcessLink) -> Updates {
         ..
     } = &link.supervised;
     let record = config.state.updates().unwrap_or_else(|error| {
-        tracing::warn!(%error, "cannot read the record of updates: programs that failed before may be tried again");
+        tracing::warn!(%error,
+            "cannot read the record of updates: programs that failed before may be tried again");
         UpdateRecord::default()
     });
     Updates::new(release_keys.clone(), program.clone(), &record)
@@ -299,7 +301,8 @@ fn updates(config: &Config, link: &ProcessLink) -> Updates {
 /// Interval at which the state of all tunnels is compared with what the process waits for.
 const SUCCESSION_TICK: Duration = Duration::from_millis(20);
 
-/// Follows the commands of the process and reports what it waits for. Ends with the process's end of the channel.
+/// Follows the commands of the process and reports what it waits for. Ends with the process's end
+/// of the channel.
 async fn obey(agent: Rc<AgentContext>, link: ProcessLink) {
     let ProcessLink {
         mut commands,
@@ -386,7 +389,8 @@ async fn keep_services(agent: &Rc<AgentContext>, stop: watch::Receiver<bool>) {
         running.retain(|hostname, stop| {
             let is_wanted = wanted.contains(hostname);
             if !is_wanted {
-                tracing::info!(service = %hostname, "the service is no longer assigned to this agent");
+                tracing::info!(service = %hostname,
+                    "the service is no longer assigned to this agent");
                 stop.send_replace(true);
             }
             is_wanted
@@ -396,7 +400,9 @@ async fn keep_services(agent: &Rc<AgentContext>, stop: watch::Receiver<bool>) {
                 continue;
             }
             let Some(backends) = agent.config.backends.of(&hostname).cloned() else {
-                tracing::error!(service = %hostname, "the service is not served because it has no backend; {}", Config::HOW_TO_SET_A_BACKEND);
+                tracing::error!(service = %hostname,
+                    "the service is not served because it has no backend; {}",
+                    Config::HOW_TO_SET_A_BACKEND);
                 continue;
             };
             let (stop, stopped) = watch::channel(false);
@@ -447,7 +453,8 @@ mod tests {
     use crate::fake_gateway::{self, Authority, HOSTNAME, NOW, refusal};
     use crate::tunnel::reconnect::Reconnects;
 
-    /// An agent whose gateway refuses every tunnel as overloaded, and the hostnames of the requested tunnels.
+    /// An agent whose gateway refuses every tunnel as overloaded, and the hostnames of the
+    /// requested tunnels.
     fn refused_agent(state_dir: &Path) -> (AgentContext, mpsc::UnboundedReceiver<String>) {
         let authority = Authority::new();
         let (sender, hosts) = mpsc::unbounded_channel();

@@ -98,7 +98,8 @@ fn run_agent(arguments: &RunArguments, enrolled: RunEnrolledArguments) -> Result
     supervise(arguments, Hangup::Reload, can_enroll)
 }
 
-/// Runs the agent under a supervisor. If its record was deleted meanwhile, it enrolls again if it `can_enroll`.
+/// Runs the agent under a supervisor. If its record was deleted meanwhile, it enrolls again if it
+/// `can_enroll`.
 fn supervise(arguments: &RunArguments, hangup: Hangup, can_enroll: bool) -> Result<u8, Failure> {
     match process::supervise(
         arguments.source(),
@@ -114,8 +115,8 @@ fn supervise(arguments: &RunArguments, hangup: Hangup, can_enroll: bool) -> Resu
     }
 }
 
-/// Begins this program again, to enroll before it runs. Returns only the error. Not a loop: a new program has the default
-/// actions of signals while it enrolls.
+/// Begins this program again, to enroll before it runs. Returns only the error. Not a loop: a new
+/// program has the default actions of signals while it enrolls.
 fn start_again() -> io::Error {
     let mut arguments: Vec<OsString> = env::args_os().skip(1).collect();
     if !arguments
@@ -155,15 +156,16 @@ fn run_worker(arguments: &RunArguments) -> Result<(), Failure> {
     if let (true, [url]) = (*print_addresses, backend.as_slice())
         && let Err(error) = loaded.keep_http_backend(url)
     {
-        tracing::warn!(%error, "cannot keep the backend for `gw-agent doctor`; give it with --backend");
+        tracing::warn!(%error,
+            "cannot keep the backend for `gw-agent doctor`; give it with --backend");
     }
     let (sender, relayed) = mpsc::channel();
     print_each(relayed).map_err(Failure::run)?;
     process::work(loaded, print_addresses.then_some(sender))
 }
 
-/// Prints the services that are relayed, until the agent has ended. On a thread of its own, because a reader of the
-/// output may be slow.
+/// Prints the services that are relayed, until the agent has ended. On a thread of its own, because
+/// a reader of the output may be slow.
 fn print_each(relayed: Receiver<RelayedService>) -> io::Result<()> {
     let print = move || {
         for service in relayed {

@@ -1,4 +1,5 @@
-//! The services that the gateway assigns to the agent, in a control message of any tunnel or with a certificate.
+//! The services that the gateway assigns to the agent, in a control message of any tunnel or with a
+//! certificate.
 
 use std::collections::BTreeSet;
 
@@ -24,9 +25,11 @@ impl AssignedServices {
         self.hostnames.subscribe()
     }
 
-    /// Sets the services that this agent serves, as assigned by the gateway. Subscribers are notified of changes only.
+    /// Sets the services that this agent serves, as assigned by the gateway. Subscribers are
+    /// notified of changes only.
     pub(crate) fn set(&self, hostnames: Vec<String>) {
-        // Without a tunnel the agent could not learn of the next change, so it keeps the services it has.
+        // Without a tunnel the agent could not learn of the next change, so it keeps the services
+        // it has.
         if hostnames.is_empty() {
             return tracing::warn!(
                 "the gateway no longer assigns any service to this agent; keeping the previous ones"
@@ -35,7 +38,8 @@ impl AssignedServices {
         if let Err(error) = check_services(&hostnames, &self.apex) {
             return tracing::warn!(
                 %error,
-                "the gateway assigns services to this agent that cannot be its own; keeping the previous ones"
+                "the gateway assigns services to this agent that cannot be its own; keeping the \
+                 previous ones"
             );
         }
         let new = BTreeSet::from_iter(hostnames);

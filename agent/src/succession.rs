@@ -1,5 +1,6 @@
-//! What passes between the agent's thread and its process, so that one process can follow another without failing a
-//! request: the successor's tunnels replace those of its predecessor, which then finishes its requests.
+//! What passes between the agent's thread and its process, so that one process can follow another
+//! without failing a request: the successor's tunnels replace those of its predecessor, which then
+//! finishes its requests.
 
 use gw_shared::identity::program::SignedProgram;
 use serde::{Deserialize, Serialize};
@@ -37,7 +38,8 @@ pub(crate) enum AgentEvent {
 /// Command to the agent's thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LifecycleCommand {
-    /// A successor starts. Answered with [`AgentEvent::Serving`], and with [`AgentEvent::Displaced`] once no tunnel is left.
+    /// A successor starts. Answered with [`AgentEvent::Serving`], and with
+    /// [`AgentEvent::Displaced`] once no tunnel is left.
     ExpectSuccessor,
     /// The successor has failed: serve again.
     Resume,

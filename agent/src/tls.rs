@@ -24,8 +24,9 @@ impl ClientAuth {
     }
 }
 
-/// Builds a configuration that trusts `trusted` (a server may be valid for one of `or_names` in place of the name of the
-/// connection), presents `auth` to servers that ask for a certificate, and offers `alpn`.
+/// Builds a configuration that trusts `trusted` (a server may be valid for one of `or_names` in
+/// place of the name of the connection), presents `auth` to servers that ask for a certificate, and
+/// offers `alpn`.
 pub(crate) fn client_config(
     versions: &[&'static SupportedProtocolVersion],
     trusted: Arc<Trusted>,
@@ -42,8 +43,8 @@ pub(crate) fn client_config(
     Ok(config)
 }
 
-/// Returns the certificates of the last call if they are the same. Every tunnel keeps those that it was opened with, and
-/// the system has a hundred.
+/// Returns the certificates of the last call if they are the same. Every tunnel keeps those that it
+/// was opened with, and the system has a hundred.
 pub(crate) fn shared(trusted: Trusted) -> Arc<Trusted> {
     thread_local! {
         static LAST: RefCell<Weak<Trusted>> = const { RefCell::new(Weak::new()) };
@@ -58,8 +59,11 @@ pub(crate) fn shared(trusted: Trusted) -> Arc<Trusted> {
     })
 }
 
-/// The authority of a gateway without a certificate of its own, and where to find it: users do not read `data_dir`.
-pub(crate) const DEVELOPMENT_CA: &str = "dev-ca.crt in data_dir of a gateway without tls_certificate, which is printed with each enrollment token";
+/// The authority of a gateway without a certificate of its own, and where to find it: users do not
+/// read `data_dir`.
+pub(crate) const DEVELOPMENT_CA: &str = "dev-ca.crt in data_dir of a gateway without \
+                                         tls_certificate, which is printed with each enrollment \
+                                         token";
 
 /// A clock that stands still.
 #[derive(Debug)]
@@ -71,7 +75,8 @@ impl TimeProvider for FixedTime {
     }
 }
 
-/// A time at which a certificate is valid that is refused for `reason`, a time before or after its validity.
+/// A time at which a certificate is valid that is refused for `reason`, a time before or after its
+/// validity.
 pub(crate) fn time_of_validity(reason: &CertificateError) -> Option<FixedTime> {
     match reason {
         CertificateError::ExpiredContext { not_after, .. } => Some(FixedTime(*not_after)),

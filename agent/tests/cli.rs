@@ -245,7 +245,8 @@ fn servers_that_are_no_gateways_are_named() {
         &message,
         &[
             &format!(
-                "certificate at gw.localhost:{port} is not trusted: no authority in --ca-file issued it"
+                "certificate at gw.localhost:{port} is not trusted: no authority in --ca-file \
+                 issued it"
             ),
             "give the file of the one that did",
         ],
@@ -292,7 +293,8 @@ fn a_certificate_that_is_not_valid_now_is_explained_by_the_clocks() {
 fn misspelt_keys_and_variables_are_named_with_what_was_meant() {
     let folder = enrolled();
     let config = folder.path().join("agent.toml");
-    let text = "bakend = 'http://127.0.0.1:1'\nporxy = ''\n[backends]\n'a' = { url = 'http://127.0.0.1:1' }\n[trace]\n";
+    let text = "bakend = 'http://127.0.0.1:1'\nporxy = ''\n[backends]\n\
+                'a' = { url = 'http://127.0.0.1:1' }\n[trace]\n";
     fs::write(&config, text).unwrap();
     let (code, message) = outcome(
         command(&["run", "--config"])

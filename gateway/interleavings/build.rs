@@ -1,5 +1,6 @@
-//! Writes copies of the files to explore, with the checker's types in place of those of the standard library and of other crates:
-//! one as the product has it, and one for each fault in `mutants.rs`.
+//! Writes copies of the files to explore, with the checker's types in place of those of the
+//! standard library and of other crates: one as the product has it, and one for each fault in
+//! `mutants.rs`.
 
 mod mutants;
 
@@ -10,7 +11,8 @@ use std::{env, fs};
 
 use mutants::{MUTANTS, Mutant};
 
-/// Modules to explore, and their files from the folder of this crate. Each has scenarios in `tests/interleavings/scenarios`.
+/// Modules to explore, and their files from the folder of this crate. Each has scenarios in
+/// `tests/interleavings/scenarios`.
 const SOURCES: [(&str, &str); 2] = [
     ("mailbox", "../base/src/mailbox.rs"),
     ("pipe", "../data-plane/src/pipe.rs"),
@@ -49,8 +51,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let copied = copy(&here, &output.join(name), Some(mutant))?;
         write!(
             modules,
-            "pub(crate) mod {name} {{\n{copied}\
-             #[test]\nfn is_found() {{ crate::explore::find({module}::scenarios::{scenario}) }}\n}}\n"
+            "pub(crate) mod {name} {{\n{copied}#[test]\n\
+             fn is_found() {{ crate::explore::find({module}::scenarios::{scenario}) }}\n}}\n"
         )?;
     }
     modules.push_str("}\n");
@@ -58,7 +60,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Writes a copy of all sources to `folder`, with the fault of `mutant`. Returns the declarations of their modules.
+/// Writes a copy of all sources to `folder`, with the fault of `mutant`. Returns the declarations
+/// of their modules.
 fn copy(here: &Path, folder: &Path, mutant: Option<&Mutant>) -> Result<String, Box<dyn Error>> {
     fs::create_dir_all(folder)?;
     let mut modules = String::new();

@@ -54,7 +54,8 @@ pub(crate) const MUTANTS: [Mutant; 20] = [
         module: "pipe",
         edits: &[(
             "self.shared.wake(false);\n                Poll::Ready(Ok(frame))",
-            "if frame.bytes() > 0 { self.shared.wake(false); }\n                Poll::Ready(Ok(frame))",
+            "if frame.bytes() > 0 { self.shared.wake(false); }\n                \
+             Poll::Ready(Ok(frame))",
         )],
         scenario: "frames_that_wait_for_room_arrive_in_order",
     },
@@ -62,8 +63,11 @@ pub(crate) const MUTANTS: [Mutant; 20] = [
         name: "wake_before_credit",
         module: "pipe",
         edits: &[(
-            "self.shared\n                    .in_flight\n                    .fetch_sub(frame.bytes(), Ordering::SeqCst);\n                self.shared.wake(false);",
-            "self.shared.wake(false);\n                self.shared.in_flight.fetch_sub(frame.bytes(), Ordering::SeqCst);",
+            "self.shared\n                    .in_flight\n                    \
+             .fetch_sub(frame.bytes(), Ordering::SeqCst);\n                \
+             self.shared.wake(false);",
+            "self.shared.wake(false);\n                \
+             self.shared.in_flight.fetch_sub(frame.bytes(), Ordering::SeqCst);",
         )],
         scenario: "frames_that_wait_for_credit_arrive_in_order",
     },
@@ -80,8 +84,10 @@ pub(crate) const MUTANTS: [Mutant; 20] = [
         name: "receiver_says_gone_after_the_wake",
         module: "pipe",
         edits: &[(
-            "self.shared.receiver_gone.store(true, Ordering::SeqCst);\n        self.shared.wake(false);",
-            "self.shared.wake(false);\n        self.shared.receiver_gone.store(true, Ordering::SeqCst);",
+            "self.shared.receiver_gone.store(true, Ordering::SeqCst);\n        \
+             self.shared.wake(false);",
+            "self.shared.wake(false);\n        self.shared.receiver_gone.store(true, \
+             Ordering::SeqCst);",
         )],
         scenario: "a_dropped_receiver_resolves_closed",
     },
@@ -110,7 +116,8 @@ pub(crate) const MUTANTS: [Mutant; 20] = [
             ),
             (
                 "end.waker.wake();\n            }",
-                "end.waker.wake();\n            }\n            end.waiting.swap(false, Ordering::AcqRel);",
+                "end.waker.wake();\n            }\n            end.waiting.swap(false, \
+                 Ordering::AcqRel);",
             ),
         ],
         scenario: "frames_that_wait_for_credit_arrive_in_order",
@@ -170,7 +177,8 @@ pub(crate) const MUTANTS: [Mutant; 20] = [
             ("self.waker.register(cx.waker());", ""),
             (
                 "Poll::Ready(())\n            } else {",
-                "Poll::Ready(())\n            } else {\n                self.waker.register(cx.waker());",
+                "Poll::Ready(())\n            } else {\n                \
+                 self.waker.register(cx.waker());",
             ),
         ],
         scenario: "messages_of_two_threads_arrive_once",

@@ -26,7 +26,8 @@ pub const HELPERS_END: Duration = Duration::from_secs(5);
 /// Descriptors reserved for listeners, rings, the store and logs.
 pub const RESERVED_DESCRIPTORS: u64 = 128;
 
-/// Panics of workers within [`WORKER_PANICS_WITHIN`] that end the process. A worker starts again after each earlier one.
+/// Panics of workers within [`WORKER_PANICS_WITHIN`] that end the process. A worker starts again
+/// after each earlier one.
 pub const WORKER_PANICS: usize = 3;
 /// Time in which [`WORKER_PANICS`] are counted.
 pub const WORKER_PANICS_WITHIN: Duration = Duration::from_secs(60);
@@ -44,8 +45,8 @@ pub const EXPECTED_SERVICE_BYTES: usize = 96;
 pub const CHARGED_WITHIN: Duration = Duration::from_secs(2);
 /// Time for each step of a takeover.
 pub const TAKEOVER_STEP: Duration = Duration::from_secs(15);
-/// Time for workers to report levels of rate limits at a takeover or a stop. Below [`TAKEOVER_STEP`], after which the
-/// successor gives up.
+/// Time for workers to report levels of rate limits at a takeover or a stop. Below
+/// [`TAKEOVER_STEP`], after which the successor gives up.
 pub const LEVELS_WITHIN: Duration = Duration::from_secs(10);
 const _: () = assert!(LEVELS_WITHIN.as_secs() < TAKEOVER_STEP.as_secs());
 

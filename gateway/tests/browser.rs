@@ -1,5 +1,6 @@
-//! The console in Chromium. The browser driver and the accessibility checker are installed from npm with a lock file
-//! into a folder under `target`. Requirements: Node.js with npm, Chromium, bash, curl, and the agent's program.
+//! The console in Chromium. The browser driver and the accessibility checker are installed from npm
+//! with a lock file into a folder under `target`. Requirements: Node.js with npm, Chromium, bash,
+//! curl, and the agent's program.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,7 +1,7 @@
-//! Interoperability with other implementations: an OAuth client, a JWT library, a tester of HTTP APIs, and clients and
-//! servers of HTTP, gRPC and WebSocket on both sides of the relay. Python packages are installed from PyPI into an
-//! environment under `target`, and a browser driver and a server from npm. Requirements: Python 3 with venv, Node.js with npm,
-//! nginx, Chromium, curl.
+//! Interoperability with other implementations: an OAuth client, a JWT library, a tester of HTTP
+//! APIs, and clients and servers of HTTP, gRPC and WebSocket on both sides of the relay. Python
+//! packages are installed from PyPI into an environment under `target`, and a browser driver and a
+//! server from npm. Requirements: Python 3 with venv, Node.js with npm, nginx, Chromium, curl.
 
 #![allow(
     clippy::unwrap_used,
@@ -211,7 +211,8 @@ fn relay_and_server_agree_on_where_messages_end() {
     }
 }
 
-/// Configuration of an nginx that declines all requests without reading bodies and keeps connections open.
+/// Configuration of an nginx that declines all requests without reading bodies and keeps
+/// connections open.
 const DECLINING_NGINX: &str = r#"
 daemon off;
 master_process off;
@@ -340,7 +341,8 @@ fn curl_twice(demo: &Demo) -> Command {
     command
 }
 
-/// NTLM authenticates connections: 200 handshakes of 8 users at once, at two servers behind two agents.
+/// NTLM authenticates connections: 200 handshakes of 8 users at once, at two servers behind two
+/// agents.
 #[test]
 fn curl_authenticates_by_ntlm_at_express() {
     if !programs::usable(&["node", "npm", "curl"]) {
@@ -402,16 +404,16 @@ fn authlib_obtains_tokens_that_pyjwt_verifies() {
     });
 }
 
-/// Constraints between parameters that OpenAPI cannot express: a service needs its account, and a range must not end
-/// before its start.
+/// Constraints between parameters that OpenAPI cannot express: a service needs its account, and a
+/// range must not end before its start.
 const BETWEEN_PARAMETERS: &str = r#"
 [[operations]]
 include-path = ["/requests", "/series", "/usage"]
 checks.positive_data_acceptance.expected-statuses = ["2xx", "422"]
 "#;
 
-/// Checks the administration API against its description: no 5xx, no undocumented status, and no request accepted or
-/// refused against the schema.
+/// Checks the administration API against its description: no 5xx, no undocumented status, and no
+/// request accepted or refused against the schema.
 #[test]
 fn schemathesis_confirms_the_api_description() {
     if !programs::usable(&["python3"]) {
@@ -429,7 +431,8 @@ fn schemathesis_confirms_the_api_description() {
             let folder = tempfile::tempdir().unwrap();
             // First with generated values, then with existing resources.
             let existing = format!(
-                "[parameters]\naccount = \"demo\"\nservice = \"echo\"\nagent = \"{}\"\nclient_id = \"{}\"\nkey_id = \"{}\"\n",
+                "[parameters]\naccount = \"demo\"\nservice = \"echo\"\nagent = \"{}\"\n\
+                 client_id = \"{}\"\nkey_id = \"{}\"\n",
                 records.agents.keys().next().unwrap(),
                 records.credentials.keys().next().unwrap(),
                 records.service_keys.keys().next().unwrap(),

@@ -29,7 +29,8 @@ pub(crate) fn probe() {
     // Wakes up the cores.
     requests(&[HEAD + BODY], Acknowledge::Never);
     println!(
-        "a request of 100 bytes, a response of 198, over loopback, µs: median (least–most); CPU of the client"
+        "a request of 100 bytes, a response of 198, over loopback, µs: median (least–most); CPU of \
+         the client"
     );
     for (name, pieces) in [
         ("one write", &[HEAD + BODY][..]),

@@ -18,8 +18,8 @@ use crate::measure::{self, Spent, Stamp};
 /// How the server reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Style {
-    /// Waits for readiness on the ring, then calls `recv(2)` into a buffer of the thread, and `sendmsg(2)`. The product
-    /// uses this style.
+    /// Waits for readiness on the ring, then calls `recv(2)` into a buffer of the thread, and
+    /// `sendmsg(2)`. The product uses this style.
     Readiness,
     /// Gives the ring a buffer to read into and to write from, as monoio does.
     Completion,
@@ -47,7 +47,8 @@ pub(crate) fn cost_per_message(driver: Driver, style: Style, load: Load) -> Spen
     per_message(spent, load)
 }
 
-/// Runs a server on one core, driven by a thread on the other, and returns what the server returns at the end of the load.
+/// Runs a server on one core, driven by a thread on the other, and returns what the server returns
+/// at the end of the load.
 pub(crate) fn drive<T: Send + 'static>(
     load: Load,
     serve: impl FnOnce(TcpListener) -> T + Send + 'static,
@@ -140,7 +141,8 @@ async fn echo_what_completes(mut stream: TcpStream, meter: &Meter) -> io::Result
     }
 }
 
-/// Computes `steps` steps. The number of instructions is fixed, so interruptions show in the measured time.
+/// Computes `steps` steps. The number of instructions is fixed, so interruptions show in the
+/// measured time.
 fn work(steps: u32) {
     let mix = |state: u64, step| (state ^ u64::from(step)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     std::hint::black_box((0..steps).fold(std::hint::black_box(1), mix));

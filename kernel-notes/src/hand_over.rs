@@ -1,8 +1,9 @@
-//! Hand-over of a connection to the worker that owns its service, compared with requests that cross one by one.
+//! Hand-over of a connection to the worker that owns its service, compared with requests that cross
+//! one by one.
 //!
-//! Two demos with two workers each run in this process and differ only in this. Callers are a separate process, so that
-//! their CPU time is not counted. Both demos get only connections that the kernel gave to the worker that does not own
-//! the service.
+//! Two demos with two workers each run in this process and differ only in this. Callers are a
+//! separate process, so that their CPU time is not counted. Both demos get only connections that
+//! the kernel gave to the worker that does not own the service.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -30,7 +31,8 @@ const WORKERS: usize = 2;
 pub(crate) fn probe() {
     measure::print_machine();
     println!(
-        "CPU of gateway, agent and backend per request, µs, and the callers' p50, µs: median of {ROUNDS}\n"
+        "CPU of gateway, agent and backend per request, µs, and the callers' p50, µs: median of \
+         {ROUNDS}\n"
     );
     let demos = [HandOver::Always, HandOver::Never].map(|hand_over| (hand_over, start(hand_over)));
     for connections in CONNECTIONS {
@@ -102,7 +104,8 @@ struct Round {
 }
 
 impl Callers {
-    /// Makes the process open connections until this many are on the worker that does not own the service.
+    /// Makes the process open connections until this many are on the worker that does not own the
+    /// service.
     fn start(demo: &Demo, connections: usize) -> Self {
         let port = demo.gateway().address().port().to_string();
         let mut child = Command::new(std::env::current_exe().unwrap())
@@ -180,14 +183,14 @@ pub(crate) const CALLER: &str = "callers";
 const CA_FILE: &str = "GW_PROBE_CA_FILE";
 const SERVICE_KEY: &str = "GW_PROBE_SERVICE_KEY";
 const SERVER_NAME: &str = "GW_PROBE_SERVER_NAME";
-/// Largest number of connections opened to find one that the kernel gives to the worker that does not own the service.
-/// About half of them are.
+/// Largest number of connections opened to find one that the kernel gives to the worker that does
+/// not own the service. About half of them are.
 const TRIES: usize = 64;
 
 type Connection = StreamOwned<ClientConnection, TcpStream>;
 
-/// Runs the callers' process: opens connections, then sends requests for the duration that each line of its input
-/// gives.
+/// Runs the callers' process: opens connections, then sends requests for the duration that each
+/// line of its input gives.
 pub(crate) fn call(port: &str, connections: &str) {
     let port: u16 = port.parse().unwrap();
     let wanted: usize = connections.parse().unwrap();

@@ -16,7 +16,8 @@ pub(crate) fn probe() {
     measure::print_machine();
     pin(MEASURED_CORE);
     println!(
-        "{BLOCKS} new blocks of 2 MiB: time until the first byte, and one in every 4 KiB, is written, µs: median (least–most)"
+        "{BLOCKS} new blocks of 2 MiB: time until the first byte, and one in every 4 KiB, is \
+         written, µs: median (least–most)"
     );
     for (pages, advice) in [
         ("4 KiB", Advice::LinuxNoHugepage),
@@ -31,7 +32,8 @@ pub(crate) fn probe() {
     }
 }
 
-/// Microseconds until the first byte of each block is written, and until one byte in every 4 KiB is.
+/// Microseconds until the first byte of each block is written, and until one byte in every 4 KiB
+/// is.
 fn touch(advice: Advice) -> (Vec<f64>, Vec<f64>) {
     let length = (BLOCKS + 1) * BLOCK;
     // SAFETY: creates a new mapping at an address that the kernel chooses.
@@ -49,8 +51,8 @@ fn touch(advice: Advice) -> (Vec<f64>, Vec<f64>) {
     let aligned = mapping
         .cast::<u8>()
         .wrapping_add(mapping.addr().next_multiple_of(BLOCK) - mapping.addr());
-    // SAFETY: at most `BLOCKS * BLOCK` bytes after the first aligned address, within the mapping, which is one block
-    // longer.
+    // SAFETY: at most `BLOCKS * BLOCK` bytes after the first aligned address, within the mapping,
+    // which is one block longer.
     let write = |offset: usize| unsafe { aligned.add(offset).write_volatile(1) };
     let mut first = Vec::new();
     let mut all = Vec::new();

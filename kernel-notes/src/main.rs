@@ -39,8 +39,8 @@ fn main() -> ExitCode {
         [hand_over::CALLER, port, connections] => hand_over::call(port, connections),
         _ => {
             eprintln!(
-                "usage: gw-kernel-notes ring-flags | readiness-or-completion | cross-core-wakes | hand-over | huge-pages | \
-                 delayed-acknowledgements"
+                "usage: gw-kernel-notes ring-flags | readiness-or-completion | cross-core-wakes | \
+                 hand-over | huge-pages | delayed-acknowledgements"
             );
             return ExitCode::from(2);
         }

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Core of the measured thread, and core of the thread that drives it. On a machine with one core they are the same.
+/// Core of the measured thread, and core of the thread that drives it. On a machine with one core
+/// they are the same.
 pub(crate) const MEASURED_CORE: usize = 0;
 pub(crate) const DRIVING_CORE: usize = 1;
 

@@ -1,4 +1,5 @@
-//! An echo on a ring without a reactor, in three styles: what the kernel's part of each style costs.
+//! An echo on a ring without a reactor, in three styles: what the kernel's part of each style
+//! costs.
 #![allow(
     unsafe_code,
     reason = "entries of a ring refer to memory by its address"
@@ -27,8 +28,8 @@ pub(crate) enum Style {
     Poll,
     /// One entry for all waits of a connection (kernel 5.13), then `recv(2)` and `send(2)`.
     MultishotPoll,
-    /// One entry for all receives of a connection, into buffers that belong to the ring (kernel 6.0); sends are entries
-    /// that enter the kernel together.
+    /// One entry for all receives of a connection, into buffers that belong to the ring (kernel
+    /// 6.0); sends are entries that enter the kernel together.
     MultishotReceive,
 }
 
@@ -41,8 +42,8 @@ const GROUP: u16 = 0;
 /// Bit of an entry's number that tells a send from a receive.
 const SEND: u64 = 1 << 32;
 
-/// Serves `load` on one core, driven by a thread on the other. Returns the CPU of the server's thread per message, and its
-/// calls of `io_uring_enter` per message.
+/// Serves `load` on one core, driven by a thread on the other. Returns the CPU of the server's
+/// thread per message, and its calls of `io_uring_enter` per message.
 pub(crate) fn cost_per_message(style: Style, load: Load) -> (Spent, f64) {
     let (spent, enters) = drive(load, move |listener| {
         let accept = |_| {
@@ -140,8 +141,9 @@ impl Server {
             {
                 let mut queue = self.ring.submission();
                 while let Some(entry) = self.entries.pop_front() {
-                    // SAFETY: what an entry refers to outlives the ring: the descriptors, and the buffers, which are
-                    // given back to the kernel after the completion of their send only.
+                    // SAFETY: what an entry refers to outlives the ring: the descriptors, and the
+                    // buffers, which are given back to the kernel after the completion of their
+                    // send only.
                     if unsafe { queue.push(&entry) }.is_err() {
                         self.entries.push_front(entry);
                         break;
@@ -256,7 +258,8 @@ impl Buffers {
     fn give_back(&mut self, buffer: u16) {
         let address = self.address(buffer) as u64;
         let slot = usize::from(self.tail % Self::COUNT);
-        // SAFETY: the slot is one of the queue, and the kernel does not read it before the tail has passed it.
+        // SAFETY: the slot is one of the queue, and the kernel does not read it before the tail has
+        // passed it.
         let entry = unsafe { &mut *self.queue.add(slot) };
         entry.set_addr(address);
         entry.set_len(self.size as u32);

@@ -1,4 +1,5 @@
-//! Two styles of reading from a socket on the ring: wait until it is readable, or give the ring a buffer to fill.
+//! Two styles of reading from a socket on the ring: wait until it is readable, or give the ring a
+//! buffer to fill.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
@@ -42,7 +43,8 @@ const LOADS: [Load; 4] = [
         work: 0,
     },
 ];
-/// Loads of the ring without a reactor: numbers of connections, and messages of 100 bytes or large ones.
+/// Loads of the ring without a reactor: numbers of connections, and messages of 100 bytes or large
+/// ones.
 const LOADS_OF_RING: [Load; 6] = [
     small(1, 15_000),
     small(16, 60_000),
@@ -82,7 +84,8 @@ pub(crate) fn probe() {
         compare_rings(load);
     }
     println!(
-        "\nmemory of the server for each idle connection that has echoed {IDLE_MESSAGE} bytes, bytes"
+        "\nmemory of the server for each idle connection that has echoed {IDLE_MESSAGE} bytes, \
+         bytes"
     );
     for style in STYLES {
         let idle = Command::new(std::env::current_exe().unwrap())
@@ -127,7 +130,8 @@ fn compare(load: Load) {
 fn compare_rings(load: Load) {
     let styles = raw_ring::STYLES;
     println!(
-        "\nring without a reactor, {} connections, messages of {} bytes: µs per echo, calls of io_uring_enter per echo",
+        "\nring without a reactor, {} connections, messages of {} bytes: µs per echo, calls of \
+         io_uring_enter per echo",
         load.connections, load.message
     );
     let mut costs = styles.map(|_| Vec::new());
@@ -151,7 +155,8 @@ fn compare_rings(load: Load) {
     }
 }
 
-/// Measures idle connections in a separate process, which has no freed memory that connections could reuse.
+/// Measures idle connections in a separate process, which has no freed memory that connections
+/// could reuse.
 pub(crate) fn report_idle_memory(style: &str) {
     runtime::raise_open_file_limit();
     let style = STYLES

@@ -33,7 +33,8 @@ const LOADS: [Load; 3] = [
 pub(crate) fn probe() {
     measure::print_machine();
     println!(
-        "CPU of the server's thread per echo of 100 bytes, µs: median of {ROUNDS} (least–most); ratio to the first"
+        "CPU of the server's thread per echo of 100 bytes, µs: median of {ROUNDS} (least–most); \
+         ratio to the first"
     );
     for load in LOADS {
         println!(

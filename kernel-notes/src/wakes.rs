@@ -1,4 +1,5 @@
-//! Messages from one thread to a reactor on another, with one wake per message or one wake until the reactor reads.
+//! Messages from one thread to a reactor on another, with one wake per message or one wake until
+//! the reactor reads.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -42,7 +43,8 @@ struct Mail {
 pub(crate) fn probe() {
     measure::print_machine();
     println!(
-        "median of {ROUNDS}; CPU per message, µs; delay: from post to receipt by a sleeping reactor, median, µs\n"
+        "median of {ROUNDS}; CPU per message, µs; delay: from post to receipt by a sleeping \
+         reactor, median, µs\n"
     );
     println!(
         "{:>6}  {:12} {:>8} {:>9} {:>7} {:>7}",
@@ -137,7 +139,8 @@ fn cost_of_the_clock() -> Duration {
     (thread_cpu() - start) / READINGS
 }
 
-/// Returns the CPU time of the thread, including falling asleep and waking, and the delay of each message.
+/// Returns the CPU time of the thread, including falling asleep and waking, and the delay of each
+/// message.
 fn read_all(receiver: Receiver<Instant>, mail: Arc<Mail>) -> (Duration, Vec<f64>) {
     measure::pin(measure::MEASURED_CORE);
     let driver = Driver::choose().unwrap();

@@ -13,8 +13,9 @@ use crate::report::per_mille;
 
 /// Callers of a scenario whose requests are short.
 pub(crate) const CALLERS: u32 = 16;
-/// Requests on one connection. A caller opens another one then, so that the balancer chooses a node. Fewer than one request
-/// in a hundred has a TLS handshake, so that the 99th percentile has none.
+/// Requests on one connection. A caller opens another one then, so that the balancer chooses a
+/// node. Fewer than one request in a hundred has a TLS handshake, so that the 99th percentile has
+/// none.
 pub(crate) const PER_CONNECTION: usize = 200;
 
 const PATH: &str = "/hello";
@@ -69,8 +70,8 @@ pub(crate) struct Outcome {
     /// Those of them with a body.
     pub(crate) posts: usize,
     pub(crate) failed: Vec<Failed>,
-    /// Connections that ended after a response and before the next one. The caller sends the request again, as RFC 9112
-    /// §9.3.1 allows for GET.
+    /// Connections that ended after a response and before the next one. The caller sends the
+    /// request again, as RFC 9112 §9.3.1 allows for GET.
     pub(crate) sent_again: usize,
 }
 
@@ -106,7 +107,8 @@ impl Outcome {
 }
 
 impl Callers {
-    /// `callers` send `rate` requests per second in all. A caller that still waits for a response sends none.
+    /// `callers` send `rate` requests per second in all. A caller that still waits for a response
+    /// sends none.
     pub(crate) fn start(target: &Target, callers: u32, rate: u32) -> Self {
         Self::send(&Load {
             targets: vec![target.clone()],

@@ -164,7 +164,8 @@ impl Target {
         self.open_from(0, protocols)
     }
 
-    /// Like [`Self::open`], from loopback address number `source`. One address has some 28,000 ports.
+    /// Like [`Self::open`], from loopback address number `source`. One address has some 28,000
+    /// ports.
     pub(crate) fn open_from(&self, source: usize, protocols: &[&[u8]]) -> Result<Stream, Failure> {
         let mut socket = self.socket_from(source)?;
         let mut tls = self.session(protocols)?;
@@ -353,7 +354,8 @@ impl Connection {
     ) -> Result<Answer, Failure> {
         self.send_head("POST", path, &format!("Content-Length: {length}\r\n"))?;
         let sent = io::copy(body, &mut self.stream).and_then(|_| self.stream.flush());
-        // A server that does not read the body may have sent an error response, which is the better message.
+        // A server that does not read the body may have sent an error response, which is the better
+        // message.
         match (self.response_head(), sent) {
             (Ok(head), _) => Ok(Answer {
                 head,

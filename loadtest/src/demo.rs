@@ -120,8 +120,8 @@ impl Demo {
             command.env(SLOTS, slots.to_string());
         }
         if env::var_os(LOG).is_none() {
-            // wrk sends its target address as server name, and rustls logs a warning for each connection. Every stop is
-            // logged as a warning, too.
+            // wrk sends its target address as server name, and rustls logs a warning for each
+            // connection. Every stop is logged as a warning, too.
             command.env(LOG, "warn,rustls=error,gw_gateway::process::signals=error");
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped());
@@ -153,7 +153,8 @@ impl Demo {
     pub(crate) fn target_with_token(&self) -> Result<Target, Failure> {
         let apex = Target::new(&self.base_url, &self.ca_file, "")?;
         let form = format!(
-            "grant_type=client_credentials&client_id={}&client_secret={}&scope=account%3Ademo%20service%3Aecho",
+            "grant_type=client_credentials&client_id={}&client_secret={}&\
+             scope=account%3Ademo%20service%3Aecho",
             self.client_id, self.client_secret
         );
         let answer = apex.connect()?.post_form("/oauth/token", &form)?;
@@ -183,7 +184,8 @@ impl Demo {
 const SLOTS: &str = "GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS";
 const LOG: &str = "GW_LOG";
 
-/// The first line that a program prints. A thread reads the rest, because a full or closed pipe would stop the program.
+/// The first line that a program prints. A thread reads the rest, because a full or closed pipe
+/// would stop the program.
 pub(crate) fn first_line(process: &mut Process) -> Result<String, Failure> {
     let name = process.name();
     let stdout = process

@@ -39,7 +39,8 @@ pub(crate) fn create_services(
     Ok(services)
 }
 
-/// Starts an agent for services, which keeps a tunnel for each. All tunnels are open when this returns.
+/// Starts an agent for services, which keeps a tunnel for each. All tunnels are open when this
+/// returns.
 pub(crate) fn connect(
     gateway: &Path,
     demo: &Demo,

@@ -71,7 +71,8 @@ pub(crate) fn read(stream: &mut impl Read) -> Result<Frame, Failure> {
     })
 }
 
-/// Header block of a request, with or without a service key. No field is added to the dynamic table.
+/// Header block of a request, with or without a service key. No field is added to the dynamic
+/// table.
 pub(crate) fn request(method: &str, host: &str, path: &str, key: Option<&str>) -> Vec<u8> {
     const SCHEME_HTTPS: u8 = 0x87;
     let mut block = vec![SCHEME_HTTPS];

@@ -34,8 +34,12 @@ static ALLOCATOR: Allocator = Allocator;
 #[command(name = "gw-loadtest", version)]
 struct Arguments {
     /// Path of gw-gateway
-    #[arg(long, global = true, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release/gw-gateway"),
-          hide_default_value = true)]
+    #[arg(
+        long,
+        global = true,
+        default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release/gw-gateway"),
+        hide_default_value = true,
+    )]
     gateway: PathBuf,
     #[command(subcommand)]
     scenario: Scenario,
@@ -69,13 +73,15 @@ enum Scenario {
     Domains(scenarios::domains::Options),
     /// A gateway with many services: cost of a change, start, memory, and CPU time per request.
     Services(scenarios::services::Options),
-    /// Three nodes: cost of crossing requests, losses, replacements, revocations, silence of PostgreSQL.
+    /// Three nodes: cost of crossing requests, losses, replacements, revocations, silence of
+    /// PostgreSQL.
     Region(scenarios::region::Options),
     /// Gateway and agents are stopped, started and upgraded under load.
     Restarts(scenarios::restarts::Options),
     /// Several agents of one service, of which one is sick, lost, slow or restarted.
     Agents(scenarios::agents::Options),
-    /// Backends as they are: nginx, gRPC, gunicorn, Docker, NTLM, and a name server that falls silent.
+    /// Backends as they are: nginx, gRPC, gunicorn, Docker, NTLM, and a name server that falls
+    /// silent.
     Backends(scenarios::backends::Options),
     /// CPU time of the request log's thread, and speed of searches.
     Log(scenarios::request_log::Options),
@@ -100,7 +106,8 @@ fn run(scenario: Scenario, gateway: &Path) -> Result<(), Failure> {
     let needs_gateway = !matches!(scenario, Scenario::Log(_) | Scenario::NullRelay(_));
     ensure(!needs_gateway || gateway.is_file(), || {
         format!(
-            "{} does not exist: build it with cargo build --release -p gw-gateway, or give --gateway PATH",
+            "{} does not exist: build it with cargo build --release -p gw-gateway, or give \
+             --gateway PATH",
             gateway.display()
         )
     })?;

@@ -13,7 +13,8 @@ const POLL: Duration = Duration::from_millis(100);
 /// Agents report their slots once a second, so a zero that lasts longer is current.
 const SETTLED_FOR: Duration = Duration::from_millis(1500);
 
-/// Waits until no request is in a slot of the agent or in flight in the gateway. Returns the elapsed time.
+/// Waits until no request is in a slot of the agent or in flight in the gateway. Returns the
+/// elapsed time.
 pub(crate) fn wait_until_idle(admin_url: &str, within: Duration) -> Result<Duration, Failure> {
     let start = Instant::now();
     let mut idle_since = None;
@@ -133,7 +134,8 @@ mod tests {
 
     #[test]
     fn samples_of_a_family_are_added_up() {
-        let text = "# TYPE gw_slots gauge\ngw_slots{a=\"1\"} 2\ngw_slots{a=\"2\"} 3\ngw_slots_in_use 9\ngw_total 7\r\n";
+        let text = "# TYPE gw_slots gauge\ngw_slots{a=\"1\"} 2\ngw_slots{a=\"2\"} 3\n\
+                    gw_slots_in_use 9\ngw_total 7\r\n";
         assert_eq!(sum(text, "gw_slots"), Some(5));
         assert_eq!(sum(text, "gw_total"), Some(7));
         assert_eq!(sum(text, "gw_other"), None);
@@ -141,7 +143,8 @@ mod tests {
 
     #[test]
     fn services_with_a_sample_above_0() {
-        let text = "gw_tunnels{service=\"a--b\"} 1\ngw_tunnels{service=\"a--c\"} 0\ngw_tunnels_max{service=\"a--d\"} 1\n";
+        let text = "gw_tunnels{service=\"a--b\"} 1\ngw_tunnels{service=\"a--c\"} 0\n\
+                    gw_tunnels_max{service=\"a--d\"} 1\n";
         assert_eq!(
             services_in(text, "gw_tunnels"),
             HashSet::from(["a--b".to_owned()])

@@ -1,5 +1,5 @@
-//! Backends in this process: blocking HTTP/1.1, one thread per connection. The sink answers uploads with their length and
-//! digest.
+//! Backends in this process: blocking HTTP/1.1, one thread per connection. The sink answers uploads
+//! with their length and digest.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -30,7 +30,8 @@ pub(crate) fn start() -> io::Result<SocketAddr> {
     })
 }
 
-/// Starts a backend that reads a request body of the given length and writes a response with `answer`.
+/// Starts a backend that reads a request body of the given length and writes a response with
+/// `answer`.
 pub(crate) fn listen(
     name: &'static str,
     answer: fn(&mut Requests, u64, &mut TcpStream) -> io::Result<()>,

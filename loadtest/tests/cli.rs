@@ -1,5 +1,5 @@
-//! What gw-loadtest answers before it loads anything. The documentation tests of the gateway also run the program; an
-//! integration test makes `cargo test --workspace` build it.
+//! What gw-loadtest answers before it loads anything. The documentation tests of the gateway also
+//! run the program; an integration test makes `cargo test --workspace` build it.
 
 #![allow(clippy::unwrap_used, reason = "tests panic on unexpected errors")]
 

@@ -1,4 +1,5 @@
-//! The time of this process: that of the system's clock, or of another machine that several processes follow.
+//! The time of this process: that of the system's clock, or of another machine that several
+//! processes follow.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -18,7 +19,8 @@ pub fn follow(ahead_us: i64) {
     PROCESS.ahead_us.store(ahead_us, Ordering::Relaxed);
 }
 
-/// By how many microseconds the clock that is followed is ahead of [`monotonic_us`]; `None` if none is followed.
+/// By how many microseconds the clock that is followed is ahead of [`monotonic_us`]; `None` if none
+/// is followed.
 pub fn followed() -> Option<i64> {
     PROCESS.followed()
 }

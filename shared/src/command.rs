@@ -47,11 +47,12 @@ pub fn exit(program: &str, result: Result<(), Failure>) -> ExitCode {
     ExitCode::from(failure.code())
 }
 
-/// Writes a message of `program` to standard error, with hidden characters escaped: it may quote a peer. Pages of the
-/// documentation are named where they are installed.
+/// Writes a message of `program` to standard error, with hidden characters escaped: it may quote a
+/// peer. Pages of the documentation are named where they are installed.
 pub fn note(program: &str, message: impl Display) {
     let message = located(&message.to_string());
-    // One write, since other processes may write to the same log. A failed write cannot be reported.
+    // One write, since other processes may write to the same log. A failed write cannot be
+    // reported.
     let _ =
         io::stderr().write_all(format!("{program}: {}\n", escaped_message(&message)).as_bytes());
 }

@@ -25,7 +25,8 @@ impl fmt::Display for ConfigErrors {
 
 impl std::error::Error for ConfigErrors {}
 
-/// Parses a configuration file. The error has the line's number and not its text, which may contain a password.
+/// Parses a configuration file. The error has the line's number and not its text, which may contain
+/// a password.
 pub fn parse_table(text: &str) -> Result<toml::Table, String> {
     text.parse::<toml::Table>().map_err(|error| {
         let before = error
@@ -40,16 +41,21 @@ pub fn parse_table(text: &str) -> Result<toml::Table, String> {
                 let name = name.trim_matches(['[', ']']);
                 let first = first_line_of(name, before);
                 format!(
-                    "line {line}: {name} is there twice, first in line {first}; a table or key is written once: put the keys of \
-                     both together, or remove one"
+                    "line {line}: {name} is there twice, first in line {first}; a table or key is \
+                     written once: put the keys of both together, or remove one"
                 )
             }
-            _ => explained(line, text.lines().nth(line - 1).unwrap_or_default(), message),
+            _ => explained(
+                line,
+                text.lines().nth(line - 1).unwrap_or_default(),
+                message,
+            ),
         }
     })
 }
 
-/// An error of syntax in a line, with the key of the line and the remedy of the most frequent cause.
+/// An error of syntax in a line, with the key of the line and the remedy of the most frequent
+/// cause.
 fn explained(line: usize, text: &str, message: &str) -> String {
     let is_of_key = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
     let key = text
@@ -91,7 +97,8 @@ fn first_line_of(name: &str, text: &str) -> usize {
 
 /// Keys of a TOML file, taken one by one.
 ///
-/// A variable overrides the key of its name: `GW_` and the key in capitals, with `_` for the dot of a key in a table.
+/// A variable overrides the key of its name: `GW_` and the key in capitals, with `_` for the dot of
+/// a key in a table.
 pub struct Keys<'a> {
     table: toml::Table,
     /// Keys that were asked for.
@@ -151,7 +158,8 @@ impl<'a> Keys<'a> {
         self.value(key, expected, |value| parse(value.as_str()?))
     }
 
-    /// A string that may contain a password: errors do not show it. Also returns its source, the key or the variable.
+    /// A string that may contain a password: errors do not show it. Also returns its source, the
+    /// key or the variable.
     pub fn unshown(&mut self, key: &str, expected: &str) -> Option<(String, String)> {
         match self.take(key)? {
             (name, toml::Value::String(text)) => Some((name, text)),
@@ -241,7 +249,8 @@ impl<'a> Keys<'a> {
         Some(parsed)
     }
 
-    /// An array; in a variable, strings with commas between them. Also returns its source, the key or the variable.
+    /// An array; in a variable, strings with commas between them. Also returns its source, the key
+    /// or the variable.
     pub fn elements(&mut self, key: &str) -> Option<(String, Vec<toml::Value>)> {
         let (name, value) = self.take(key)?;
         let elements = match value {
@@ -374,7 +383,8 @@ mod tests {
             "GW_T_PORT" => Some("x".to_owned()),
             _ => None,
         };
-        let text = "port = '1'\nlits = 1\nlist = ['1', 'x']\ncount = 4\nshare = 1\nother = 2\n[t]\nport = '1'\n";
+        let text = "port = '1'\nlits = 1\nlist = ['1', 'x']\ncount = 4\nshare = 1\nother = 2\n[t]\n\
+                    port = '1'\n";
         let mut keys = Keys::parse(text, &environment).unwrap();
         keys.open_table("t");
         keys.open_table("no_table");
@@ -387,9 +397,9 @@ mod tests {
         keys.refuse_unknown();
         assert_eq!(
             ConfigErrors(keys.errors).to_string(),
-            "configuration:\n  count: 4 is not a table\n  GW_T_PORT: \"x\" is not a port\n  \
-             list: \"x\" is not a port\n  missing: missing; it must be a port\n  lits: no such key; did you mean `list`?\n  \
-             other: no such key; docs/configuration.md lists the keys"
+            "configuration:\n  count: 4 is not a table\n  GW_T_PORT: \"x\" is not a port\n  list: \
+             \"x\" is not a port\n  missing: missing; it must be a port\n  lits: no such key; did \
+             you mean `list`?\n  other: no such key; docs/configuration.md lists the keys"
         );
     }
 }

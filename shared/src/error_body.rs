@@ -17,7 +17,8 @@ pub struct ErrorDetail {
     pub code: String,
     /// Text for people; its wording may change.
     pub message: String,
-    /// What the message is about and what to do, for people, where that differs from request to request.
+    /// What the message is about and what to do, for people, where that differs from request to
+    /// request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
     /// Value of `X-Gw-Request-Id` of the same response.

@@ -1,4 +1,5 @@
-//! Error codes of the gateway and the agent, as error bodies (`error.code`) and the tunnel carry them.
+//! Error codes of the gateway and the agent, as error bodies (`error.code`) and the tunnel carry
+//! them.
 
 /// Defines [`ErrorCode`] with the text of each code beside its name.
 macro_rules! error_codes {
@@ -72,7 +73,8 @@ impl ErrorCode {
     }
 }
 
-/// Reason why an agent failed to forward a request: the codes that REFUSED and RESET may carry on a tunnel.
+/// Reason why an agent failed to forward a request: the codes that REFUSED and RESET may carry on a
+/// tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AgentErrorCode {
     ConcurrencyLimit,

@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Replaces a file atomically; only its owner can read it (mode 0600). A crash leaves the old file or the new one.
+/// Replaces a file atomically; only its owner can read it (mode 0600). A crash leaves the old file
+/// or the new one.
 pub fn write_private(path: &Path, contents: &[u8]) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
@@ -32,8 +33,8 @@ fn folder_of(path: &Path) -> &Path {
         .unwrap_or(Path::new("."))
 }
 
-/// Creates a file that only its owner can read (mode 0600). Fails if there is a file or link of this name: of two processes
-/// that create it, one succeeds.
+/// Creates a file that only its owner can read (mode 0600). Fails if there is a file or link of
+/// this name: of two processes that create it, one succeeds.
 pub fn create_private(path: &Path, contents: &[u8]) -> io::Result<()> {
     let mut file = OpenOptions::new()
         .write(true)
@@ -43,14 +44,16 @@ pub fn create_private(path: &Path, contents: &[u8]) -> io::Result<()> {
     let written = file.write_all(contents).and_then(|()| file.sync_all());
     let written = written.and_then(|()| File::open(folder_of(path))?.sync_all());
     if written.is_err() {
-        // An incomplete file would be in the way of the next attempt. The first error says more than one of this.
+        // An incomplete file would be in the way of the next attempt. The first error says more
+        // than one of this.
         let _ = fs::remove_file(path);
     }
     written
 }
 
-/// Creates a folder that only its owner can enter (mode 0700), and the missing ones above it. An existing folder stays as it is.
-/// A crash does not lose the names of the new folders, and with them the files that are synced in them.
+/// Creates a folder that only its owner can enter (mode 0700), and the missing ones above it. An
+/// existing folder stays as it is. A crash does not lose the names of the new folders, and with
+/// them the files that are synced in them.
 pub fn create_private_dir(path: &Path) -> io::Result<()> {
     let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
     let missing: Vec<&Path> = path.ancestors().take_while(is_missing).collect();

@@ -85,11 +85,15 @@ text_id!(
     /// Id of an account: the part of a tenant hostname before the first `--`.
     AccountId,
     "an account id: 3 to 15 characters of a-z and 0-9",
-    |text| (3..=15).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
+    |text| {
+        (3..=15).contains(&text.len())
+            && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
+    }
 );
 
 text_id!(
-    /// Id of a service of an account: the part of a tenant hostname's first label after the first `--`.
+    /// Id of a service of an account: the part of a tenant hostname's first label after the first
+    /// `--`.
     ServiceId,
     "a service id: a-z, 0-9 and inner hyphens, at most 58 characters",
     |text| {
@@ -109,12 +113,15 @@ impl ServiceId {
 }
 
 text_id!(
-    /// Id of the certificates that an authority issues for the same names: `region` for those of the region.
+    /// Id of the certificates that an authority issues for the same names: `region` for those of
+    /// the region.
     CertificateId,
     "the id of a certificate: 1 to 253 characters of a-z, 0-9, hyphens and dots",
     |text| {
         (1..=253).contains(&text.len())
-            && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.')
+            && text.bytes().all(|b| {
+                b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.'
+            })
     }
 );
 
@@ -128,11 +135,13 @@ impl CertificateId {
 text_id!(
     /// Name of a domain in lower case, with A-labels (RFC 5890 §2.3.2.1).
     DomainName,
-    "the name of a domain: at least two labels of a-z, 0-9 and inner hyphens, the last one with a letter first, such as api.example.com; write other letters as A-labels (xn--)",
+    "the name of a domain: at least two labels of a-z, 0-9 and inner hyphens, the last one with a \
+     letter first, such as api.example.com; write other letters as A-labels (xn--)",
     is_domain_name
 );
 
-/// Whether `text` is a host name of at least two labels (RFC 1123 §2.1), in lower case and without a final dot.
+/// Whether `text` is a host name of at least two labels (RFC 1123 §2.1), in lower case and without
+/// a final dot.
 fn is_domain_name(text: &str) -> bool {
     let is_label = |label: &str| {
         (1..=63).contains(&label.len())
@@ -187,15 +196,19 @@ text_id!(
 );
 
 text_id!(
-    /// Id of a token-signing key: the SHA-256 thumbprint of its public half (RFC 7638) as 43 characters of base64url.
+    /// Id of a token-signing key: the SHA-256 thumbprint of its public half (RFC 7638) as 43
+    /// characters of base64url.
     SigningKeyId,
     "a signing key id: 43 characters of A-Z, a-z, 0-9, `-` and `_`",
-    |text| text.len() == 43 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+    |text| {
+        text.len() == 43
+            && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+    }
 );
 
 text_id!(
-    /// Id of an authority of agents and nodes: the subject key identifier of its certificate (RFC 5280 §4.2.1.2), which the
-    /// certificates that it issues name. Lowercase hexadecimal digits.
+    /// Id of an authority of agents and nodes: the subject key identifier of its certificate (RFC
+    /// 5280 §4.2.1.2), which the certificates that it issues name. Lowercase hexadecimal digits.
     AuthorityId,
     "an id of an authority: 40 characters of 0-9 and a-f",
     |text| text.len() == 40 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
@@ -211,7 +224,8 @@ text_id!(
 text_id!(
     /// Name of what manages a record by documents, such as a repository or a team.
     ManagerName,
-    "a name of a manager: 1 to 60 characters of A-Z, a-z, 0-9 and `._/-`, the first a letter or digit",
+    "a name of a manager: 1 to 60 characters of A-Z, a-z, 0-9 and `._/-`, the first a letter or \
+     digit",
     |text| {
         text.len() <= 60
             && text.starts_with(|first: char| first.is_ascii_alphanumeric())
@@ -277,13 +291,15 @@ fn random_id_has_form(text: &str, prefix: &str, length: usize) -> bool {
 /// Length of a generated secret: 43 base62 characters hold 256 bits.
 pub const SECRET_LENGTH: usize = 43;
 
-/// Draws `length` characters evenly from A-Z, a-z, 0-9: 5.95 bits each, so 43 characters have 256 bits.
+/// Draws `length` characters evenly from A-Z, a-z, 0-9: 5.95 bits each, so 43 characters have 256
+/// bits.
 pub fn random_base62(length: usize) -> String {
     const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     let mut text = String::with_capacity(length);
     let mut random = [0u8; 64];
     while text.len() < length {
-        // The system's generator does not fail once the process has started. An id must never lack randomness.
+        // The system's generator does not fail once the process has started. An id must never lack
+        // randomness.
         if aws_lc_rs::rand::fill(&mut random).is_err() {
             std::process::abort();
         }
@@ -297,8 +313,8 @@ pub fn random_base62(length: usize) -> String {
     text
 }
 
-/// Makes request ids: UUIDv7 (RFC 9562 §5.7), in order of creation on one thread. The last 10 bits are the slot of the node
-/// in its region; 0 until a slot is set.
+/// Makes request ids: UUIDv7 (RFC 9562 §5.7), in order of creation on one thread. The last 10 bits
+/// are the slot of the node in its region; 0 until a slot is set.
 ///
 /// One per thread: `Uuid::now_v7()` shares one counter behind a lock.
 pub struct RequestIds {
@@ -307,7 +323,8 @@ pub struct RequestIds {
     node_slot: Cell<u16>,
 }
 
-/// Bits of a request id that are the slot of a node. A counter of 42 bits and 22 random bits are before them.
+/// Bits of a request id that are the slot of a node. A counter of 42 bits and 22 random bits are
+/// before them.
 const NODE_SLOT_MASK: u128 = 0x3ff;
 
 /// Largest step back of the clock that ids ignore, to stay in order. A larger one they follow.
@@ -335,7 +352,8 @@ impl RequestIds {
         let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let now_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
         if now_ms + SET_BACK_MS < self.latest_ms.get() {
-            // A context never goes back: all ids would have the same millisecond until the clock catches up.
+            // A context never goes back: all ids would have the same millisecond until the clock
+            // catches up.
             self.context.replace(uuid::ContextV7::new());
         }
         let timestamp = uuid::Timestamp::from_unix(

@@ -1,5 +1,5 @@
-//! Code that the gateway and the agent share: the reactor, sockets and TLS, the HTTP/1.1 codec, the tunnel protocol
-//! between the two programs, and telemetry. It does not know about tenants.
+//! Code that the gateway and the agent share: the reactor, sockets and TLS, the HTTP/1.1 codec, the
+//! tunnel protocol between the two programs, and telemetry. It does not know about tenants.
 //!
 //! A module imports only from modules below it in this list:
 //!

@@ -1,7 +1,8 @@
 //! The reactor: one monoio runtime per thread, on io_uring if the kernel allows it, else on epoll.
 //!
-//! monoio falls back to epoll only if io_uring is *absent*. If it is present but refused (seccomp profiles of container
-//! engines, `kernel.io_uring_disabled`), monoio fails. This module therefore builds a ring to decide.
+//! monoio falls back to epoll only if io_uring is *absent*. If it is present but refused (seccomp
+//! profiles of container engines, `kernel.io_uring_disabled`), monoio fails. This module therefore
+//! builds a ring to decide.
 
 use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -24,8 +25,8 @@ use monoio::{IoUringDriver, LegacyDriver, Runtime, RuntimeBuilder};
 use slab::Slab;
 use tokio::sync::oneshot;
 
-/// Submission queue entries of each ring: most operations that one turn of the loop submits with one system call. Does
-/// not limit operations in flight.
+/// Submission queue entries of each ring: most operations that one turn of the loop submits with
+/// one system call. Does not limit operations in flight.
 const RING_ENTRIES: u32 = 1024;
 
 /// Time for the kernel to complete the operations of dropped tasks.
@@ -59,8 +60,8 @@ pub enum DriverError {
 }
 
 impl Driver {
-    /// Chooses the driver: the one that `GW_DRIVER` names, else io_uring with the flags that this kernel accepts, else
-    /// epoll.
+    /// Chooses the driver: the one that `GW_DRIVER` names, else io_uring with the flags that this
+    /// kernel accepts, else epoll.
     pub fn choose() -> Result<Self, DriverError> {
         match std::env::var("GW_DRIVER").as_deref() {
             Ok("epoll") => Ok(Self::Epoll {
@@ -95,8 +96,8 @@ impl Driver {
 
     /// Runs `main` on a new reactor of the calling thread until it completes.
     ///
-    /// The reactor is leaked on purpose: dropping a ring frees memory of operations that are still in flight in the
-    /// kernel. Threads that run a reactor live as long as the process.
+    /// The reactor is leaked on purpose: dropping a ring frees memory of operations that are still
+    /// in flight in the kernel. Threads that run a reactor live as long as the process.
     pub fn block_on<F: Future>(&self, main: F) -> io::Result<F::Output> {
         Ok(match self {
             Self::IoUring(flags) => Reactor::on_ring(*flags)?.0.block_on(main),
@@ -105,8 +106,8 @@ impl Driver {
     }
 
     /// As [`Self::block_on`], but ends when the reactor fails, too: by a panic of `main` or of an
-    /// [essential task](spawn_essential), or by one outside of all tasks, such as in a destructor. Returns that panic
-    /// after all tasks have been dropped, so that their sockets are closed.
+    /// [essential task](spawn_essential), or by one outside of all tasks, such as in a destructor.
+    /// Returns that panic after all tasks have been dropped, so that their sockets are closed.
     pub fn run<F>(&self, main: F) -> io::Result<std::thread::Result<F::Output>>
     where
         F: Future<Output: 'static> + 'static,
@@ -233,7 +234,8 @@ impl RingFlags {
     }
 }
 
-/// Builds a small ring with all flags that are useful here; on an error tries again without the newest one.
+/// Builds a small ring with all flags that are useful here; on an error tries again without the
+/// newest one.
 fn probe_ring() -> io::Result<RingFlags> {
     let candidates = [(true, true), (true, false), (false, false)];
     let mut refusal = io::Error::from(io::ErrorKind::Unsupported);
@@ -300,18 +302,20 @@ pub fn is_epoll() -> bool {
     monoio::utils::is_legacy()
 }
 
-/// Starts a task on this thread's reactor. A panic ends only the task: its values are dropped, so its connection
-/// closes, and the panic is counted.
+/// Starts a task on this thread's reactor. A panic ends only the task: its values are dropped, so
+/// its connection closes, and the panic is counted.
 pub fn spawn(task: impl Future<Output = ()> + 'static) {
     start(Box::pin(task), false);
 }
 
-/// As [`spawn`], for a task without which the thread is of no use. A panic ends the reactor, see [`Driver::run`].
+/// As [`spawn`], for a task without which the thread is of no use. A panic ends the reactor, see
+/// [`Driver::run`].
 pub fn spawn_essential(task: impl Future<Output = ()> + 'static) {
     start(Box::pin(task), true);
 }
 
-/// Boxed: monoio moves a future several times before it has its place, and that of a request has kilobytes.
+/// Boxed: monoio moves a future several times before it has its place, and that of a request has
+/// kilobytes.
 type BoxedFuture = Pin<Box<dyn Future<Output = ()>>>;
 
 fn start(future: BoxedFuture, is_essential: bool) {
@@ -370,8 +374,8 @@ impl Drop for TaskKey {
 
 /// Waits for `duration`, with millisecond precision.
 ///
-/// Boxed: monoio's timers are large and aligned to 128 bytes, and every future that may wait for one, such as the task
-/// of each request, would contain room for it.
+/// Boxed: monoio's timers are large and aligned to 128 bytes, and every future that may wait for
+/// one, such as the task of each request, would contain room for it.
 pub fn sleep(duration: Duration) -> Pin<Box<Sleep>> {
     Box::pin(monoio::time::sleep(duration))
 }
@@ -381,12 +385,13 @@ pub fn timeout<F: Future>(duration: Duration, future: F) -> Pin<Box<Timeout<F>>>
     Box::pin(monoio::time::timeout(duration, future))
 }
 
-/// Lets all other tasks of this thread run, and the ring's completions be processed, before the caller continues.
+/// Lets all other tasks of this thread run, and the ring's completions be processed, before the
+/// caller continues.
 ///
-/// monoio processes completions, timers and wakes of other threads only after its queue of tasks is empty or has been
-/// run twice. Tasks that queue themselves again and again would delay all others. This function therefore waits for the
-/// ring, with an operation that completes as soon as the kernel sees it. On epoll there is no such operation: it waits
-/// for the shortest timer.
+/// monoio processes completions, timers and wakes of other threads only after its queue of tasks is
+/// empty or has been run twice. Tasks that queue themselves again and again would delay all others.
+/// This function therefore waits for the ring, with an operation that completes as soon as the
+/// kernel sees it. On epoll there is no such operation: it waits for the shortest timer.
 pub async fn yield_now() {
     if is_epoll() {
         return sleep(Duration::from_millis(1)).await;
@@ -405,7 +410,8 @@ pub async fn yield_now() {
     }
 }
 
-/// A socket whose other end is closed, so that it is always readable. `None` if no descriptor is free.
+/// A socket whose other end is closed, so that it is always readable. `None` if no descriptor is
+/// free.
 fn always_readable() -> Option<Rc<TcpStream>> {
     let (ours, _) = std::os::unix::net::UnixStream::pair().ok()?;
     // Not a TCP socket, but only its readiness is used, which monoio reports for any socket.

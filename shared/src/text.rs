@@ -1,8 +1,9 @@
 //! Text from outside, made safe for terminals, logs and pages.
 //!
-//! Names, paths, messages and records may come from any client, agent, gateway or database. A terminal obeys some
-//! characters in them, and a line end begins a line that another program seems to have written. What the programs print
-//! and log passes through this module: one set of characters, one way to show them, `\u{1b}`.
+//! Names, paths, messages and records may come from any client, agent, gateway or database. A
+//! terminal obeys some characters in them, and a line end begins a line that another program seems
+//! to have written. What the programs print and log passes through this module: one set of
+//! characters, one way to show them, `\u{1b}`.
 
 pub mod documentation;
 
@@ -14,8 +15,8 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     replaced(text, |_| false, escape_into)
 }
 
-/// Escapes like [`escaped`], but keeps line ends that an indented line follows: those of a list in a message. No other
-/// text can begin a line.
+/// Escapes like [`escaped`], but keeps line ends that an indented line follows: those of a list in
+/// a message. No other text can begin a line.
 pub fn escaped_message(text: &str) -> Cow<'_, str> {
     if !text.contains("\n  ") {
         return escaped(text);
@@ -27,7 +28,8 @@ pub fn escaped_message(text: &str) -> Cow<'_, str> {
         .into()
 }
 
-/// Escapes hidden characters of a JSON text, which stays valid and means the same. Line ends between values stay.
+/// Escapes hidden characters of a JSON text, which stays valid and means the same. Line ends
+/// between values stay.
 pub fn escaped_json(json: &str) -> Cow<'_, str> {
     // Inside a string, serializers escape these already.
     let is_white_space = |character| matches!(character, '\n' | '\r' | '\t');
@@ -46,8 +48,8 @@ pub fn escaped_json(json: &str) -> Cow<'_, str> {
     )
 }
 
-/// Converts `bytes` into one line of at most `most` bytes, escaped like [`escaped`]; bytes that are not UTF-8 become
-/// U+FFFD.
+/// Converts `bytes` into one line of at most `most` bytes, escaped like [`escaped`]; bytes that are
+/// not UTF-8 become U+FFFD.
 pub fn printable(bytes: &[u8], most: usize) -> String {
     let mut line = String::new();
     for character in String::from_utf8_lossy(bytes).chars() {
@@ -82,28 +84,31 @@ impl<W: Write> Write for Escaping<W> {
     }
 }
 
-/// Whether `character` is a control (Unicode category Cc), a line separator, or a format character that reorders or
-/// hides text. The joiners U+200C and U+200D are not: scripts and emoji need them.
+/// Whether `character` is a control (Unicode category Cc), a line separator, or a format character
+/// that reorders or hides text. The joiners U+200C and U+200D are not: scripts and emoji need them.
 pub fn is_hidden(character: char) -> bool {
     character.is_control()
         || matches!(
             character,
-            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}'
-                | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}'
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}' | '\u{200e}' | '\u{200f}'
+                | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
+                | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}'
         )
 }
 
-/// Whether `character` shows nothing or only space, so that texts that differ in it look alike: a [hidden](is_hidden) one, another
-/// format character (Unicode category Cf) or one of Default_Ignorable_Code_Point, a space (Zs) but U+0020, or a letter, sign or
-/// filler without ink. The joiners, variation selectors and spaces have uses in texts, where they stay.
+/// Whether `character` shows nothing or only space, so that texts that differ in it look alike: a
+/// [hidden](is_hidden) one, another format character (Unicode category Cf) or one of
+/// Default_Ignorable_Code_Point, a space (Zs) but U+0020, or a letter, sign or filler without ink.
+/// The joiners, variation selectors and spaces have uses in texts, where they stay.
 pub fn is_invisible(character: char) -> bool {
     is_hidden(character)
         || matches!(
             character,
-            '\u{a0}' | '\u{34f}' | '\u{600}'..='\u{605}' | '\u{6dd}' | '\u{70f}' | '\u{890}' | '\u{891}' | '\u{8e2}'
-                | '\u{115f}' | '\u{1160}' | '\u{1680}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}'
-                | '\u{2000}'..='\u{200f}' | '\u{202f}' | '\u{205f}' | '\u{2800}' | '\u{3000}' | '\u{3164}'
-                | '\u{fe00}'..='\u{fe0f}' | '\u{ffa0}' | '\u{fff0}'..='\u{fff8}' | '\u{110bd}' | '\u{110cd}'
+            '\u{a0}' | '\u{34f}' | '\u{600}'..='\u{605}' | '\u{6dd}' | '\u{70f}' | '\u{890}'
+                | '\u{891}' | '\u{8e2}' | '\u{115f}' | '\u{1160}' | '\u{1680}' | '\u{17b4}'
+                | '\u{17b5}' | '\u{180b}'..='\u{180f}' | '\u{2000}'..='\u{200f}' | '\u{202f}'
+                | '\u{205f}' | '\u{2800}' | '\u{3000}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}'
+                | '\u{ffa0}' | '\u{fff0}'..='\u{fff8}' | '\u{110bd}' | '\u{110cd}'
                 | '\u{13430}'..='\u{13442}' | '\u{16fe4}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d159}'
                 | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}'
         )
@@ -188,7 +193,10 @@ mod tests {
     #[test]
     fn escaped_json_means_the_same() {
         for hidden in HIDDEN.into_iter().chain(['\u{e0041}']) {
-            let value = serde_json::json!({ "a": [format!("x{hidden}\"y\\"), 1], format!("k{hidden}"): null });
+            let value = serde_json::json!({
+                "a": [format!("x{hidden}\"y\\"), 1],
+                format!("k{hidden}"): null,
+            });
             for json in [
                 value.to_string(),
                 serde_json::to_string_pretty(&value).unwrap(),

@@ -1,5 +1,6 @@
-//! Versions and release lines. A version is `MAJOR.MINOR.PATCH`, and its release line `MAJOR.MINOR`: the tunnel protocol
-//! never changes within a line, so gateway and agent of one line work together.
+//! Versions and release lines. A version is `MAJOR.MINOR.PATCH`, and its release line
+//! `MAJOR.MINOR`: the tunnel protocol never changes within a line, so gateway and agent of one line
+//! work together.
 
 pub mod later_members;
 
@@ -11,8 +12,8 @@ use serde::{Deserialize, Serialize};
 /// Version of this build, as sent in `X-Gw-Version`.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The last release of the line before that of this build: its version, and the commit that it was made of. A new release line
-/// changes this file only.
+/// The last release of the line before that of this build: its version, and the commit that it was
+/// made of. A new release line changes this file only.
 pub const PREVIOUS_RELEASE: &str = include_str!("version/previous-release.txt");
 
 /// The release line before that of this build.
@@ -136,7 +137,8 @@ pub enum AgentVersions {
 
 /// Refusal of an agent because of its version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the gateway runs version {VERSION} and serves agents of version {}; this agent runs {agent}", .served.lines())]
+#[error("the gateway runs version {VERSION} and serves agents of version {}; this agent runs \
+         {agent}", .served.lines())]
 pub struct VersionMismatch {
     /// As the agent has sent it; not necessarily a version.
     pub agent: String,

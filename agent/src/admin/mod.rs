@@ -1,5 +1,6 @@
-//! Admin endpoints `/metrics`, `/readyz` and `/healthz` on a listener of their own, off unless configured. Served on the
-//! agent's reactor: one request per connection, few connections at a time, each with a time limit.
+//! Admin endpoints `/metrics`, `/readyz` and `/healthz` on a listener of their own, off unless
+//! configured. Served on the agent's reactor: one request per connection, few connections at a
+//! time, each with a time limit.
 
 mod page;
 
@@ -47,7 +48,8 @@ impl AdminListener {
     pub(crate) fn bind(address: SocketAddr) -> Self {
         let listener = TcpListener::bind(address);
         if let Err(error) = &listener {
-            tracing::error!(%address, %error, "metrics_listen: cannot bind the address; trying again every {BIND_INTERVAL:?}");
+            tracing::error!(%address, %error,
+                "metrics_listen: cannot bind the address; trying again every {BIND_INTERVAL:?}");
         }
         Self {
             address,

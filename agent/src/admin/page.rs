@@ -204,8 +204,8 @@ fn certificate(out: &mut Exposition, certificates: &CertificateManager) {
     family.sample(&[("result", "failed")], certificates.failed_renewals.get());
 }
 
-/// Checks that every service has a tunnel and a backend that is not known to be down. The error names the reason, or the
-/// services and backends.
+/// Checks that every service has a tunnel and a backend that is not known to be down. The error
+/// names the reason, or the services and backends.
 pub(super) fn readiness(agent: &AgentContext, now: SystemTime) -> Result<(), String> {
     if agent.registry.stopping.get() {
         return Err("stopping".to_owned());

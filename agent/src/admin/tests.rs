@@ -117,10 +117,13 @@ fn metrics_contain_the_counters() {
         "gw_agent_tunnel_up{service=\"acme--api.eu1.gw.localhost\"} 0",
         "gw_agent_tunnel_failures_total{service=\"acme--api.eu1.gw.localhost\"} 1",
         "gw_agent_requests_total{service=\"acme--api.eu1.gw.localhost\"} 1",
-        "gw_agent_request_failures_total{service=\"acme--api.eu1.gw.localhost\",code=\"GW_BACKEND_RESET\"} 1",
+        "gw_agent_request_failures_total{service=\"acme--api.eu1.gw.localhost\",\
+         code=\"GW_BACKEND_RESET\"} 1",
         "gw_agent_response_bytes_total{service=\"acme--api.eu1.gw.localhost\"} 7",
-        "gw_agent_backend_first_byte_seconds_bucket{service=\"acme--api.eu1.gw.localhost\",le=\"0.005\"} 1",
-        "gw_agent_backend_up{service=\"acme--api.eu1.gw.localhost\",backend=\"http://127.0.0.1:1\"} 1",
+        "gw_agent_backend_first_byte_seconds_bucket{service=\"acme--api.eu1.gw.localhost\",\
+         le=\"0.005\"} 1",
+        "gw_agent_backend_up{service=\"acme--api.eu1.gw.localhost\",\
+         backend=\"http://127.0.0.1:1\"} 1",
         "gw_agent_certificate_expiry_timestamp_seconds 1800000000",
         "gw_agent_certificate_renewals_total{result=\"failed\"} 0",
     ] {

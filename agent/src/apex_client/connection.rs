@@ -1,4 +1,5 @@
-//! TLS connections to the gateway and HTTP/1.1 exchanges on them, for requests to the apex and for opening tunnels.
+//! TLS connections to the gateway and HTTP/1.1 exchanges on them, for requests to the apex and for
+//! opening tunnels.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -37,8 +38,8 @@ pub(crate) struct Reply {
     body: Vec<u8>,
 }
 
-/// Opens a TLS connection to the server `name` at `host` and `port`, through the proxy for that host if there is one.
-/// Every call resolves `host`, or the proxy's host, again.
+/// Opens a TLS connection to the server `name` at `host` and `port`, through the proxy for that
+/// host if there is one. Every call resolves `host`, or the proxy's host, again.
 pub(crate) async fn open(
     proxies: &ProxySettings,
     host: &str,
@@ -56,7 +57,8 @@ pub(crate) async fn open(
     if let GatewayError::NotValidNow { reason, ahead, .. } = &mut error
         && let Some(valid_at) = tls::time_of_validity(reason)
     {
-        // The same server again, with a clock by which its certificate is valid. It only tells its time.
+        // The same server again, with a clock by which its certificate is valid. It only tells its
+        // time.
         let mut config = (*config).clone();
         config.time_provider = Arc::new(valid_at);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -131,8 +133,8 @@ async fn connect_directly(host: &str, port: u16) -> Result<Socket, GatewayError>
     }
 }
 
-/// Builds a TLS 1.3 configuration that trusts `authorities`, or the system's roots if `None`, and presents `auth` to a
-/// gateway that asks for a certificate.
+/// Builds a TLS 1.3 configuration that trusts `authorities`, or the system's roots if `None`, and
+/// presents `auth` to a gateway that asks for a certificate.
 pub(crate) fn client_config(
     authorities: Option<Vec<CertificateDer<'static>>>,
     auth: Option<ClientAuth>,
@@ -147,7 +149,8 @@ pub(crate) fn client_config(
     let trusted = tls::shared(trusted);
     let config =
         tls::client_config(&versions, trusted, Vec::new(), auth, &[alpn]).map(|mut config| {
-            // Each connection has a configuration of its own, and keeps it: a cache of sessions would never be used.
+            // Each connection has a configuration of its own, and keeps it: a cache of sessions
+            // would never be used.
             config.resumption = Resumption::disabled();
             Arc::new(config)
         });
@@ -163,8 +166,8 @@ pub(crate) async fn exchange(
     exchange_up_to(stream, request, enrollment::BODY_MAX, buffer).await
 }
 
-/// Sends a complete request and reads the final response, skipping interim responses other than 101. Its body may have
-/// `body_max` bytes. Bytes after the response stay in `buffer`.
+/// Sends a complete request and reads the final response, skipping interim responses other than
+/// 101. Its body may have `body_max` bytes. Bytes after the response stay in `buffer`.
 pub(crate) async fn exchange_up_to(
     stream: &TlsStream,
     request: &[u8],

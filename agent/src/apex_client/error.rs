@@ -20,49 +20,54 @@ use crate::tls::{self, rustls_error};
 #[derive(Debug, thiserror::Error)]
 pub enum GatewayError {
     #[error(
-        "the gateway cannot be reached: the name {host} cannot be resolved: {error}; check that name and this machine's DNS"
+        "the gateway cannot be reached: the name {host} cannot be resolved: {error}; check that \
+         name and this machine's DNS"
     )]
     Resolve { host: String, error: io::Error },
     /// `at` is HOST:PORT, here and below.
     #[error("the gateway cannot be reached: {at}: {error}; {}", connect_advice(.error))]
     Connect { at: String, error: io::Error },
     #[error(
-        "the gateway cannot be reached: {at} did not accept a connection within {CONNECT_LIMIT:?}; check the address, and \
-         firewalls between here and the gateway"
+        "the gateway cannot be reached: {at} did not accept a connection within {CONNECT_LIMIT:?}; \
+         check the address, and firewalls between here and the gateway"
     )]
     ConnectTimedOut { at: String },
     #[error("the gateway cannot be reached: {0}")]
     Proxy(#[from] ProxyError),
     #[error(
-        "the gateway's certificate at {at} is not trusted: {reason}; if a private authority issued it, name that authority's \
-         certificate, or this one, with --ca-file when the agent enrolls (for gw-agent-enroll.service: GW_ENROLL_OPTIONS): {} (it is \
-         kept as gateway-ca.crt in the state folder)",
+        "the gateway's certificate at {at} is not trusted: {reason}; if a private authority issued \
+         it, name that authority's certificate, or this one, with --ca-file when the agent enrolls \
+         (for gw-agent-enroll.service: GW_ENROLL_OPTIONS): {} (it is kept as gateway-ca.crt in the \
+         state folder)",
         tls::DEVELOPMENT_CA
     )]
     Untrusted { at: String, reason: String },
     #[error(
-        "the server at {at} is not the gateway that was asked for: {reason}; check host and port of the gateway, and that \
-         its certificate has that name"
+        "the server at {at} is not the gateway that was asked for: {reason}; check host and port \
+         of the gateway, and that its certificate has that name"
     )]
     WrongName { at: String, reason: String },
     #[error(
-        "the gateway's certificate at {at} is not valid at the time of this machine's clock: {}; {}",
+        "the gateway's certificate at {at} is not valid at the time of this machine's clock: {}; \
+         {}",
         refused_certificate(.reason),
         clock_advice(*.ahead)
     )]
     NotValidNow {
         at: String,
         reason: CertificateError,
-        /// Seconds by which this machine's clock is ahead of the gateway's, if the gateway has answered.
+        /// Seconds by which this machine's clock is ahead of the gateway's, if the gateway has
+        /// answered.
         ahead: Option<i64>,
     },
     #[error(
-        "{at} does not speak TLS: it is a port for plain HTTP, or of another program; use the HTTPS port of the gateway \
-         (`listen` in gateway.toml)"
+        "{at} does not speak TLS: it is a port for plain HTTP, or of another program; use the \
+         HTTPS port of the gateway (`listen` in gateway.toml)"
     )]
     NotTls { at: String },
     #[error(
-        "{at} is not a Gw gateway: its TLS does not know the protocol of agents; check host and port of the gateway"
+        "{at} is not a Gw gateway: its TLS does not know the protocol of agents; check host and \
+         port of the gateway"
     )]
     NotAGateway { at: String },
     #[error("TLS with {at} failed: {}", explained(.error))]
@@ -80,7 +85,8 @@ pub enum GatewayError {
     #[error("the gateway's answer is longer than expected")]
     TooLong,
     #[error(
-        "this version of the agent does not understand the gateway's answer: {}; check that the server is a Gw gateway",
+        "this version of the agent does not understand the gateway's answer: {}; check that the \
+         server is a Gw gateway",
         error_line(.0)
     )]
     NotUnderstood(#[from] serde_json::Error),
@@ -95,9 +101,11 @@ pub enum GatewayError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ErrorReply {
     pub status: StatusCode,
-    /// Code of the gateway's error body; `None` if there is no such body or this version does not know the code.
+    /// Code of the gateway's error body; `None` if there is no such body or this version does not
+    /// know the code.
     pub code: Option<ErrorCode>,
-    /// Code and message of the error body as the gateway wrote them; empty if there is no such body.
+    /// Code and message of the error body as the gateway wrote them; empty if there is no such
+    /// body.
     pub text: String,
     /// `Retry-After`, at most ten minutes.
     pub retry_after: Option<Duration>,
@@ -136,7 +144,8 @@ impl GatewayError {
         }
     }
 
-    /// Whether the records of the gateway do not have the requested service for this agent, or not the agent.
+    /// Whether the records of the gateway do not have the requested service for this agent, or not
+    /// the agent.
     pub(crate) fn is_not_in_records(&self) -> bool {
         let code = self.refusal().and_then(|refusal| refusal.code);
         matches!(
@@ -176,12 +185,14 @@ impl GatewayError {
 
 /// An error of a TLS connection with its remedy, if it is one of TLS.
 fn explained(error: &io::Error) -> String {
-    const INTERCEPTED: &str = "check that it is the HTTPS port of the gateway, and that nothing in between intercepts TLS";
+    const INTERCEPTED: &str = "check that it is the HTTPS port of the gateway, and that nothing in \
+                               between intercepts TLS";
     const REMEDIES: Remedies = Remedies {
         issuer: INTERCEPTED,
         name: INTERCEPTED,
         certificate: INTERCEPTED,
-        client_certificate: "enroll the agent again (`gw-agent enroll --force`) if it does not renew its certificate by itself",
+        client_certificate: "enroll the agent again (`gw-agent enroll --force`) if it does not \
+                             renew its certificate by itself",
         not_tls: INTERCEPTED,
         other: INTERCEPTED,
         versions: "TLS 1.3",
@@ -211,7 +222,8 @@ fn clock_advice(ahead: Option<i64>) -> String {
             let side = if ahead > 0 { "ahead of" } else { "behind" };
             let difference = in_words(Duration::from_secs(ahead.unsigned_abs()));
             format!(
-                "this machine's clock is {difference} {side} the gateway's: synchronise both with NTP"
+                "this machine's clock is {difference} {side} the gateway's: synchronise both with \
+                 NTP"
             )
         }
     }
@@ -220,8 +232,8 @@ fn clock_advice(ahead: Option<i64>) -> String {
 fn refused(refusal: &ErrorReply) -> String {
     if refusal.text.is_empty() {
         return format!(
-            "the server at the gateway's address answered {refusal}, and not as a Gw gateway does; check host and port of the \
-             gateway, and proxies in front of it"
+            "the server at the gateway's address answered {refusal}, and not as a Gw gateway does; \
+             check host and port of the gateway, and proxies in front of it"
         );
     }
     format!("the gateway refused the request: {refusal}")
@@ -254,7 +266,8 @@ impl fmt::Display for ErrorReply {
         if self.text.is_empty() {
             return Ok(());
         }
-        // The answer may come from another server than the gateway, so its text is escaped and bounded.
+        // The answer may come from another server than the gateway, so its text is escaped and
+        // bounded.
         write!(f, ", {}", error_line(&self.text))
     }
 }

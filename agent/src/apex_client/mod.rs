@@ -1,5 +1,5 @@
-//! Client of the region's apex: enrollment and certificate requests. Each request has its own connection and presents no
-//! client certificate.
+//! Client of the region's apex: enrollment and certificate requests. Each request has its own
+//! connection and presents no client certificate.
 
 pub(crate) mod connection;
 pub(crate) mod error;
@@ -31,8 +31,8 @@ use error::GatewayError;
 /// Time limit from name resolution to the end of the answer.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 
-/// Time limits of name resolution and of a TCP connection. Together shorter than those of whole exchanges, so that the error
-/// says which step has failed.
+/// Time limits of name resolution and of a TCP connection. Together shorter than those of whole
+/// exchanges, so that the error says which step has failed.
 const RESOLVE_LIMIT: Duration = Duration::from_secs(10);
 const CONNECT_LIMIT: Duration = Duration::from_secs(9);
 
@@ -95,7 +95,8 @@ impl<'a> ApexClient<'a> {
             .await
     }
 
-    /// Requests a certificate. `secret` is the enrollment's, or `None` if the request's signature is the proof.
+    /// Requests a certificate. `secret` is the enrollment's, or `None` if the request's signature
+    /// is the proof.
     pub(crate) async fn sign(
         &self,
         request: &CsrRequest,

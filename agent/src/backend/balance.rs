@@ -1,4 +1,5 @@
-//! Load balancing over the backends of a service, and the health on which it depends. Pure: the time is an argument.
+//! Load balancing over the backends of a service, and the health on which it depends. Pure: the
+//! time is an argument.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,8 @@ use gw_shared::tunnel::control::BackendHealth;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// Failed health checks in a row after which a backend is down, and successful ones after which it is up again.
+/// Failed health checks in a row after which a backend is down, and successful ones after which it
+/// is up again.
 const DOWN_AFTER: u32 = 2;
 const UP_AFTER: u32 = 3;
 
@@ -97,8 +99,8 @@ impl Health {
         }
     }
 
-    /// State while an attempt runs. After a failure only one attempt runs at a time, so that few requests wait for a backend
-    /// that is still unreachable.
+    /// State while an attempt runs. After a failure only one attempt runs at a time, so that few
+    /// requests wait for a backend that is still unreachable.
     #[must_use]
     pub(super) fn attempting(self, now: Instant) -> Self {
         if self.failures == 0 {
@@ -146,7 +148,8 @@ pub(super) fn joint_health(backends: impl Iterator<Item = BackendHealth> + Clone
     }
 }
 
-/// The index below `count` with the least load. Indices without a load are skipped; `turn` decides between equal loads.
+/// The index below `count` with the least load. Indices without a load are skipped; `turn` decides
+/// between equal loads.
 pub(super) fn least_loaded(
     count: usize,
     turn: usize,

@@ -1,7 +1,8 @@
-//! Kernel memory of backend connections: the more connections, the smaller the receive buffer of each.
+//! Kernel memory of backend connections: the more connections, the smaller the receive buffer of
+//! each.
 //!
-//! The agent does not read a response that its caller does not read. The response then fills the receive buffer of the
-//! connection, which the kernel would let grow to megabytes (`tcp_rmem`).
+//! The agent does not read a response that its caller does not read. The response then fills the
+//! receive buffer of the connection, which the kernel would let grow to megabytes (`tcp_rmem`).
 
 use std::cell::Cell;
 
@@ -9,7 +10,8 @@ use gw_shared::net::Socket;
 
 /// Number of connections up to which the kernel sizes the buffers.
 const UNLIMITED: usize = 16;
-/// Budget in bytes for receive buffers beyond that number. The connections opened while their number doubles share it.
+/// Budget in bytes for receive buffers beyond that number. The connections opened while their
+/// number doubles share it.
 const BUDGET: usize = 64 * 1024 * 1024;
 const LEAST: usize = 16 * 1024;
 const MOST: usize = 512 * 1024;
@@ -21,7 +23,8 @@ thread_local! {
     static CONNECTIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Receive buffer size of the next connection, in bytes as the kernel counts them; `None` leaves it to the kernel.
+/// Receive buffer size of the next connection, in bytes as the kernel counts them; `None` leaves it
+/// to the kernel.
 pub(super) fn receive_limit_of_next() -> Option<usize> {
     receive_limit(CONNECTIONS.get() + 1)
 }
@@ -38,12 +41,13 @@ pub(super) struct BoundedBuffers {
 }
 
 impl BoundedBuffers {
-    /// Counts `socket` and fits its limit, because other connections may have opened since it connected. `sized` is the
-    /// limit that was set then.
+    /// Counts `socket` and fits its limit, because other connections may have opened since it
+    /// connected. `sized` is the limit that was set then.
     pub(super) fn new(socket: &Socket, sized: Option<usize>) -> Self {
         CONNECTIONS.set(CONNECTIONS.get() + 1);
         if let Err(error) = socket.limit_unsent(UNSENT) {
-            // Unix sockets do not support the limit and do not need it: their buffers have a fixed size.
+            // Unix sockets do not support the limit and do not need it: their buffers have a fixed
+            // size.
             tracing::trace!(%error, "cannot limit the unsent bytes of a backend connection");
         }
         let bounded = Self {
@@ -53,8 +57,8 @@ impl BoundedBuffers {
         bounded
     }
 
-    /// Shrinks the receive buffer if there are more connections now. Called before an idle connection serves another
-    /// request.
+    /// Shrinks the receive buffer if there are more connections now. Called before an idle
+    /// connection serves another request.
     pub(super) fn fit(&self, socket: &Socket) {
         let Some(now) = receive_limit(CONNECTIONS.get()) else {
             return;

@@ -147,8 +147,8 @@ struct BackendTable {
     connection_max_age: Option<Duration>,
 }
 
-const KEYS: &str = "urls, host, health_check, connect_timeout_seconds, connection_max_age_seconds, http_version, ca_file, \
-                    server_name, client_certificate, client_key";
+const KEYS: &str = "urls, host, health_check, connect_timeout_seconds, connection_max_age_seconds, \
+                    http_version, ca_file, server_name, client_certificate, client_key";
 
 impl Backends {
     /// Checks a list of URLs. Adds mistakes, prefixed with `key`, to `mistakes`.

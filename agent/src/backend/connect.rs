@@ -91,7 +91,8 @@ fn peer_name(peer: Option<SocketAddr>) -> String {
     peer.map_or_else(|| "the socket".to_owned(), |peer| peer.to_string())
 }
 
-/// Connects, including the TLS handshake, in which a backend gets `name`, or the configured server name if it is `None`.
+/// Connects, including the TLS handshake, in which a backend gets `name`, or the configured server
+/// name if it is `None`.
 pub(super) async fn dial(
     endpoint: &BackendEndpoint,
     offer: Offer,
@@ -220,7 +221,8 @@ impl ConnectError {
         }
     }
 
-    /// Whether the backend refuses the handshake or its certificate is not accepted, which may be because of the server name.
+    /// Whether the backend refuses the handshake or its certificate is not accepted, which may be
+    /// because of the server name.
     pub(super) fn may_be_of_name(&self) -> bool {
         match self {
             Self::Tls { problem, .. } => !matches!(
@@ -258,8 +260,10 @@ pub(super) fn explain_tls(error: &io::Error) -> String {
 
 /// What to do about errors of TLS with backends.
 const REMEDIES: Remedies = Remedies {
-    issuer: "set `ca_file` to a PEM file of the authority's certificate, or of this certificate itself",
-    name: "set `server_name` to the expected name, or `ca_file` to a PEM file of this certificate itself",
+    issuer: "set `ca_file` to a PEM file of the authority's certificate, or of this certificate \
+             itself",
+    name: "set `server_name` to the expected name, or `ca_file` to a PEM file of this certificate \
+           itself",
     certificate: "replace it, or set the clock of this machine",
     client_certificate: "set `client_certificate` and `client_key` to ones that it accepts",
     not_tls: "use http:// in its URL, or its port for https",

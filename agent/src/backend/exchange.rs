@@ -98,8 +98,8 @@ impl RequestHalf<'_> {
         }
     }
 
-    /// Waits until the kernel of the backend has acknowledged all sent bytes: a reset would discard the others. Over HTTP/2, gives the
-    /// connection one turn to write them.
+    /// Waits until the kernel of the backend has acknowledged all sent bytes: a reset would discard
+    /// the others. Over HTTP/2, gives the connection one turn to write them.
     pub(crate) async fn delivered(&self) {
         match self {
             Self::Http1 { connection, .. } => connection.delivered().await,
@@ -107,8 +107,8 @@ impl RequestHalf<'_> {
         }
     }
 
-    /// Ready once the backend has reset the stream of the request, with or without an error (RFC 9113 §8.1). Over HTTP/1.1 only
-    /// a write shows that the backend reads no more.
+    /// Ready once the backend has reset the stream of the request, with or without an error (RFC
+    /// 9113 §8.1). Over HTTP/1.1 only a write shows that the backend reads no more.
     pub(crate) fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match self {
             Self::Http1 { .. } => Poll::Pending,
@@ -116,7 +116,8 @@ impl RequestHalf<'_> {
         }
     }
 
-    /// Whether the backend can report that it has not processed the request, which is sent again then.
+    /// Whether the backend can report that it has not processed the request, which is sent again
+    /// then.
     pub(crate) fn reports_unprocessed(&self) -> bool {
         matches!(self, Self::Http2(_))
     }
@@ -168,7 +169,8 @@ impl ResponseHalf<'_> {
         }
     }
 
-    /// Reads the next part of the body. The caller [releases](Self::release) data once it has been relayed.
+    /// Reads the next part of the body. The caller [releases](Self::release) data once it has been
+    /// relayed.
     pub(crate) async fn part(&mut self) -> Result<Part, ResponseError> {
         match self {
             Self::Http1(connection, decoder) => connection.part(decoder).await,

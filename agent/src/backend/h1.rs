@@ -23,7 +23,8 @@ use super::life::Lifetime;
 use super::pool::IDLE_FOR;
 use super::stream::BackendStream;
 
-/// A connection that serves one request at a time. The request body can be sent while the response is read.
+/// A connection that serves one request at a time. The request body can be sent while the response
+/// is read.
 pub(crate) struct Http1Connection {
     stream: BackendStream,
     buffer: RefCell<BytesMut>,
@@ -85,7 +86,8 @@ impl Http1Connection {
         self.lifetime.is_over(now)
     }
 
-    /// Adjusts the limit of the kernel buffers. Called before an idle connection serves another request.
+    /// Adjusts the limit of the kernel buffers. Called before an idle connection serves another
+    /// request.
     pub(super) fn fit_buffers(&self) {
         self.buffers.fit(self.stream.socket());
     }
@@ -301,7 +303,8 @@ mod tests {
         Driver::choose().unwrap().block_on(run).unwrap();
     }
 
-    /// Sends a request and reads its response, of which the backend writes each piece after the one before has been read.
+    /// Sends a request and reads its response, of which the backend writes each piece after the one
+    /// before has been read.
     async fn exchange(connection: &Http1Connection, backend: &mut TcpStream, pieces: &[&str]) {
         connection.begin();
         connection
@@ -344,7 +347,8 @@ mod tests {
                 (&["HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody"], 0),
                 (
                     &[
-                        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n",
+                        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\
+                       \r\n",
                     ],
                     0,
                 ),

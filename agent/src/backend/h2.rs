@@ -34,19 +34,22 @@ use super::life::Lifetime;
 use super::stream::{BackendStream, ReadToEnd};
 use crate::tls::rustls_error;
 
-/// Bytes that a stream can buffer at the agent while its caller does not read. The number of slots bounds the streams.
+/// Bytes that a stream can buffer at the agent while its caller does not read. The number of slots
+/// bounds the streams.
 const STREAM_WINDOW: u32 = 256 * 1024;
 /// The largest window, so that stalled streams do not stall others.
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 /// Bytes that one stream may have queued for sending.
 const STREAM_SEND_BUFFER: usize = 128 * 1024;
 const FRAME_SIZE: u32 = 32 * 1024;
-/// Header list size of the largest head: each field counts 32 bytes and its text (RFC 9113 §6.5.2), and so does `:status`.
+/// Header list size of the largest head: each field counts 32 bytes and its text (RFC 9113 §6.5.2),
+/// and so does `:status`.
 const HEADER_LIST: u32 = (HEAD_LIMITS.head + 32 * (HEAD_LIMITS.fields + 2)) as u32;
 /// Cancelled requests whose last frames may still arrive.
 const RESET_STREAMS: usize = 1024;
 
-/// Shorter than the idle timeouts of common servers (nginx 75 s, Envoy one hour), so that the backend rarely closes first.
+/// Shorter than the idle timeouts of common servers (nginx 75 s, Envoy one hour), so that the
+/// backend rarely closes first.
 const IDLE_FOR: Duration = Duration::from_secs(60);
 
 /// A connection. It closes after it has been dropped and its last stream has ended.
@@ -74,7 +77,8 @@ pub(super) struct ConnectionState {
     awaited: Cell<u32>,
     /// HEADERS or DATA have arrived since the last look.
     has_message: Cell<bool>,
-    /// Notified when a PING is not answered: requests that can be repeated go to another connection.
+    /// Notified when a PING is not answered: requests that can be repeated go to another
+    /// connection.
     unanswered: Notify,
 }
 
@@ -86,7 +90,8 @@ impl ConnectionState {
 }
 
 impl Http2Connection {
-    /// Starts HTTP/2 and waits for the backend's SETTINGS, so that its limits apply from the first request on.
+    /// Starts HTTP/2 and waits for the backend's SETTINGS, so that its limits apply from the first
+    /// request on.
     pub(super) async fn start(
         stream: BackendStream,
         lifetime: Lifetime,
@@ -154,7 +159,8 @@ impl Http2Connection {
 
     pub(super) fn has_room(&self) -> bool {
         let mut requests = self.requests.borrow_mut();
-        // Fails once GOAWAY was received or the connection has ended. Needs no waker: only handles that sent a request wait.
+        // Fails once GOAWAY was received or the connection has ended. Needs no waker: only handles
+        // that sent a request wait.
         let ready = requests.poll_ready(&mut Context::from_waker(Waker::noop()));
         let most = requests.current_max_send_streams();
         matches!(ready, Poll::Ready(Ok(())))
@@ -167,8 +173,9 @@ impl Http2Connection {
         self.state.retire();
     }
 
-    /// Retires a connection that is too old. Sends a PING if the backend is silent while a request awaits its response; if it has
-    /// no answer, retires the connection, lets the requests that may move do so, and returns `true`. Called once a second.
+    /// Retires a connection that is too old. Sends a PING if the backend is silent while a request
+    /// awaits its response; if it has no answer, retires the connection, lets the requests that may
+    /// move do so, and returns `true`. Called once a second.
     fn look(&self) -> bool {
         let Some(lifetime) = self.lifetime.upgrade() else {
             return false;
@@ -204,7 +211,8 @@ impl Http2Connection {
         }
     }
 
-    /// Sends a request head. One that `may_move` ends with [`ResponseError::Unanswered`] if the backend does not answer a PING.
+    /// Sends a request head. One that `may_move` ends with [`ResponseError::Unanswered`] if the
+    /// backend does not answer a PING.
     pub(super) fn request(
         &self,
         head: &RequestHead,
@@ -286,7 +294,8 @@ fn start_error(error: &h2::Error, scheme: &Scheme) -> ConnectError {
             ConnectError::Unreachable(CLOSED_EARLY.to_owned())
         }
         None if *scheme == Scheme::HTTPS => ConnectError::NotHttp2(format!(
-            "it does not speak HTTP/2, although it has selected it: {error}; set `http_version = \"1.1\"`"
+            "it does not speak HTTP/2, although it has selected it: {error}; set `http_version = \
+             \"1.1\"`"
         )),
         None => ConnectError::NotHttp2(format!(
             "it does not speak HTTP/2: {error}; use http:// in its URL, or its port for HTTP/2"
@@ -339,8 +348,9 @@ impl Http2Connections {
             .map(ReservedStream::new)
     }
 
-    /// Reserves a stream on a connection opened by `open`, or by a concurrent call, which is waited for within `limit`.
-    /// `is_shared` tells whether the connections of this backend can be shared, as far as that is known.
+    /// Reserves a stream on a connection opened by `open`, or by a concurrent call, which is waited
+    /// for within `limit`. `is_shared` tells whether the connections of this backend can be shared,
+    /// as far as that is known.
     pub(super) async fn reserve_or_open<T>(
         &self,
         limit: Duration,

@@ -1,4 +1,5 @@
-//! Active health checks: requests of the agent's own that find out whether the backends of a service work.
+//! Active health checks: requests of the agent's own that find out whether the backends of a
+//! service work.
 
 use std::time::Duration;
 
@@ -17,7 +18,8 @@ use super::{ResponseError, ResponseHalf};
 
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Interval at which a service without a health check looks for backends that are due for another attempt to connect.
+/// Interval at which a service without a health check looks for backends that are due for another
+/// attempt to connect.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Time limit of a check, from the attempt to connect to the end of the response.
@@ -40,9 +42,9 @@ pub(crate) enum CheckError {
 }
 
 impl Pool {
-    /// Checks the backends at regular intervals. Without a health check, connects to those that are down: the gateway prefers
-    /// other agents, so that no request may come that finds out. Also ends connections to backends that are gone, and looks up names
-    /// of backends. Never returns.
+    /// Checks the backends at regular intervals. Without a health check, connects to those that are
+    /// down: the gateway prefers other agents, so that no request may come that finds out. Also
+    /// ends connections to backends that are gone, and looks up names of backends. Never returns.
     pub(crate) async fn keep_checking(&self) {
         let looks = async {
             loop {
@@ -243,7 +245,8 @@ mod tests {
         String::from_utf8(head).unwrap()
     }
 
-    /// Starts a backend that gives each connection the next answer. Returns its URL, and the requests.
+    /// Starts a backend that gives each connection the next answer. Returns its URL, and the
+    /// requests.
     fn backend(answers: Vec<String>) -> (String, mpsc::Receiver<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());

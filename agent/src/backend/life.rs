@@ -1,8 +1,10 @@
-//! How long connections to backends live: until a greatest age, until the name of the backend has other addresses, or until the
-//! backend is gone, because its machine was switched off or the network drops all packets.
+//! How long connections to backends live: until a greatest age, until the name of the backend has
+//! other addresses, or until the backend is gone, because its machine was switched off or the
+//! network drops all packets.
 //!
-//! A live kernel acknowledges the bytes that it receives, even while its program is suspended or does not read. `TCP_USER_TIMEOUT`
-//! cannot be used: it also ends connections to a live backend with a closed receive window.
+//! A live kernel acknowledges the bytes that it receives, even while its program is suspended or
+//! does not read. `TCP_USER_TIMEOUT` cannot be used: it also ends connections to a live backend
+//! with a closed receive window.
 
 use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, SocketAddr};
@@ -21,12 +23,14 @@ const PROBES: u32 = 3;
 /// Time between two looks at the connections.
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Number of consecutive looks without an acknowledgement after which a connection ends. Time is not measured: after the agent
-/// itself was suspended, its kernel first has to send the bytes again.
+/// Number of consecutive looks without an acknowledgement after which a connection ends. Time is
+/// not measured: after the agent itself was suspended, its kernel first has to send the bytes
+/// again.
 const SILENT_LOOKS: u32 = 15;
 
-/// Consecutive answers to lookups of a name, one every five seconds, without the address of a connection, after which the
-/// connection gets no further requests. Answers of large services rotate.
+/// Consecutive answers to lookups of a name, one every five seconds, without the address of a
+/// connection, after which the connection gets no further requests. Answers of large services
+/// rotate.
 const MISSED_ANSWERS: u32 = 6;
 
 /// When a connection gets no further requests. Never, by default.
@@ -37,7 +41,8 @@ pub(super) struct Lifetime {
 }
 
 impl Lifetime {
-    /// The lifetime of a new connection. `max_age` is varied by a tenth, so that connections do not end together.
+    /// The lifetime of a new connection. `max_age` is varied by a tenth, so that connections do not
+    /// end together.
     pub(super) fn new(live: Option<Rc<LiveConnection>>, max_age: Duration) -> Self {
         let until = Instant::now() + max_age.mul_f64(0.9 + 0.2 * random());
         Self {
@@ -59,7 +64,8 @@ pub(super) struct LiveConnection {
     missed_answers: Cell<u32>,
     gauge: Gauge,
     closer: Closer,
-    /// Consecutive looks at which an acknowledgement was due and none had arrived since the look before.
+    /// Consecutive looks at which an acknowledgement was due and none had arrived since the look
+    /// before.
     silent_looks: Cell<u32>,
     /// Bytes that had arrived at the last look.
     received: Cell<u64>,
@@ -86,7 +92,8 @@ fn silent_looks(before: u32, info: &TcpInfo) -> u32 {
 pub(super) struct LiveConnections(RefCell<Vec<Weak<LiveConnection>>>);
 
 impl LiveConnections {
-    /// Watches a new TCP connection until the result is dropped. Returns `None` for other sockets, whose peers are on this machine.
+    /// Watches a new TCP connection until the result is dropped. Returns `None` for other sockets,
+    /// whose peers are on this machine.
     pub(super) fn add(
         &self,
         socket: &Socket,
@@ -131,7 +138,8 @@ impl LiveConnections {
         }
     }
 
-    /// Ends connections without an acknowledgement at [`SILENT_LOOKS`] consecutive looks. Called every [`LOOK_INTERVAL`].
+    /// Ends connections without an acknowledgement at [`SILENT_LOOKS`] consecutive looks. Called
+    /// every [`LOOK_INTERVAL`].
     pub(super) fn look(&self) {
         self.0.borrow_mut().retain(|connection| {
             let Some(connection) = connection.upgrade() else {

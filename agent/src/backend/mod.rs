@@ -37,8 +37,8 @@ pub(crate) enum ResponseError {
     #[error("the backend closed the connection: {0}; its log may say why")]
     Reset(io::Error),
     #[error(
-        "the machine of the backend does not answer: nothing that was sent to it is acknowledged; check that it runs, and the \
-         network to it"
+        "the machine of the backend does not answer: nothing that was sent to it is acknowledged; \
+         check that it runs, and the network to it"
     )]
     Gone,
     /// The backend may be paused, and the request may move.
@@ -55,8 +55,8 @@ pub(crate) enum ResponseError {
     Http2(::h2::Error),
     /// RFC 9113 §7, HTTP_1_1_REQUIRED.
     #[error(
-        "the backend requires HTTP/1.1 for this request, which cannot be sent again: set `http_version = \"1.1\"`, or use http:// \
-         in place of h2c:// in its URL"
+        "the backend requires HTTP/1.1 for this request, which cannot be sent again: set \
+         `http_version = \"1.1\"`, or use http:// in place of h2c:// in its URL"
     )]
     Http11Required,
     /// The backend has not processed any part of the request.
@@ -96,8 +96,8 @@ impl ResponseError {
         }
     }
 
-    /// Times that a request with this error is sent again, at most. Of many requests that are sent at once, a backend that takes few
-    /// on a connection refuses some several times.
+    /// Times that a request with this error is sent again, at most. Of many requests that are sent
+    /// at once, a backend that takes few on a connection refuses some several times.
     pub(crate) fn resent_most(&self) -> u32 {
         match self {
             Self::Unprocessed {

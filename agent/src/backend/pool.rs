@@ -35,11 +35,12 @@ use super::life::LiveConnections;
 use super::private::PrivateConnections;
 use crate::telemetry::request_scope::RequestScope;
 
-/// Shorter than the keep-alive timeouts of common servers (nginx 75 s, Apache 5 s, Node 5 s), so that the backend rarely
-/// closes first.
+/// Shorter than the keep-alive timeouts of common servers (nginx 75 s, Apache 5 s, Node 5 s), so
+/// that the backend rarely closes first.
 pub(super) const IDLE_FOR: Duration = Duration::from_secs(4);
 
-/// Most hosts to which there are connections of their own. A service has 21 at most, its own name and domains.
+/// Most hosts to which there are connections of their own. A service has 21 at most, its own name
+/// and domains.
 const ORIGINS_MAX: usize = 32;
 
 /// Time limit of a connection attempt while there is another backend or another agent to try.
@@ -62,7 +63,8 @@ pub(crate) struct Pool {
     pub(super) health_check: HealthCheck,
     /// Number of requests, so that equally loaded backends take turns.
     turn: Cell<usize>,
-    /// The service has tunnels of other agents, which can serve a request that no backend here takes.
+    /// The service has tunnels of other agents, which can serve a request that no backend here
+    /// takes.
     has_other_tunnels: Cell<bool>,
     /// Safe requests may be repeated.
     retries: Cell<bool>,
@@ -78,7 +80,8 @@ pub(super) struct Backend {
     failed_connects: Cell<u64>,
     /// Running requests.
     requests: Cell<u32>,
-    /// Most idle HTTP/1.1 connections: as many as concurrent requests, so that a peak does not cause new handshakes.
+    /// Most idle HTTP/1.1 connections: as many as concurrent requests, so that a peak does not
+    /// cause new handshakes.
     idle_max: usize,
     /// Never empty. The first one is for all requests without a server name of their own.
     origins: RefCell<Vec<Rc<Origin>>>,
@@ -143,7 +146,8 @@ impl Pool {
         self.retries.set(retries);
     }
 
-    /// Whether a request is repeated after a connection that has ended: its method is safe (RFC 9110 §9.2.1), and it has no body.
+    /// Whether a request is repeated after a connection that has ended: its method is safe (RFC
+    /// 9110 §9.2.1), and it has no body.
     pub(crate) fn may_repeat(&self, request: &RequestHead) -> bool {
         let is_safe = matches!(
             request.method,
@@ -157,8 +161,8 @@ impl Pool {
         self.health.subscribe()
     }
 
-    /// Leases an open connection to the backend that the load balancing selects, if there is one. `is_repeated` tells whether
-    /// the request is repeated if the connection ends.
+    /// Leases an open connection to the backend that the load balancing selects, if there is one.
+    /// `is_repeated` tells whether the request is repeated if the connection ends.
     pub(crate) fn reuse(&self, request: &RequestHead, is_repeated: bool) -> Option<Lease<'_>> {
         let backend = match &*self.backends {
             [only] => only,
@@ -172,7 +176,8 @@ impl Pool {
         Some(self.lease(backend, origin, true, connection))
     }
 
-    /// Leases a new connection or a stream on a shared one. If a backend cannot be reached, tries the others.
+    /// Leases a new connection or a stream on a shared one. If a backend cannot be reached, tries
+    /// the others.
     pub(crate) async fn connect(
         &self,
         request: &RequestHead,
@@ -204,7 +209,13 @@ impl Pool {
                 Err(error) => {
                     let request_id = scope.request_id();
                     let trace_id = scope.trace_id();
-                    tracing::debug!(request_id, trace_id, backend = %backend.endpoint, %error, "cannot connect to the backend");
+                    tracing::debug!(
+                        request_id,
+                        trace_id,
+                        backend = %backend.endpoint,
+                        %error,
+                        "cannot connect to the backend"
+                    );
                     self.failed_to_connect(backend, &error);
                     failure = error.at(&backend.endpoint);
                 }
@@ -213,8 +224,8 @@ impl Pool {
         Err(failure)
     }
 
-    /// Connects to the backends that are down and whose pause has ended, so that one that is up again counts without a
-    /// request.
+    /// Connects to the backends that are down and whose pause has ended, so that one that is up
+    /// again counts without a request.
     pub(crate) async fn recheck(&self) {
         let due = |backend: &&Backend| {
             let health = backend.health.get();
@@ -239,7 +250,8 @@ impl Pool {
             let origins = backend.origins.borrow();
             let unanswered: usize = origins.iter().map(|origin| origin.shared.look()).sum();
             if unanswered > 0 {
-                // Another backend comes first for what moves, and the next attempt shows whether this one is down.
+                // Another backend comes first for what moves, and the next attempt shows whether
+                // this one is down.
                 self.failed(backend, &ResponseError::Unanswered);
             }
         }
@@ -251,7 +263,8 @@ impl Pool {
         let now = before.connected();
         backend.health.set(now);
         if before.is_failing() && !now.is_failing() {
-            tracing::info!(service = self.service, backend = %backend.endpoint, "the backend is up again");
+            tracing::info!(service = self.service, backend = %backend.endpoint,
+                "the backend is up again");
         }
         self.publish_health();
     }
@@ -270,7 +283,8 @@ impl Pool {
         if !before.is_failing() {
             tracing::warn!(
                 service = self.service, backend = %backend.endpoint, error = %error,
-                "the backend is down: check that it runs and that its address is correct; it is tried again"
+                "the backend is down: check that it runs and that its address is correct; it is \
+                 tried again"
             );
         }
         self.publish_health();
@@ -286,10 +300,12 @@ impl Pool {
         match result {
             Err(error) if now.is_failing() && !before.is_failing() => tracing::warn!(
                 service, %backend, %error,
-                "the backend is down: its health check fails; requests go to others until it succeeds again"
+                "the backend is down: its health check fails; requests go to others until it \
+                 succeeds again"
             ),
             Err(error) => {
-                tracing::debug!(service, %backend, %error, "the health check of the backend failed");
+                tracing::debug!(service, %backend, %error,
+                    "the health check of the backend failed");
             }
             Ok(()) if before.is_failing() && !now.is_failing() => {
                 tracing::info!(service, %backend, "the backend is up again");
@@ -309,12 +325,14 @@ impl Pool {
             .send_if_modified(|before| std::mem::replace(before, now) != now);
     }
 
-    /// Whether every backend is down: the last attempts to connect to it failed, or its health checks do.
+    /// Whether every backend is down: the last attempts to connect to it failed, or its health
+    /// checks do.
     pub(crate) fn is_down(&self) -> bool {
         *self.health.borrow() == BackendHealth::Unhealthy
     }
 
-    /// Selects the least loaded backend that is not `tried`; an ejected one only if no other is left.
+    /// Selects the least loaded backend that is not `tried`; an ejected one only if no other is
+    /// left.
     pub(super) fn select(&self, tried: impl Fn(usize) -> bool) -> Option<usize> {
         let now = Instant::now();
         let load = |at: usize| (!tried(at)).then(|| self.backends[at].requests.get());
@@ -399,8 +417,9 @@ impl Pool {
 }
 
 impl Backend {
-    /// Looks the name of the backend up at regular intervals while there are connections to it, so that connections to addresses
-    /// that the name no longer has get no further requests. Never returns.
+    /// Looks the name of the backend up at regular intervals while there are connections to it, so
+    /// that connections to addresses that the name no longer has get no further requests. Never
+    /// returns.
     pub(super) async fn keep_looking_up(&self) {
         let Address::Tcp { host, port } = &self.endpoint.address else {
             return std::future::pending().await;
@@ -413,7 +432,8 @@ impl Backend {
             match resolve::resolve_recent(host, *port).await {
                 Ok(addresses) => self.live.answered(&addresses),
                 Err(error) => {
-                    tracing::debug!(backend = %self.endpoint, %error, "cannot resolve the name of the backend");
+                    tracing::debug!(backend = %self.endpoint, %error,
+                        "cannot resolve the name of the backend");
                 }
             }
         }

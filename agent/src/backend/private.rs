@@ -1,5 +1,5 @@
-//! HTTP/1.1 connections that serve one connection of a caller only: the backend may have bound the identity of a user to them
-//! (RFC 4559 §6).
+//! HTTP/1.1 connections that serve one connection of a caller only: the backend may have bound the
+//! identity of a user to them (RFC 4559 §6).
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -77,7 +77,8 @@ impl PrivateConnections {
     }
 }
 
-/// The connections that a request may use: private ones if it came on a caller's connection that the gateway names.
+/// The connections that a request may use: private ones if it came on a caller's connection that
+/// the gateway names.
 #[derive(Clone, Copy)]
 pub(crate) struct CallerPool<'a> {
     pub(crate) pool: &'a Pool,
@@ -109,7 +110,8 @@ impl<'a> CallerPool<'a> {
         Some(lease)
     }
 
-    /// As [`Pool::connect`]. Private connections speak HTTP/1.1, unless the backend speaks HTTP/2 only.
+    /// As [`Pool::connect`]. Private connections speak HTTP/1.1, unless the backend speaks HTTP/2
+    /// only.
     pub(crate) async fn connect(
         self,
         request: &RequestHead,

@@ -12,21 +12,23 @@ use super::{HostHeaderArguments, RunArguments, RunEnrolledArguments};
 
 #[derive(Args)]
 pub(crate) struct HttpArguments {
-    /// Backend of all services: the port of a program on this machine, HOST:PORT, or a URL such as http://10.0.0.7:3000.
+    /// Backend of all services: the port of a program on this machine, HOST:PORT, or a URL such as
+    /// http://10.0.0.7:3000.
     #[arg(value_name = "PORT|URL", value_parser = backend_url)]
     backend: String,
     #[command(flatten)]
     host: HostHeaderArguments,
     #[command(flatten)]
     enrolled: RunEnrolledArguments,
-    /// Folder in which the agent's identity is stored. Default: gw-agent in $XDG_STATE_HOME or ~/.local/state;
-    /// /var/lib/gw-agent for root.
+    /// Folder in which the agent's identity is stored. Default: gw-agent in $XDG_STATE_HOME or
+    /// ~/.local/state; /var/lib/gw-agent for root.
     #[arg(long, env = state::VARIABLE)]
     state_dir: Option<PathBuf>,
 }
 
 impl HttpArguments {
-    /// Enrolls the agent unless it is enrolled. Returns the arguments with which to run it, and whether it can enroll again.
+    /// Enrolls the agent unless it is enrolled. Returns the arguments with which to run it, and
+    /// whether it can enroll again.
     pub(crate) fn enroll(self) -> Result<(RunArguments, bool), Failure> {
         let environment = |name: &str| std::env::var(name).ok();
         logging::start(
@@ -36,10 +38,14 @@ impl HttpArguments {
             tracing::Level::INFO,
         );
         let is_root = rustix::process::geteuid().is_root();
-        let state_dir = self.state_dir.or_else(|| default_state_dir(is_root, environment)).ok_or_else(|| {
-            let message = "--state-dir: missing; HOME and XDG_STATE_HOME are not set, so there is no default folder";
-            Failure::Usage(message.to_owned())
-        })?;
+        let state_dir = self
+            .state_dir
+            .or_else(|| default_state_dir(is_root, environment))
+            .ok_or_else(|| {
+                let message = "--state-dir: missing; HOME and XDG_STATE_HOME are not set, so there \
+                               is no default folder";
+                Failure::Usage(message.to_owned())
+            })?;
         let can_enroll = self.enrolled.enroll(state_dir.clone())?;
         let run = RunArguments {
             config: None,
@@ -58,7 +64,8 @@ pub(crate) fn enrolled_by_http(environment: impl Fn(&str) -> Option<String>) -> 
     default_state_dir(is_root, environment).filter(|path| StateDir::new(path).is_enrolled())
 }
 
-/// The state folder of the user, as the XDG Base Directory Specification has it, or that of the machine's agent for root.
+/// The state folder of the user, as the XDG Base Directory Specification has it, or that of the
+/// machine's agent for root.
 fn default_state_dir(
     is_root: bool,
     environment: impl Fn(&str) -> Option<String>,

@@ -37,7 +37,8 @@ pub(crate) struct TunnelRequest {
 }
 
 impl TunnelRequest {
-    /// Reads the head of a stream that the gateway has opened. Resets the stream if the head is invalid.
+    /// Reads the head of a stream that the gateway has opened. Resets the stream if the head is
+    /// invalid.
     pub(crate) fn read((sender, receiver): (StreamSender, StreamReceiver)) -> Option<Self> {
         // The head has arrived with the stream.
         let part = receiver.poll_receive(&mut Context::from_waker(Waker::noop()));
@@ -71,15 +72,16 @@ impl TunnelRequest {
     }
 }
 
-/// How far a request has come towards a backend. A refusal tells it to the gateway, which gives a request that no backend
-/// processed to another agent, whatever its method.
+/// How far a request has come towards a backend. A refusal tells it to the gateway, which gives a
+/// request that no backend processed to another agent, whatever its method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequestDelivery {
     /// Nothing was sent, and the gateway asks for a notice of acceptance before that.
     AwaitsAcceptance,
     /// Nothing was sent, or no backend processed any of it.
     Unprocessed,
-    /// A backend may have processed a part of the request, or the gateway was told to send the rest of it.
+    /// A backend may have processed a part of the request, or the gateway was told to send the rest
+    /// of it.
     MaybeProcessed,
 }
 
@@ -93,7 +95,8 @@ impl RequestDelivery {
         }
     }
 
-    /// Records that the request has a slot and a connection to a backend. Sends the notice that the gateway asked for.
+    /// Records that the request has a slot and a connection to a backend. Sends the notice that the
+    /// gateway asked for.
     pub(crate) fn accept(&mut self, sender: &StreamSender) {
         if *self == Self::AwaitsAcceptance {
             *self = Self::MaybeProcessed;
@@ -122,7 +125,8 @@ impl ForwardError {
         }
     }
 
-    /// No connection to a backend could be opened. An earlier connection may have received the request.
+    /// No connection to a backend could be opened. An earlier connection may have received the
+    /// request.
     pub(crate) fn no_connection(error: &ConnectError, delivery: RequestDelivery) -> Self {
         Self {
             code: error.code(),
@@ -145,8 +149,9 @@ impl ForwardError {
     }
 }
 
-/// Forwards a request and relays its response. A reset of the stream closes the backend connection at once. The request ends
-/// when its response and its body have: a backend may answer early and read on.
+/// Forwards a request and relays its response. A reset of the stream closes the backend connection
+/// at once. The request ends when its response and its body have: a backend may answer early and
+/// read on.
 pub(crate) async fn forward(pool: &Pool, slot: Slot, scope: RequestScope, request: TunnelRequest) {
     let TunnelRequest {
         head: request,
@@ -345,7 +350,8 @@ async fn exchange(
     Ok(Reusable(kept_alive && sent == Sent::Whole))
 }
 
-/// Waits for the end of the response, after the request was sent or the backend has stopped reading it.
+/// Waits for the end of the response, after the request was sent or the backend has stopped reading
+/// it.
 async fn upload_ended(
     sent: Sent,
     mut response: Pin<&mut impl Future<Output = Result<bool, ExchangeError>>>,
@@ -353,11 +359,13 @@ async fn upload_ended(
     upload: &RequestUpload,
 ) -> Result<bool, ExchangeError> {
     if sent == Sent::Partly && upload.is_consumed() {
-        // An HTTP/2 stream that was reset has its error at hand, after which the body may be sent again.
+        // An HTTP/2 stream that was reset has its error at hand, after which the body may be sent
+        // again.
         if let Poll::Ready(ended) = futures_util::poll!(response.as_mut()) {
             return ended;
         }
-        // Lets the gateway discard the rest now: its caller may read the response only after the whole request.
+        // Lets the gateway discard the rest now: its caller may read the response only after the
+        // whole request.
         sender.report_upload(Some(upload.taken()));
     }
     response.await
@@ -371,7 +379,8 @@ async fn send_request(
     scope: &RequestScope,
     upload: &RequestUpload,
 ) -> Result<Sent, RequestReset> {
-    // A backend may answer without reading the whole request. Errors are reported when the response is read.
+    // A backend may answer without reading the whole request. Errors are reported when the response
+    // is read.
     if up.head(request, lease.authority(request)).await.is_err() {
         return Ok(Sent::Partly);
     }
@@ -435,8 +444,8 @@ pub(crate) async fn final_head(
     }
 }
 
-/// Relays a final response. If the beginning of the body is already available and invalid, nothing has been relayed and
-/// the result is [`ExchangeError::NoResponse`].
+/// Relays a final response. If the beginning of the body is already available and invalid, nothing
+/// has been relayed and the result is [`ExchangeError::NoResponse`].
 pub(crate) async fn relay_final(
     head: BackendHead,
     mut response: ResponseHalf<'_>,
@@ -473,7 +482,8 @@ pub(crate) async fn relay_final(
     relay_body(&mut response, sender, scope).await
 }
 
-/// Relays the response body to its end. If it is cut short, breaks off the stream with the code of the error.
+/// Relays the response body to its end. If it is cut short, breaks off the stream with the code of
+/// the error.
 pub(crate) async fn relay_body(
     response: &mut ResponseHalf<'_>,
     sender: &StreamSender,

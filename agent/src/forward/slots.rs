@@ -11,8 +11,8 @@ pub(crate) const DEFAULT_SLOTS: u32 = 128;
 /// Environment variable that sets the number of slots.
 pub const VARIABLE: &str = "GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS";
 
-/// Parses the value of [`VARIABLE`]. Returns the default as `Err` if it is not a positive number. A free slot needs no
-/// memory, so any number is valid; numbers above `u32::MAX` mean `u32::MAX`.
+/// Parses the value of [`VARIABLE`]. Returns the default as `Err` if it is not a positive number. A
+/// free slot needs no memory, so any number is valid; numbers above `u32::MAX` mean `u32::MAX`.
 pub(crate) fn parse(value: Option<&str>) -> Result<u32, u32> {
     let Some(text) = value else {
         return Ok(DEFAULT_SLOTS);

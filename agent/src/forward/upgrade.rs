@@ -28,8 +28,9 @@ use crate::telemetry::request_scope::RequestScope;
 
 /// Forwards a request to switch protocols.
 ///
-/// The HTTP/1.1 connection is closed afterwards, even if the backend declined the upgrade: the backend, or a proxy in front
-/// of it, may disagree about where the next message begins, and the agent cannot detect that. Declined upgrades are rare.
+/// The HTTP/1.1 connection is closed afterwards, even if the backend declined the upgrade: the
+/// backend, or a proxy in front of it, may disagree about where the next message begins, and the
+/// agent cannot detect that. Declined upgrades are rare.
 pub(crate) async fn forward(
     pool: CallerPool<'_>,
     scope: &RequestScope,
@@ -162,7 +163,8 @@ fn check_upgrade(head: BackendHead, upgrade: &Upgrade<'_>) -> Result<Fields, Res
     Ok(headers)
 }
 
-/// Handling of the key of a WebSocket handshake (RFC 6455 §4.1). Over HTTP/2 a handshake has no key.
+/// Handling of the key of a WebSocket handshake (RFC 6455 §4.1). Over HTTP/2 a handshake has no
+/// key.
 enum WebSocketKey {
     NotWebSocket,
     /// The caller's key is relayed, and the caller checks the answer.
@@ -217,8 +219,8 @@ pub(crate) fn accept_of(key: &[u8]) -> Option<HeaderValue> {
     HeaderValue::try_from(BASE64_STANDARD.encode(context.finish())).ok()
 }
 
-/// Relays both directions until both have ended or one fails: the content of the request and the response to it, then the bytes
-/// of the other protocol. No time limit.
+/// Relays both directions until both have ended or one fails: the content of the request and the
+/// response to it, then the bytes of the other protocol. No time limit.
 async fn relay_both(
     mut request: RequestHalf<'_>,
     response: ResponseHalf<'_>,
@@ -233,7 +235,8 @@ async fn relay_both(
     let mut down = pin!(async {
         relay_response(response, upgrade, sender, scope, upload).await?;
         down_ended.set(true);
-        // The caller can still reset the stream while a backend that does not read blocks the other direction.
+        // The caller can still reset the stream while a backend that does not read blocks the other
+        // direction.
         std::future::poll_fn(|cx| sender.poll_reset(cx)).await;
         Err(ExchangeError::Reset)
     });

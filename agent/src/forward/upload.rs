@@ -34,8 +34,8 @@ pub(crate) struct RequestUpload {
     released: Cell<u64>,
     /// A backend has begun to respond.
     has_response: Cell<bool>,
-    /// Whether the backend has switched protocols. `None` until it has answered. Bytes behind the content of the request wait
-    /// for that, and are dropped if it has not.
+    /// Whether the backend has switched protocols. `None` until it has answered. Bytes behind the
+    /// content of the request wait for that, and are dropped if it has not.
     is_switched: Cell<Option<bool>>,
     kept: RefCell<Kept>,
 }
@@ -44,7 +44,8 @@ pub(crate) struct RequestUpload {
 enum Kept {
     /// All of it that has been read from the tunnel.
     All(KeptBody),
-    /// The body cannot be sent again: it was too long, there was no memory, or the response has begun.
+    /// The body cannot be sent again: it was too long, there was no memory, or the response has
+    /// begun.
     None,
 }
 
@@ -60,7 +61,8 @@ struct KeptBody {
     parts: Vec<Part>,
     /// Bytes of data.
     length: usize,
-    /// Charge for the data; `None` before the first. Trailers share the memory of the received head.
+    /// Charge for the data; `None` before the first. Trailers share the memory of the received
+    /// head.
     memory: Option<Reserved>,
 }
 
@@ -103,7 +105,8 @@ impl RequestUpload {
         }
     }
 
-    /// Keeps a part that has been read from the tunnel, as long as there is room for all of the body.
+    /// Keeps a part that has been read from the tunnel, as long as there is room for all of the
+    /// body.
     fn keep(&self, part: &Part, share: impl FnOnce() -> Rc<Share>) {
         let mut kept = self.kept.borrow_mut();
         if let Kept::All(body) = &mut *kept
@@ -113,7 +116,8 @@ impl RequestUpload {
         }
     }
 
-    /// Returns the credit for the body up to this position, unless it was returned when these bytes were sent before.
+    /// Returns the credit for the body up to this position, unless it was returned when these bytes
+    /// were sent before.
     fn release(&self, body: &ReceivedBody, position: u64) {
         let bytes = position.saturating_sub(self.released.get());
         if bytes > 0 {
@@ -177,8 +181,8 @@ pub(crate) enum Sent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RequestReset;
 
-/// Sends the request body until it ends or the backend stops reading. Begins with the kept bytes. Bytes of another protocol
-/// follow once the backend has switched to it.
+/// Sends the request body until it ends or the backend stops reading. Begins with the kept bytes.
+/// Bytes of another protocol follow once the backend has switched to it.
 pub(crate) async fn send_body(
     request: &mut RequestHalf<'_>,
     body: &mut ReceivedBody,

@@ -48,14 +48,17 @@ pub enum UnfitIdentity {
     Sign(#[from] rustls::Error),
 }
 
-/// Builds a certificate signing request for `key` (RFC 2986) in PEM. The gateway uses only its public key.
+/// Builds a certificate signing request for `key` (RFC 2986) in PEM. The gateway uses only its
+/// public key.
 pub(crate) fn certificate_request(key: &KeyPair) -> Result<String, rcgen::Error> {
     CertificateParams::default().serialize_request(key)?.pem()
 }
 
-/// Joins the private key and the certificates that the gateway issued for it into one PEM text, after checking them.
+/// Joins the private key and the certificates that the gateway issued for it into one PEM text,
+/// after checking them.
 ///
-/// The validity period is not checked: the gateway does that by its own clock, and the local one may be wrong.
+/// The validity period is not checked: the gateway does that by its own clock, and the local one
+/// may be wrong.
 pub(crate) fn identity_pem(
     key: &KeyPair,
     reply: &CertificateReply,
@@ -111,7 +114,8 @@ impl Identity {
         AuthorityId::of_key_identifier(named?.0)
     }
 
-    /// Time until the certificate expires by the gateway's clock; `None` while that clock is unknown.
+    /// Time until the certificate expires by the gateway's clock; `None` while that clock is
+    /// unknown.
     pub(crate) fn time_left(
         &self,
         clock: &GatewayClock,

@@ -1,4 +1,5 @@
-//! Certificate requests of a running agent. They leave and are answered in control messages of any tunnel.
+//! Certificate requests of a running agent. They leave and are answered in control messages of any
+//! tunnel.
 
 use std::cell::RefCell;
 
@@ -15,8 +16,8 @@ pub(crate) struct CertificateRequests {
 }
 
 impl CertificateRequests {
-    /// Queues a certificate request for the next tunnel that is ready, and returns the receiver of its answer; an error
-    /// is the gateway's message. Replaces an earlier request.
+    /// Queues a certificate request for the next tunnel that is ready, and returns the receiver of
+    /// its answer; an error is the gateway's message. Replaces an earlier request.
     pub(crate) fn queue(&self, csr: String) -> oneshot::Receiver<Result<CertificateReply, String>> {
         let (sender, receiver) = oneshot::channel();
         self.queued.replace(Some(csr));

@@ -1,4 +1,5 @@
-//! Replacement of a certificate that has expired. The gateway issues a new one for the same key, up to 30 days after.
+//! Replacement of a certificate that has expired. The gateway issues a new one for the same key, up
+//! to 30 days after.
 
 use std::time::Duration;
 
@@ -14,14 +15,14 @@ use crate::identity::state::StateError;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RecoveryError {
     #[error(
-        "the gateway does not know this agent: its record was deleted, as that of an ephemeral agent is after an hour without a \
-         tunnel; enroll it again with a token (`gw-agent enroll --force`). `gw-agent run` and `gw-agent http` do so themselves \
-         if they have one"
+        "the gateway does not know this agent: its record was deleted, as that of an ephemeral \
+         agent is after an hour without a tunnel; enroll it again with a token (`gw-agent enroll \
+         --force`). `gw-agent run` and `gw-agent http` do so themselves if they have one"
     )]
     Deleted,
     #[error(
-        "the agent's certificate has expired and the gateway issues no other ({0}): enroll this agent again with \
-         `gw-agent enroll --force`"
+        "the agent's certificate has expired and the gateway issues no other ({0}): enroll this \
+         agent again with `gw-agent enroll --force`"
     )]
     Refused(ErrorReply),
     #[error("the agent's certificate has expired and cannot be replaced now: {0}")]
@@ -31,16 +32,17 @@ pub(crate) enum RecoveryError {
     #[error(transparent)]
     State(#[from] StateError),
     #[error(
-        "the gateway does not accept the certificate that it has just issued; the agent requests the next one in {} \
-         seconds",
+        "the gateway does not accept the certificate that it has just issued; the agent requests \
+         the next one in {} seconds",
         .0.as_secs()
     )]
     TooSoon(Duration),
 }
 
 impl CertificateManager {
-    /// Replaces the `expired` identity, unless another tunnel of this agent has done so meanwhile. The rate limit of
-    /// [`RequestInterval`](super::request_interval::RequestInterval) applies however often the gateway refuses.
+    /// Replaces the `expired` identity, unless another tunnel of this agent has done so meanwhile.
+    /// The rate limit of [`RequestInterval`](super::request_interval::RequestInterval) applies
+    /// however often the gateway refuses.
     pub(crate) async fn recover(&self, expired: &Identity) -> Result<Identity, RecoveryError> {
         let _one_at_a_time = self.recovery.lock().await;
         let state = &self.state;

@@ -1,5 +1,5 @@
-//! The certificate of a running agent, and its renewal through the tunnels before it expires. Open tunnels keep the
-//! certificate that they were opened with; new ones use the renewed certificate.
+//! The certificate of a running agent, and its renewal through the tunnels before it expires. Open
+//! tunnels keep the certificate that they were opened with; new ones use the renewed certificate.
 
 use std::cell::{Cell, RefCell};
 use std::pin::pin;
@@ -53,8 +53,8 @@ enum RenewalOutcome {
     Renewed(CertificateReply),
 }
 
-/// Replaces the certificate in the state folder: [`keep_fresh`](Self::keep_fresh) through the tunnels,
-/// [`recover`](Self::recover) through the apex.
+/// Replaces the certificate in the state folder: [`keep_fresh`](Self::keep_fresh) through the
+/// tunnels, [`recover`](Self::recover) through the apex.
 pub(crate) struct CertificateManager {
     pub(super) state: StateDir,
     pub(super) enrollment: Enrollment,
@@ -103,8 +103,9 @@ impl CertificateManager {
         }
     }
 
-    /// The identity for a tunnel, read each time, because renewal replaces it while the agent runs. It is on the disk: once a
-    /// tunnel has used its key, the gateway forgets the key before it, which a crash of the machine must not bring back.
+    /// The identity for a tunnel, read each time, because renewal replaces it while the agent runs.
+    /// It is on the disk: once a tunnel has used its key, the gateway forgets the key before it,
+    /// which a crash of the machine must not bring back.
     pub(crate) fn identity_for_tunnel(&self) -> Result<Identity, StateError> {
         let identity = self
             .state
@@ -131,8 +132,9 @@ impl CertificateManager {
 
     /// Renews the certificate whenever it is due. Never returns.
     pub(crate) async fn keep_fresh(&self) {
-        // Both are drawn once per certificate. A new random number at every check would make an early renewal more likely
-        // with each check; with the same key, the answer to a request that timed out is still useful.
+        // Both are drawn once per certificate. A new random number at every check would make an
+        // early renewal more likely with each check; with the same key, the answer to a request
+        // that timed out is still useful.
         let mut jitter = random();
         let mut key = None;
         let mut backoff = Backoff::default();
@@ -208,8 +210,8 @@ impl CertificateManager {
     }
 }
 
-/// The time to renew a certificate: after 60 to 73 % of its lifetime, depending on `random` (0 to 1), so that agents that
-/// were enrolled together do not renew together.
+/// The time to renew a certificate: after 60 to 73 % of its lifetime, depending on `random` (0 to
+/// 1), so that agents that were enrolled together do not renew together.
 fn due(validity: ValidityPeriod, random: f64) -> SystemTime {
     let lifetime = validity
         .not_after

@@ -1,5 +1,6 @@
-//! Rate limit of the agent's certificate requests. Each certificate costs the gateway a disk write and counts against the
-//! agent's quota, so a new certificate is not replaced at once, even if a clock is wrong.
+//! Rate limit of the agent's certificate requests. Each certificate costs the gateway a disk write
+//! and counts against the agent's quota, so a new certificate is not replaced at once, even if a
+//! clock is wrong.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -16,7 +17,8 @@ pub(crate) struct RequestInterval {
 }
 
 impl RequestInterval {
-    /// Records a new certificate; `lifetime` is the time until it expires by the gateway's clock, if known.
+    /// Records a new certificate; `lifetime` is the time until it expires by the gateway's clock,
+    /// if known.
     pub(crate) fn record(&self, lifetime: Option<Duration>) {
         let interval = lifetime.map_or(INTERVAL, |lifetime| {
             (lifetime / 3).clamp(INTERVAL_MIN, INTERVAL)

@@ -1,4 +1,5 @@
-//! The agent's state folder: its identity and the address of its gateway. Written by `enroll`, updated by `run`.
+//! The agent's state folder: its identity and the address of its gateway. Written by `enroll`,
+//! updated by `run`.
 
 use std::fs::{self, File, Metadata, TryLockError};
 use std::io::{self, Read};
@@ -72,10 +73,12 @@ pub(crate) struct StateLock {
 
 impl Drop for StateLock {
     fn drop(&mut self) {
-        // Closing the file is not enough: a child process that another thread is starting has a copy of it until exec,
-        // and the lock lasts as long as any copy (flock(2)).
+        // Closing the file is not enough: a child process that another thread is starting has a
+        // copy of it until exec, and the lock lasts as long as any copy (flock(2)).
         if let Some(Err(error)) = self.folder.as_ref().map(File::unlock) {
-            tracing::debug!(%error, "cannot unlock the state folder; it is unlocked when its last file descriptor is closed");
+            tracing::debug!(%error,
+                "cannot unlock the state folder; it is unlocked when its last file descriptor is \
+                 closed");
         }
     }
 }
@@ -85,7 +88,8 @@ pub enum StateError {
     #[error("{path}: {error}")]
     Io { path: String, error: io::Error },
     #[error(
-        "{path}: permission denied: this process runs as user {user}, and {folder} belongs to user {owner} (mode {mode:04o}); {}",
+        "{path}: permission denied: this process runs as user {user}, and {folder} belongs to user \
+         {owner} (mode {mode:04o}); {}",
         permission_remedy(*.user == *.owner)
     )]
     Permission {
@@ -97,17 +101,19 @@ pub enum StateError {
     },
     /// There is no agent in the folder.
     #[error(
-        "not enrolled: {path} does not exist; run `gw-agent enroll` with a token from the gateway's administrator (for the unit of \
-         the package, `systemctl start gw-agent-enroll`)"
+        "not enrolled: {path} does not exist; run `gw-agent enroll` with a token from the \
+         gateway's administrator (for the unit of the package, `systemctl start gw-agent-enroll`)"
     )]
     NotEnrolled { path: String },
     #[error(
-        "{path}: {error}; that user could replace what this process reads: run gw-agent as the owner, such as \
-         `sudo -u '#{}' gw-agent …`, or choose another folder with --state-dir", .error.owner
+        "{path}: {error}; that user could replace what this process reads: run gw-agent as the \
+         owner, such as `sudo -u '#{}' gw-agent …`, or choose another folder with \
+         --state-dir", .error.owner
     )]
     Owner { path: String, error: OtherOwner },
     #[error(
-        "{path} is damaged ({error}): delete it, and enroll again with a new token and `gw-agent enroll --force`"
+        "{path} is damaged ({error}): delete it, and enroll again with a new token and `gw-agent \
+         enroll --force`"
     )]
     Json {
         path: String,
@@ -125,15 +131,16 @@ pub enum StateError {
     )]
     Identity { path: String, error: UnfitIdentity },
     #[error(
-        "{path} does not exist, and with it the key of this agent is lost; enroll the agent again with a new token and \
-         `gw-agent enroll --force`"
+        "{path} does not exist, and with it the key of this agent is lost; enroll the agent again \
+         with a new token and `gw-agent enroll --force`"
     )]
     NoIdentity { path: String },
     #[error("{path} is not a folder; choose another one with --state-dir")]
     NotAFolder { path: String },
     #[error(
-        "{path} is in use by another gw-agent process{}, `run` or `enroll`: stop that process first; a second agent needs \
-         its own folder (--state-dir) and enrollment", pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
+        "{path} is in use by another gw-agent process{}, `run` or `enroll`: stop that process \
+         first; a second agent needs its own folder (--state-dir) and enrollment",
+        pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
     )]
     InUse { path: String, pid: Option<u32> },
 }
@@ -142,7 +149,8 @@ fn permission_remedy(is_owner: bool) -> &'static str {
     if is_owner {
         "`chmod 700` it, or choose another folder with --state-dir"
     } else {
-        "run gw-agent as that user, such as `sudo -u gw-agent gw-agent …`, or choose another folder with --state-dir"
+        "run gw-agent as that user, such as `sudo -u gw-agent gw-agent …`, or choose another \
+         folder with --state-dir"
     }
 }
 
@@ -154,8 +162,8 @@ pub struct OtherOwner {
     owner: u32,
 }
 
-/// Checks that a file or folder belongs to the user of this process, or to root, which has the rights of every user. Volumes
-/// of Kubernetes belong to root.
+/// Checks that a file or folder belongs to the user of this process, or to root, which has the
+/// rights of every user. Volumes of Kubernetes belong to root.
 pub(crate) fn check_owner(about: &Metadata) -> Result<(), OtherOwner> {
     let user = rustix::process::geteuid().as_raw();
     let owner = about.uid();
@@ -203,7 +211,8 @@ const ENROLLMENT: &str = "agent.json";
 const PENDING: &str = "enrollment.json";
 /// Size of a file that shows that the disk has space for an enrollment, in bytes.
 const PROBE_BYTES: usize = 64 * 1024;
-/// Holds private key and certificates in one file, so that a crash cannot leave a key and certificates that do not match.
+/// Holds private key and certificates in one file, so that a crash cannot leave a key and
+/// certificates that do not match.
 const IDENTITY: &str = "identity.pem";
 const GATEWAY_CA: &str = "gateway-ca.crt";
 /// URL of the backend of the last `gw-agent http` that ran with the folder, for `doctor`.
@@ -231,9 +240,9 @@ impl StateDir {
         self.remove("probe")
     }
 
-    /// Locks the folder, or fails if another process has locked it: two processes with one identity would replace each
-    /// other's tunnels. The kernel releases the lock however the process ends. Writes nothing. A folder of another user is
-    /// refused.
+    /// Locks the folder, or fails if another process has locked it: two processes with one identity
+    /// would replace each other's tunnels. The kernel releases the lock however the process ends.
+    /// Writes nothing. A folder of another user is refused.
     pub(crate) fn lock(&self) -> Result<StateLock, StateError> {
         let folder = File::open(&self.0).map_err(|error| StateError::io(&self.0, error))?;
         let about = folder
@@ -258,7 +267,8 @@ impl StateDir {
                 })
             }
             Err(TryLockError::Error(error)) => {
-                tracing::warn!(folder = %self.0.display(), %error, "the state folder cannot be locked; make sure that only one agent uses it");
+                tracing::warn!(folder = %self.0.display(), %error,
+                    "the state folder cannot be locked; make sure that only one agent uses it");
                 Ok(StateLock { folder: None })
             }
         }
@@ -303,8 +313,9 @@ impl StateDir {
         })
     }
 
-    /// As [`Self::identity`], with the file and its name on the disk, so that a crash of the machine does not bring back the
-    /// identity before it. The file with the certificate `durable` is known to be there.
+    /// As [`Self::identity`], with the file and its name on the disk, so that a crash of the
+    /// machine does not bring back the identity before it. The file with the certificate `durable`
+    /// is known to be there.
     pub(crate) fn durable_identity(
         &self,
         durable: Option<&CertificateDer<'_>>,

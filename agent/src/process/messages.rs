@@ -1,5 +1,6 @@
-//! Messages between supervisor and worker: a JSON object in each line of a Unix socket, which is the worker's standard
-//! input. Both may be of different releases, so either ignores messages that it does not know.
+//! Messages between supervisor and worker: a JSON object in each line of a Unix socket, which is
+//! the worker's standard input. Both may be of different releases, so either ignores messages that
+//! it does not know.
 
 use std::io;
 
@@ -13,9 +14,10 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum ToWorker {
-    /// The first message. `required` are the services for which the predecessor has tunnels, `program` is the stored
-    /// program that runs, if it is not the installed one, and `release_keys` are the keys by which the supervisor accepts
-    /// programs: an updated worker may be built with others.
+    /// The first message. `required` are the services for which the predecessor has tunnels,
+    /// `program` is the stored program that runs, if it is not the installed one, and
+    /// `release_keys` are the keys by which the supervisor accepts programs: an updated worker may
+    /// be built with others.
     Start {
         required: Vec<String>,
         #[serde(default)]
@@ -31,7 +33,8 @@ pub(super) enum ToWorker {
     Succeeded,
     /// Finish the requests and exit.
     Stop,
-    /// The supervisor exits now, and the next one starts a successor: serve until it has replaced all tunnels.
+    /// The supervisor exits now, and the next one starts a successor: serve until it has replaced
+    /// all tunnels.
     Detach,
     /// The program does not serve. If it is refused, it is not tried again.
     UpdateFailed {

@@ -1,6 +1,7 @@
-//! The processes of `gw-agent run`. A small supervisor keeps the process id; a worker serves. The supervisor starts a
-//! second worker for a new configuration or a new program, and the first one ends when its requests have ended: the
-//! gateway replaces the tunnels of an agent by its newer ones without failing a request.
+//! The processes of `gw-agent run`. A small supervisor keeps the process id; a worker serves. The
+//! supervisor starts a second worker for a new configuration or a new program, and the first one
+//! ends when its requests have ended: the gateway replaces the tunnels of an agent by its newer
+//! ones without failing a request.
 
 mod messages;
 mod settings;
@@ -37,8 +38,9 @@ fn settings(source: &ConfigSource) -> Result<SupervisorSettings, Failure> {
     SupervisorSettings::load(source, environment).map_err(|error| Failure::Usage(error.to_string()))
 }
 
-/// Runs the agent in a worker process until a signal stops it, or until its record was deleted if it `can_enroll` again.
-/// `invocation` make this program a worker with the configuration of `source`.
+/// Runs the agent in a worker process until a signal stops it, or until its record was deleted if
+/// it `can_enroll` again. `invocation` make this program a worker with the configuration of
+/// `source`.
 pub fn supervise(
     source: ConfigSource,
     invocation: Vec<OsString>,
@@ -75,9 +77,11 @@ fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// Runs the agent in this process, as a worker. Sends each service to `relayed` once its first tunnel is ready.
+/// Runs the agent in this process, as a worker. Sends each service to `relayed` once its first
+/// tunnel is ready.
 pub fn work(config: Config, relayed: Option<Sender<RelayedService>>) -> Result<(), Failure> {
-    // The kernel names a process after its path, which is a number for a stored program. Fails never: the name is short.
+    // The kernel names a process after its path, which is a number for a stored program. Fails
+    // never: the name is short.
     let _ = rustix::thread::set_name(c"gw-agent");
     let runtime = runtime()?;
     let worked = runtime.block_on(worker::work(config, relayed));

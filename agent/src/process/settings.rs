@@ -1,5 +1,5 @@
-//! What the supervisor reads of the configuration: its own settings alone. Workers check the whole of it, because an updated
-//! program may know keys that the installed one does not.
+//! What the supervisor reads of the configuration: its own settings alone. Workers check the whole
+//! of it, because an updated program may know keys that the installed one does not.
 
 use std::path::PathBuf;
 

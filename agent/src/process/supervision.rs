@@ -1,4 +1,5 @@
-//! What the supervisor does with its workers, without I/O: which one serves, which ones start or finish their requests.
+//! What the supervisor does with its workers, without I/O: which one serves, which ones start or
+//! finish their requests.
 
 mod actions;
 
@@ -10,7 +11,8 @@ pub(super) use self::actions::{Action, Blame, Input, WorkerNumber};
 use super::messages::ToWorker;
 use crate::succession::AgentEvent;
 
-/// Time in which a successor has to get its tunnels, and in which an updated program must not end by itself.
+/// Time in which a successor has to get its tunnels, and in which an updated program must not end
+/// by itself.
 pub(super) const TRIAL: Duration = Duration::from_secs(60);
 /// Time in which a worker answers that it expects a successor.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -20,13 +22,15 @@ const DETACH_WITHIN: Duration = Duration::from_secs(2);
 const RESUMED_WITHIN: Duration = Duration::from_secs(5);
 /// Time in which a failed successor exits.
 const FAILED_ENDS_WITHIN: Duration = Duration::from_secs(10);
-/// Predecessors that may still have requests. A further replacement waits until one of them has ended.
+/// Predecessors that may still have requests. A further replacement waits until one of them has
+/// ended.
 const LEAVING_MAX: usize = 4;
 
 /// Why a worker is replaced.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Cause {
-    /// A signal: with the configuration as it is now, and with this stored program or the installed one.
+    /// A signal: with the configuration as it is now, and with this stored program or the installed
+    /// one.
     Signal(Option<SignedProgram>),
     /// The worker has stored this program.
     Update(SignedProgram),
@@ -188,7 +192,8 @@ impl Supervision {
                     ..
                 },
             ) if worker == self.current.worker && hostnames.is_empty() => {
-                let error = "the agent has no tunnel at the moment, so it cannot be seen whether the new program gets one";
+                let error = "the agent has no tunnel at the moment, so it cannot be seen whether \
+                             the new program gets one";
                 self.give_up(error, Blame::Other);
             }
             (AgentEvent::Serving { hostnames }, ReplacementStep::Announced { cause, .. })
@@ -355,8 +360,10 @@ impl Supervision {
             if self.current.has_exited {
                 self.exit(0);
             }
-        } else if matches!(&self.step, ReplacementStep::Starting { candidate, .. } if *candidate == worker)
-        {
+        } else if matches!(
+            &self.step,
+            ReplacementStep::Starting { candidate, .. } if *candidate == worker
+        ) {
             let (error, blame) = match code {
                 // The configuration is wrong, whatever the program.
                 Some(2) => (
@@ -395,7 +402,8 @@ impl Supervision {
             return self.exit(code.unwrap_or(1));
         };
         let error = "the updated agent ended by itself within a minute".to_owned();
-        tracing::error!(version = %program.version, code, "{error}: going back to the program before");
+        tracing::error!(version = %program.version, code,
+            "{error}: going back to the program before");
         self.actions.push(Action::Fail {
             program,
             error,
@@ -431,7 +439,8 @@ impl Supervision {
         if !matches!(self.step, ReplacementStep::Steady) || self.leaving.len() >= LEAVING_MAX {
             if self.next_signal.is_some() || self.next_update.is_some() {
                 tracing::warn!(
-                    "the agent's process is replaced again once earlier ones have finished their requests"
+                    "the agent's process is replaced again once earlier ones have finished their \
+                     requests"
                 );
             }
             return;
@@ -515,7 +524,8 @@ impl Supervision {
                 candidate, until, ..
             } if *until <= self.now => {
                 let candidate = *candidate;
-                // The current worker replaces the tunnels that the candidate has got, and only then the candidate stops.
+                // The current worker replaces the tunnels that the candidate has got, and only then
+                // the candidate stops.
                 self.tell(candidate, ToWorker::ExpectSuccessor);
                 self.leave(
                     candidate,

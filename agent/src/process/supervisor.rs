@@ -1,4 +1,5 @@
-//! The supervisor: starts workers, passes messages and signals on, and runs updated programs. Decides by [`Supervision`].
+//! The supervisor: starts workers, passes messages and signals on, and runs updated programs.
+//! Decides by [`Supervision`].
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -183,7 +184,8 @@ impl Supervisor {
                     }) => {
                         self.settings.release_keys = release_keys;
                         if let Err(error) = core_dump::allow(core_dumps) {
-                            tracing::error!(%error, core_dumps, "cannot change whether core dumps are allowed");
+                            tracing::error!(%error, core_dumps,
+                                "cannot change whether core dumps are allowed");
                         }
                     }
                     // The new worker exits with the same error.
@@ -235,13 +237,15 @@ fn listen(hangup: Hangup) -> io::Result<mpsc::UnboundedReceiver<ReceivedSignal>>
 }
 
 impl Supervisor {
-    /// The program that is to run. Removes stored programs that are not newer than the installed one.
+    /// The program that is to run. Removes stored programs that are not newer than the installed
+    /// one.
     fn choose(&self, installed: Version) -> ChosenProgram {
         let Some(keys) = &self.settings.release_keys else {
             return ChosenProgram::default();
         };
         let record = self.settings.state.updates().unwrap_or_else(|error| {
-            tracing::error!(%error, "cannot read the record of updates: using the installed program");
+            tracing::error!(%error,
+                "cannot read the record of updates: using the installed program");
             UpdateRecord::default()
         });
         if let Some(program) = record.current {
@@ -266,13 +270,15 @@ impl Supervisor {
         if let Some(floor) = record.floor.filter(|floor| *floor > installed) {
             tracing::warn!(
                 %installed, %floor,
-                "the installed program is older than this agent's signed programs may be; install a newer package"
+                "the installed program is older than this agent's signed programs may be; install \
+                 a newer package"
             );
         }
         ChosenProgram::default()
     }
 
-    /// Reads and checks a stored program. Raises the lowest version that may run to the minimum of this program.
+    /// Reads and checks a stored program. Raises the lowest version that may run to the minimum of
+    /// this program.
     fn read(&self, program: &SignedProgram, keys: &ReleaseKeys) -> Result<Vec<u8>, String> {
         let state = &self.settings.state;
         let floor = state.updates().map_err(|error| error.to_string())?.floor;
@@ -286,14 +292,15 @@ impl Supervisor {
         Ok(content)
     }
 
-    /// Forgets the chosen program, so that a gateway can offer it again, and removes all stored ones.
+    /// Forgets the chosen program, so that a gateway can offer it again, and removes all stored
+    /// ones.
     fn use_installed(&self) {
         self.record(|record| record.current = None);
         stored::remove_others(&self.settings.state, None);
     }
 
-    /// Version of the installed program, whose file may have been replaced; that of this process if the program does not
-    /// answer.
+    /// Version of the installed program, whose file may have been replaced; that of this process if
+    /// the program does not answer.
     async fn installed_version(&self) -> Version {
         let mut command = Command::new(&self.installed);
         command
@@ -428,7 +435,8 @@ impl Supervisor {
             }
             (Some(program), Some(keys)) => self.spawn_stored(program, keys)?,
             (Some(_), None) => {
-                let error = "agent.toml turns updates off, and is not in use; mend it and reload the agent (SIGHUP)";
+                let error = "agent.toml turns updates off, and is not in use; mend it and reload \
+                             the agent (SIGHUP)";
                 return Err((error.to_owned(), Blame::Other));
             }
         };

@@ -1,5 +1,5 @@
-//! Executable copies of checked programs. The file in the state folder could be replaced between its check and its
-//! execution; the copy cannot.
+//! Executable copies of checked programs. The file in the state folder could be replaced between
+//! its check and its execution; the copy cannot.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, Write};
@@ -20,12 +20,13 @@ pub(crate) enum ExecutionError {
     #[error("cannot execute the checked program: {0}")]
     Io(#[from] io::Error),
     #[error(
-        "a copy of the program in memory may not be executed: {0}; {ALLOW}, or install this version as a package"
+        "a copy of the program in memory may not be executed: {0}; {ALLOW}, or install this \
+         version as a package"
     )]
     Memory(io::Error),
     #[error(
-        "a copy of the program may be executed neither in memory ({memory}) nor in {folder} ({file}); {ALLOW}, or mount the \
-         folder without noexec"
+        "a copy of the program may be executed neither in memory ({memory}) nor in {folder} \
+         ({file}); {ALLOW}, or mount the folder without noexec"
     )]
     MemoryAndFolder {
         memory: io::Error,
@@ -37,8 +38,9 @@ pub(crate) enum ExecutionError {
 const ALLOW: &str =
     "set the sysctl vm.memfd_noexec to 0 or 1, and let the security policy allow it";
 
-/// Copies checked content, and executes the copy by `spawn`, which gets its path. The copy is in memory. Where memory may not
-/// be executed, root uses a file without a name on the file system of `folder`.
+/// Copies checked content, and executes the copy by `spawn`, which gets its path. The copy is in
+/// memory. Where memory may not be executed, root uses a file without a name on the file system of
+/// `folder`.
 pub(crate) fn execute<T>(
     name: &str,
     content: &[u8],
@@ -66,7 +68,8 @@ pub(crate) fn execute<T>(
     let folder = folder.display().to_string();
     match in_folder {
         Ok(spawned) => {
-            tracing::warn!(error = %memory, folder, "memory may not be executed: a file of root is used in its place");
+            tracing::warn!(error = %memory, folder,
+                "memory may not be executed: a file of root is used in its place");
             Ok(spawned)
         }
         Err(file) => Err(ExecutionError::MemoryAndFolder {
@@ -78,7 +81,8 @@ pub(crate) fn execute<T>(
 }
 
 impl Executable {
-    /// Copies a program to memory, and seals the copy (memfd_create(2), `F_ADD_SEALS`): no process can change it.
+    /// Copies a program to memory, and seals the copy (memfd_create(2), `F_ADD_SEALS`): no process
+    /// can change it.
     fn sealed(name: &str, content: &[u8]) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let mut file = File::from(
@@ -94,8 +98,8 @@ impl Executable {
         Self::compared(file, content)
     }
 
-    /// Copies a program to a file without a name on the file system of `folder` (`O_TMPFILE`). Only this process, its user
-    /// and root can change it: for root, where memory is not executable.
+    /// Copies a program to a file without a name on the file system of `folder` (`O_TMPFILE`). Only
+    /// this process, its user and root can change it: for root, where memory is not executable.
     fn nameless(folder: &Path, content: &[u8]) -> io::Result<Self> {
         let without_a_name = OFlags::TMPFILE.bits().cast_signed();
         let mut written = OpenOptions::new()
@@ -111,7 +115,8 @@ impl Executable {
         Self::compared(file, content)
     }
 
-    /// Compares the sealed copy with the checked bytes: before the seal, another process of the same user could change it.
+    /// Compares the sealed copy with the checked bytes: before the seal, another process of the
+    /// same user could change it.
     fn compared(mut file: File, content: &[u8]) -> io::Result<Self> {
         let mut copy = Vec::with_capacity(content.len());
         file.rewind()?;

@@ -83,7 +83,8 @@ impl Updates {
         let Some(keys) = &self.release_keys else {
             return;
         };
-        // A program that was signed with a newer version than it has would otherwise be run again and again.
+        // A program that was signed with a newer version than it has would otherwise be run again
+        // and again.
         let runs = |program: &SignedProgram| self.running.as_ref() == Some(program);
         let is_new = |program: &SignedProgram| {
             program.supersedes(Version::own()) && !runs(program) && !self.is_refused(program)

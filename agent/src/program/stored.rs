@@ -27,8 +27,8 @@ pub(crate) struct UpdateRecord {
     /// Whether `current` has served for the time of its trial.
     #[serde(default)]
     pub(crate) is_proven: bool,
-    /// Lowest version of a stored program that may run: the highest that has served for the time of its trial, or that the
-    /// release key has required.
+    /// Lowest version of a stored program that may run: the highest that has served for the time of
+    /// its trial, or that the release key has required.
     #[serde(default)]
     pub(crate) floor: Option<Version>,
     /// Programs that did not serve, the last one last.
@@ -52,7 +52,8 @@ pub(crate) struct FailedProgram {
 }
 
 impl UpdateRecord {
-    /// Adds a failure, and forgets the oldest program if there are too many. A refused program is not tried again.
+    /// Adds a failure, and forgets the oldest program if there are too many. A refused program is
+    /// not tried again.
     pub(crate) fn add_failure(&mut self, program: &SignedProgram, error: &str, is_refused: bool) {
         let SignedProgram {
             version, sha256, ..
@@ -104,7 +105,8 @@ pub(crate) fn path(state: &StateDir, program: &SignedProgram) -> PathBuf {
     folder(state).join(format!("gw-agent-{}-{hash}", program.version))
 }
 
-/// The file of a program that is to be downloaded, with its space on the disk. Removed unless the program is stored.
+/// The file of a program that is to be downloaded, with its space on the disk. Removed unless the
+/// program is stored.
 #[derive(Debug)]
 pub(crate) struct ReservedFile {
     /// `None` once the program is stored.
@@ -133,7 +135,8 @@ impl ReservedFile {
         };
         if let Some(file) = &reserved.file {
             match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, program.size) {
-                // The file system cannot reserve space: a full disk is found when the program is written.
+                // The file system cannot reserve space: a full disk is found when the program is
+                // written.
                 Ok(()) | Err(Errno::OPNOTSUPP) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -167,7 +170,8 @@ impl ReservedFile {
 impl Drop for ReservedFile {
     fn drop(&mut self) {
         if self.file.is_some() {
-            // A program that is not stored leaves nothing; what remains after a crash is removed with other old programs.
+            // A program that is not stored leaves nothing; what remains after a crash is removed
+            // with other old programs.
             let _ = fs::remove_file(&self.temporary);
         }
     }
@@ -212,7 +216,8 @@ pub(crate) fn remove_others(state: &StateDir, kept: Option<&Path>) {
     }
 }
 
-/// Reads a file of this user, of at most one byte more than the largest program. Follows no link at the end of the path.
+/// Reads a file of this user, of at most one byte more than the largest program. Follows no link at
+/// the end of the path.
 fn read_own(path: &Path) -> io::Result<Vec<u8>> {
     // Without waiting for the other end of a pipe.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;

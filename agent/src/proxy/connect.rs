@@ -21,15 +21,16 @@ const HEAD_LIMITS: HeadLimits = HeadLimits {
 };
 /// Most interim answers (1xx) before the final one.
 const INTERIM_MAX: usize = 8;
-/// Time limit from the resolution of the proxy's name to its answer. Shorter than the limits of exchanges with the
-/// gateway, so that the error names the proxy.
+/// Time limit from the resolution of the proxy's name to its answer. Shorter than the limits of
+/// exchanges with the gateway, so that the error names the proxy.
 const TIME_LIMIT: Duration = Duration::from_secs(9);
 
 /// Why there is no connection through a proxy. `proxy` and `target` are `HOST:PORT`.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
     #[error(
-        "the proxy at {proxy} cannot be reached: {error}; check `proxy` ({from}) and that the proxy runs"
+        "the proxy at {proxy} cannot be reached: {error}; check `proxy` ({from}) and that the \
+         proxy runs"
     )]
     Unreachable {
         proxy: String,
@@ -37,13 +38,14 @@ pub enum ProxyError {
         error: io::Error,
     },
     #[error(
-        "the proxy at {proxy} did not connect to {target} within {0:?}; check that it reaches that host and port",
+        "the proxy at {proxy} did not connect to {target} within {0:?}; check that it reaches that \
+         host and port",
         TIME_LIMIT
     )]
     TimedOut { proxy: String, target: String },
     #[error(
-        "the proxy at {proxy} requires a user and password ({status}): write {from} as http://USER:PASSWORD@HOST:PORT, or \
-         http://USER@HOST:PORT with `proxy_password_file`"
+        "the proxy at {proxy} requires a user and password ({status}): write {from} as \
+         http://USER:PASSWORD@HOST:PORT, or http://USER@HOST:PORT with `proxy_password_file`"
     )]
     CredentialsRequired {
         proxy: String,
@@ -51,22 +53,24 @@ pub enum ProxyError {
         status: StatusCode,
     },
     #[error(
-        "the proxy at {proxy} does not accept the user and password of {from} ({status}): correct them; bytes other than \
-         letters and digits are written as %XX there"
+        "the proxy at {proxy} does not accept the user and password of {from} ({status}): correct \
+         them; bytes other than letters and digits are written as %XX there"
     )]
     CredentialsRefused {
         proxy: String,
         from: String,
         status: StatusCode,
     },
-    #[error("the proxy at {proxy} refused a connection to {target}: it answered {status}; {}", advice(*.status))]
+    #[error("the proxy at {proxy} refused a connection to {target}: it answered {status}; \
+             {}", advice(*.status))]
     Refused {
         proxy: String,
         target: String,
         status: StatusCode,
     },
     #[error(
-        "the proxy at {proxy} did not answer CONNECT with valid HTTP: {error}; check that {from} is an HTTP proxy"
+        "the proxy at {proxy} did not answer CONNECT with valid HTTP: {error}; check that {from} \
+         is an HTTP proxy"
     )]
     Head {
         proxy: String,
@@ -74,11 +78,13 @@ pub enum ProxyError {
         error: InvalidHead,
     },
     #[error(
-        "the proxy at {proxy} closed the connection before it answered CONNECT {target}; its log may say why"
+        "the proxy at {proxy} closed the connection before it answered CONNECT {target}; its log \
+         may say why"
     )]
     Closed { proxy: String, target: String },
     #[error(
-        "the proxy at {proxy} sent bytes before the connection to {target} was used; it is no proxy for CONNECT"
+        "the proxy at {proxy} sent bytes before the connection to {target} was used; it is no \
+         proxy for CONNECT"
     )]
     Early { proxy: String, target: String },
 }
@@ -135,7 +141,8 @@ impl Proxy {
         let request = Secret::new(format!(
             "CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{field}\r\n"
         ));
-        // An error of sending is followed by the end of the connection, unless the proxy has answered already.
+        // An error of sending is followed by the end of the connection, unless the proxy has
+        // answered already.
         let _ = socket
             .send_all(&mut [IoSlice::new(request.reveal().as_bytes())])
             .await;
@@ -227,8 +234,8 @@ mod tests {
     use super::super::ProxySettings;
     use super::*;
 
-    /// Connects to `gateway.test:443` through a proxy that answers with `answer` and closes. Returns the request that the
-    /// proxy received, and the error.
+    /// Connects to `gateway.test:443` through a proxy that answers with `answer` and closes.
+    /// Returns the request that the proxy received, and the error.
     fn connect(userinfo: &str, answer: &'static [u8]) -> (String, Result<(), String>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{userinfo}{}", listener.local_addr().unwrap());
@@ -262,7 +269,8 @@ mod tests {
         assert_eq!(connected, Ok(()));
         assert_eq!(
             request,
-            "CONNECT gateway.test:443 HTTP/1.1\r\nHost: gateway.test:443\r\nProxy-Authorization: Basic dXNlcjpwQHNz\r\n\r\n"
+            "CONNECT gateway.test:443 HTTP/1.1\r\nHost: gateway.test:443\r\n\
+             Proxy-Authorization: Basic dXNlcjpwQHNz\r\n\r\n"
         );
         let (request, connected) = connect(
             "",

@@ -26,8 +26,8 @@ enum Hosts {
 }
 
 impl Exceptions {
-    /// Parses a list, separated by commas or spaces. Every program reads this variable in its own way, so entries of an
-    /// unknown form are ignored.
+    /// Parses a list, separated by commas or spaces. Every program reads this variable in its own
+    /// way, so entries of an unknown form are ignored.
     pub(super) fn parse(text: &str) -> Self {
         let entries = text
             .split([',', ' ', '\t'])

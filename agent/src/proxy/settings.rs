@@ -1,4 +1,5 @@
-//! Settings of the proxy: the agent's own key and the variables of all programs. Pure, but for the file of the password.
+//! Settings of the proxy: the agent's own key and the variables of all programs. Pure, but for the
+//! file of the password.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -15,7 +16,8 @@ use zeroize::Zeroizing;
 
 use super::exceptions::Exceptions;
 
-/// Variables that name a proxy for connections with TLS, read by many programs; the first one that is set applies.
+/// Variables that name a proxy for connections with TLS, read by many programs; the first one that
+/// is set applies.
 const PROXY_VARIABLES: [&str; 2] = ["HTTPS_PROXY", "https_proxy"];
 /// Variables that list the hosts which no proxy is used for.
 const EXCEPTION_VARIABLES: [&str; 2] = ["NO_PROXY", "no_proxy"];
@@ -57,7 +59,8 @@ struct Credentials {
 }
 
 impl ProxySettings {
-    /// Takes the keys `proxy` and `proxy_password_file`; the variables of all programs apply where `proxy` is not set.
+    /// Takes the keys `proxy` and `proxy_password_file`; the variables of all programs apply where
+    /// `proxy` is not set.
     pub(crate) fn take(keys: &mut Keys<'_>) -> Self {
         let own = keys.unshown("proxy", FORM);
         let password_file = keys.text("proxy_password_file", "a file", |text| {
@@ -134,8 +137,8 @@ impl ProxySettings {
         })
     }
 
-    /// The proxy for connections to `host`, a name or an address literal. Proxies of variables that all programs read
-    /// are not used for this machine itself.
+    /// The proxy for connections to `host`, a name or an address literal. Proxies of variables that
+    /// all programs read are not used for this machine itself.
     pub(crate) fn for_host(&self, host: &str, port: u16) -> Option<&Proxy> {
         let proxy = self.proxy.as_ref()?;
         let is_own = !PROXY_VARIABLES.contains(&proxy.source.as_str());
@@ -167,14 +170,15 @@ fn parse(url: &str) -> Result<(String, u16, Option<Credentials>), String> {
         "http" => {}
         "https" => {
             return Err(
-                "https:// proxies are not supported, because TLS to the gateway would run inside TLS to the proxy; \
-                        use an http:// proxy, or an empty `proxy` to connect directly"
+                "https:// proxies are not supported, because TLS to the gateway would run inside \
+                 TLS to the proxy; use an http:// proxy, or an empty `proxy` to connect directly"
                     .to_owned(),
             );
         }
         "socks" | "socks4" | "socks4a" | "socks5" | "socks5h" => {
             return Err(
-                "SOCKS proxies are not supported; use an http:// proxy, or an empty `proxy` to connect directly"
+                "SOCKS proxies are not supported; use an http:// proxy, or an empty `proxy` to \
+                 connect directly"
                     .to_owned(),
             );
         }
@@ -221,13 +225,14 @@ fn credentials(userinfo: &str) -> Result<Credentials, String> {
             password: Some(password),
         }),
         _ => Err(format!(
-            "its user or password is not valid: write bytes other than letters and digits as %XX, in UTF-8, without control \
-             characters, at most {CREDENTIAL_MAX} bytes each"
+            "its user or password is not valid: write bytes other than letters and digits as %XX, \
+             in UTF-8, without control characters, at most {CREDENTIAL_MAX} bytes each"
         )),
     }
 }
 
-/// Decodes `%XX`; `None` if a `%` is not followed by two hexadecimal digits, or the bytes are not UTF-8.
+/// Decodes `%XX`; `None` if a `%` is not followed by two hexadecimal digits, or the bytes are not
+/// UTF-8.
 fn decode(text: &str) -> Option<String> {
     let is_escape = |rest: &str| {
         rest.as_bytes()

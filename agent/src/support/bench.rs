@@ -1,4 +1,5 @@
-//! Entry point of benches/: the agent's end of a tunnel, with a backend in memory. Not a public interface.
+//! Entry point of benches/: the agent's end of a tunnel, with a backend in memory. Not a public
+//! interface.
 
 use std::cell::Cell;
 use std::io;
@@ -31,8 +32,8 @@ pub struct CannedBackend {
     pub connections: u32,
 }
 
-/// Serves a tunnel with this backend, on the reactor of the calling thread. Without control messages and heartbeats,
-/// which depend on the time.
+/// Serves a tunnel with this backend, on the reactor of the calling thread. Without control
+/// messages and heartbeats, which depend on the time.
 pub fn serve(transport: impl Transport + 'static, backend: &CannedBackend) -> io::Result<()> {
     let hostname = "acme--api.eu1.example.com";
     let mut mistakes = Vec::new();

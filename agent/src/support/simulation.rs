@@ -1,5 +1,5 @@
-//! Entry point of gateway/simulation: an agent as a task of the calling thread's reactor, its state folder, and what invariants need
-//! to know of it. Not a public interface.
+//! Entry point of gateway/simulation: an agent as a task of the calling thread's reactor, its state
+//! folder, and what invariants need to know of it. Not a public interface.
 
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
@@ -14,8 +14,8 @@ use crate::tunnel::AgentContext;
 use crate::tunnel::registry::RegisteredService;
 use crate::tunnel::session::Session;
 
-/// Stores the identity of an agent that has enrolled, as `gw-agent enroll` does: its private key followed by its certificates,
-/// and the certificate of the gateway's authority. Both are PEM.
+/// Stores the identity of an agent that has enrolled, as `gw-agent enroll` does: its private key
+/// followed by its certificates, and the certificate of the gateway's authority. Both are PEM.
 pub fn enrolled(
     state: &StateDir,
     enrollment: &Enrollment,
@@ -25,10 +25,11 @@ pub fn enrolled(
     state.complete(enrollment, identity, Some(gateway_authority))
 }
 
-/// Makes an agent that no supervisor runs, without trace collector, admin listener and lock of the state folder. The future
-/// ends after `stop` has become true, or its sender was dropped, and the last request has ended. Must be called by a task, and
-/// the future awaited by one: both use the reactor of the thread. Other tasks of the agent remain, which on a thread of its own
-/// end with the reactor.
+/// Makes an agent that no supervisor runs, without trace collector, admin listener and lock of the
+/// state folder. The future ends after `stop` has become true, or its sender was dropped, and the
+/// last request has ended. Must be called by a task, and the future awaited by one: both use the
+/// reactor of the thread. Other tasks of the agent remain, which on a thread of its own end with
+/// the reactor.
 pub fn run(
     config: Config,
     stop: watch::Receiver<bool>,
@@ -42,8 +43,8 @@ pub fn run(
 pub struct RunningAgent(Weak<AgentContext>);
 
 impl RunningAgent {
-    /// What the agent holds now, by hostname of the service; `None` once its tasks have been dropped. Services that the agent
-    /// does not serve, or not any more, are left out.
+    /// What the agent holds now, by hostname of the service; `None` once its tasks have been
+    /// dropped. Services that the agent does not serve, or not any more, are left out.
     pub fn probe(&self) -> Option<BTreeMap<String, ServiceProbe>> {
         let agent = self.0.upgrade()?;
         let services = agent.registry.services();

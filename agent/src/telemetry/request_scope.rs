@@ -57,7 +57,8 @@ impl RequestScope {
         Some(display(recording.span.context.context.trace()))
     }
 
-    /// Records that the request has a backend connection. If the request is sent again, the last connection counts.
+    /// Records that the request has a backend connection. If the request is sent again, the last
+    /// connection counts.
     pub(crate) fn connected(&self, connection: impl FnOnce() -> BackendConnection) {
         let now = Instant::now();
         self.connected.set(Some(now));

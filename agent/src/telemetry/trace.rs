@@ -25,7 +25,8 @@ impl Tracing {
         }
     }
 
-    /// Adds the trace context to the request's fields and returns the recording if the trace is sampled.
+    /// Adds the trace context to the request's fields and returns the recording if the trace is
+    /// sampled.
     pub(crate) fn begin(&self, request: &mut RequestHead, slots_in_use: u32) -> Option<Recording> {
         let context = self.tracer.begin(&request.headers);
         context.write_to(&mut request.headers);

@@ -24,7 +24,8 @@ const QUEUE_MAX: usize = 64 * 1024;
 /// Longest logged reason for the end of a tunnel.
 const REASON_MAX: usize = 100;
 
-/// Handles and sends messages until the tunnel ends or is closing. After an error, the tunnel must end.
+/// Handles and sends messages until the tunnel ends or is closing. After an error, the tunnel must
+/// end.
 pub(super) async fn serve(session: &Session, tunnel: &Tunnel) -> Result<(), InvalidMessage> {
     match select(
         pin!(receive(session, tunnel)),
@@ -89,8 +90,8 @@ async fn receive(session: &Session, tunnel: &Tunnel) -> Result<(), InvalidMessag
     Ok(())
 }
 
-/// Reports statistics when they change, sends queued certificate requests, and sends a drain message when the agent
-/// stops. Returns when the tunnel is to end.
+/// Reports statistics when they change, sends queued certificate requests, and sends a drain
+/// message when the agent stops. Returns when the tunnel is to end.
 async fn report(session: &Session, tunnel: &Tunnel) {
     let mut stop = session.stop.clone();
     let mut phase = session.phase.subscribe();

@@ -1,4 +1,5 @@
-//! Opening a tunnel: connect, TLS, HTTP/1.1 upgrade. Replaces the certificate if the gateway reports it as expired.
+//! Opening a tunnel: connect, TLS, HTTP/1.1 upgrade. Replaces the certificate if the gateway
+//! reports it as expired.
 
 use std::time::Duration;
 
@@ -30,7 +31,8 @@ pub(crate) enum DialError {
     #[error(transparent)]
     Gateway(#[from] GatewayError),
     #[error(
-        "an administrator has revoked this agent; enroll it again with a new token and `gw-agent enroll --force`"
+        "an administrator has revoked this agent; enroll it again with a new token and `gw-agent \
+         enroll --force`"
     )]
     Revoked,
     #[error(transparent)]
@@ -41,7 +43,8 @@ pub(crate) enum DialError {
     Identity(#[from] UnfitIdentity),
 }
 
-/// Opens a tunnel for the service at `hostname`. Every call resolves the gateway's name and reads the identity again.
+/// Opens a tunnel for the service at `hostname`. Every call resolves the gateway's name and reads
+/// the identity again.
 ///
 /// The gateway decides whether the certificate has expired, because the local clock may be wrong.
 pub(crate) async fn dial(agent: &AgentContext, hostname: &str) -> Result<TlsStream, DialError> {
@@ -51,8 +54,9 @@ pub(crate) async fn dial(agent: &AgentContext, hostname: &str) -> Result<TlsStre
             let identity = agent.certificates.recover(&identity).await?;
             open(&agent.config, hostname, &identity, &agent.clock).await
         }
-        // The services may have changed while the agent had no tunnel. The reply to a certificate request lists them. It also
-        // decides whether the record of the agent was deleted: a worker may not have the newest records.
+        // The services may have changed while the agent had no tunnel. The reply to a certificate
+        // request lists them. It also decides whether the record of the agent was deleted: a worker
+        // may not have the newest records.
         Err(DialError::Gateway(error)) if error.is_not_in_records() => {
             match agent.certificates.recover(&identity).await {
                 Ok(_) | Err(RecoveryError::TooSoon(_)) => Err(error.into()),
@@ -105,7 +109,8 @@ async fn upgrade(
     let answer = authenticated(stream, hostname, identity, request, BODY_MAX, &mut buffer).await?;
     clock.set_from_headers(&answer.headers);
     if answer.status == StatusCode::SWITCHING_PROTOCOLS {
-        // The gateway sends first after the upgrade, so the buffer may contain the beginning of its preface.
+        // The gateway sends first after the upgrade, so the buffer may contain the beginning of its
+        // preface.
         stream.unread(&buffer);
         return Ok(());
     }
@@ -116,8 +121,8 @@ async fn upgrade(
     })
 }
 
-/// Sends the request that `request` makes, and again with a proof if the gateway asks for one. The body of the answer may
-/// have `body_max` bytes.
+/// Sends the request that `request` makes, and again with a proof if the gateway asks for one. The
+/// body of the answer may have `body_max` bytes.
 pub(crate) async fn authenticated(
     stream: &TlsStream,
     hostname: &str,
@@ -127,8 +132,8 @@ pub(crate) async fn authenticated(
     buffer: &mut BytesMut,
 ) -> Result<Reply, DialError> {
     let answer = connection::exchange_up_to(stream, &request(None), body_max, buffer).await?;
-    // A gateway that does not request the client certificate in TLS sends a challenge here, once: a second 401 is a
-    // refusal.
+    // A gateway that does not request the client certificate in TLS sends a challenge here, once: a
+    // second 401 is a refusal.
     if answer.status == StatusCode::UNAUTHORIZED
         && let Some(field) = answer.headers.get(WWW_AUTHENTICATE)
         && let Some(challenge) = field.to_str().ok().and_then(handshake::parse_challenge)
@@ -169,7 +174,8 @@ impl DialError {
         }
     }
 
-    /// Whether another node of the gateway may open the tunnel: the node that was reached cannot serve for the moment.
+    /// Whether another node of the gateway may open the tunnel: the node that was reached cannot
+    /// serve for the moment.
     pub(crate) fn is_of_one_node(&self) -> bool {
         let Self::Gateway(error) = self else {
             return false;
@@ -202,8 +208,8 @@ mod tests {
 
     const ACCEPTED: &str = "HTTP/1.1 101 X\r\nconnection: upgrade\r\nupgrade: gw-tunnel\r\n\r\nabc";
 
-    /// Dials with a certificate that is valid in `years`. Returns the first bytes of the tunnel or the error, and the
-    /// start lines of the requests that the gateway received.
+    /// Dials with a certificate that is valid in `years`. Returns the first bytes of the tunnel or
+    /// the error, and the start lines of the requests that the gateway received.
     fn dial_once(
         years: std::ops::Range<i32>,
         answer: impl FnMut(&Authority, &Request) -> String + Send + 'static,

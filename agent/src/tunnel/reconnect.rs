@@ -1,5 +1,5 @@
-//! Coordination of reconnects. All services of an agent have the same gateway, so the success of one tunnel ends the
-//! pauses of the others.
+//! Coordination of reconnects. All services of an agent have the same gateway, so the success of
+//! one tunnel ends the pauses of the others.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use crate::backoff::Backoff;
 const ATTEMPTS: usize = 32;
 /// Services woken by the success of another one reconnect within this time, evenly spread.
 const WOKEN_WITHIN: Duration = Duration::from_millis(250);
-/// Range of the pause after a reserve tunnel has ended. Another process with the same identity has the newer tunnel, and the
-/// range limits how often the two replace each other.
+/// Range of the pause after a reserve tunnel has ended. Another process with the same identity has
+/// the newer tunnel, and the range limits how often the two replace each other.
 const DISPLACED: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(30)];
 
 /// The pause after a reserve tunnel has ended; `random` is between 0 and 1.
@@ -59,8 +59,8 @@ impl Reconnects {
         Successes(self.successes.subscribe())
     }
 
-    /// Records that a tunnel became ready. Ends the pauses of the services that could not reach the gateway. Returns whether
-    /// it is the first one.
+    /// Records that a tunnel became ready. Ends the pauses of the services that could not reach the
+    /// gateway. Returns whether it is the first one.
     pub(crate) fn record_success(&self) -> bool {
         self.successes.send_modify(|successes| *successes += 1);
         *self.successes.borrow() == 1
@@ -80,8 +80,8 @@ impl Successes {
         self.0.mark_unchanged();
     }
 
-    /// Waits for `delay` or for a success, and returns true for a success. `random` (0 to 1) spreads the services that
-    /// the same success wakes.
+    /// Waits for `delay` or for a success, and returns true for a success. `random` (0 to 1)
+    /// spreads the services that the same success wakes.
     pub(crate) async fn pause(&mut self, delay: Duration, random: f64) -> bool {
         match select(pin!(self.0.changed()), runtime::sleep(delay)).await {
             Either::Left((Ok(()), _)) => {

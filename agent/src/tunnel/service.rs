@@ -20,14 +20,16 @@ use crate::tunnel::registry::RegisteredService;
 use crate::tunnel::session::{self, Phase, Session};
 use crate::tunnel::{AgentContext, RelayedService};
 
-/// Longest pause after a refusal by a node that cannot serve for the moment: the next attempt may reach another node.
+/// Longest pause after a refusal by a node that cannot serve for the moment: the next attempt may
+/// reach another node.
 const OTHER_NODE_WITHIN: Duration = Duration::from_secs(10);
 /// Longest wait for a connection to a backend when the agent starts.
 const PROBED_WITHIN: Duration = Duration::from_secs(3);
 /// The agents of a draining gateway reconnect to its successor spread over this time.
 const SUCCESSOR_WITHIN: Duration = Duration::from_millis(500);
 
-/// Keeps a tunnel for the service at `hostname` until `stop` is true; returns when the last request has ended.
+/// Keeps a tunnel for the service at `hostname` until `stop` is true; returns when the last request
+/// has ended.
 pub(crate) async fn keep_tunnel(
     agent: Rc<AgentContext>,
     hostname: String,
@@ -63,8 +65,8 @@ async fn warn_of_unreachable(service: String, pool: Rc<Pool>) {
                 %service,
                 %backend,
                 %error,
-                "the backend does not take connections: requests are answered with 502 until it does; start it, or correct its \
-                 address"
+                "the backend does not take connections: requests are answered with 502 until it \
+                 does; start it, or correct its address"
             );
         }
     }
@@ -174,8 +176,9 @@ impl ServiceTask {
         let displaced = || {
             tracing::error!(
                 service = %self.hostname,
-                "another process with this agent's identity has a newer tunnel, possibly with a copy of the state folder; \
-                 this one stays open as a reserve; enroll every agent separately"
+                "another process with this agent's identity has a newer tunnel, possibly with a \
+                 copy of the state folder; this one stays open as a reserve; enroll every agent \
+                 separately"
             );
         };
         let was_ready = follow(&mut watched, &self.stop, displaced, || {
@@ -246,10 +249,11 @@ fn retry_pause(delay: Duration, retry_after: Duration, is_of_one_node: bool) -> 
 /// Pause before the next attempt.
 enum Pause {
     For(Duration),
-    /// The successor of this process has replaced the tunnel: none is opened unless the successor fails.
+    /// The successor of this process has replaced the tunnel: none is opened unless the successor
+    /// fails.
     Succeeded,
-    /// The gateway cannot be reached or has no capacity. A [`PauseEnd`] event ends the pause early, but not before
-    /// `at_least`, which the gateway requested.
+    /// The gateway cannot be reached or has no capacity. A [`PauseEnd`] event ends the pause early,
+    /// but not before `at_least`, which the gateway requested.
     Unreachable {
         retry_in: Duration,
         at_least: Duration,
@@ -266,8 +270,8 @@ enum PauseEnd {
     DrainedTunnelEnded,
 }
 
-/// Waits for `delay` or for a sign that the gateway is available. `ending` are the tunnels of this service that may still
-/// have requests.
+/// Waits for `delay` or for a sign that the gateway is available. `ending` are the tunnels of this
+/// service that may still have requests.
 async fn wait_for_gateway(
     successes: &mut Successes,
     ending: &mut [watch::Receiver<Phase>],
@@ -290,8 +294,9 @@ async fn wait_for_gateway(
     }
 }
 
-/// Follows a tunnel until it needs a replacement or the service stops. Calls `on_ready` once if the tunnel becomes ready,
-/// and returns whether it did. Calls `on_reserve` each time the tunnel becomes a reserve.
+/// Follows a tunnel until it needs a replacement or the service stops. Calls `on_ready` once if the
+/// tunnel becomes ready, and returns whether it did. Calls `on_reserve` each time the tunnel
+/// becomes a reserve.
 async fn follow(
     phase: &mut watch::Receiver<Phase>,
     stop: &watch::Receiver<bool>,

@@ -23,17 +23,18 @@ use crate::telemetry::counts::Counts;
 use crate::telemetry::request_scope::RequestScope;
 use crate::tunnel::{AgentContext, control_messages};
 
-/// Life-cycle phase of a tunnel. Later phases compare as greater. Only a [reserve](Self::Reserve) goes back, to
-/// [`Self::Ready`].
+/// Life-cycle phase of a tunnel. Later phases compare as greater. Only a [reserve](Self::Reserve)
+/// goes back, to [`Self::Ready`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     Starting,
     /// Registered at the gateway.
     Ready,
-    /// Another process with this identity has a newer tunnel, which gets the requests. The gateway uses this one again when the
-    /// newer one has ended.
+    /// Another process with this identity has a newer tunnel, which gets the requests. The gateway
+    /// uses this one again when the newer one has ended.
     Reserve,
-    /// The gateway drains: the agent opens another tunnel, and this one stays open until the gateway closes it.
+    /// The gateway drains: the agent opens another tunnel, and this one stays open until the
+    /// gateway closes it.
     GatewayDrains,
     /// Another tunnel of this process or of its successor has replaced this one.
     Replaced,
@@ -58,8 +59,8 @@ pub(crate) struct Session {
     pub(crate) stop: watch::Receiver<bool>,
     /// True when the gateway has confirmed that it sends no more requests.
     pub(crate) no_more_requests: watch::Sender<bool>,
-    /// A newer tunnel of this identity gets the requests. Unlike [`Phase::Replaced`], which an idle tunnel leaves at once, this
-    /// flag stays set.
+    /// A newer tunnel of this identity gets the requests. Unlike [`Phase::Replaced`], which an idle
+    /// tunnel leaves at once, this flag stays set.
     pub(crate) displaced: Cell<bool>,
 }
 
@@ -105,7 +106,8 @@ pub(crate) async fn serve(session: Rc<Session>, tunnel: TlsStream) {
 
 async fn run(session: &Rc<Session>, stream: TlsStream) -> Result<(), TunnelError> {
     if let Err(error) = stream.socket().detect_dead_peer(heartbeat::TCP_DEAD_AFTER) {
-        tracing::warn!(%error, "cannot set TCP keep-alive on the tunnel; heartbeats still detect a dead gateway");
+        tracing::warn!(%error,
+            "cannot set TCP keep-alive on the tunnel; heartbeats still detect a dead gateway");
     }
     if let Err(error) = stream.socket().limit_unsent(connection::UNSENT) {
         tracing::warn!(%error, "cannot limit the unsent bytes of the tunnel's socket");
@@ -130,7 +132,8 @@ async fn run(session: &Rc<Session>, stream: TlsStream) -> Result<(), TunnelError
     ended
 }
 
-/// Drives the tunnel and starts a task for every stream that the gateway opens. Ready when the connection has ended.
+/// Drives the tunnel and starts a task for every stream that the gateway opens. Ready when the
+/// connection has ended.
 pub(crate) fn poll_serve(
     cx: &mut Context<'_>,
     session: &Rc<Session>,
@@ -147,8 +150,8 @@ pub(crate) fn poll_serve(
     driven
 }
 
-/// Lets the gateway send as far ahead on each stream as it has announced. The endpoint keeps all streams within the
-/// budget.
+/// Lets the gateway send as far ahead on each stream as it has announced. The endpoint keeps all
+/// streams within the budget.
 fn apply_window(endpoint: &mut Endpoint) -> Result<(), TunnelError> {
     if let Some(bytes) = endpoint.announced_window() {
         endpoint.set_credit(
@@ -181,7 +184,8 @@ fn attend(
     }
 }
 
-/// Ends a tunnel without requests: sends all frames, then `close_notify`, and waits for the gateway to close.
+/// Ends a tunnel without requests: sends all frames, then `close_notify`, and waits for the gateway
+/// to close.
 struct Close {
     /// All frames were sent.
     is_sent: bool,
@@ -200,8 +204,8 @@ impl Close {
         }
     }
 
-    /// Ready once the gateway has closed, or no request has been running and no byte has been sent for
-    /// [`CLOSED_WITHIN`]: the rest of a response on a slow path is not cut off.
+    /// Ready once the gateway has closed, or no request has been running and no byte has been sent
+    /// for [`CLOSED_WITHIN`]: the rest of a response on a slow path is not cut off.
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -277,8 +281,9 @@ fn dispatch(session: &Rc<Session>, halves: (StreamSender, StreamReceiver)) {
     });
 }
 
-/// Returns `slot`, or else a slot that is freed in this turn of the reactor. The tasks of requests that were reset free
-/// their slots when they run next; until then these requests must not cause refusals of others.
+/// Returns `slot`, or else a slot that is freed in this turn of the reactor. The tasks of requests
+/// that were reset free their slots when they run next; until then these requests must not cause
+/// refusals of others.
 async fn or_freed_slot(slots: &Slots, slot: Option<Slot>) -> Option<Slot> {
     if slot.is_some() {
         return slot;

@@ -18,7 +18,8 @@ pub(super) async fn download(
     let state = &agent.config.state;
     let to = &agent.config.enrollment;
     let identity = state.identity()?;
-    // Any service that this agent serves: the gateway authenticates the connection as that of a tunnel.
+    // Any service that this agent serves: the gateway authenticates the connection as that of a
+    // tunnel.
     let services = agent.registry.services();
     let hostname = services
         .keys()

@@ -1,5 +1,6 @@
-//! Updates of the agent's own program. The gateway offers a program of its version; the agent downloads it, checks the
-//! signature by its release key, stores it, and asks the supervisor to run it.
+//! Updates of the agent's own program. The gateway offers a program of its version; the agent
+//! downloads it, checks the signature by its release key, stores it, and asks the supervisor to run
+//! it.
 
 mod download;
 
@@ -22,9 +23,10 @@ use crate::tunnel::dial::DialError;
 
 /// Agents that get the offer at the same time begin their downloads spread over this time.
 const SPREAD: Duration = Duration::from_secs(5);
-/// First and longest time after which a program is tried again that the supervisor has given up for a cause that may be outside
-/// of the program. The time doubles, so that the agent is updated at the latest after twice the time of an outage; and no
-/// outage keeps it from the program for ever, since an attacker on the network can cause one.
+/// First and longest time after which a program is tried again that the supervisor has given up for
+/// a cause that may be outside of the program. The time doubles, so that the agent is updated at
+/// the latest after twice the time of an outage; and no outage keeps it from the program for ever,
+/// since an attacker on the network can cause one.
 const RETRY_AFTER: [Duration; 2] = [Duration::from_mins(1), Duration::from_hours(1)];
 
 /// Why a program was not stored.
@@ -42,7 +44,8 @@ enum UpdateError {
     Thread,
 }
 
-/// Downloads each offered program and tells the supervisor, which runs it. Returns when a successor serves.
+/// Downloads each offered program and tells the supervisor, which runs it. Returns when a successor
+/// serves.
 pub(crate) async fn keep_updated(agent: &Rc<AgentContext>) {
     select(
         pin!(agent.succession.wait_for(Succession::Done)),
@@ -94,7 +97,8 @@ async fn follow_offers(agent: &Rc<AgentContext>) {
                 Err(error) => error,
             };
             let retry_in = backoff.next_delay(random());
-            tracing::warn!(version = %program.version, %error, ?retry_in, "cannot update the agent yet");
+            tracing::warn!(version = %program.version, %error, ?retry_in,
+                "cannot update the agent yet");
             agent.updates.retry_later(&program, &error.to_string());
             runtime::sleep(retry_in).await;
         }

@@ -12,8 +12,8 @@ use rustls::crypto::aws_lc_rs;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
-/// Starts a server whose certificate is for `name` and valid in `years`, and writes the certificate of its authority to
-/// `ca_file`. Returns its port.
+/// Starts a server whose certificate is for `name` and valid in `years`, and writes the certificate
+/// of its authority to `ca_file`. Returns its port.
 pub(crate) fn start(name: &str, years: Range<i32>, answer: String, ca_file: &Path) -> u16 {
     let mut authority = CertificateParams::default();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -1,5 +1,6 @@
-//! TLS 1.3 handshakes in memory: the server alone, and both ends. Without sockets, so that a figure is the cost of key exchange,
-//! signature, verification and tickets. In CPU time of the thread, which other programs on the machine change least.
+//! TLS 1.3 handshakes in memory: the server alone, and both ends. Without sockets, so that a figure
+//! is the cost of key exchange, signature, verification and tickets. In CPU time of the thread,
+//! which other programs on the machine change least.
 
 use std::sync::Arc;
 use std::time::Duration;

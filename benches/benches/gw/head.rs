@@ -60,7 +60,8 @@ fn browser() -> Vec<u8> {
         ("Upgrade-Insecure-Requests", "1"),
         (
             "User-Agent",
-            "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/142.0.0.0 Safari/537.36",
+            "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) \
+             Chrome/142.0.0.0 Safari/537.36",
         ),
         (
             "Accept",

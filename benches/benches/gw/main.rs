@@ -1,5 +1,5 @@
-//! Benchmarks of the stages of the request path. `cargo bench -p gw-benches -- NAME` runs those whose names contain
-//! NAME.
+//! Benchmarks of the stages of the request path. `cargo bench -p gw-benches -- NAME` runs those
+//! whose names contain NAME.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,5 +1,5 @@
-//! The TLS stream, with both ends on one reactor over loopback TCP. One iteration is one message from end to end:
-//! encryption, decryption, and the system calls of both ends.
+//! The TLS stream, with both ends on one reactor over loopback TCP. One iteration is one message
+//! from end to end: encryption, decryption, and the system calls of both ends.
 
 use std::io::IoSlice;
 use std::net::{Ipv4Addr, TcpListener};

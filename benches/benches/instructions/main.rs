@@ -1,7 +1,8 @@
-//! Counts the instructions per request of whole relays in memory, and compares them with a baseline: benches/README.md.
+//! Counts the instructions per request of whole relays in memory, and compares them with a
+//! baseline: benches/README.md.
 //!
-//! The program runs itself below valgrind's callgrind once for each scenario. Callgrind counts from the call of [`begin`]
-//! to the end of the process.
+//! The program runs itself below valgrind's callgrind once for each scenario. Callgrind counts from
+//! the call of [`begin`] to the end of the process.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -29,7 +30,8 @@ const BASELINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/baselines/instructi
 
 const USAGE: &str = "usage: benches/instructions [--update] [NAME...]
 
-Counts the instructions per request of all scenarios, or of those with one of these words in their names, and compares
+Counts the instructions per request of all scenarios, or of those with one of these words in their \
+names, and compares
 them with benches/baselines/instructions.txt. Fails if a scenario has grown by more than 3 %.
 
   --update   writes the counts to the baseline";
@@ -82,7 +84,8 @@ fn relay(name: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Marks the begin of the measured part: callgrind finds this function by its name and resets its counters there.
+/// Marks the begin of the measured part: callgrind finds this function by its name and resets its
+/// counters there.
 #[inline(never)]
 fn begin() {
     std::hint::black_box(());
@@ -101,8 +104,8 @@ fn count_all(chosen: &[&Scenario]) -> Result<Counts, String> {
     Ok(counts)
 }
 
-/// The compiler, and the features of the processor that valgrind passes on and the C library chooses its copies by.
-/// Processors of two vendors with these features differed by 0.3 %.
+/// The compiler, and the features of the processor that valgrind passes on and the C library
+/// chooses its copies by. Processors of two vendors with these features differed by 0.3 %.
 fn environment() -> Result<String, String> {
     const FEATURES: [&str; 2] = ["avx2", "erms"];
     let compiler = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()))
@@ -193,8 +196,8 @@ fn report(now: Counts, update: bool) -> Result<ExitCode, String> {
         Verdict::Kept => ExitCode::SUCCESS,
         Verdict::OtherEnvironment => {
             println!(
-                "Not compared: the baseline is of {}, this is {}. `benches/instructions --update` on the state before \
-                 your change writes a baseline of this environment.",
+                "Not compared: the baseline is of {}, this is {}. `benches/instructions --update` \
+                 on the state before your change writes a baseline of this environment.",
                 baseline.environment, now.environment
             );
             ExitCode::SUCCESS
@@ -208,8 +211,9 @@ fn report(now: Counts, update: bool) -> Result<ExitCode, String> {
         }
         Verdict::Grown(names) => {
             eprintln!(
-                "More than {GROWTH_MAX} % more instructions per request: {}. If the change is worth it, say why in the \
-                 commit, with the baseline that `benches/instructions --update` writes.",
+                "More than {GROWTH_MAX} % more instructions per request: {}. If the change is \
+                 worth it, say why in the commit, with the baseline that `benches/instructions \
+                 --update` writes.",
                 names.join(", ")
             );
             ExitCode::FAILURE

@@ -98,7 +98,8 @@ pub(crate) const ALL: [Scenario; 7] = [
     },
 ];
 
-/// Relays the requests of a scenario. `begin` is called between the warm-up and the measured requests.
+/// Relays the requests of a scenario. `begin` is called between the warm-up and the measured
+/// requests.
 pub(crate) fn relay(scenario: &'static Scenario, begin: fn()) {
     // Not io_uring, which valgrind does not know. The reactor only runs the tasks: there is no I/O.
     let driver = Driver::Epoll {
@@ -132,8 +133,8 @@ pub(crate) fn relay(scenario: &'static Scenario, begin: fn()) {
 impl Scenario {
     fn backend(&self) -> CannedBackend {
         let mut response = format!(
-            "HTTP/1.1 200 OK\r\nServer: nginx\r\nDate: Sun, 22 Nov 2026 10:00:00 GMT\r\nContent-Type: text/plain\r\n\
-             Content-Length: {}\r\nConnection: keep-alive\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nServer: nginx\r\nDate: Sun, 22 Nov 2026 10:00:00 GMT\r\n\
+             Content-Type: text/plain\r\nContent-Length: {}\r\nConnection: keep-alive\r\n\r\n",
             self.response_body
         )
         .into_bytes();

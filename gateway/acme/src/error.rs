@@ -76,15 +76,18 @@ pub(crate) enum NoAnswer {
     #[error("{0}: its answer broke off: {1}; it is tried again")]
     CutOff(Uri, String),
     #[error(
-        "{0}: it answered {1}; check acme.directory, and whether a proxy answers in place of the authority"
+        "{0}: it answered {1}; check acme.directory, and whether a proxy answers in place of the \
+         authority"
     )]
     Status(Uri, StatusCode),
 }
 
 /// What to do about errors of TLS with an authority.
 const REMEDIES: Remedies = Remedies {
-    issuer: "set acme.ca_file to a PEM file of the authority's certificate, or of this certificate itself",
-    name: "name it by a name of its certificate in acme.directory, or set acme.ca_file to a PEM file of this certificate",
+    issuer: "set acme.ca_file to a PEM file of the authority's certificate, or of this certificate \
+             itself",
+    name: "name it by a name of its certificate in acme.directory, or set acme.ca_file to a PEM \
+           file of this certificate",
     certificate: "replace it at the directory, or set the clock of this machine",
     client_certificate: "let the directory take requests without one",
     not_tls: "correct host and port in acme.directory",
@@ -101,7 +104,8 @@ pub(crate) fn failure(action: &str, directory: &str, error: &instant_acme::Error
         }
         // An answer that is not JSON comes from something in front of the authority.
         error => AcmeError::unreachable(format!(
-            "{action} at {directory}: the answer is not that of an ACME authority: {}; check acme.directory, and whether a proxy answers in its place",
+            "{action} at {directory}: the answer is not that of an ACME authority: {}; check \
+             acme.directory, and whether a proxy answers in its place",
             innermost(error)
         )),
     }
@@ -126,7 +130,8 @@ pub(crate) fn refusal(action: &str, directory: &str, problem: &Problem) -> AcmeE
         ),
         "unauthorized" | "dns" | "connection" | "tls" | "incorrectResponse" => (
             FailureKind::Refused,
-            "check that the authority reaches the proof: the TXT record below _acme-challenge, or this gateway on port 443",
+            "check that the authority reaches the proof: the TXT record below _acme-challenge, or \
+             this gateway on port 443",
         ),
         "caa" => (
             FailureKind::Refused,

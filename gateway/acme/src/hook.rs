@@ -1,9 +1,10 @@
 //! Proofs in DNS that a program of the administrator publishes.
 //!
-//! The program is run without a shell, as `PROGRAM add|remove RECORD VALUE`, and with the same values as
-//! `GW_ACME_ACTION`, `GW_ACME_RECORD`, `GW_ACME_VALUE`, and the name as `GW_ACME_NAME`. It inherits the other variables of the
-//! gateway, but for the gateway's own, which begin with `GW_`. It succeeds with status 0 and when the record is published or
-//! removed, also if it was before.
+//! The program is run without a shell, as `PROGRAM add|remove RECORD VALUE`, and with the same
+//! values as `GW_ACME_ACTION`, `GW_ACME_RECORD`, `GW_ACME_VALUE`, and the name as `GW_ACME_NAME`.
+//! It inherits the other variables of the gateway, but for the gateway's own, which begin with
+//! `GW_`. It succeeds with status 0 and when the record is published or removed, also if it was
+//! before.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -131,7 +132,10 @@ fn run(
         .env("GW_ACME_RECORD", record)
         .env("GW_ACME_VALUE", &proof.value);
     let mut child = command.spawn().map_err(|error| {
-        format!("cannot be run: {error}; check that the file exists, can be executed, and names its interpreter")
+        format!(
+            "cannot be run: {error}; check that the file exists, can be executed, and names \
+                 its interpreter"
+        )
     })?;
     let mut outputs = [
         child.stderr.take().map(OwnedFd::from),
@@ -219,8 +223,8 @@ impl Output {
         }
     }
 
-    /// Reads at most [`READS_AT_ONCE`] pieces, so that the time limit of the program is checked in between, and keeps the first
-    /// bytes.
+    /// Reads at most [`READS_AT_ONCE`] pieces, so that the time limit of the program is checked in
+    /// between, and keeps the first bytes.
     fn read(&mut self) {
         let mut buffer = [0; 4096];
         for _ in 0..READS_AT_ONCE {

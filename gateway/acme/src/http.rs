@@ -1,5 +1,5 @@
-//! HTTP client of the protocol, over ureq: the client of the rest of the product, so that no second HTTP and TLS stack
-//! comes with `instant-acme`.
+//! HTTP client of the protocol, over ureq: the client of the rest of the product, so that no second
+//! HTTP and TLS stack comes with `instant-acme`.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,7 +26,8 @@ pub(crate) struct AuthorityClient {
 }
 
 impl AuthorityClient {
-    /// A client that verifies the authority's server with `authorities`, or with the certificates of the system.
+    /// A client that verifies the authority's server with `authorities`, or with the certificates
+    /// of the system.
     pub(crate) fn new(authorities: Option<&Arc<Trusted>>) -> Self {
         let trusted = authorities.map_or_else(|| Arc::new(Trusted::system()), Arc::clone);
         let config = ureq::Agent::config_builder()
@@ -93,7 +94,8 @@ impl AuthorityClient {
             .retry_after
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = retry_after;
-        // A proxy before the authority, or a server that is no authority, answers without a problem document (RFC 7807).
+        // A proxy before the authority, or a server that is no authority, answers without a problem
+        // document (RFC 7807).
         if (parts.status.is_server_error() || parts.status.is_client_error()) && !is_problem {
             return Err(no_answer(NoAnswer::Status(url, parts.status)));
         }
@@ -123,8 +125,8 @@ impl HttpClient for AuthorityClient {
     }
 }
 
-/// Changes what authorities send and `instant-acme` does not take: a relative `Location` (RFC 9110 §10.2.2), 204 to HEAD of
-/// a nonce, and `authorizations` that are null.
+/// Changes what authorities send and `instant-acme` does not take: a relative `Location` (RFC 9110
+/// §10.2.2), 204 to HEAD of a nonce, and `authorizations` that are null.
 fn as_expected(method: &Method, url: &Uri, parts: &mut Parts, body: Vec<u8>) -> Vec<u8> {
     let location = parts.headers.get(header::LOCATION);
     let location = location.and_then(|value| absolute(value.to_str().ok()?, url)?.try_into().ok());

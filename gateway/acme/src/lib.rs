@@ -1,5 +1,5 @@
-//! Certificates by ACME (RFC 8555): an order as steps that survive a kill, proofs of control over names, and the time of
-//! the next attempt.
+//! Certificates by ACME (RFC 8555): an order as steps that survive a kill, proofs of control over
+//! names, and the time of the next attempt.
 
 #![warn(missing_docs)]
 

@@ -1,4 +1,5 @@
-//! Bounds of everything that an authority, a DNS server or a hook can make this crate wait for or keep.
+//! Bounds of everything that an authority, a DNS server or a hook can make this crate wait for or
+//! keep.
 
 use std::time::Duration;
 

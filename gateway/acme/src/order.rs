@@ -1,5 +1,6 @@
-//! An order as steps. Each step makes one change of the state, which the caller stores before the next one, so that a
-//! process that is killed anywhere goes on with the same account, order and keys.
+//! An order as steps. Each step makes one change of the state, which the caller stores before the
+//! next one, so that a process that is killed anywhere goes on with the same account, order and
+//! keys.
 
 mod account;
 mod finalize;
@@ -87,8 +88,8 @@ impl Orders {
         &self.settings.names
     }
 
-    /// Makes the next step of the order in `state`, or begins one. A failure may have changed the state, too: it must be
-    /// stored in any case.
+    /// Makes the next step of the order in `state`, or begins one. A failure may have changed the
+    /// state, too: it must be stored in any case.
     pub async fn advance(&self, state: &mut State, now: Timestamp) -> Result<Progress, AcmeError> {
         if let Some(changed) = self.ready_account(state).await? {
             return Ok(changed);
@@ -124,7 +125,8 @@ impl Orders {
         let ordered = match replacement {
             Some(Err(error)) if !is_refused_for_replaces(&error) => Err(error),
             Some(Ok(order)) => Ok(order),
-            // The authority offers no renewal information, or counts the certificate as replaced already.
+            // The authority offers no renewal information, or counts the certificate as replaced
+            // already.
             Some(Err(_)) | None => account.new_order(&NewOrder::new(&identifiers)).await,
         };
         let order = match ordered {
@@ -187,7 +189,8 @@ impl Orders {
         let proofs = match self.proofs(order, is_told).await {
             Ok(proofs) => proofs,
             Err(error) => {
-                // A challenge that is refused before the authority answers that it is ready has its error in that answer.
+                // A challenge that is refused before the authority answers that it is ready has its
+                // error in that answer.
                 let state = order.refresh().await;
                 if state.is_ok_and(|state| state.status == OrderStatus::Invalid) {
                     return Ok(self.refused(stored, order).await);
@@ -218,7 +221,8 @@ impl Orders {
             let names: Vec<&str> = proofs.iter().map(|proof| proof.name.as_str()).collect();
             stored.given_up = Some(GivenUp {
                 reason: format!(
-                    "proofs for {}: not visible {} s after they were published; check that the servers in dns_servers serve the zone and follow its primary server",
+                    "proofs for {}: not visible {} s after they were published; check that the \
+                     servers in dns_servers serve the zone and follow its primary server",
                     names.join(", "),
                     VISIBLE_WITHIN.as_secs()
                 ),
@@ -232,7 +236,8 @@ impl Orders {
         ))
     }
 
-    /// The proofs that the authority still waits for. With `tell`, tells it that they are published.
+    /// The proofs that the authority still waits for. With `tell`, tells it that they are
+    /// published.
     async fn proofs(&self, order: &mut Order, tell: bool) -> Result<Vec<Proof>, AcmeError> {
         let kind = match self.publisher.kind() {
             ChallengeKind::Dns01 => ChallengeType::Dns01,
@@ -252,7 +257,8 @@ impl Orders {
             };
             let Some(mut challenge) = authorization.challenge(kind.clone()) else {
                 return Err(AcmeError::refused(format!(
-                    "authorization of {name} at {}: the authority offers no {kind:?}; choose another acme.challenge: a wildcard needs DNS",
+                    "authorization of {name} at {}: the authority offers no {kind:?}; choose \
+                     another acme.challenge: a wildcard needs DNS",
                     self.settings.directory
                 )));
             };
@@ -333,7 +339,8 @@ impl Orders {
         Progress::GivenUp(AcmeError::new(kind, reason))
     }
 
-    /// Withdraws these proofs and those that are left over. Keeps them for the next order if that fails.
+    /// Withdraws these proofs and those that are left over. Keeps them for the next order if that
+    /// fails.
     async fn withdraw(&self, state: &mut State, proofs: Vec<Proof>) {
         let mut all = std::mem::take(&mut state.leftovers);
         all.extend(proofs);
@@ -341,7 +348,8 @@ impl Orders {
             return;
         }
         if let Err(error) = self.publisher.withdraw(&all).await {
-            tracing::warn!(%error, "acme: proofs of an order are not withdrawn; the next order tries it again");
+            tracing::warn!(%error,
+                "acme: proofs of an order are not withdrawn; the next order tries it again");
             keep_leftovers(state, all);
         }
     }
@@ -366,7 +374,8 @@ impl Orders {
             reasons.push("it does not say why".to_owned());
         }
         format!(
-            "order at {}: refused: {}; check that the authority reaches the proof: the TXT record below _acme-challenge, or this gateway on port 443",
+            "order at {}: refused: {}; check that the authority reaches the proof: the TXT record \
+             below _acme-challenge, or this gateway on port 443",
             self.settings.directory,
             reasons.join("; ")
         )

@@ -23,8 +23,9 @@ pub enum ChallengeKind {
 pub struct Proof {
     /// The name, without `*.`.
     pub name: String,
-    /// SHA-256 of the key authorization, base64url: the value of the TXT record. For [`ChallengeKind::Http01`] the key
-    /// authorization itself: the token, a dot, and the thumbprint of the account's key (RFC 8555 §8.1).
+    /// SHA-256 of the key authorization, base64url: the value of the TXT record. For
+    /// [`ChallengeKind::Http01`] the key authorization itself: the token, a dot, and the thumbprint
+    /// of the account's key (RFC 8555 §8.1).
     pub value: String,
 }
 
@@ -36,7 +37,8 @@ impl Proof {
     }
 }
 
-/// Publishes proofs. Each function may be called again with the same proofs, also by another process.
+/// Publishes proofs. Each function may be called again with the same proofs, also by another
+/// process.
 #[async_trait]
 pub trait Publisher: Send + Sync {
     /// Kind of challenge that it answers.

@@ -1,4 +1,5 @@
-//! The time of the next attempt: a function of what is known, without a clock and without random numbers of its own.
+//! The time of the next attempt: a function of what is known, without a clock and without random
+//! numbers of its own.
 
 use std::time::Duration;
 
@@ -7,8 +8,9 @@ use gw_base::clock::Timestamp;
 use crate::error::FailureKind;
 use crate::limits::RETRY_AFTER_MAX;
 
-/// Waits after failures of the authority's server. An attempt costs nothing, and a service whose certificate is about to
-/// expire must have a new one within a minute of the return of the authority.
+/// Waits after failures of the authority's server. An attempt costs nothing, and a service whose
+/// certificate is about to expire must have a new one within a minute of the return of the
+/// authority.
 const UNREACHABLE: [u64; 4] = [5, 10, 20, 40];
 /// Waits after refusals: authorities count those, Let's Encrypt for example five per name and hour.
 const REFUSED: [u64; 5] = [60, 15 * 60, 30 * 60, 60 * 60, 3 * 60 * 60];
@@ -60,14 +62,15 @@ pub struct Situation {
 }
 
 impl Situation {
-    /// Time at which the certificate is to be renewed: in the authority's window, or at two thirds of the lifetime with up
-    /// to a twelfth of it earlier. Without a certificate, at once.
+    /// Time at which the certificate is to be renewed: in the authority's window, or at two thirds
+    /// of the lifetime with up to a twelfth of it earlier. Without a certificate, at once.
     pub fn due(&self, now: Timestamp) -> Timestamp {
         let Some(validity) = self.validity else {
             return now;
         };
         match self.window {
-            // A window that ends before it starts, or after the certificate, is a mistake of the authority.
+            // A window that ends before it starts, or after the certificate, is a mistake of the
+            // authority.
             Some(Window { start, end }) if start <= end && start < validity.not_after => {
                 let end = end.min(validity.not_after);
                 start.after(self.part_of(end.since(start)))
@@ -82,7 +85,8 @@ impl Situation {
         }
     }
 
-    /// Time of the next attempt: when the certificate is due, and not before the wait after failures.
+    /// Time of the next attempt: when the certificate is due, and not before the wait after
+    /// failures.
     pub fn next_attempt(&self, now: Timestamp) -> Timestamp {
         let due = self.due(now);
         match &self.failures {
@@ -125,7 +129,8 @@ impl Situation {
     }
 }
 
-/// Spreads the bits of a seed (the finaliser of SplitMix64), so that neighbouring seeds choose different parts.
+/// Spreads the bits of a seed (the finaliser of SplitMix64), so that neighbouring seeds choose
+/// different parts.
 fn mixed(seed: u64) -> u64 {
     let seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let seed = (seed ^ (seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

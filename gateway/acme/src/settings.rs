@@ -1,4 +1,5 @@
-//! Settings of an account and its orders: plain values, which the configuration of the gateway fills.
+//! Settings of an account and its orders: plain values, which the configuration of the gateway
+//! fills.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -21,7 +22,8 @@ pub struct Settings {
     pub terms_accepted: bool,
     /// Binding to an account that exists at the authority already (RFC 8555 §7.3.4).
     pub external_account: Option<ExternalAccount>,
-    /// Certificates that the directory's server is verified with; without them, those of the system.
+    /// Certificates that the directory's server is verified with; without them, those of the
+    /// system.
     pub authorities: Option<Arc<Trusted>>,
     /// Names of the certificate. A wildcard needs DNS-01.
     pub names: Vec<String>,
@@ -47,7 +49,8 @@ pub struct Rfc2136Settings {
     pub key_file: PathBuf,
     /// Zone that is updated; without it, the server is asked.
     pub zone: Option<String>,
-    /// Servers that are asked for CNAME records, and that must show a record before the authority looks.
+    /// Servers that are asked for CNAME records, and that must show a record before the authority
+    /// looks.
     pub dns_servers: Vec<SocketAddr>,
 }
 

@@ -1,4 +1,5 @@
-//! What is stored of an account, its order and its certificate. The caller stores it sealed after each change.
+//! What is stored of an account, its order and its certificate. The caller stores it sealed after
+//! each change.
 
 use gw_base::clock::Timestamp;
 use gw_shared::identity::secret::{Secret, revealed, revealed_if_present};
@@ -99,7 +100,8 @@ pub struct Certificate {
 }
 
 impl Certificate {
-    /// What names it to the authority (RFC 9773 §4.1). `None` if it does not say by which key it is signed.
+    /// What names it to the authority (RFC 9773 §4.1). `None` if it does not say by which key it is
+    /// signed.
     pub(crate) fn id(&self) -> Option<CertificateIdentifier<'static>> {
         let mut chain = CertificateDer::pem_slice_iter(self.chain.as_bytes());
         let first = chain.next()?.ok()?;

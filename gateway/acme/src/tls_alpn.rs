@@ -14,8 +14,8 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use crate::error::AcmeError;
 use crate::proof::Proof;
 
-/// The TLS configuration of handshakes that offer [`ALPN_ACME`]: for each name of `proofs`, the certificate with its digest.
-/// Other names are refused.
+/// The TLS configuration of handshakes that offer [`ALPN_ACME`]: for each name of `proofs`, the
+/// certificate with its digest. Other names are refused.
 pub fn server_config(proofs: &[Proof]) -> Result<Arc<ServerConfig>, AcmeError> {
     let mut certificates = HashMap::new();
     for proof in proofs {

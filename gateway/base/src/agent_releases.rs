@@ -109,8 +109,9 @@ pub fn program_files(folder: &Path, target: &str) -> (PathBuf, PathBuf) {
 }
 
 impl AgentReleases {
-    /// Reads the programs. Fails if a folder was configured and cannot be read. A program that cannot be used is logged
-    /// and not offered, so that it does not keep the gateway from starting.
+    /// Reads the programs. Fails if a folder was configured and cannot be read. A program that
+    /// cannot be used is logged and not offered, so that it does not keep the gateway from
+    /// starting.
     pub fn load(settings: &ReleaseSettings, data_dir: &Path) -> io::Result<Self> {
         let ReleaseSettings {
             served,
@@ -156,11 +157,18 @@ impl AgentReleases {
                         size,
                         ..
                     } = &program.description;
-                    tracing::info!(%version, platform = target, size, folder = %folder.display(), "agents are offered a program");
+                    tracing::info!(
+                        %version,
+                        platform = target,
+                        size,
+                        folder = %folder.display(),
+                        "agents are offered a program"
+                    );
                     loaded.push(program);
                 }
                 Err(error) => {
-                    tracing::error!(file = %path.display(), %error, "a program for agents is not offered");
+                    tracing::error!(file = %path.display(), %error,
+                        "a program for agents is not offered");
                 }
             }
         }
@@ -190,15 +198,16 @@ impl AgentReleases {
         self.has_newer(version) && !self.includes(agent)
     }
 
-    /// Whether a program is offered in place of `version`: a newer one, or an older one that replaces it.
+    /// Whether a program is offered in place of `version`: a newer one, or an older one that
+    /// replaces it.
     fn has_newer(&self, version: Version) -> bool {
         self.programs
             .iter()
             .any(|program| program.description.supersedes(version))
     }
 
-    /// Whether the agent is among those that are offered a program: the same ones at the same percentage, and more at a
-    /// higher one.
+    /// Whether the agent is among those that are offered a program: the same ones at the same
+    /// percentage, and more at a higher one.
     fn includes(&self, agent: &AgentId) -> bool {
         let hash = digest(&SHA256, agent.as_str().as_bytes());
         let point = hash

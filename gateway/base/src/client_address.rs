@@ -6,23 +6,24 @@ use gw_shared::http::Fields;
 use gw_shared::http::fields::X_FORWARDED_FOR;
 use ipnet::{IpNet, Ipv4Net};
 
-/// Proxies whose `X-Forwarded-For` is trusted, and the PROXY header of those that send one. The most specific block that
-/// contains an address applies.
+/// Proxies whose `X-Forwarded-For` is trusted, and the PROXY header of those that send one. The
+/// most specific block that contains an address applies.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TrustedProxies(
     /// The longest prefix first.
     Vec<(IpNet, ProxyProtocol)>,
 );
 
-/// Whether the connections of a trusted proxy begin with a header of the PROXY protocol, which announces the client.
+/// Whether the connections of a trusted proxy begin with a header of the PROXY protocol, which
+/// announces the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProxyProtocol {
     /// With a header of version 1 or 2. A connection without one is closed.
     Required,
     /// Without a header. None is looked for.
     Off,
-    /// With or without a header of version 2: the configuration does not say. A client of a proxy that sends none can
-    /// send one, and so choose its address.
+    /// With or without a header of version 2: the configuration does not say. A client of a proxy
+    /// that sends none can send one, and so choose its address.
     Guessed,
 }
 
@@ -41,8 +42,8 @@ impl TrustedProxies {
             .map(|(_, setting)| *setting)
     }
 
-    /// Adds a block. Returns false and keeps the first setting if the block is listed already. Two entries without a setting
-    /// count as one, as in earlier versions.
+    /// Adds a block. Returns false and keeps the first setting if the block is listed already. Two
+    /// entries without a setting count as one, as in earlier versions.
     pub fn add(&mut self, block: IpNet, setting: ProxyProtocol) -> bool {
         let block = canonical(block).trunc();
         if let Some((_, present)) = self.0.iter().find(|(present, _)| *present == block) {
@@ -96,9 +97,10 @@ fn canonical(block: IpNet) -> IpNet {
 
 /// Address of the client that made a request which `peer` sent.
 ///
-/// If `peer` is a trusted proxy, this is the rightmost address in `X-Forwarded-For` that is not a trusted proxy: each
-/// proxy appends the address of its peer, and an untrusted client can forge the elements to the left of its own. If all
-/// addresses are trusted, it is the leftmost. The search stops at an element that is not an address.
+/// If `peer` is a trusted proxy, this is the rightmost address in `X-Forwarded-For` that is not a
+/// trusted proxy: each proxy appends the address of its peer, and an untrusted client can forge the
+/// elements to the left of its own. If all addresses are trusted, it is the leftmost. The search
+/// stops at an element that is not an address.
 pub fn client_address(peer: IpAddr, headers: &Fields, trusted: &TrustedProxies) -> IpAddr {
     let mut client = peer.to_canonical();
     if !trusted.contains(client) {
@@ -154,7 +156,8 @@ mod tests {
             .collect()
     }
 
-    /// The client of a request from `peer` with these field lines, behind proxies in 10.0.0.0/8 and fd00::/8.
+    /// The client of a request from `peer` with these field lines, behind proxies in 10.0.0.0/8 and
+    /// fd00::/8.
     fn client(peer: &str, lines: &[&str]) -> String {
         let mut headers = Fields::new();
         for line in lines {

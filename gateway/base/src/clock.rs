@@ -1,7 +1,9 @@
-//! Wall-clock time, for expiries, records and the audit log: of the system, or in a region of PostgreSQL.
+//! Wall-clock time, for expiries, records and the audit log: of the system, or in a region of
+//! PostgreSQL.
 //!
-//! A node of a region follows the clock of PostgreSQL: its last answer, and the monotonic clock since then. Nodes thus
-//! agree about the expiry of tokens and certificates, also while the clock of one of their machines is wrong.
+//! A node of a region follows the clock of PostgreSQL: its last answer, and the monotonic clock
+//! since then. Nodes thus agree about the expiry of tokens and certificates, also while the clock
+//! of one of their machines is wrong.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -87,8 +89,8 @@ impl TimeProvider for ProcessClock {
     }
 }
 
-/// An answer of PostgreSQL about its clock, with the clocks of this machine. In microseconds, in the middle of the round
-/// trip.
+/// An answer of PostgreSQL about its clock, with the clocks of this machine. In microseconds, in
+/// the middle of the round trip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClockReading {
     server_us: i64,
@@ -99,7 +101,8 @@ pub struct ClockReading {
 }
 
 impl ClockReading {
-    /// The answer `server_us`, received now to a question that was sent at `sent_us` of the monotonic clock.
+    /// The answer `server_us`, received now to a question that was sent at `sent_us` of the
+    /// monotonic clock.
     pub fn received(server_us: i64, sent_us: i64) -> Self {
         let received_us = monotonic_us();
         let error_us = (received_us - sent_us) / 2;
@@ -120,8 +123,8 @@ impl ClockReading {
         }
     }
 
-    /// Follows the clock of PostgreSQL from now on. Returns false where it has been set to a wrong time, and the time so far
-    /// goes on.
+    /// Follows the clock of PostgreSQL from now on. Returns false where it has been set to a wrong
+    /// time, and the time so far goes on.
     pub fn follow(&self) -> bool {
         let ahead_us = self.follow_from(followed());
         if let Some(ahead_us) = ahead_us {
@@ -130,8 +133,9 @@ impl ClockReading {
         ahead_us.is_some()
     }
 
-    /// The offset of the time from the monotonic clock after this reading, in microseconds; `ahead_us` is the offset before it.
-    /// `None` if PostgreSQL's clock was set to another time and the clock of this machine was not.
+    /// The offset of the time from the monotonic clock after this reading, in microseconds;
+    /// `ahead_us` is the offset before it. `None` if PostgreSQL's clock was set to another time and
+    /// the clock of this machine was not.
     fn follow_from(&self, ahead_us: Option<i64>) -> Option<i64> {
         let measured_us = self.server_us - self.monotonic_us;
         let Some(ahead_us) = ahead_us else {
@@ -201,7 +205,8 @@ impl fmt::Display for ClockDifference {
     }
 }
 
-/// Follows PostgreSQL's clock, and logs when it and that of this machine begin to differ and agree again.
+/// Follows PostgreSQL's clock, and logs when it and that of this machine begin to differ and agree
+/// again.
 #[derive(Default)]
 pub struct ClockWatch {
     /// PostgreSQL's clock is not followed any more.
@@ -211,14 +216,14 @@ pub struct ClockWatch {
 }
 
 impl ClockWatch {
-    /// Follows a reading; logs when PostgreSQL's clock is left or followed again, and when the two clocks begin or cease to
-    /// differ.
+    /// Follows a reading; logs when PostgreSQL's clock is left or followed again, and when the two
+    /// clocks begin or cease to differ.
     pub fn note(&mut self, reading: &ClockReading) {
         let is_left = !reading.follow();
         match (std::mem::replace(&mut self.is_left, is_left), is_left) {
             (false, true) => tracing::error!(
-                "the clock of PostgreSQL was set: {}. The time before goes on, with which this machine agrees. Set the clock \
-                 of the database server, and synchronise it with NTP",
+                "the clock of PostgreSQL was set: {}. The time before goes on, with which this \
+                 machine agrees. Set the clock of the database server, and synchronise it with NTP",
                 reading.difference()
             ),
             (true, false) => tracing::info!("the clock of PostgreSQL is followed again"),
@@ -227,7 +232,8 @@ impl ClockWatch {
         let differs = !is_left && !reading.difference().is_small();
         match (std::mem::replace(&mut self.differs, differs), differs) {
             (false, true) => tracing::warn!(
-                "{}, which this node follows for tokens, certificates and expiry. Synchronise both with NTP",
+                "{}, which this node follows for tokens, certificates and expiry. Synchronise both \
+                 with NTP",
                 reading.difference()
             ),
             (true, false) => {
@@ -244,7 +250,8 @@ mod tests {
 
     const HOUR: i64 = 3_600_000_000;
 
-    /// A reading one second after boot, with these differences from the right time, in microseconds.
+    /// A reading one second after boot, with these differences from the right time, in
+    /// microseconds.
     fn reading(server: i64, system: i64) -> ClockReading {
         let right = 1_800_000_000_000_000;
         ClockReading {
@@ -286,8 +293,8 @@ mod tests {
     #[test]
     fn a_difference_names_both_times() {
         let hour = reading(0, HOUR).difference();
-        let text = "the clock of this machine (2027-01-15T09:00:00Z) is 3600.0 s ahead of that of PostgreSQL \
-            (2027-01-15T08:00:00Z)";
+        let text = "the clock of this machine (2027-01-15T09:00:00Z) is 3600.0 s ahead of that of \
+                    PostgreSQL (2027-01-15T08:00:00Z)";
         assert_eq!(hour.to_string(), text);
         assert_eq!(
             (hour.seconds(), hour.is_allowed(), hour.is_small()),

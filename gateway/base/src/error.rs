@@ -14,9 +14,8 @@ use http::{Response, StatusCode};
 
 use crate::service::rate::Rate;
 
-pub use overload::Overload;
-
 mod overload;
+pub use overload::Overload;
 
 /// Party that must change something for the request to succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,22 +43,26 @@ pub enum Error {
     },
     /// The request has no credential.
     #[error(
-        "the request has no credential: send X-Gw-Authorization: Bearer <token> or X-Gw-Service-Key: gw_sk_<id>.<secret>"
+        "the request has no credential: send X-Gw-Authorization: Bearer <token> or \
+         X-Gw-Service-Key: gw_sk_<id>.<secret>"
     )]
     AuthRequired,
     /// The request has a service key in `Authorization`, and no credential.
     #[error(
-        "the service key is in Authorization, which is relayed to the backend; send it as X-Gw-Service-Key: gw_sk_<id>.<secret>"
+        "the service key is in Authorization, which is relayed to the backend; send it as \
+         X-Gw-Service-Key: gw_sk_<id>.<secret>"
     )]
     AuthMisplaced,
     /// The request has several credentials, or one of them twice.
     #[error(
-        "the request has several credentials: send X-Gw-Authorization or X-Gw-Service-Key, one of them, once"
+        "the request has several credentials: send X-Gw-Authorization or X-Gw-Service-Key, one of \
+         them, once"
     )]
     AuthAmbiguous,
     /// The service does not accept this kind of credential, which the text names.
     #[error(
-        "this service does not accept {0}: send the other kind of credential, or have an administrator change its modes"
+        "this service does not accept {0}: send the other kind of credential, or have an \
+         administrator change its modes"
     )]
     AuthModeNotAllowed(&'static str),
     /// The access token is malformed or of another issuer; the text is the reason.
@@ -67,7 +70,8 @@ pub enum Error {
     TokenInvalid(&'static str),
     /// The signature of the access token does not verify, or its claims cannot be decoded.
     #[error(
-        "the access token is not valid here: its signature or its claims are wrong; send it whole, or request a new one"
+        "the access token is not valid here: its signature or its claims are wrong; send it whole, \
+         or request a new one"
     )]
     TokenForged,
     /// The access token has expired or is not valid yet; the text is the reason.
@@ -75,18 +79,20 @@ pub enum Error {
     TokenExpired(&'static str),
     /// The access token has the audience of another service.
     #[error(
-        "the access token is for another service: request one with the scope `account:ACCOUNT service:SERVICE` of this one"
+        "the access token is for another service: request one with the scope `account:ACCOUNT \
+         service:SERVICE` of this one"
     )]
     TokenAudienceMismatch,
     /// The credential of the access token no longer gives access to the service.
     #[error(
-        "the credential of this access token is deleted, disabled, or no longer allowed to use this service: have an \
-         administrator check it"
+        "the credential of this access token is deleted, disabled, or no longer allowed to use \
+         this service: have an administrator check it"
     )]
     CredentialRevoked,
     /// Authentication of this client address has failed too often.
     #[error(
-        "too many failed attempts to authenticate from this address, which may have {rate}: check the credential, and wait"
+        "too many failed attempts to authenticate from this address, which may have {rate}: check \
+         the credential, and wait"
     )]
     AuthRateLimited {
         /// Failures that an address may have.
@@ -96,20 +102,20 @@ pub enum Error {
     },
     /// The service key is malformed, unknown or disabled, or its secret is wrong.
     #[error(
-        "no such service key, or wrong secret: send all of `gw_sk_<id>.<secret>` and nothing else, as it was shown when the key \
-         was created, or use a new key"
+        "no such service key, or wrong secret: send all of `gw_sk_<id>.<secret>` and nothing else, \
+         as it was shown when the key was created, or use a new key"
     )]
     ServiceKeyInvalid,
     /// The service key gives access to other services only.
     #[error(
-        "this service key does not allow this service: use a key of this service, or have an administrator add the service to \
-         the key"
+        "this service key does not allow this service: use a key of this service, or have an \
+         administrator add the service to the key"
     )]
     ServiceKeyNotAllowed,
     /// The hostname is one of the region, but no service has it.
     #[error(
-        "no service has this hostname: check ACCOUNT--SERVICE before its first dot; `gw-gateway service list ACCOUNT` lists \
-         those that exist"
+        "no service has this hostname: check ACCOUNT--SERVICE before its first dot; `gw-gateway \
+         service list ACCOUNT` lists those that exist"
     )]
     ServiceNotFound,
     /// An administrator has disabled the service.
@@ -127,7 +133,8 @@ pub enum Error {
     /// No connection to the node that owns the service; the request was not sent.
     #[error("the node of this service cannot be reached; nothing was sent to the backend")]
     NodeUnavailable,
-    /// The connection to the node that owns the service ended before the head of the response arrived.
+    /// The connection to the node that owns the service ended before the head of the response
+    /// arrived.
     #[error("the connection to the node of this service was lost before the response began")]
     NodeLost,
     /// The agent already forwards as many requests at once as it may.
@@ -138,7 +145,8 @@ pub enum Error {
     AgentForward(AgentForwardError),
     /// The service has no tunnel that can take the request.
     #[error(
-        "no active tunnel: the agent of this service is offline or reconnecting; start it, or ask `gw-agent doctor` on its machine"
+        "no active tunnel: the agent of this service is offline or reconnecting; start it, or ask \
+         `gw-agent doctor` on its machine"
     )]
     AgentUnavailable,
     /// The request violates HTTP; the text is the reason.
@@ -152,8 +160,9 @@ pub enum Error {
     Misdirected,
     /// The apex has nothing at this path.
     #[error(
-        "nothing is served at this path of the apex, where tokens are requested and agents enroll; a service is at \
-         https://ACCOUNT--SERVICE.REGION.DOMAIN, and administration at `admin_listen`"
+        "nothing is served at this path of the apex, where tokens are requested and agents enroll; \
+         a service is at https://ACCOUNT--SERVICE.REGION.DOMAIN, and administration at \
+         `admin_listen`"
     )]
     PathNotFound,
     /// The apex does not take this method at this path; the text is the value of `Allow`.
@@ -169,7 +178,8 @@ pub enum Error {
         /// Time until the next request can succeed.
         retry_after: Duration,
     },
-    /// A request that the gateway answers itself is invalid, for example its body; the text is the reason.
+    /// A request that the gateway answers itself is invalid, for example its body; the text is the
+    /// reason.
     #[error("{0}")]
     InvalidRequest(String),
     /// The body of a request to the apex is larger than this number of bytes.
@@ -201,8 +211,8 @@ pub enum Error {
     AgentRevoked,
     /// The certificate of the agent has expired.
     #[error(
-        "the agent's certificate has expired; within 30 days, request a new one at /csr with its key, \
-         after that enroll again"
+        "the agent's certificate has expired; within 30 days, request a new one at /csr with its \
+         key, after that enroll again"
     )]
     AgentCertificateExpired,
     /// A challenge instead of an error: without client certificates in TLS, the agent signs it.
@@ -428,7 +438,8 @@ impl Error {
         (status, gw_status, code, fault)
     }
 
-    /// Seconds of `Retry-After`, rounded up and at least 1 (RFC 9110 §10.2.3), if the error has one.
+    /// Seconds of `Retry-After`, rounded up and at least 1 (RFC 9110 §10.2.3), if the error has
+    /// one.
     pub fn retry_after_seconds(&self) -> Option<u64> {
         match self {
             Self::RateLimited { retry_after }
@@ -443,8 +454,8 @@ impl Error {
         }
     }
 
-    /// Whether the backend may have received part of the request: true once the agent has connected to the backend, and
-    /// if the tunnel was lost.
+    /// Whether the backend may have received part of the request: true once the agent has connected
+    /// to the backend, and if the tunnel was lost.
     pub fn may_have_reached_backend(&self) -> bool {
         match self {
             Self::AgentForward(error) => match error.code {
@@ -484,7 +495,8 @@ impl Error {
         )
     }
 
-    /// Whether the refusal costs its caller nothing and no backend a thing, so that one account can cause very many.
+    /// Whether the refusal costs its caller nothing and no backend a thing, so that one account can
+    /// cause very many.
     pub fn is_cheap(&self) -> bool {
         let is_limit = matches!(
             self,
@@ -501,8 +513,8 @@ impl Error {
         let seconds = self.retry_after_seconds()?;
         matches!(self, Self::RateLimited { .. }).then(|| {
             format!(
-                "this service admits {rate}, of all callers together: try again in {seconds} s, or have an administrator raise its \
-                 burst or refill_per_minute"
+                "this service admits {rate}, of all callers together: try again in {seconds} s, or \
+                 have an administrator raise its burst or refill_per_minute"
             )
         })
     }
@@ -512,8 +524,9 @@ impl Error {
         self.response_about(request_id, 1, None)
     }
 
-    /// Response of the error of a request for which so many agents were tried. The text names their number if there were
-    /// several and the error is that of the last one. `rate` is that of the service, if it is known.
+    /// Response of the error of a request for which so many agents were tried. The text names their
+    /// number if there were several and the error is that of the last one. `rate` is that of the
+    /// service, if it is known.
     pub fn response_about(
         &self,
         request_id: RequestId,
@@ -526,10 +539,9 @@ impl Error {
         let body = ErrorBody {
             error: ErrorDetail {
                 code: code.as_str().to_owned(),
-                message: if names_agents {
-                    format!("{self}; {agents_tried} agents were tried")
-                } else {
-                    self.to_string()
+                message: match names_agents {
+                    true => format!("{self}; {agents_tried} agents were tried"),
+                    false => self.to_string(),
                 },
                 detail: rate.and_then(|rate| self.detail(rate)),
                 request_id: request_id.to_string(),
@@ -539,10 +551,8 @@ impl Error {
         let mut body = serde_json::to_vec(&body).unwrap_or_default();
         body.push(b'\n');
         let mut headers = HeaderMap::with_capacity(8);
-        headers.insert(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static(error_body::CONTENT_TYPE),
-        );
+        let content_type = HeaderValue::from_static(error_body::CONTENT_TYPE);
+        headers.insert(header::CONTENT_TYPE, content_type);
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         headers.insert(X_GW_STATUS, HeaderValue::from_static(gw_status));
@@ -555,12 +565,8 @@ impl Error {
                 drop(headers.insert(header::ALLOW, HeaderValue::from_static(allowed)));
             }
             Self::AgentChallenge { challenge } => {
-                let field = handshake::challenge_field(challenge);
-                headers.extend(
-                    HeaderValue::try_from(field)
-                        .ok()
-                        .map(|field| (header::WWW_AUTHENTICATE, field)),
-                );
+                let field = HeaderValue::try_from(handshake::challenge_field(challenge)).ok();
+                headers.extend(field.map(|field| (header::WWW_AUTHENTICATE, field)));
             }
             // Each 401 names a scheme (RFC 9110 §15.5.2).
             Self::EnrollmentTokenInvalid(_) | Self::EnrollmentInvalid => {

@@ -1,4 +1,5 @@
-//! What all crates of the gateway use: errors, limits, clock, host names, TLS, tasks beside the workers, mailboxes.
+//! What all crates of the gateway use: errors, limits, clock, host names, TLS, tasks beside the
+//! workers, mailboxes.
 
 #![warn(missing_docs)]
 

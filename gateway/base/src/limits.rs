@@ -17,12 +17,13 @@ const MIB: usize = 1024 * KIB;
 pub const DISK_FLOOR: u64 = 256 * MIB as u64;
 /// Divisor of the size of a small file system, whose floor is that part of it.
 pub const DISK_FLOOR_PART: u64 = 8;
-/// Bytes of the reserve for changes that take access away, and most of them: it is as large as the records.
+/// Bytes of the reserve for changes that take access away, and most of them: it is as large as the
+/// records.
 pub(crate) const RESERVE: RangeInclusive<u64> = 16 * MIB as u64..=512 * MIB as u64;
 /// Divisor of the size of a small file system, whose reserve is at most that part of it.
 pub(crate) const RESERVE_PART: u64 = 2 * DISK_FLOOR_PART;
-/// Bytes that a change takes from it when the disk is full; twice as many at each further attempt. Other changes are refused
-/// when fewer are free beside it.
+/// Bytes that a change takes from it when the disk is full; twice as many at each further attempt.
+/// Other changes are refused when fewer are free beside it.
 pub(crate) const RESERVE_TAKEN: u64 = 64 * KIB as u64;
 
 /// Size of a request head of a caller.
@@ -53,20 +54,23 @@ pub(crate) const MAILBOX_BATCH: usize = 128;
 /// Concurrent requests from other workers that one owner relays. More are refused (503).
 pub const CROSS_CORE_REQUESTS: usize = 8 * KIB;
 const _: () = assert!(4 * DEADLINE_TICK.as_millis() <= FREEZE.as_millis());
-/// Entries in each table of rates of new tunnels on one worker. Without a free entry, tunnels are refused (503).
+/// Entries in each table of rates of new tunnels on one worker. Without a free entry, tunnels are
+/// refused (503).
 pub const TUNNEL_BUCKETS: usize = 16 * KIB;
-/// Tunnels of all services that one worker admits, in a region of several nodes. The TLS handshakes of the agents of a
-/// node that was lost then take a fifth of the time of its heirs. More are refused (503), and their agents try again.
+/// Tunnels of all services that one worker admits, in a region of several nodes. The TLS handshakes
+/// of the agents of a node that was lost then take a fifth of the time of its heirs. More are
+/// refused (503), and their agents try again.
 pub const ADMITTED_TUNNELS: Rate = Rate::new(400, 60 * 200).unwrap();
-/// Programs that one worker sends to agents at once. A further one ends one of the account that has most, or is refused (503)
-/// if its own account would then have more. The agents try again.
+/// Programs that one worker sends to agents at once. A further one ends one of the account that has
+/// most, or is refused (503) if its own account would then have more. The agents try again.
 pub const PROGRAM_DOWNLOADS: usize = 32;
-// The largest request head fits in a frame, with a second copy of its host and the other fields that the gateway adds.
+// The largest request head fits in a frame, with a second copy of its host and the other fields
+// that the gateway adds.
 const _: () = assert!(
     2 * REQUEST_HEAD.head + 1024 <= tunnel::frame::REQUEST_HEAD.head
         && REQUEST_HEAD.fields + 16 <= tunnel::frame::REQUEST_HEAD.fields
         && REQUEST_HEAD.target <= tunnel::frame::REQUEST_HEAD.target
 );
-/// Memory of a connection before its handshake is complete, in bytes: a ClientHello in the receive buffer and in the
-/// session, and the rest of the session.
+/// Memory of a connection before its handshake is complete, in bytes: a ClientHello in the receive
+/// buffer and in the session, and the rest of the session.
 pub const HANDSHAKE_MAX: usize = 2 * net::tls::CLIENT_HELLO_MAX + 16 * KIB;

@@ -1,4 +1,5 @@
-//! The way into a worker from other threads: one bounded lock-free queue, and one wake per sleep of the worker.
+//! The way into a worker from other threads: one bounded lock-free queue, and one wake per sleep of
+//! the worker.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -15,8 +16,9 @@ use crate::limits;
 
 /// Posts messages of one type to workers.
 ///
-/// A trait, although `worker::WorkerHandles` alone implements it outside of tests: the message of a worker is declared above the
-/// modules that post its contents. Closures in its place would be one allocation for each content and no fewer lines.
+/// A trait, although `worker::WorkerHandles` alone implements it outside of tests: the message of a
+/// worker is declared above the modules that post its contents. Closures in its place would be one
+/// allocation for each content and no fewer lines.
 pub trait Post<T>: Send + Sync {
     /// Leaves a message for `worker`; gives it back if its mailbox is full or the worker has ended.
     fn post(&self, worker: WorkerId, message: T) -> Result<(), T>;
@@ -37,15 +39,16 @@ impl<M> Clone for Mailbox<M> {
     }
 }
 
-/// Wakes the worker for the first message after it emptied its mailbox. Later messages cost one atomic swap.
+/// Wakes the worker for the first message after it emptied its mailbox. Later messages cost one
+/// atomic swap.
 #[derive(Default)]
 struct Bell {
     rung: AtomicBool,
     waker: AtomicWaker,
 }
 
-/// The receiving end. A worker that starts again gets a clone, and so the messages that were left meanwhile. The mailbox is
-/// closed once all clones are dropped.
+/// The receiving end. A worker that starts again gets a clone, and so the messages that were left
+/// meanwhile. The mailbox is closed once all clones are dropped.
 pub struct Inbox<M> {
     queue: Receiver<M>,
     bell: Arc<Bell>,
@@ -86,7 +89,8 @@ impl<M> Mailbox<M> {
         Ok(())
     }
 
-    /// Leaves a message, waiting for room. Only for threads that may block. Gives the message back if the worker has ended.
+    /// Leaves a message, waiting for room. Only for threads that may block. Gives the message back
+    /// if the worker has ended.
     pub fn post_blocking(&self, message: M) -> Result<(), M> {
         self.queue.send(message).map_err(|error| error.0)?;
         self.bell.ring();
@@ -126,9 +130,11 @@ impl<M> Inbox<M> {
         self.queue.recv_timeout(within).ok()
     }
 
-    /// Handles messages for as long as the worker runs, in bounded batches: other tasks run in between.
+    /// Handles messages for as long as the worker runs, in bounded batches: other tasks run in
+    /// between.
     pub async fn serve(self, worker: WorkerId, mut handle: impl FnMut(M)) {
-        // Messages may have been left before. A plain store would hide them: it does not see what the thread that rang did before.
+        // Messages may have been left before. A plain store would hide them: it does not see what
+        // the thread that rang did before.
         self.bell.rung.swap(true, Ordering::AcqRel);
         loop {
             self.bell.heard().await;

@@ -43,8 +43,8 @@ pub fn checked_limit(limit: Option<usize>) -> Result<usize, InvalidLimit> {
 }
 
 impl<T> Page<T> {
-    /// Cuts one page out of all `items`, which are sorted by `id`. The cursor is the id of the last item of the previous
-    /// page, so it stays valid when items are created or deleted.
+    /// Cuts one page out of all `items`, which are sorted by `id`. The cursor is the id of the last
+    /// item of the previous page, so it stays valid when items are created or deleted.
     pub fn of<R>(
         items: impl Iterator<Item = R>,
         id: impl Fn(&R) -> &str,

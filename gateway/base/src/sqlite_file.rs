@@ -1,7 +1,8 @@
-//! Opens the SQLite files of the data folder: permissions, settings of the connection, version of the schema.
+//! Opens the SQLite files of the data folder: permissions, settings of the connection, version of
+//! the schema.
 //!
-//! `rusqlite_migration` would do the last part. Its newest version, 2.6, needs rusqlite 0.40, and a second rusqlite in one
-//! program would link SQLite twice.
+//! `rusqlite_migration` would do the last part. Its newest version, 2.6, needs rusqlite 0.40, and a
+//! second rusqlite in one program would link SQLite twice.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -29,7 +30,8 @@ pub enum SqliteOpenError {
     Io(#[from] io::Error),
     /// A later version of the program has migrated the file.
     #[error(
-        "the file has schema {found}, of a newer version than this program, which has schema {known}"
+        "the file has schema {found}, of a newer version than this program, which has schema \
+         {known}"
     )]
     NewerSchema {
         /// Version of the schema in the file.
@@ -39,7 +41,8 @@ pub enum SqliteOpenError {
     },
     /// The file has not been migrated to the schema of this program.
     #[error(
-        "the file has schema {found}, of an older version than this program, which has schema {known}"
+        "the file has schema {found}, of an older version than this program, which has schema \
+         {known}"
     )]
     OlderSchema {
         /// Version of the schema in the file.

@@ -1,5 +1,6 @@
-//! Strict parsing of JSON in requests: an object with a duplicate member is refused at any depth. RFC 8259 §4 leaves
-//! open which of the two counts, so a program in front of the gateway may have read the other one.
+//! Strict parsing of JSON in requests: an object with a duplicate member is refused at any depth.
+//! RFC 8259 §4 leaves open which of the two counts, so a program in front of the gateway may have
+//! read the other one.
 
 use std::fmt;
 

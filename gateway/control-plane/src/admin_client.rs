@@ -1,4 +1,5 @@
-//! Connection of commands to an admin listener: its URL, the certificates that are trusted there, and what TLS errors mean.
+//! Connection of commands to an admin listener: its URL, the certificates that are trusted there,
+//! and what TLS errors mean.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
@@ -16,8 +17,9 @@ use ureq::unversioned::transport::NextTimeout;
 /// Where commands look for the admin listener unless told otherwise.
 pub const URL_DEFAULT: &str = "http://127.0.0.1:9080";
 
-/// Name of the console on a loopback listener without TLS. Browsers and curl resolve names below `localhost` to loopback by
-/// themselves (RFC 6761, section 6.3). Unlike `localhost` and addresses, other servers of the machine have no part in it.
+/// Name of the console on a loopback listener without TLS. Browsers and curl resolve names below
+/// `localhost` to loopback by themselves (RFC 6761, section 6.3). Unlike `localhost` and addresses,
+/// other servers of the machine have no part in it.
 pub const CONSOLE_NAME: &str = "console.gw.localhost";
 
 /// Address of the console for browsers on this machine, on a listener without TLS.
@@ -46,7 +48,8 @@ pub struct AdminAddress {
 }
 
 impl AdminAddress {
-    /// The listener at `url`. `authorities` is a PEM file that replaces the authorities of the system.
+    /// The listener at `url`. `authorities` is a PEM file that replaces the authorities of the
+    /// system.
     pub fn at(url: &str, authorities: Option<&Path>) -> Result<Self, String> {
         let url = checked_url(url)?;
         let trusted = match authorities {
@@ -61,9 +64,9 @@ impl AdminAddress {
         })
     }
 
-    /// The listener of a gateway on this machine. With TLS, connects to its address under a name of its certificate, which
-    /// need not resolve here. The certificates of its file are trusted, so that a private authority does not have to be known
-    /// here.
+    /// The listener of a gateway on this machine. With TLS, connects to its address under a name of
+    /// its certificate, which need not resolve here. The certificates of its file are trusted, so
+    /// that a private authority does not have to be known here.
     pub fn of(config: &Config, authorities: Option<&Path>) -> Result<Self, String> {
         let address = local_address(config.admin_listen)?;
         let Some(files) = &config.admin_certificate else {
@@ -76,7 +79,10 @@ impl AdminAddress {
             .into_iter()
             .find_map(|name| url_host(&name));
         let name = name.ok_or_else(|| {
-            format!("admin_tls_certificate: {file}: it has no name; give the address of the listener with --admin-url")
+            format!(
+                "admin_tls_certificate: {file}: it has no name; give the address of the \
+                     listener with --admin-url"
+            )
         })?;
         let mut trusted = trusted(authorities)?;
         trusted
@@ -102,14 +108,15 @@ impl AdminAddress {
     /// What to do about an error of TLS; `None` for other errors.
     pub fn explain(&self, error: &ureq::Error) -> Option<String> {
         const REMEDIES: Remedies = Remedies {
-            issuer: "name a PEM file of the authority's certificate, or of this certificate itself, with --admin-ca or \
-                     GW_ADMIN_CA",
-            name: "use a name of the certificate in the URL (--admin-url), or have it issued for this one",
-            certificate: "have another one issued (admin_tls_certificate) and send SIGHUP to the gateway, or set the clock of \
-                          this machine",
+            issuer: "name a PEM file of the authority's certificate, or of this certificate \
+                     itself, with --admin-ca or GW_ADMIN_CA",
+            name: "use a name of the certificate in the URL (--admin-url), or have it issued for \
+                   this one",
+            certificate: "have another one issued (admin_tls_certificate) and send SIGHUP to the \
+                          gateway, or set the clock of this machine",
             client_certificate: "check that the URL names an admin listener, which asks for none",
-            not_tls: "use http:// in the URL (--admin-url). If its configuration has got admin_tls_certificate since it was \
-                      started, restart the gateway",
+            not_tls: "use http:// in the URL (--admin-url). If its configuration has got \
+                      admin_tls_certificate since it was started, restart the gateway",
             other: "check that the URL names an admin listener",
             versions: "TLS 1.3 and 1.2",
         };
@@ -118,8 +125,8 @@ impl AdminAddress {
     }
 }
 
-/// An HTTP client that connects to `address` whatever the URL names. `authorities` is a PEM file that replaces the
-/// authorities of the system.
+/// An HTTP client that connects to `address` whatever the URL names. `authorities` is a PEM file
+/// that replaces the authorities of the system.
 pub fn client_of(
     address: SocketAddr,
     authorities: Option<&Path>,
@@ -135,7 +142,8 @@ pub fn is_of_tls_listener(body: &[u8]) -> bool {
     !body.is_empty() && SPEAK_TLS.ends_with(body)
 }
 
-/// The resolver of the system, with names below `localhost` as browsers and curl resolve them: the console has one.
+/// The resolver of the system, with names below `localhost` as browsers and curl resolve them: the
+/// console has one.
 #[derive(Debug, Default)]
 struct Named(DefaultResolver);
 

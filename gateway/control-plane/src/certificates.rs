@@ -1,5 +1,6 @@
-//! Orders certificates at an ACME authority, for the region and for own domains: one node of the region at a time, under a
-//! lease. All processes use what the records have. Also looks whether DNS still proves own domains.
+//! Orders certificates at an ACME authority, for the region and for own domains: one node of the
+//! region at a time, under a lease. All processes use what the records have. Also looks whether DNS
+//! still proves own domains.
 
 mod domain_orders;
 mod lease;
@@ -49,15 +50,16 @@ struct KnownWindow {
     until: Timestamp,
 }
 
-/// Proofs that the listeners answer: they are in the records, which all processes of the region use.
+/// Proofs that the listeners answer: they are in the records, which all processes of the region
+/// use.
 struct Listeners {
     kind: ChallengeKind,
     admin: Admin,
     tasks: Tasks,
 }
 
-/// Starts to order certificates, to renew them, and to look whether DNS proves own domains. `answers_http` says whether there is
-/// a listener in plain HTTP.
+/// Starts to order certificates, to renew them, and to look whether DNS proves own domains.
+/// `answers_http` says whether there is a listener in plain HTTP.
 pub fn keep(admin: &Admin, acme: Option<&AcmeConfig>, answers_http: bool, tasks: &Tasks) {
     let control = &admin.control;
     proofs::look(control, tasks);
@@ -205,7 +207,8 @@ impl Keeper {
         match self.tasks.blocking("a step of an order", stored).await {
             Some(Ok(())) => Duration::ZERO,
             Some(Err(error)) => {
-                tracing::warn!(%error, "a step of the order of a certificate is not stored; it is made again");
+                tracing::warn!(%error,
+                    "a step of the order of a certificate is not stored; it is made again");
                 CERTIFICATE_STORE_RETRY
             }
             None => CERTIFICATE_STORE_RETRY,
@@ -257,7 +260,9 @@ impl Keeper {
             Ok(RenewalInfo::Window { window, ask_again }) => (Some(window), ask_again),
             Ok(RenewalInfo::NotOffered) => (None, ASK_AGAIN),
             Err(error) => {
-                tracing::info!(%error, "no renewal information: the window before counts, or two thirds of the lifetime");
+                tracing::info!(%error,
+                    "no renewal information: the window before counts, or two thirds of the \
+                     lifetime");
                 let known = known.filter(|known| known.chain == chain);
                 (known.and_then(|known| known.window), ASK_AGAIN)
             }

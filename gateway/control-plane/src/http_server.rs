@@ -26,9 +26,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, timeout_at};
 
-/// Serves one connection, whose requests get these `extensions`: a layer for them would copy all routes. A request head has
-/// at most `head` bytes; `idle` is the time from the begin of the connection or from a response to the last byte of the next
-/// head. Ends after the running request once `closing` is `true`.
+/// Serves one connection, whose requests get these `extensions`: a layer for them would copy all
+/// routes. A request head has at most `head` bytes; `idle` is the time from the begin of the
+/// connection or from a response to the last byte of the next head. Ends after the running request
+/// once `closing` is `true`.
 pub(crate) async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
@@ -66,10 +67,11 @@ const LATE: &str = "the body was not whole in time; send it again, faster";
 /// Text of the response to a request whose body waited for others and was late.
 pub(crate) const NO_ROOM: &str = "large bodies of other requests took all room; send it again";
 
-/// Bounds the bodies of requests. Each has at most `bytes`, unless [`limit_body`] sets another limit for its route, and must be
-/// whole `within` this time after its head. Those that are not whole have `room` bytes in all, and others wait, except bodies of
-/// at most [`limits::SMALL_BODY`]. One that waited and is late gets the response `no_room`. Nothing of a body is received before a
-/// handler reads it, which is behind authentication.
+/// Bounds the bodies of requests. Each has at most `bytes`, unless [`limit_body`] sets another
+/// limit for its route, and must be whole `within` this time after its head. Those that are not
+/// whole have `room` bytes in all, and others wait, except bodies of at most
+/// [`limits::SMALL_BODY`]. One that waited and is late gets the response `no_room`. Nothing of a
+/// body is received before a handler reads it, which is behind authentication.
 pub(crate) fn with_bounded_bodies(
     router: Router,
     bytes: usize,
@@ -110,7 +112,8 @@ pub(crate) async fn limit_body<const BYTES: usize>(mut request: Request) -> Requ
     request
 }
 
-/// Receives a whole body; `waits` is true from a wait for room to its end. Returns one byte too many of a body that is too long.
+/// Receives a whole body; `waits` is true from a wait for room to its end. Returns one byte too
+/// many of a body that is too long.
 async fn receive(
     body: Body,
     max: BodyMax,

@@ -1,5 +1,5 @@
-//! The control plane: changes of the records, the administration API, the console, HTTP between nodes, backups. Blocking
-//! and tokio code that runs outside the worker threads.
+//! The control plane: changes of the records, the administration API, the console, HTTP between
+//! nodes, backups. Blocking and tokio code that runs outside the worker threads.
 
 #![warn(missing_docs)]
 

@@ -40,7 +40,8 @@ pub const MEMBERSHIP_END: Duration = Duration::from_secs(1);
 pub const PROBES: usize = 256;
 /// Connections of control planes of other nodes. More are closed.
 pub const CLUSTER_CONNECTIONS: usize = 4 * KIB;
-/// Concurrent handshakes with the control plane. A further one ends the oldest, those from addresses of nodes last.
+/// Concurrent handshakes with the control plane. A further one ends the oldest, those from
+/// addresses of nodes last.
 pub const CLUSTER_HANDSHAKES: usize = 256;
 /// Such handshakes of one address that is not that of a node.
 pub const CLUSTER_HANDSHAKES_PER_ADDRESS: usize = 64;
@@ -48,7 +49,8 @@ pub const CLUSTER_HANDSHAKES_PER_ADDRESS: usize = 64;
 pub const CLUSTER_HEAD: usize = 16 * KIB;
 /// Bytes of such a request's body, unless its route says otherwise.
 pub const CLUSTER_BODY: usize = MIB;
-/// Bytes of the bodies of other control planes that are not whole, but for [`SMALL_BODY`]. Others wait.
+/// Bytes of the bodies of other control planes that are not whole, but for [`SMALL_BODY`]. Others
+/// wait.
 pub const CLUSTER_BODIES: usize = 40 * MIB;
 /// Time from the end of a handshake or of a response to the last byte of the next request head.
 pub const CLUSTER_IDLE: Duration = Duration::from_secs(30);
@@ -58,9 +60,11 @@ pub const CLUSTER_BODY_WITHIN: Duration = Duration::from_secs(30);
 pub const CLUSTER_DEAD_AFTER: Duration = Duration::from_secs(30);
 /// Bytes of a response of another control plane.
 pub const CLUSTER_RESPONSE: usize = 64 * MIB;
-/// Connections to the admin listener. A further one ends the oldest, those with an authenticated request last.
+/// Connections to the admin listener. A further one ends the oldest, those with an authenticated
+/// request last.
 pub const ADMIN_CONNECTIONS: usize = 1024;
-/// Connections to it of one client address. A further one ends the oldest of the address without an authenticated request.
+/// Connections to it of one client address. A further one ends the oldest of the address without an
+/// authenticated request.
 pub const ADMIN_CONNECTIONS_PER_ADDRESS: usize = 256;
 /// Bytes of a request head to it.
 pub const ADMIN_HEAD: usize = 32 * KIB;
@@ -71,14 +75,14 @@ pub const ADMIN_REPLAY: usize = 4 * MIB;
 /// Bytes of the bodies of requests to it that are not whole, but for [`SMALL_BODY`]. Others wait.
 pub const ADMIN_BODIES: usize = 24 * MIB;
 const _: () = assert!(ADMIN_REPLAY <= ADMIN_BODIES && ADMIN_BODIES + CLUSTER_BODIES <= 64 * MIB);
-/// Longest body that never waits for room: a part of the memory of its connection. A revocation has less, and strangers can
-/// send no more.
+/// Longest body that never waits for room: a part of the memory of its connection. A revocation has
+/// less, and strangers can send no more.
 pub const SMALL_BODY: usize = 24 * KIB;
 const _: () = assert!(ADMIN_SIGN_IN <= SMALL_BODY);
 /// Bytes of the form that signs in: the largest body that is read without authentication.
 pub const ADMIN_SIGN_IN: usize = 24 * KIB;
-/// Bytes of a form that was sent after its session had ended: the other body that is read without authentication. The sign-in
-/// form carries it in an encoding that is up to three times as large.
+/// Bytes of a form that was sent after its session had ended: the other body that is read without
+/// authentication. The sign-in form carries it in an encoding that is up to three times as large.
 pub const ADMIN_KEPT_FORM: usize = 6 * KIB;
 const _: () = assert!(3 * ADMIN_KEPT_FORM + 4 * KIB <= ADMIN_SIGN_IN);
 /// Responses of it with metrics that clients have not read. A further one ends the oldest.
@@ -87,21 +91,26 @@ pub const ADMIN_UNREAD: usize = 16;
 pub const ADMIN_UNREAD_PER_ADDRESS: usize = 4;
 /// Time from a request head to it to the last byte of the body, with the wait for room.
 pub const ADMIN_BODY_WITHIN: Duration = Duration::from_secs(60);
-/// Time without an acknowledgement, or without progress of a send, after which a connection to it ends.
+/// Time without an acknowledgement, or without progress of a send, after which a connection to it
+/// ends.
 pub const ADMIN_DEAD_AFTER: Duration = Duration::from_secs(300);
 /// Idle connections to the control plane of one node that are kept.
 pub const CLUSTER_KEPT: usize = 4;
 /// Time for which they are kept: shorter than the other end waits.
 pub const CLUSTER_KEPT_FOR: Duration = Duration::from_secs(15);
-/// Steps of changes, and one more for each change, that wait to be sent to a predecessor, besides those of the last change.
-/// Beyond, the predecessor gets no further changes and accepts no more requests.
+/// Steps of changes, and one more for each change, that wait to be sent to a predecessor, besides
+/// those of the last change. Beyond, the predecessor gets no further changes and accepts no more
+/// requests.
 pub const UNSENT_STEPS: usize = 64 * KIB;
-/// Bytes of the journal of changes in the data folder. A copy of all records is written when it is half full.
+/// Bytes of the journal of changes in the data folder. A copy of all records is written when it is
+/// half full.
 pub const JOURNAL: usize = 32 * MIB;
-/// Steps of changes, and one more for each change, that wait to be written to it. Beyond, a copy is written.
+/// Steps of changes, and one more for each change, that wait to be written to it. Beyond, a copy is
+/// written.
 pub const JOURNAL_STEPS: usize = 64 * KIB;
-/// Memory of a connection to the admin listener without authentication, in bytes: a request head as it was received and as it was
-/// parsed, the form that signs in, and a TLS session with a record in each direction.
+/// Memory of a connection to the admin listener without authentication, in bytes: a request head as
+/// it was received and as it was parsed, the form that signs in, and a TLS session with a record in
+/// each direction.
 pub const ADMIN_UNAUTHENTICATED_MAX: usize = 2 * ADMIN_HEAD + ADMIN_SIGN_IN + 40 * KIB;
 
 // Memory of clients of the admin listener that have not authenticated.

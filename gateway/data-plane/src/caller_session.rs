@@ -1,7 +1,8 @@
 //! The session of a request: what its agent is chosen by, if the service has an affinity.
 //!
-//! The value of the gateway's cookie is base64url of 16 random bytes and the first 16 bytes of an HMAC-SHA-256 over the
-//! service and them. A caller cannot make one up to choose its agent, and a cookie of one service is of no use at another.
+//! The value of the gateway's cookie is base64url of 16 random bytes and the first 16 bytes of an
+//! HMAC-SHA-256 over the service and them. A caller cannot make one up to choose its agent, and a
+//! cookie of one service is of no use at another.
 
 use std::net::IpAddr;
 
@@ -24,11 +25,11 @@ use http::header::{self, HeaderName, HeaderValue};
 const HALF: usize = 16;
 /// Characters of a cookie's value: base64url of both halves.
 const VALUE: usize = 43;
-/// Cookies of one request that are verified. A browser sends several of one name if another host of the region's domain
-/// has set some for the whole domain.
+/// Cookies of one request that are verified. A browser sends several of one name if another host of
+/// the region's domain has set some for the whole domain.
 const VERIFIED_MAX: usize = 4;
-/// Browsers send the cookie also where a page of another site calls the service or shows it in a frame, and keep one for
-/// each such site (`Partitioned`). It ends with the session of the browser.
+/// Browsers send the cookie also where a page of another site calls the service or shows it in a
+/// frame, and keep one for each such site (`Partitioned`). It ends with the session of the browser.
 const ATTRIBUTES: &str = "; Path=/; Secure; HttpOnly; SameSite=None; Partitioned";
 
 /// Finds the sessions of requests. The owner of a service asks it before it chooses a tunnel.
@@ -40,8 +41,8 @@ pub(crate) struct CallerSessions {
 /// The session of a request.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct CallerSession {
-    /// The same for all requests of a session, at each worker and node and after each start; `None` if the request has no
-    /// session.
+    /// The same for all requests of a session, at each worker and node and after each start; `None`
+    /// if the request has no session.
     pub(crate) hash: Option<u64>,
     /// Value of a `Set-Cookie` field for the response.
     pub(crate) set_cookie: Option<HeaderValue>,
@@ -145,8 +146,9 @@ impl SessionCookie {
     }
 }
 
-/// Removes the cookies with this name from the `Cookie` field and passes their values to `each`. Other cookies stay byte
-/// for byte; a field without others is removed. There is one field: several were joined.
+/// Removes the cookies with this name from the `Cookie` field and passes their values to `each`.
+/// Other cookies stay byte for byte; a field without others is removed. There is one field: several
+/// were joined.
 fn take_cookies(headers: &mut Fields, name: &CookieName, mut each: impl FnMut(&[u8])) {
     let Some(field) = headers.get(header::COOKIE) else {
         return;
@@ -195,8 +197,8 @@ fn hash_of_field(headers: &Fields, name: &HeaderName) -> Option<u64> {
     (!value.is_empty()).then(|| hash(value))
 }
 
-/// By the address of the client in `X-Forwarded-For`, whose last element is the peer of the gateway that the client called.
-/// Addresses of one IPv6 /64 count as one client.
+/// By the address of the client in `X-Forwarded-For`, whose last element is the peer of the gateway
+/// that the client called. Addresses of one IPv6 /64 count as one client.
 fn hash_of_client(headers: &Fields, trusted: &TrustedProxies) -> Option<u64> {
     let last = headers
         .get_all(X_FORWARDED_FOR)

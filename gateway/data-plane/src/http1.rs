@@ -1,4 +1,5 @@
-//! HTTP/1.1 as callers and the upgrade requests of agents use it, on a TLS connection or in plain text (RFC 9112).
+//! HTTP/1.1 as callers and the upgrade requests of agents use it, on a TLS connection or in plain
+//! text (RFC 9112).
 
 use std::io::{self, IoSlice};
 use std::task::{Context, Poll};
@@ -122,8 +123,8 @@ pub(crate) async fn write_response(
     stream.flush().await
 }
 
-/// The bytes of a whole response after which the connection closes; without its body if it `answers_head`, a request for the
-/// head alone.
+/// The bytes of a whole response after which the connection closes; without its body if it
+/// `answers_head`, a request for the head alone.
 pub(crate) fn closing_response(response: Response<Vec<u8>>, answers_head: bool) -> Vec<u8> {
     let (mut head, body) = encoded(dated(response), ConnectionField::Close);
     if !answers_head {
@@ -146,8 +147,9 @@ fn encoded(response: Response<Vec<u8>>, connection: ConnectionField<'_>) -> (Vec
     (out, body)
 }
 
-/// Closes after a response to a request that was not read to its end. Reads and drops data for a while first: closing
-/// with unread data resets the connection, which can destroy the response (RFC 9112 §9.6).
+/// Closes after a response to a request that was not read to its end. Reads and drops data for a
+/// while first: closing with unread data resets the connection, which can destroy the response (RFC
+/// 9112 §9.6).
 pub(crate) async fn linger(stream: &impl Http1Connection, guard: &ConnectionGuard) {
     guard.expect_by(Instant::now() + limits::LINGER);
     guard.closes();

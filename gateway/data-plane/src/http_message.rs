@@ -1,4 +1,5 @@
-//! One request and its response, between the connection of a caller (of any HTTP version) and the code that serves it.
+//! One request and its response, between the connection of a caller (of any HTTP version) and the
+//! code that serves it.
 
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
@@ -34,7 +35,8 @@ pub struct OpenedStream {
     pub agent: AgentId,
 }
 
-/// An attempt that brought no response: on a tunnel of a service with several, or at the node that owned the service.
+/// An attempt that brought no response: on a tunnel of a service with several, or at the node that
+/// owned the service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FailedAttempt {
     /// `None` if the node was lost before it had named the agent.
@@ -54,7 +56,8 @@ pub(crate) struct Progress {
     pub(crate) timing: Option<AgentTiming>,
     /// Attempts before `stream`, or all of them if the request failed.
     pub(crate) failed_attempts: Box<[FailedAttempt]>,
-    /// Present if the service has moved, for a request of another node, which sends it to the next owner.
+    /// Present if the service has moved, for a request of another node, which sends it to the next
+    /// owner.
     pub(crate) moved: Option<Moved>,
 }
 
@@ -63,8 +66,8 @@ pub(crate) struct Progress {
 pub(crate) struct Moved {
     /// As in [`Authenticated`](gw_interface::auth::Authenticated).
     pub(crate) waited: Option<Duration>,
-    /// The service has not moved. The request is to wait here without its body, which can then be sent elsewhere if this node is
-    /// lost.
+    /// The service has not moved. The request is to wait here without its body, which can then be
+    /// sent elsewhere if this node is lost.
     pub(crate) is_still_here: bool,
 }
 
@@ -144,12 +147,14 @@ pub(crate) trait RequestBody {
     fn was_taken_back(&mut self) -> bool {
         false
     }
-    /// Whether a caller that is gone has broken a body off on purpose: it has reset its connection, or its stream.
+    /// Whether a caller that is gone has broken a body off on purpose: it has reset its connection,
+    /// or its stream.
     fn is_reset(&mut self) -> bool {
         false
     }
-    /// Receives the rest of the body and drops it. Other tasks have a turn after each [`limits::DISCARDED_PER_TURN`]. Fails if
-    /// the caller sends nothing for `pause`, if there is one.
+    /// Receives the rest of the body and drops it. Other tasks have a turn after each
+    /// [`limits::DISCARDED_PER_TURN`]. Fails if the caller sends nothing for `pause`, if there is
+    /// one.
     async fn discard(&mut self, pause: Option<Duration>) -> Result<(), BodyError> {
         let mut discarded = 0;
         loop {
@@ -170,7 +175,8 @@ pub(crate) trait RequestBody {
             }
         }
     }
-    /// After an upgrade: further bytes are the caller's direction of the other protocol, until it ends.
+    /// After an upgrade: further bytes are the caller's direction of the other protocol, until it
+    /// ends.
     fn switch_protocols(&mut self);
 }
 
@@ -178,7 +184,8 @@ pub(crate) trait RequestBody {
 pub(crate) trait ResponseSink {
     /// Sends an interim response (1xx) at once, if the version of the caller has them.
     async fn interim(&mut self, head: RelayedHead) -> Result<(), CallerGone>;
-    /// Writes the final head. With [`RelayedHead::upgrade`], later data belongs to the other protocol.
+    /// Writes the final head. With [`RelayedHead::upgrade`], later data belongs to the other
+    /// protocol.
     async fn head(&mut self, head: RelayedHead) -> Result<(), CallerGone>;
     /// Writes a piece of the body; `last` announces that neither data nor trailers follow.
     async fn data(&mut self, data: Bytes, last: bool) -> Result<(), CallerGone>;
@@ -186,32 +193,35 @@ pub(crate) trait ResponseSink {
     async fn end(&mut self, trailers: Option<Fields>) -> Result<(), CallerGone>;
     /// Sends the written data.
     async fn flush(&mut self) -> Result<(), CallerGone>;
-    /// Bytes of the response that were written and are still in this process. The agent gets no credit for them yet. 0 if
-    /// another charge covers them.
+    /// Bytes of the response that were written and are still in this process. The agent gets no
+    /// credit for them yet. 0 if another charge covers them.
     fn unsent(&self) -> usize {
         0
     }
-    /// Whether the response was sent to its end, so that the caller misses nothing of it: over HTTP/1.1, a body of the announced
-    /// length ends before its stream does. `false` for an upgraded connection, and for a sink that passes the response on.
+    /// Whether the response was sent to its end, so that the caller misses nothing of it: over
+    /// HTTP/1.1, a body of the announced length ends before its stream does. `false` for an
+    /// upgraded connection, and for a sink that passes the response on.
     fn is_whole(&self) -> bool {
         false
     }
-    /// Notes how far the request has got, before its final head. Of use to a sink that passes it on.
+    /// Notes how far the request has got, before its final head. Of use to a sink that passes it
+    /// on.
     fn progress(&mut self, _progress: Progress) {}
-    /// Notes the bytes of the request body that the backend took, if known. Follows [`Self::end`]. Of use to a sink that
-    /// passes it on.
+    /// Notes the bytes of the request body that the backend took, if known. Follows [`Self::end`].
+    /// It is of use to a sink that passes it on.
     async fn uploaded(&mut self, _taken: Option<u64>) -> Result<(), CallerGone> {
         Ok(())
     }
-    /// Whether the caller announced `Expect: 100-continue`, got no 100, and has sent nothing of the body, which may then never
-    /// come (RFC 9110 §10.1.1).
+    /// Whether the caller announced `Expect: 100-continue`, got no 100, and has sent nothing of the
+    /// body, which may then never come (RFC 9110 §10.1.1).
     fn has_withheld_body(&self) -> bool {
         false
     }
     /// Whether a final head was written: another response is impossible then.
     fn has_begun(&self) -> bool;
-    /// Announces a response of the gateway itself, an error or not: the caller has a time limit to read it. If the rest
-    /// of the request cannot be told from a following request, the connection closes.
+    /// Announces a response of the gateway itself, an error or not: the caller has a time limit to
+    /// read it. If the rest of the request cannot be told from a following request, the connection
+    /// closes.
     fn begin_own_response(&mut self, request_is_readable: bool);
 
     /// Writes a whole response of the gateway.
@@ -231,7 +241,8 @@ pub(crate) trait ResponseSink {
 
 thread_local! {
     /// Seconds since the Unix epoch, and that time as a value of `Date`.
-    static DATE: RefCell<(u64, HeaderValue)> = const { RefCell::new((0, HeaderValue::from_static(""))) };
+    static DATE: RefCell<(u64, HeaderValue)> =
+        const { RefCell::new((0, HeaderValue::from_static(""))) };
 }
 
 /// Adds `Date` to a response that has none (RFC 9110 §6.6.1).

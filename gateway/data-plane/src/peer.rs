@@ -66,8 +66,9 @@ impl Peer {
         self.address.to_canonical()
     }
 
-    /// The connection of a request with these fields, if a backend may authenticate it: named from the first request with
-    /// credentials for a connection on. A connection of HTTP/2 may have requests of several users.
+    /// The connection of a request with these fields, if a backend may authenticate it: named from
+    /// the first request with credentials for a connection on. A connection of HTTP/2 may have
+    /// requests of several users.
     pub(crate) fn connection(
         &self,
         version: HttpVersion,

@@ -1,8 +1,9 @@
-//! A bounded pipe of body frames between two workers: lock-free queue, credit in bytes, wakes through the mailboxes.
+//! A bounded pipe of body frames between two workers: lock-free queue, credit in bytes, wakes
+//! through the mailboxes.
 //!
-//! Each end is used by futures of its own worker. An end that waits raises a flag; the other end posts one wake per
-//! raised flag after a change. Dropping the sender ends the pipe: frames say whether the body was complete. Dropping the
-//! receiver makes the sender fail.
+//! Each end is used by futures of its own worker. An end that waits raises a flag; the other end
+//! posts one wake per raised flag after a change. Dropping the sender ends the pipe: frames say
+//! whether the body was complete. Dropping the receiver makes the sender fail.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -50,7 +51,8 @@ struct PipeState {
 
 /// How one end is woken.
 struct PipeEnd {
-    /// Only read and written in one step: of an end that waits and one that wakes, the later one sees what the other did before.
+    /// Only read and written in one step: of an end that waits and one that wakes, the later one
+    /// sees what the other did before.
     waiting: AtomicBool,
     waker: AtomicWaker,
     worker: WorkerId,
@@ -220,8 +222,8 @@ impl<F: PipeFrame> Receiver<F> {
     /// The next frame; `Err` once the sender is gone and every frame was received.
     pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<F, OtherEndGone>> {
         if self.in_a_row >= limits::PIPE_FRAMES_PER_TURN {
-            // A sender on another core can keep this end busy without an end. The wake goes through this worker's
-            // mailbox, behind the other messages.
+            // A sender on another core can keep this end busy without an end. The wake goes through
+            // this worker's mailbox, behind the other messages.
             self.in_a_row = 0;
             self.shared.receiver.wait(cx);
             self.shared.wake(true);
@@ -326,7 +328,8 @@ mod tests {
         })
     }
 
-    /// Sends `frames` frames of `size` bytes. With a `capacity` of 1 most wakes find the mailbox full.
+    /// Sends `frames` frames of `size` bytes. With a `capacity` of 1 most wakes find the mailbox
+    /// full.
     fn transfer(capacity: usize, frames: usize, size: usize) {
         let (sender_mail, sender_inbox) = mailbox(capacity);
         let (receiver_mail, receiver_inbox) = mailbox(capacity);

@@ -57,8 +57,9 @@ impl Router {
         outcome
     }
 
-    /// The destination of a request. A name of the region is served on connections for any of its names, because one certificate
-    /// is for all of them. An own domain is served on connections for it alone.
+    /// The destination of a request. A name of the region is served on connections for any of its
+    /// names, because one certificate is for all of them. An own domain is served on connections
+    /// for it alone.
     fn destination<'a>(&self, host: &'a str, peer: &Peer) -> Destination<'a> {
         match (self.region.destination(host), peer.domain()) {
             (Destination::Elsewhere, Some(domain)) if *host_name(host) == *domain.as_str() => {
@@ -73,7 +74,8 @@ impl Router {
         }
     }
 
-    /// Refuses a request whose head is invalid. The request is recorded if its head names a service or the apex.
+    /// Refuses a request whose head is invalid. The request is recorded if its head names a service
+    /// or the apex.
     pub(crate) async fn refuse_invalid_head(
         &self,
         head: InvalidHeadParts,

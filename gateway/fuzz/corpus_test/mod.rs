@@ -1,5 +1,5 @@
-//! Runs targets on their committed corpus, so that findings of the fuzzer stay tested without it. Included by the crates
-//! that have targets.
+//! Runs targets on their committed corpus, so that findings of the fuzzer stay tested without it.
+//! Included by the crates that have targets.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +13,8 @@ const BYTES_MAX: usize = 40 * 1024;
 /// A target, which gets the bytes of an input.
 pub(crate) type Target = fn(&[u8]);
 
-/// Runs the targets in `module`. Panics if one fails, or if wrappers, corpora and targets are not the same.
+/// Runs the targets in `module`. Panics if one fails, or if wrappers, corpora and targets are not
+/// the same.
 pub(crate) fn run(module: &str, targets: &[(&str, Target)]) {
     let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz");
     let calls = |name: &str| {

@@ -1,4 +1,5 @@
-//! The configuration file: parsed and checked as a whole. All mistakes are reported together, each with its key.
+//! The configuration file: parsed and checked as a whole. All mistakes are reported together, each
+//! with its key.
 
 mod acme;
 mod nodes;
@@ -45,14 +46,16 @@ gw_shared::configuration! {
     keys {
         /// Where the records are stored.
         pub store: StoreSettings = StoreSettings::Sqlite, nodes::store_settings(keys);
-        /// File with the secret of the region. Present if the store is PostgreSQL, or if the request log is archived.
+        /// File with the secret of the region. Present if the store is PostgreSQL, or if the
+        /// request log is archived.
         pub region_key: Option<PathBuf> = None, keys.path(REGION_KEY, "a file").map(Some);
         /// File with the next key of the region, while the key is replaced.
         pub region_key_next: Option<PathBuf> = None, keys.path(REGION_KEY_NEXT, "a file").map(Some);
         /// File with the key before the last replacement, for the archive.
         pub region_key_previous: Option<PathBuf> = None,
             keys.path(REGION_KEY_PREVIOUS, "a file").map(Some);
-        /// File with the key that seals secrets in the data folder; `None` with PostgreSQL, or if they are not sealed.
+        /// File with the key that seals secrets in the data folder; `None` with PostgreSQL, or if
+        /// they are not sealed.
         pub seal_key: Option<PathBuf> = None,
             nodes::seal_key(keys, config.store.is_postgres()).map(Some);
         /// Listener for callers and agents.
@@ -60,19 +63,39 @@ gw_shared::configuration! {
             keys.text("listen", "ADDRESS:PORT such as \"0.0.0.0:443\"", |text| text.parse().ok());
         /// Listener in plain HTTP that redirects to https; `None` without one.
         pub listen_http: Option<SocketAddr> = None,
-            keys.text("listen_http", "ADDRESS:PORT such as \"0.0.0.0:80\"", |text| text.parse().ok()).map(Some);
+            keys.text(
+                "listen_http",
+                "ADDRESS:PORT such as \"0.0.0.0:80\"",
+                |text| text.parse().ok(),
+            )
+            .map(Some);
         /// Listener for administrators: the API, the console and the metrics.
         pub admin_listen: SocketAddr = SocketAddr::from((Ipv4Addr::LOCALHOST, 9080)),
-            keys.text("admin_listen", "ADDRESS:PORT such as \"127.0.0.1:9080\"", |text| text.parse().ok());
+            keys.text(
+                "admin_listen",
+                "ADDRESS:PORT such as \"127.0.0.1:9080\"",
+                |text| text.parse().ok(),
+            );
         /// Listener for other nodes of the region; `None` if this gateway is the only active node.
         pub peer_listen: Option<SocketAddr> = None,
-            keys.text("peer_listen", "ADDRESS:PORT such as \"10.0.0.1:9443\"", |text| text.parse().ok()).map(Some);
+            keys.text(
+                "peer_listen",
+                "ADDRESS:PORT such as \"10.0.0.1:9443\"",
+                |text| text.parse().ok(),
+            )
+            .map(Some);
         /// Where other nodes connect, if that is not the address of the listener.
         pub peer_address: Option<SocketAddr> = None,
-            keys.text("peer_address", "ADDRESS:PORT such as \"10.0.0.1:9443\"", nodes::parse_reachable).map(Some);
+            keys.text(
+                "peer_address",
+                "ADDRESS:PORT such as \"10.0.0.1:9443\"",
+                nodes::parse_reachable,
+            )
+            .map(Some);
         /// What this node does while it reaches neither PostgreSQL nor its peers.
         pub isolation: Isolation = Isolation::default(), Some(nodes::isolation(config, keys));
-        /// Host names by which browsers reach the console, in addition to those of this machine and of the region.
+        /// Host names by which browsers reach the console, in addition to those of this machine and
+        /// of the region.
         pub admin_hosts: Vec<String> = Vec::new(),
             keys.list("admin_hosts", "a host name such as \"gw-admin.example.com\"", parse_domain);
         /// Certificate of the listener for callers and agents.
@@ -82,7 +105,8 @@ gw_shared::configuration! {
         /// Oldest version of TLS of callers.
         pub tls_min_version: OldestTls = OldestTls::default(),
             keys.text("tls_min_version", "\"1.2\" or \"1.3\"", OldestTls::parse);
-        /// DNS servers that are asked about certificates and own domains; those of the system if there are none.
+        /// DNS servers that are asked about certificates and own domains; those of the system if
+        /// there are none.
         pub dns_servers: Vec<SocketAddr> = Vec::new(), acme::dns_servers(keys);
         /// Authority that issues certificates; `None` if none does.
         pub acme: Option<AcmeConfig> = None, Some(acme::take(keys, &config.dns_servers));
@@ -101,7 +125,8 @@ gw_shared::configuration! {
         /// Whether the process may leave core dumps, which have its secrets.
         pub core_dumps: bool = false, Some(core_dump::take(keys));
         /// At least 1.
-        pub workers: usize = workers_or_cores(0), keys.integer("workers", 0..=1024).map(workers_or_cores);
+        pub workers: usize = workers_or_cores(0),
+            keys.integer("workers", 0..=1024).map(workers_or_cores);
         /// Default rate of services.
         pub default_rate: Rate = ServiceSettings::RATE, default_rate(keys, config.default_rate);
         /// Requests of one client address for access tokens.
@@ -132,7 +157,8 @@ gw_shared::configuration! {
             keys.integer("token_lifetime_seconds", 60..=86_400).map(Duration::from_secs);
         /// Age at which a new signing key replaces the old one; `None` disables automatic rotation.
         pub signing_key_rotation: Option<Duration> = Some(30 * DAY),
-            keys.integer("signing_key_days", 0..=3650).map(|days: u32| (days > 0).then(|| DAY * days));
+            keys.integer("signing_key_days", 0..=3650)
+                .map(|days: u32| (days > 0).then(|| DAY * days));
         /// Limit of the memory that relayed requests hold, in bytes, for all workers together.
         pub relay_memory: usize = memory_limit::default_relay_memory(),
             keys.integer("relay_memory_mib", 16..=16_777_216).map(|mib: usize| mib << 20);
@@ -147,7 +173,8 @@ gw_shared::configuration! {
         /// Where the request log is copied to; `None` if it is kept on this node only.
         pub archive: Option<ArchiveSettings> = None, Some(ArchiveSettings::take(keys));
         /// `None` without a collector of spans.
-        pub traces: Option<trace::CollectorSettings> = None, Some(trace::CollectorSettings::take(keys));
+        pub traces: Option<trace::CollectorSettings> = None,
+            Some(trace::CollectorSettings::take(keys));
     }
 }
 
@@ -186,8 +213,8 @@ impl Config {
         Self::with_defaults(region, data_dir)
     }
 
-    /// Parses TOML `text`. The environment variable `GW_` + key in capitals, with `_` for the dot of a nested key,
-    /// overrides a key.
+    /// Parses TOML `text`. The environment variable `GW_` + key in capitals, with `_` for the dot
+    /// of a nested key, overrides a key.
     pub fn parse(
         text: &str,
         environment: impl Fn(&str) -> Option<String>,
@@ -195,9 +222,9 @@ impl Config {
         Self::parse_with(text, environment, |_, _, _, _| Vec::new())
     }
 
-    /// As [`Self::parse`], and also checks the certificates; reports all mistakes together. Also returns warnings: about
-    /// properties that some clients refuse, about an admin listener without TLS that other machines can reach, and about
-    /// trusted proxies without `proxy_protocol`.
+    /// As [`Self::parse`], and also checks the certificates; reports all mistakes together. Also
+    /// returns warnings: about properties that some clients refuse, about an admin listener without
+    /// TLS that other machines can reach, and about trusted proxies without `proxy_protocol`.
     pub fn check(
         text: &str,
         environment: impl Fn(&str) -> Option<String>,
@@ -233,24 +260,30 @@ impl Config {
             .collect();
         let first = blocks.first()?;
         let remedy = format!(
-            "write {{ address = \"{first}\", proxy_protocol = \"required\" }} for a proxy that announces its clients by the PROXY \
-             protocol, and \"off\" for one that does not (in GW_TRUSTED_PROXIES: {first}=required)"
+            "write {{ address = \"{first}\", proxy_protocol = \"required\" }} for a proxy that \
+             announces its clients by the PROXY protocol, and \"off\" for one that does not (in \
+             GW_TRUSTED_PROXIES: {first}=required)"
         );
         let found = format!(
-            "{}: no proxy_protocol; through a proxy that sends no PROXY header, a client can send one and choose its address",
+            "{}: no proxy_protocol; through a proxy that sends no PROXY header, a client can send \
+             one and choose its address",
             blocks.join(", ")
         );
         Some((found, remedy))
     }
 
-    /// Warning about an admin listener at `address` that other machines can reach, and that has no TLS.
+    /// Warning about an admin listener at `address` that other machines can reach, and that has no
+    /// TLS.
     pub fn open_admin_listener(&self, address: SocketAddr) -> Option<String> {
-        (self.admin_certificate.is_none() && !address.ip().to_canonical().is_loopback()).then(|| {
-            format!(
-                "admin_listen: other machines can reach {address}, which has no TLS: the admin token and new secrets cross \
-                 the network in plain text; set admin_tls_certificate and admin_tls_key, or listen on loopback"
-            )
-        })
+        (self.admin_certificate.is_none() && !address.ip().to_canonical().is_loopback()).then(
+            || {
+                format!(
+                    "admin_listen: other machines can reach {address}, which has no TLS: the admin \
+                 token and new secrets cross the network in plain text; set admin_tls_certificate \
+                 and admin_tls_key, or listen on loopback"
+                )
+            },
+        )
     }
 
     /// Listeners that cannot have their address because another one has it.
@@ -269,8 +302,8 @@ impl Config {
         })
     }
 
-    /// `check_certificate` gets the names of both keys, both files, and the region if the certificate has to be valid for
-    /// it and it is valid; it returns the mistakes.
+    /// `check_certificate` gets the names of both keys, both files, and the region if the
+    /// certificate has to be valid for it and it is valid; it returns the mistakes.
     fn parse_with(
         text: &str,
         environment: impl Fn(&str) -> Option<String>,

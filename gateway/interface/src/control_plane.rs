@@ -16,10 +16,11 @@ pub trait ControlPlane {
     fn enroll(&self, request: &EnrollRequest) -> Result<EnrollReply, Error>;
     /// State of the enrollment `id`, for the agent that has its secret.
     fn enrollment_status(&self, id: &str, secret: &Secret) -> Result<StatusReply, Error>;
-    /// Issues a certificate for the public key of a certificate signing request. Ignores everything else in the request.
+    /// Issues a certificate for the public key of a certificate signing request. Ignores everything
+    /// else in the request.
     fn sign(&self, proof: &AgentProof, csr: &str) -> Result<CertificateReply, Error>;
-    /// Forgets the key before `key`, which a tunnel of the agent has used: the agent has the new certificate on its disk.
-    /// Without effect if the record has changed since.
+    /// Forgets the key before `key`, which a tunnel of the agent has used: the agent has the new
+    /// certificate on its disk. Without effect if the record has changed since.
     fn forget_replaced_key(&self, agent: &AgentId, key: &PublicKeyHash) -> Result<(), Error>;
     /// Position of the newest change.
     fn position(&self) -> Position;
@@ -42,8 +43,9 @@ pub enum AgentProof {
 }
 
 impl AgentProof {
-    /// Whether the agent is authenticated before its certificate signing request is parsed. An old key authenticates by
-    /// the signature of the request; until that is verified, the request counts only against the client's address.
+    /// Whether the agent is authenticated before its certificate signing request is parsed. An old
+    /// key authenticates by the signature of the request; until that is verified, the request
+    /// counts only against the client's address.
     pub fn is_proved_already(&self) -> bool {
         match self {
             Self::Enrollment { .. } | Self::Tunnel(_) => true,

@@ -8,8 +8,8 @@ const KIB: usize = 1024;
 /// Connections of one worker: callers, and agents until their upgrade. The data plane
 /// bounds tunnels per service.
 pub const CONNECTIONS_PER_WORKER: usize = 100_000;
-/// Connections of one client address on one worker, unless configured. Enough for many clients behind one address
-/// translation.
+/// Connections of one client address on one worker, unless configured. Enough for many clients
+/// behind one address translation.
 pub const CONNECTIONS_PER_ADDRESS: usize = 16 * KIB;
 /// Longest accepted access token, in bytes. Issued tokens have some 700.
 pub const TOKEN: usize = 4 * KIB;
@@ -24,9 +24,11 @@ pub const CONTROL_JOBS: usize = 256;
 /// of a power of two, so that the hash table never grows (see `rate_limit::addresses`).
 pub const ADDRESSES: NonZeroUsize = NonZeroUsize::new(14 * KIB).unwrap();
 
-/// Time without contact to PostgreSQL and peers after which an isolated node refuses requests, if it is to.
+/// Time without contact to PostgreSQL and peers after which an isolated node refuses requests, if
+/// it is to.
 pub const STALENESS: Duration = Duration::from_secs(60);
-/// Connections that wait for the control plane: from addresses of nodes, and as many from other addresses. More are closed.
+/// Connections that wait for the control plane: from addresses of nodes, and as many from other
+/// addresses. More are closed.
 pub const CLUSTER_WAITING: usize = 64;
 /// Time that a drain waits for running requests, unless configured.
 pub const DRAIN: Duration = Duration::from_secs(30);

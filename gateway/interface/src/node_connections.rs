@@ -1,4 +1,5 @@
-//! The way of connections between control planes: a worker accepts them, and the control plane serves them.
+//! The way of connections between control planes: a worker accepts them, and the control plane
+//! serves them.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -21,8 +22,8 @@ pub struct NodeConnection {
     pub claimant: Claimant,
 }
 
-/// The way of connections from the workers to the control plane. Bounded: more are closed. Those from addresses of nodes
-/// have a queue of their own, so that others do not use it up.
+/// The way of connections from the workers to the control plane. Bounded: more are closed. Those
+/// from addresses of nodes have a queue of their own, so that others do not use it up.
 #[derive(Clone)]
 pub struct NodeConnections {
     of_nodes: mpsc::Sender<NodeConnection>,
@@ -35,7 +36,8 @@ pub struct WaitingConnections {
     of_others: mpsc::Receiver<NodeConnection>,
 }
 
-/// The sending and the receiving end of the queues, with room for [`limits::CLUSTER_WAITING`] connections in each.
+/// The sending and the receiving end of the queues, with room for [`limits::CLUSTER_WAITING`]
+/// connections in each.
 pub fn channel() -> (NodeConnections, WaitingConnections) {
     let (to_nodes, of_nodes) = mpsc::channel(limits::CLUSTER_WAITING);
     let (to_others, of_others) = mpsc::channel(limits::CLUSTER_WAITING);

@@ -35,6 +35,7 @@ pub struct Replay {
     pub body: Bytes,
     /// Client address of the original.
     pub caller: IpAddr,
-    /// Receives the id of the new request once that has ended. Dropping the receiver cancels the request.
+    /// Receives the id of the new request once that has ended. Dropping the receiver cancels the
+    /// request.
     pub reply: oneshot::Sender<RequestId>,
 }

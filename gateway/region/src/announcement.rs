@@ -1,10 +1,11 @@
-//! TunnelAnnouncement of a spliced tunnel: the header of the PROXY protocol, version 2, that a node sends to the owner of a
-//! service before the bytes of the agent's connection.
+//! TunnelAnnouncement of a spliced tunnel: the header of the PROXY protocol, version 2, that a node
+//! sends to the owner of a service before the bytes of the agent's connection.
 //!
-//! It has one extension, which proves that a node of the region wrote the header for this process of the owner:
-//! version (u8), slot of the sender (u16), session of the owner (u128), random bytes (16), and HMAC-SHA-256 of all bytes
-//! before it. It needs no clock: a header of an earlier process has another session. A header that is sent again to the
-//! same process allows no more than a handshake, in which the agent has to prove its identity.
+//! It has one extension, which proves that a node of the region wrote the header for this process
+//! of the owner: version (u8), slot of the sender (u16), session of the owner (u128), random bytes
+//! (16), and HMAC-SHA-256 of all bytes before it. It needs no clock: a header of an earlier process
+//! has another session. A header that is sent again to the same process allows no more than a
+//! handshake, in which the agent has to prove its identity.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -25,7 +26,8 @@ const VALUE: usize = 1 + 2 + 16 + NONCE + TAG;
 /// Bytes of a header with the longer addresses.
 const ANNOUNCEMENT_MAX: usize = 16 + 36 + 3 + VALUE;
 
-/// Keys that authenticate announcements: made with the region key in use, accepted with each that this node has.
+/// Keys that authenticate announcements: made with the region key in use, accepted with each that
+/// this node has.
 pub struct AnnouncementKeys(DerivedKeys<hmac::Key>);
 
 /// A tunnel that another node splices to this one.
@@ -93,7 +95,8 @@ impl AnnouncementKeys {
         Ok(header)
     }
 
-    /// Parses the header at the beginning of `received`; also returns its length. `None` if more bytes are needed.
+    /// Parses the header at the beginning of `received`; also returns its length. `None` if more
+    /// bytes are needed.
     pub fn parse(
         &self,
         received: &[u8],
@@ -297,7 +300,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_is_never_an_announcement(after_signature in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn noise_is_never_an_announcement(
+            after_signature in prop::collection::vec(any::<u8>(), 0..300),
+        ) {
             let received = [PROTOCOL_PREFIX, &after_signature].concat();
             prop_assert!(!matches!(key(1).parse(&received), Ok(Some(_))));
         }

@@ -1,11 +1,13 @@
-//! Rows that the nodes of a region share in PostgreSQL, and the statements that read and change them.
+//! Rows that the nodes of a region share in PostgreSQL, and the statements that read and change
+//! them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::owners::placement::{Member, NodeSlot};
 
-/// State of a row of `nodes`. A session only moves forward in this order, or from any of the first four to `Dead`.
+/// State of a row of `nodes`. A session only moves forward in this order, or from any of the first
+/// four to `Dead`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum NodeState {
     /// Owns nothing yet: loads the directory and connects to the other nodes.
@@ -38,7 +40,8 @@ impl NodeState {
         matches!(self, Self::Live | Self::Draining)
     }
 
-    /// Whether the node may still admit requests, by the placement of this epoch or of an earlier one.
+    /// Whether the node may still admit requests, by the placement of this epoch or of an earlier
+    /// one.
     pub fn may_admit(self) -> bool {
         self.owns() || self == Self::Leaving
     }
@@ -77,7 +80,8 @@ pub struct NodeRow {
     pub state: NodeState,
     /// Differs after every beat of the session. Falls when the engine loses a commit.
     pub beat: u64,
-    /// Last epoch whose placement all workers of the node use: the node admits by no earlier placement.
+    /// Last epoch whose placement all workers of the node use: the node admits by no earlier
+    /// placement.
     pub acknowledged: u64,
     /// Address at which the node accepts connections of other nodes.
     pub peer_address: SocketAddr,
@@ -100,8 +104,8 @@ impl NodeRow {
     }
 }
 
-/// Whether the process with the session `earlier` has joined again with this one: each rejoin uses the next number, and
-/// each process begins with a random one.
+/// Whether the process with the session `earlier` has joined again with this one: each rejoin uses
+/// the next number, and each process begins with a random one.
 pub fn is_rejoin(earlier: u128, session: u128) -> bool {
     (1..=u128::from(u32::MAX)).contains(&session.wrapping_sub(earlier))
 }
@@ -161,8 +165,9 @@ impl Roster {
     }
 }
 
-/// Whether a process has one of these rows, by slot and session. Its session may be later than that of its row: it goes on
-/// with the next number when its session was ended at the engine. Another process has begun with another random number.
+/// Whether a process has one of these rows, by slot and session. Its session may be later than that
+/// of its row: it goes on with the next number when its session was ended at the engine. Another
+/// process has begun with another random number.
 pub(super) fn is_among(processes: &[(NodeSlot, u128)], slot: NodeSlot, session: u128) -> bool {
     const REJOINS_MAX: u128 = 1 << 32;
     processes
@@ -172,18 +177,20 @@ pub(super) fn is_among(processes: &[(NodeSlot, u128)], slot: NodeSlot, session: 
 
 /// A statement to run at the engine.
 ///
-/// Each is applied as a whole or not at all, under the conditions that its fields name. After it, applied or not, the
-/// same round trip reads the [`Roster`] in one snapshot, so that the epoch and the rows belong together. "CAS on the
-/// epoch" means `UPDATE region SET epoch = epoch + 1 WHERE epoch = $epoch` in the transaction that changes the row. An
-/// epoch without a change does no harm; a change of members without an epoch does. All but [`Self::Beat`] and
-/// [`Self::Read`] are committed synchronously.
+/// Each is applied as a whole or not at all, under the conditions that its fields name. After it,
+/// applied or not, the same round trip reads the [`Roster`] in one snapshot, so that the epoch and
+/// the rows belong together. "CAS on the epoch" means `UPDATE region SET epoch = epoch + 1 WHERE
+/// epoch = $epoch` in the transaction that changes the row. An epoch without a change does no harm;
+/// a change of members without an epoch does. All but [`Self::Beat`] and [`Self::Read`] are
+/// committed synchronously.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Statement {
     /// Reads the roster.
     Read,
-    /// Raises `beat`, `acknowledged` and `applied_revision` to these values (never lowers them) where the row has this
-    /// session and is neither left nor dead. May be committed asynchronously. `beat` is not incremented by the engine:
-    /// after a failover that lost the last beat, the next one would restore the lost value, and look like silence.
+    /// Raises `beat`, `acknowledged` and `applied_revision` to these values (never lowers them)
+    /// where the row has this session and is neither left nor dead. May be committed
+    /// asynchronously. `beat` is not incremented by the engine: after a failover that lost the last
+    /// beat, the next one would restore the lost value, and look like silence.
     Beat {
         /// Slot of the row.
         slot: NodeSlot,
@@ -196,7 +203,8 @@ pub enum Statement {
         /// Last revision of the records that the node uses.
         applied_revision: u64,
     },
-    /// Increments `region.tick`, committed synchronously: proves that the server is still the primary of the region.
+    /// Increments `region.tick`, committed synchronously: proves that the server is still the
+    /// primary of the region.
     Tick,
     /// Writes a row in state `Joining` with beat 0.
     Join(Join),
@@ -276,8 +284,8 @@ pub struct Join {
     pub replaces: Option<Replaced>,
 }
 
-/// The row of an earlier process or session of the node. CAS on session, state and the epoch, so that the placement
-/// no longer names the earlier session.
+/// The row of an earlier process or session of the node. CAS on session, state and the epoch, so
+/// that the placement no longer names the earlier session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Replaced {
     /// Session of the row.

@@ -32,8 +32,9 @@ pub enum RegionKeyError {
     },
     /// Users other than the owner can read the file, or its group can write it.
     #[error(
-        "{setting}: {path}: other users can read it (mode {mode:o}); it must have mode 0600, or 0640 for a group: `chmod 600 {path}`, \
-         and replace the key if other users work on this machine"
+        "{setting}: {path}: other users can read it (mode {mode:o}); it must have mode 0600, or \
+         0640 for a group: `chmod 600 {path}`, and replace the key if other users work on this \
+         machine"
     )]
     Readable {
         /// Key of the configuration that names the file.
@@ -45,7 +46,8 @@ pub enum RegionKeyError {
     },
     /// The file contains no key.
     #[error(
-        "{setting}: {path}: it must contain 32 bytes, or 64 hexadecimal digits, as `gw-gateway region init` writes them"
+        "{setting}: {path}: it must contain 32 bytes, or 64 hexadecimal digits, as `gw-gateway \
+         region init` writes them"
     )]
     Malformed {
         /// Key of the configuration that names the file.
@@ -61,7 +63,8 @@ pub enum RegionKeyError {
 fn remedy(setting: &str, error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound if setting == "region_key" => {
-            "name the file with the key of the region, which `gw-gateway region init` makes in an existing folder"
+            "name the file with the key of the region, which `gw-gateway region init` makes in an \
+             existing folder"
         }
         io::ErrorKind::NotFound => "name the file with that key",
         io::ErrorKind::PermissionDenied => "the user of the gateway has to be able to read it",
@@ -78,7 +81,8 @@ impl RegionKey {
         Self(Arc::new(Zeroizing::new(bytes)))
     }
 
-    /// Reads the key from a file of 32 bytes or of 64 hexadecimal digits. Refuses a file that other users can read.
+    /// Reads the key from a file of 32 bytes or of 64 hexadecimal digits. Refuses a file that other
+    /// users can read.
     pub fn load(path: &Path) -> Result<Self, RegionKeyError> {
         Self::load_from("region_key", path)
     }
@@ -117,7 +121,8 @@ impl RegionKey {
         })
     }
 
-    /// Creates a random key in a new file of mode 0600. Its folder must exist. Never replaces a file.
+    /// Creates a random key in a new file of mode 0600. Its folder must exist. Never replaces a
+    /// file.
     pub fn create(path: &Path) -> Result<Self, RegionKeyError> {
         let failed = |error| RegionKeyError::Io {
             setting: "region_key",
@@ -165,8 +170,8 @@ impl RegionKey {
     }
 }
 
-/// 32 bytes for one purpose, derived from a secret of at least 256 random bits: HMAC as a pseudorandom function of the
-/// purpose's name.
+/// 32 bytes for one purpose, derived from a secret of at least 256 random bits: HMAC as a
+/// pseudorandom function of the purpose's name.
 pub fn derive_bytes(secret: &[u8], purpose: &str) -> Zeroizing<[u8; RegionKey::BYTES]> {
     let secret = hmac::Key::new(hmac::HMAC_SHA256, secret);
     let mut derived = Zeroizing::new([0; RegionKey::BYTES]);

@@ -1,12 +1,13 @@
-//! The region keys of one node: the one in use, and another one while the key of the region is replaced.
+//! The region keys of one node: the one in use, and another one while the key of the region is
+//! replaced.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::RegionKey;
 
-/// The keys that a node accepts, shared by all parts of the process. The row of the region in PostgreSQL says which of them
-/// is in use; a node without PostgreSQL uses the first.
+/// The keys that a node accepts, shared by all parts of the process. The row of the region in
+/// PostgreSQL says which of them is in use; a node without PostgreSQL uses the first.
 #[derive(Clone)]
 pub struct RegionKeys(Arc<KeyRing>);
 
@@ -26,7 +27,8 @@ pub struct DerivedKeys<T> {
 }
 
 impl RegionKeys {
-    /// The keys of a node. `key` is in use and `next` is accepted as well; `previous` only opens objects of the archive.
+    /// The keys of a node. `key` is in use and `next` is accepted as well; `previous` only opens
+    /// objects of the archive.
     pub fn new(key: RegionKey, next: Option<RegionKey>, previous: Option<RegionKey>) -> Self {
         let accepted = std::iter::once(key).chain(next).collect();
         Self(Arc::new(KeyRing {
@@ -51,7 +53,8 @@ impl RegionKeys {
         self.0.in_use.load(Ordering::Relaxed)
     }
 
-    /// Uses the accepted key at this index from now on. Returns whether it is another one than before.
+    /// Uses the accepted key at this index from now on. Returns whether it is another one than
+    /// before.
     pub fn switch_to(&self, index: usize) -> bool {
         index < self.0.accepted.len() && self.0.in_use.swap(index, Ordering::Relaxed) != index
     }

@@ -1,4 +1,5 @@
-//! A region of several nodes: which nodes are members, which of them owns a service, and what nodes prove to each other.
+//! A region of several nodes: which nodes are members, which of them owns a service, and what nodes
+//! prove to each other.
 
 #![warn(missing_docs)]
 

@@ -1,25 +1,32 @@
-//! State machine of one node in its region: joins, beats, declares dead nodes, drains. Does no I/O and reads no clock.
+//! State machine of one node in its region: joins, beats, declares dead nodes, drains. Does no I/O
+//! and reads no clock.
 //!
-//! The caller passes events to [`Membership::on`], then runs the actions of [`Membership::poll`] until there are none,
-//! and comes again at [`Membership::next_deadline`] at the latest.
+//! The caller passes events to [`Membership::on`], then runs the actions of [`Membership::poll`]
+//! until there are none, and comes again at [`Membership::next_deadline`] at the latest.
 //!
 //! # Two owners of one service
 //!
-//! - Planned moves (join, drain), and every move between nodes that are not dead: never. The old owner acknowledges that it
-//!   has stopped; see `succession`. Its bucket levels arrive with the acknowledgment, or, if the link between the two nodes
-//!   is broken or two changes follow each other within the delay of a message, later or not at all: then the new owner
-//!   starts with a full bucket.
-//! - A node that crashes: never. The new owner starts with a full bucket, which is at most one more burst.
-//! - A node that is paused, or so slow that it is declared dead: never. Its lease ends before it can be declared dead, and
-//!   after the pause it admits only once a call that started after the pause has succeeded or failed.
-//! - A node that refused connections but lives, or whose slot another process took: until its next call, which is at most
-//!   [`BEAT`] + [`CALL_TIMEOUT`] later, or until its calls fail and then as follows.
-//! - A node whose calls to the engine fail while others' succeed: from its death, at least [`DEAD_AFTER`] after its last
-//!   beat, up to its next successful call or the first message of another node that knows the later epoch. Calls are tried
-//!   every [`BEAT`], so at most [`BEAT`] + [`CALL_TIMEOUT`] after the connection is good again. With [`Isolation::Refuse`]
-//!   it also ends `max_staleness` after the last contact.
+//! - Planned moves (join, drain), and every move between nodes that are not dead: never. The old
+//!   owner acknowledges that it has stopped; see `succession`. Its bucket levels arrive with the
+//!   acknowledgment, or, if the link between the two nodes is broken or two changes follow each
+//!   other within the delay of a message, later or not at all: then the new owner starts with a
+//!   full bucket.
+//! - A node that crashes: never. The new owner starts with a full bucket, which is at most one more
+//!   burst.
+//! - A node that is paused, or so slow that it is declared dead: never. Its lease ends before it
+//!   can be declared dead, and after the pause it admits only once a call that started after the
+//!   pause has succeeded or failed.
+//! - A node that refused connections but lives, or whose slot another process took: until its next
+//!   call, which is at most [`BEAT`] + [`CALL_TIMEOUT`] later, or until its calls fail and then as
+//!   follows.
+//! - A node whose calls to the engine fail while others' succeed: from its death, at least
+//!   [`DEAD_AFTER`] after its last beat, up to its next successful call or the first message of
+//!   another node that knows the later epoch. Calls are tried every [`BEAT`], so at most [`BEAT`] +
+//!   [`CALL_TIMEOUT`] after the connection is good again. With [`Isolation::Refuse`] it also ends
+//!   `max_staleness` after the last contact.
 //!
-//! Add to each bound the time until the workers use a new view. A request decided before a pause is not decided again.
+//! Add to each bound the time until the workers use a new view. A request decided before a pause is
+//! not decided again.
 
 pub(super) mod carried;
 mod events;
@@ -100,7 +107,8 @@ pub struct Membership {
     /// The acknowledgment before `applied`.
     row_acknowledged: u64,
     applied_revision: u64,
-    /// The last session of this process ended at this epoch. The next one begins after the workers know.
+    /// The last session of this process ended at this epoch. The next one begins after the workers
+    /// know.
     fenced_at: u64,
     published: Option<Arc<View>>,
     pub(super) stopped: Option<StopReason>,
@@ -161,7 +169,8 @@ impl Membership {
         self.slot
     }
 
-    /// The session of this node. Changes when the node rejoins; certificates for other nodes name it.
+    /// The session of this node. Changes when the node rejoins; certificates for other nodes name
+    /// it.
     pub fn session(&self) -> u128 {
         self.session
     }
@@ -181,8 +190,9 @@ impl Membership {
         self.succession.roster()
     }
 
-    /// End of the time in which this node may admit for its services. Changes with every result of a call. Workers
-    /// compare it with their clock at each request: after a pause of the process it has passed.
+    /// End of the time in which this node may admit for its services. Changes with every result of
+    /// a call. Workers compare it with their clock at each request: after a pause of the process it
+    /// has passed.
     pub fn admit_until(&self) -> Option<Instant> {
         self.lease.until(self.heard_all(), self.is_outdated())
     }
@@ -349,7 +359,8 @@ impl Membership {
         if epoch <= self.applied {
             return;
         }
-        // Other nodes get the acknowledgment with the levels; the row follows, for those that cannot be reached.
+        // Other nodes get the acknowledgment with the levels; the row follows, for those that
+        // cannot be reached.
         self.row_acknowledged = self.acknowledgment(now);
         self.applied = epoch;
         self.applied_at = Some(now);
@@ -394,7 +405,8 @@ impl Membership {
         }
         let theirs = state.roster.epoch;
         if theirs < self.succession.epoch() {
-            // The other node needs the rows of this node. One message to all is enough for many such nodes.
+            // The other node needs the rows of this node. One message to all is enough for many
+            // such nodes.
             let earliest = self.last_tell.map_or(now, |last| last + HINT_GAP);
             self.tell_due = self.tell_due.min(earliest.max(now));
         }
@@ -402,8 +414,9 @@ impl Membership {
         let acknowledged = state.acknowledged;
         if theirs >= self.succession.epoch() {
             self.hint(now, theirs);
-            // A later epoch counts, whatever the sender: it may have the services of this node. But as long as the engine
-            // answers, a sender without a row cannot give itself one, and so call this node.
+            // A later epoch counts, whatever the sender: it may have the services of this node. But
+            // as long as the engine answers, a sender without a row cannot give itself one, and so
+            // call this node.
             let is_believed =
                 self.succession.knows(state.slot, session) || self.is_engine_silent(now);
             if is_believed && theirs > self.succession.epoch() {
@@ -420,7 +433,8 @@ impl Membership {
             && self.heard_all().is_some()
             && !self.is_outdated()
         {
-            // No other node has declared this session dead, as far as nodes without the engine can know.
+            // No other node has declared this session dead, as far as nodes without the engine can
+            // know.
             self.lease.resume(now);
         }
     }
@@ -508,7 +522,8 @@ impl Membership {
         }
         self.is_resumed = false;
         self.session = self.session.wrapping_add(1);
-        // The row of the next session begins at 0. What an earlier row had may be of another writer.
+        // The row of the next session begins at 0. What an earlier row had may be of another
+        // writer.
         self.beats = 0;
         self.succession.renew(self.session);
         self.lease.reset();

@@ -18,7 +18,8 @@ const EARLIER: usize = 16;
 
 /// What one worker knows of the other nodes. Exists only on a node with a listener for other nodes.
 pub struct Peering {
-    /// `None` until the first view is published: requests wait for it, and this node serves no other.
+    /// `None` until the first view is published: requests wait for it, and this node serves no
+    /// other.
     #[expect(
         clippy::redundant_allocation,
         reason = "the inner count is atomic and shared by all cores"
@@ -82,9 +83,10 @@ impl Peering {
         self.changed.notify_waiters();
     }
 
-    /// Until when the agents of the service may not have connected yet, because it came to this node by a change of the placement:
-    /// for `moved` after a change that was announced, which agents are told, and for `lost` after the loss of its owner, which they
-    /// may notice only once the owner goes on.
+    /// Until when the agents of the service may not have connected yet, because it came to this
+    /// node by a change of the placement: for `moved` after a change that was announced, which
+    /// agents are told, and for `lost` after the loss of its owner, which they may notice only once
+    /// the owner goes on.
     pub fn arrived_until(
         &self,
         hostname: &str,
@@ -129,8 +131,8 @@ impl Peering {
         }
     }
 
-    /// Whether this node serves a request that another node has sent: `None` if that is not known yet, the epoch of the
-    /// placement if another node owns the service.
+    /// Whether this node serves a request that another node has sent: `None` if that is not known
+    /// yet, the epoch of the placement if another node owns the service.
     pub fn accepts(&self, hostname: &str, now: Instant) -> Option<Result<(), u64>> {
         let view = self.view.borrow();
         let Some(view) = &*view else {

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use tokio::sync::Notify;
 
-/// Until when this node may admit requests for the services that it owns, and what the workers have learned from other
-/// nodes. Shared by all threads.
+/// Until when this node may admit requests for the services that it owns, and what the workers have
+/// learned from other nodes. Shared by all threads.
 #[derive(Debug)]
 pub struct RegionSignals {
     base: Instant,

@@ -20,12 +20,14 @@ pub struct RegionStatus {
     pub standing: Standing,
     /// Time since the start of the last contact with the engine; `None` before the first.
     pub engine_silence: Option<Duration>,
-    /// The engine answered with an older epoch than this node knows: it was restored, or is not the primary any more.
-    /// The node goes on as if the engine did not answer. After a restore all nodes must be restarted.
+    /// The engine answered with an older epoch than this node knows: it was restored, or is not the
+    /// primary any more. The node goes on as if the engine did not answer. After a restore all
+    /// nodes must be restarted.
     pub engine_went_back: bool,
     /// Joins or drains are under way, or services wait for their earlier owner.
     pub is_moving: bool,
-    /// All other owners refuse the messages of this node, which accepts those of at least one of them.
+    /// All other owners refuse the messages of this node, which accepts those of at least one of
+    /// them.
     pub is_shut_out: bool,
     /// In ascending order of slots.
     pub nodes: Vec<NodeStatus>,
@@ -67,8 +69,8 @@ pub struct NodeStatus {
     pub refusal: Option<StateRefusal>,
 }
 
-/// A node refuses the messages of another one: it does not learn of the members that this one knows, nor of the levels of
-/// services that have moved.
+/// A node refuses the messages of another one: it does not learn of the members that this one
+/// knows, nor of the levels of services that have moved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateRefusal {
     /// Reason that the other node gives.
@@ -78,7 +80,8 @@ pub struct StateRefusal {
 }
 
 impl Membership {
-    /// Other nodes that have given no sign of life for [`SUSPECT_AFTER`], and are not declared dead.
+    /// Other nodes that have given no sign of life for [`SUSPECT_AFTER`], and are not declared
+    /// dead.
     pub fn suspects(&self, now: Instant) -> Vec<Member> {
         self.observer
             .suspects(now, self.roster(), self.session)
@@ -86,8 +89,8 @@ impl Membership {
             .collect()
     }
 
-    /// The status, with the number of `hostnames` that each node owns, and without refusals of messages. `revision` is the
-    /// last known revision of the records.
+    /// The status, with the number of `hostnames` that each node owns, and without refusals of
+    /// messages. `revision` is the last known revision of the records.
     pub fn status<'a>(
         &self,
         now: Instant,
@@ -143,7 +146,8 @@ impl Membership {
         }
     }
 
-    /// Whether this node refuses requests because it reached neither the engine nor all other owners for too long.
+    /// Whether this node refuses requests because it reached neither the engine nor all other
+    /// owners for too long.
     pub fn is_stale(&self, now: Instant) -> bool {
         self.view().is_some_and(|view| view.is_member())
             && self.lease.is_stale(self.heard_all(), now)

@@ -1,4 +1,5 @@
-//! Runs many seeds on several threads. Results are taken in the order of the seeds, whichever thread is first.
+//! Runs many seeds on several threads. Results are taken in the order of the seeds, whichever
+//! thread is first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -35,8 +36,8 @@ struct Finished {
 }
 
 impl Campaign {
-    /// Runs the seeds that `state` leaves, until `stop`. Prints each failing seed, and for each invariant the first failing
-    /// scenario, shrunk.
+    /// Runs the seeds that `state` leaves, until `stop`. Prints each failing seed, and for each
+    /// invariant the first failing scenario, shrunk.
     pub(crate) fn run(&self, state: &mut State, stop: &AtomicBool) -> io::Result<()> {
         self.store(state)?;
         let next = AtomicU64::new(state.next);
@@ -160,7 +161,8 @@ pub(crate) fn summary(state: &State) -> String {
     } = state;
     let failed = failures.len();
     format!(
-        "seeds {from} to {}: {failed} failed; {requests} requests, {relayed} relayed, {cpu_seconds:.0} seconds of CPU",
+        "seeds {from} to {}: {failed} failed; {requests} requests, {relayed} relayed, \
+         {cpu_seconds:.0} seconds of CPU",
         next.saturating_sub(1)
     )
 }

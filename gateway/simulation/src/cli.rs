@@ -20,8 +20,8 @@ use crate::state::State;
 
 /// Runs the relay in simulated worlds, one for each seed, and checks what must always hold.
 ///
-/// Exit codes: 0, all invariants hold; 1, one does not; 2, a mistake in the arguments or files; 130, interrupted before a seed
-/// failed.
+/// Exit codes: 0, all invariants hold; 1, one does not; 2, a mistake in the arguments or files;
+/// 130, interrupted before a seed failed.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {

@@ -26,7 +26,8 @@ pub(crate) fn tell(seed: u64, violation: &Violation) -> io::Result<()> {
 }
 
 impl Printing {
-    /// Shrinks the scenario of a seed as long as it violates `invariant`, and prints what is left, with its trace.
+    /// Shrinks the scenario of a seed as long as it violates `invariant`, and prints what is left,
+    /// with its trace.
     pub(crate) fn shrink(
         &self,
         scenario: &Scenario,

@@ -1,9 +1,11 @@
 //! Runs each scenario in a process of its own.
 //!
-//! A process has state that no seed decides: tokio, for example, seeds the random numbers of a thread, by which it chooses among
-//! waiting tasks, from a counter of the process. So a scenario does the same each time only in a process that has run nothing
-//! else. Starting the program takes as long as a small scenario. A [`Runner`] is therefore a process that has run one scenario,
-//! always the same, and forks for each further one. A scenario that aborts ends nothing but its own process.
+//! A process has state that no seed decides: tokio, for example, seeds the random numbers of a
+//! thread, by which it chooses among waiting tasks, from a counter of the process. So a scenario
+//! does the same each time only in a process that has run nothing else. Starting the program takes
+//! as long as a small scenario. A [`Runner`] is therefore a process that has run one scenario,
+//! always the same, and forks for each further one. A scenario that aborts ends nothing but its own
+//! process.
 
 use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -182,10 +184,12 @@ fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Calls `call` in a child process, whose exit code is what it returns. Returns the status of wait(2).
+/// Calls `call` in a child process, whose exit code is what it returns. Returns the status of
+/// wait(2).
 #[expect(unsafe_code, reason = "no library forks")]
 fn in_child(call: impl FnOnce() -> i32) -> io::Result<i32> {
-    // SAFETY: this process has one thread: those of simulations have ended. So the child finds no lock held.
+    // SAFETY: this process has one thread: those of simulations have ended. So the child finds no
+    // lock held.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         // Coverage is written as the process ends.

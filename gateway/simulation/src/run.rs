@@ -37,8 +37,8 @@ pub fn run(scenario: &Scenario, with_trace: bool) -> Outcome {
     }
 }
 
-/// Lets panics of simulations be lines of their traces, as the product counts on panics of tasks being caught. Those of other
-/// threads are printed.
+/// Lets panics of simulations be lines of their traces, as the product counts on panics of tasks
+/// being caught. Those of other threads are printed.
 fn trace_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

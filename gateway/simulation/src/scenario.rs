@@ -10,7 +10,8 @@ mod faults;
 
 use self::faults::{fault, fault_of_nodes, replacement};
 
-/// All that takes place. The seed of the kernel decides the rest: order, delays and sizes of segments.
+/// All that takes place. The seed of the kernel decides the rest: order, delays and sizes of
+/// segments.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Scenario {
     /// Seed of the kernel.
@@ -25,7 +26,8 @@ pub struct Scenario {
     pub delay: Duration,
     /// Largest segment of the network, in bytes.
     pub segment: usize,
-    /// Connections of callers stay with the worker that accepts them, and their requests cross to that of the tunnel.
+    /// Connections of callers stay with the worker that accepts them, and their requests cross to
+    /// that of the tunnel.
     #[serde(default)]
     pub crosses_workers: bool,
     /// Nodes of the region. Callers and agents reach any of them.
@@ -84,7 +86,8 @@ pub struct Caller {
     pub begins: Duration,
     /// Requests at once; more than one with HTTP/2 only.
     pub at_once: usize,
-    /// Safe requests that are sent before the response to the first of them has arrived; over HTTP/1.1 only.
+    /// Safe requests that are sent before the response to the first of them has arrived; over
+    /// HTTP/1.1 only.
     #[serde(default)]
     pub pipelined: usize,
     /// Pause between two requests.
@@ -127,7 +130,8 @@ pub struct Upload {
     /// Pause of the upload after its first half.
     #[serde(default)]
     pub stall: Duration,
-    /// After a switch of protocols, each side sends all that it has and ends its direction. Otherwise, it is an echo.
+    /// After a switch of protocols, each side sends all that it has and ends its direction.
+    /// Otherwise, it is an echo.
     #[serde(default)]
     pub in_halves: bool,
 }
@@ -157,7 +161,8 @@ pub struct Response {
     pub has_trailers: bool,
     /// Pause before the response.
     pub delay: Duration,
-    /// Answers before it has read the request body. After a switch of protocols: ends its direction before it reads.
+    /// Answers before it has read the request body. After a switch of protocols: ends its direction
+    /// before it reads.
     pub is_early: bool,
     pub fault: ResponseFault,
 }
@@ -496,7 +501,8 @@ impl fmt::Display for Scenario {
             let protocol = if *is_http2 { "HTTP/2" } else { "HTTP/1.1" };
             writeln!(
                 f,
-                "caller {number}: {protocol} to service {service} from {begins:?}, {at_once} at once, {pipelined} pipelined, pause {pause:?}"
+                "caller {number}: {protocol} to service {service} from {begins:?}, {at_once} at \
+                 once, {pipelined} pipelined, pause {pause:?}"
             )?;
             for request in requests {
                 writeln!(f, "  {request:?}")?;

@@ -1,7 +1,8 @@
 //! Makes a scenario smaller, as long as it still fails in the same way.
 //!
-//! The order of the attempts is fixed, so the same scenario always shrinks to the same one. First lists lose elements, many at
-//! once, then what is left becomes simpler. This repeats until nothing changes, or the attempts are used up.
+//! The order of the attempts is fixed, so the same scenario always shrinks to the same one. First
+//! lists lose elements, many at once, then what is left becomes simpler. This repeats until nothing
+//! changes, or the attempts are used up.
 
 use std::time::Duration;
 
@@ -21,8 +22,8 @@ pub struct Shrunk {
     pub is_minimal: bool,
 }
 
-/// Shrinks a scenario that fails. `fails` runs a scenario and says whether it fails in the same way; it is called at most
-/// `attempts_max` times.
+/// Shrinks a scenario that fails. `fails` runs a scenario and says whether it fails in the same
+/// way; it is called at most `attempts_max` times.
 pub fn shrink(
     scenario: &Scenario,
     attempts_max: usize,
@@ -51,7 +52,8 @@ pub fn shrink(
     }
 }
 
-/// Seeds of the kernel to try for a shorter scenario: without what was removed the same seed makes other choices.
+/// Seeds of the kernel to try for a shorter scenario: without what was removed the same seed makes
+/// other choices.
 const SEEDS: u64 = 3;
 
 struct Search<F> {
@@ -81,7 +83,8 @@ impl<F: FnMut(&Scenario) -> bool> Search<F> {
         false
     }
 
-    /// Removes elements of a list of `length` elements: halves of it first, then smaller parts, then single ones.
+    /// Removes elements of a list of `length` elements: halves of it first, then smaller parts,
+    /// then single ones.
     fn remove(
         &mut self,
         length: impl Fn(&Scenario) -> usize,

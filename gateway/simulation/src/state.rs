@@ -37,7 +37,8 @@ impl State {
         }
     }
 
-    /// Reads the file, or begins at `from` if there is none. A campaign that began elsewhere is not resumed.
+    /// Reads the file, or begins at `from` if there is none. A campaign that began elsewhere is not
+    /// resumed.
     pub(crate) fn load(path: &Path, from: Option<u64>) -> io::Result<Self> {
         let text = match fs::read_to_string(path) {
             Ok(text) => text,

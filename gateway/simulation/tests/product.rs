@@ -1,4 +1,5 @@
-//! The start and the end of processes of the product, without a scenario: two workers, an agent, a backend and a caller.
+//! The start and the end of processes of the product, without a scenario: two workers, an agent, a
+//! backend and a caller.
 
 #![allow(
     clippy::unwrap_used,
@@ -144,8 +145,8 @@ async fn until(what: &str, holds: impl AsyncFn() -> bool) {
 /// Time between two reads of a slow backend, of 4 KiB each.
 const SLOW: Duration = Duration::from_secs(3);
 
-/// Answers each request with its target. A request with a body is answered before the body is read, which takes long for
-/// `/slow` and does not happen for `/stalls`.
+/// Answers each request with its target. A request with a body is answered before the body is read,
+/// which takes long for `/slow` and does not happen for `/stalls`.
 async fn backend() {
     let listener = Listener::new(TcpListener::bind(BACKEND).unwrap()).unwrap();
     loop {
@@ -207,7 +208,8 @@ async fn send(stream: &TlsStream, bytes: &[u8]) {
     stream.flush().await.unwrap();
 }
 
-/// Sends a PUT, reads the response, sends the body as far as there is room for it within a second, and leaves.
+/// Sends a PUT, reads the response, sends the body as far as there is room for it within a second,
+/// and leaves.
 async fn put_and_leave(
     region: &Rc<RefCell<Region>>,
     service: &PlannedService,
@@ -216,7 +218,8 @@ async fn put_and_leave(
 ) {
     let stream = connect(region, service).await;
     let head = format!(
-        "PUT {target} HTTP/1.1\r\nhost: {}\r\nx-gw-service-key: {}\r\ncontent-length: {length}\r\n\r\n",
+        "PUT {target} HTTP/1.1\r\nhost: {}\r\nx-gw-service-key: {}\r\ncontent-length: {length}\r\n\
+         \r\n",
         service.hostname, service.key
     );
     send(&stream, head.as_bytes()).await;
@@ -370,8 +373,8 @@ fn requests_are_relayed_and_recorded_and_leave_nothing_behind() {
 
 #[test]
 fn a_backend_may_be_slow_but_not_stall_after_its_caller_has_left() {
-    // More than the kernels of agent and backend hold, and than the backend reads in 30 seconds behind them. So little that the
-    // gateway's kernel gets the end of the caller behind the body.
+    // More than the kernels of agent and backend hold, and than the backend reads in 30 seconds
+    // behind them. So little that the gateway's kernel gets the end of the caller behind the body.
     const BODY: usize = 768 * 1024;
     simulated(async |folder: PathBuf| {
         let world = World::start(&folder);

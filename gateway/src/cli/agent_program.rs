@@ -1,5 +1,5 @@
-//! `gw-gateway agent-program`: the release key, and signed programs that a gateway offers to its agents. Works on files
-//! alone, on a machine without a gateway too.
+//! `gw-gateway agent-program`: the release key, and signed programs that a gateway offers to its
+//! agents. Works on files alone, on a machine without a gateway too.
 
 use std::fs;
 use std::io::{self, Write};
@@ -16,17 +16,19 @@ use gw_shared::version::Version;
 
 #[derive(Subcommand)]
 pub(crate) enum AgentProgramCommand {
-    /// Make a release key, and print its public half for `update_key` of agents. Keep the file offline.
+    /// Make a release key, and print its public half for `update_key` of agents. Keep the file
+    /// offline.
     NewKey {
         /// File for the key; it must not exist.
         file: PathBuf,
     },
-    /// Sign an agent program, and put it with its description into a folder for `agent_programs` of a gateway.
+    /// Sign an agent program, and put it with its description into a folder for `agent_programs` of
+    /// a gateway.
     Sign {
         #[command(flatten)]
         files: SignedFiles,
-        /// Lowest version of signed programs that agents run once they have seen this one, up to its own version: for a version
-        /// before which programs are vulnerable.
+        /// Lowest version of signed programs that agents run once they have seen this one, up to
+        /// its own version: for a version before which programs are vulnerable.
         #[arg(long, value_name = "VERSION")]
         minimum: Option<Version>,
         /// Replace the program for this architecture that the folder has.
@@ -81,7 +83,8 @@ impl AgentProgramCommand {
                 draft.description.minimum = minimum;
                 if let Some(present) = draft.present.as_ref().filter(|_| !replace) {
                     return Err(Failure::Usage(format!(
-                        "{} has version {} for {} already; --replace replaces it, or name another folder with --out",
+                        "{} has version {} for {} already; --replace replaces it, or name another \
+                         folder with --out",
                         files.out.display(),
                         present.version,
                         present.target
@@ -96,7 +99,8 @@ impl AgentProgramCommand {
                 } = &draft.description;
                 let Some(present) = &draft.present else {
                     return Err(Failure::Usage(format!(
-                        "{} has no program for {target} that could be replaced; name the folder that the gateway offers with --out",
+                        "{} has no program for {target} that could be replaced; name the folder \
+                         that the gateway offers with --out",
                         files.out.display()
                     )));
                 };
@@ -104,7 +108,8 @@ impl AgentProgramCommand {
                 let replaces = present.replaces.max(Some(present.version));
                 if present.version <= *version {
                     return Err(Failure::Usage(format!(
-                        "{} is version {version}, and {} offers {}, which is not newer; use `agent-program sign`",
+                        "{} is version {version}, and {} offers {}, which is not newer; use \
+                         `agent-program sign`",
                         files.program.display(),
                         files.out.display(),
                         present.version
@@ -152,8 +157,9 @@ impl SignedFiles {
         if !keys.is_empty() && !keys.contains(&public) {
             let built_in: Vec<String> = keys.iter().map(ToString::to_string).collect();
             return Err(Failure::Usage(format!(
-                "{}: it is built to accept programs by the release key {}, and {} is {public}: agents that run it could not be \
-                 updated with this key; sign with the other key, or build it with GW_RELEASE_KEY={public}",
+                "{}: it is built to accept programs by the release key {}, and {} is {public}: \
+                 agents that run it could not be updated with this key; sign with the other key, \
+                 or build it with GW_RELEASE_KEY={public}",
                 program.display(),
                 built_in.join(" or "),
                 key.display()
@@ -163,7 +169,8 @@ impl SignedFiles {
         let present = match fs::read(&file) {
             Ok(text) => Some(serde_json::from_slice(&text).map_err(|error| {
                 Failure::Usage(format!(
-                    "{}: not the description of a signed program: {error}; remove it, or name another folder with --out",
+                    "{}: not the description of a signed program: {error}; remove it, or name \
+                     another folder with --out",
                     file.display()
                 ))
             })?),
@@ -213,8 +220,8 @@ impl SignedFiles {
 
 fn new_key(file: &Path) -> Result<(), Failure> {
     let failed = |_| {
-        let message = "cannot make a release key: the cryptographic library failed; check that the system has random numbers \
-                       (/dev/urandom), and try again";
+        let message = "cannot make a release key: the cryptographic library failed; check that the \
+                       system has random numbers (/dev/urandom), and try again";
         Failure::Run(message.to_owned())
     };
     let key = Ed25519KeyPair::generate().map_err(failed)?;

@@ -25,7 +25,8 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Write the configuration of a gateway, create an account, and start the gateway as a service of systemd.
+    /// Write the configuration of a gateway, create an account, and start the gateway as a service
+    /// of systemd.
     Init(InitArguments),
     /// Run a gateway.
     Serve {
@@ -36,8 +37,8 @@ pub(crate) enum Command {
         #[arg(long)]
         check: bool,
     },
-    /// Check whether a gateway can run on this machine, and report problems. Changes nothing; exit code 1 if a check
-    /// failed.
+    /// Check whether a gateway can run on this machine, and report problems. Changes nothing; exit
+    /// code 1 if a check failed.
     Doctor {
         /// Configuration file (TOML); without it, only the machine is checked.
         #[arg(long)]
@@ -46,7 +47,8 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Ask a running gateway whether it takes requests. Exit code 0 if it does; otherwise 1, and the reason in one line.
+    /// Ask a running gateway whether it takes requests. Exit code 0 if it does; otherwise 1, and
+    /// the reason in one line.
     Healthy(HealthyArguments),
     /// Make a backup of a single gateway, running or stopped.
     Backup(BackupArguments),
@@ -62,7 +64,8 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: AgentProgramCommand,
     },
-    /// Run gateway, agent and a small backend without configuration: in one process, or a region with --nodes.
+    /// Run gateway, agent and a small backend without configuration: in one process, or a region
+    /// with --nodes.
     #[cfg(feature = "demo")]
     Demo(DemoArguments),
     /// Run a process of a demo with --nodes.
@@ -87,14 +90,17 @@ pub(crate) fn meant(word: &str) -> Option<String> {
             "`gw-gateway healthy` asks a running gateway, `gw-gateway doctor` checks this machine"
         }
         "check" | "validate" => {
-            "`gw-gateway serve --config FILE --check` checks a configuration, `gw-gateway doctor` also the machine"
+            "`gw-gateway serve --config FILE --check` checks a configuration, `gw-gateway doctor` \
+             also the machine"
         }
         "version" | "-v" => "`gw-gateway --version` prints it",
         "stop" | "restart" | "reload" => {
-            "`systemctl restart gw-gateway` restarts the service of systemd; Ctrl-C or SIGTERM stops a gateway"
+            "`systemctl restart gw-gateway` restarts the service of systemd; Ctrl-C or SIGTERM \
+             stops a gateway"
         }
         "log" | "logs" => {
-            "`journalctl -u gw-gateway` shows the log of the service of systemd, `gw-gateway request search` the requests"
+            "`journalctl -u gw-gateway` shows the log of the service of systemd, `gw-gateway \
+             request search` the requests"
         }
         "setup" | "install" | "configure" => {
             "`gw-gateway init` writes a configuration and starts the gateway"
@@ -106,7 +112,8 @@ pub(crate) fn meant(word: &str) -> Option<String> {
             "the package has /etc/gw/gateway.toml, and `gw-gateway init` writes one"
         }
         "--prune" => {
-            "--yes answers the question before deletions, which only --prune makes: add --prune, or leave --yes out"
+            "--yes answers the question before deletions, which only --prune makes: add --prune, \
+             or leave --yes out"
         }
         _ => return None,
     };
@@ -119,20 +126,30 @@ pub(crate) struct DemoArguments {
     /// Run a region of this many nodes, with a process for each node and one for the agent.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=9))]
     pub(crate) nodes: Option<u8>,
-    /// Database of the nodes, for example postgres://gw@db1/gw; by default the installed PostgreSQL is started.
+    /// Database of the nodes, for example postgres://gw@db1/gw; by default the installed PostgreSQL
+    /// is started.
     #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,
-    /// Port for callers and the agent, on loopback; 0 means a free port. Further nodes take the ports after it.
+    /// Port for callers and the agent, on loopback; 0 means a free port. Further nodes take the
+    /// ports after it.
     #[arg(long, default_value_t = 8443)]
     pub(crate) port: u16,
-    /// Port of the admin listener, on loopback; 0 means a free port. Further nodes take the ports after it.
+    /// Port of the admin listener, on loopback; 0 means a free port. Further nodes take the ports
+    /// after it.
     #[arg(long, default_value_t = 9080)]
     pub(crate) admin_port: u16,
     /// A backend to use instead of the built-in echo, for example http://127.0.0.1:8080.
     #[arg(long, value_parser = gw_agent::config::backend_url)]
     pub(crate) backend: Option<String>,
-    /// Host field that the backend gets: the caller's, or that of its URL, which is mapped back in responses. Default: preserve.
-    #[arg(long, value_name = "preserve|rewrite", value_parser = ["preserve", "rewrite"], hide_possible_values = true, requires = "backend")]
+    /// Host field that the backend gets: the caller's, or that of its URL, which is mapped back in
+    /// responses. Default: preserve.
+    #[arg(
+        long,
+        value_name = "preserve|rewrite",
+        value_parser = ["preserve", "rewrite"],
+        hide_possible_values = true,
+        requires = "backend",
+    )]
     pub(crate) host_header: Option<String>,
     /// Folder for certificates and the database; a new temporary folder by default.
     #[arg(long)]
@@ -203,18 +220,23 @@ mod tests {
     /// Commands that are accepted.
     const GOOD: [&str; 26] = [
         "gw-gateway account create acme --json",
-        "gw-gateway service create acme api --mode jwt --mode service_key --burst 5 --request-logging false",
-        "gw-gateway service create acme api --create-account --with-key --with-agent --backend-port 80",
+        "gw-gateway service create acme api --mode jwt --mode service_key --burst 5 \
+         --request-logging false",
+        "gw-gateway service create acme api --create-account --with-key --with-agent \
+         --backend-port 80",
         "gw-gateway service change acme api --disable --admin-url http://localhost:1",
         "gw-gateway credential create acme --service api --service b --name ci",
         "gw-gateway key rotate-secret acme 0123456789abcdef",
-        "gw-gateway enrollment-token create acme --service api --approval manual --expires-in-seconds 60",
+        "gw-gateway enrollment-token create acme --service api --approval manual \
+         --expires-in-seconds 60",
         "gw-gateway enrollment-token create acme --service api --expires-in 30d --uses 10000",
         "gw-gateway agent revoke acme ag_0123456789abcdefghij",
         "gw-gateway signing-key rotate --immediately",
         "gw-gateway audit list --account acme --limit 5 --config gateway.toml",
-        "gw-gateway audit verify --head 7:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
-        "gw-gateway apply -f a.toml --file b --prune --yes --take-over --managed-by git/shop --revision 4f --secrets-dir s",
+        "gw-gateway audit verify --head \
+         7:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+        "gw-gateway apply -f a.toml --file b --prune --yes --take-over --managed-by git/shop \
+         --revision 4f --secrets-dir s",
         "gw-gateway diff -f - --prune --config gateway.toml",
         "gw-gateway export --account acme --managed-by git --json",
         "gw-gateway backup --config gateway.toml backup.tar.zst --force",
@@ -223,7 +245,8 @@ mod tests {
         "gw-gateway healthy",
         "gw-gateway healthy --wait 30s --admin-url https://localhost:1 --admin-ca ca.pem",
         "gw-gateway init",
-        "gw-gateway init --domain example.com --account acme --config gateway.toml --force --no-start",
+        "gw-gateway init --domain example.com --account acme --config gateway.toml --force \
+         --no-start",
         "gw-gateway region status --config gateway.toml --json",
         "gw-gateway region import --config gateway.toml folder",
         "gw-gateway demo --nodes 3 --store postgres://gw@db1/gw",
@@ -290,7 +313,8 @@ mod tests {
             ErrorKind::ValueValidation,
         ),
         (
-            "gw-gateway enrollment-token create acme --service api --expires-in 1h --expires-in-seconds 9",
+            "gw-gateway enrollment-token create acme --service api --expires-in 1h \
+             --expires-in-seconds 9",
             ErrorKind::ArgumentConflict,
         ),
         (

@@ -119,7 +119,8 @@ fn not_created(file: &Path, folder: &Path, error: &io::Error) -> Failure {
     Failure::Run(match error.kind() {
         io::ErrorKind::NotFound => {
             format!(
-                "{file}: the folder {folder} does not exist; make it, or name another file; {NOT_MADE}"
+                "{file}: the folder {folder} does not exist; make it, or name another file; \
+                 {NOT_MADE}"
             )
         }
         io::ErrorKind::PermissionDenied => format!(
@@ -134,7 +135,8 @@ fn not_written(error: &io::Error) -> Failure {
     Failure::Run(format!("standard output: {error}"))
 }
 
-/// Writes the backup of a running gateway to `out`, or else that of the data folder of the configuration.
+/// Writes the backup of a running gateway to `out`, or else that of the data folder of the
+/// configuration.
 fn copy(
     connection: &AdminConnection,
     out: &mut impl Write,
@@ -172,8 +174,8 @@ fn copy(
     copied.map_err(|failure| interrupt.explain(failure, NOT_MADE))
 }
 
-/// Checks that a gateway with this configuration file has been started: otherwise there is neither a token for its API nor
-/// anything to back up.
+/// Checks that a gateway with this configuration file has been started: otherwise there is neither
+/// a token for its API nor anything to back up.
 fn check_records(path: &Path) -> Result<(), Failure> {
     let config = load_config(path, |name| std::env::var(name).ok())?;
     let database = StoreSource::sqlite_in(&config.data_dir);
@@ -185,8 +187,8 @@ fn check_records(path: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::Run(format!(
-        "{}: it does not exist: no gateway with {} was ever started, so there are no records; name the configuration of the \
-         gateway with --config; {NOT_MADE}",
+        "{}: it does not exist: no gateway with {} was ever started, so there are no records; name \
+         the configuration of the gateway with --config; {NOT_MADE}",
         database.display(),
         path.display()
     )))
@@ -260,7 +262,8 @@ impl RestoreArguments {
             .collect();
         let told = writeln!(
             io::stdout(),
-            "Restored {records} records of {}, up to change {}, of {}, into {}.{deleted}\nStart it: gw-gateway serve --config {}",
+            "Restored {records} records of {}, up to change {}, of {}, into {}.{deleted}\nStart \
+             it: gw-gateway serve --config {}",
             escaped(&manifest.region),
             manifest.revision,
             escaped(&manifest.created_at),

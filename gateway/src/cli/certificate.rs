@@ -15,9 +15,11 @@ use crate::cli::client::output::{CommandError, Listed, Output, Shown, word};
 
 #[derive(Subcommand)]
 pub(crate) enum CertificateCommand {
-    /// List the certificates that an ACME authority issues for the region, with their expiry and the last failure.
+    /// List the certificates that an ACME authority issues for the region, with their expiry and
+    /// the last failure.
     List,
-    /// Order a new certificate now: of the region, or of an own domain. The one before stays in use until it is there.
+    /// Order a new certificate now: of the region, or of an own domain. The one before stays in use
+    /// until it is there.
     Renew {
         /// Account of the own domain.
         #[arg(requires = "domain")]

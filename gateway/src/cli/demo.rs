@@ -1,4 +1,5 @@
-//! `gw-gateway demo`: starts a demo and prints how to reach it. Also the processes that a demo of several nodes starts.
+//! `gw-gateway demo`: starts a demo and prints how to reach it. Also the processes that a demo of
+//! several nodes starts.
 
 use std::io::{self, StdoutLock, Write};
 use std::path::Path;
@@ -30,8 +31,8 @@ pub(crate) fn run(arguments: DemoArguments) -> Result<(), Failure> {
         return run_nodes(nodes.into(), rate, arguments);
     }
     if arguments.store.is_some() {
-        let message = "--store: only with --nodes, whose nodes share the database; a demo without --nodes has one \
-                       gateway, which keeps its records in --data-dir";
+        let message = "--store: only with --nodes, whose nodes share the database; a demo without \
+                       --nodes has one gateway, which keeps its records in --data-dir";
         return Err(Failure::Usage(message.to_owned()));
     }
     let options = Options {

@@ -8,7 +8,8 @@ use crate::cli::client::output::{CommandError, Listed, Output, Shown, or_dash, w
 
 #[derive(Subcommand)]
 pub(crate) enum DomainCommand {
-    /// Add a domain of the customer to a service, and print the DNS record that proves control over it.
+    /// Add a domain of the customer to a service, and print the DNS record that proves control over
+    /// it.
     Add {
         account: AccountId,
         service: ServiceId,

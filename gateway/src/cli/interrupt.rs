@@ -1,5 +1,5 @@
-//! SIGINT, SIGTERM and SIGHUP for commands that must not leave files behind: they end the command where it can remove what
-//! it has made.
+//! SIGINT, SIGTERM and SIGHUP for commands that must not leave files behind: they end the command
+//! where it can remove what it has made.
 
 use std::convert::Infallible;
 use std::io::{self, Read, Write};
@@ -65,7 +65,8 @@ impl Interrupt {
         }
     }
 
-    /// The failure of a command: `error`, or the signal that has caused it. `outcome` tells what was not made.
+    /// The failure of a command: `error`, or the signal that has caused it. `outcome` tells what
+    /// was not made.
     pub(super) fn explain(&self, error: Failure, outcome: &str) -> Failure {
         if self.is_set() {
             Failure::Run(format!("{}; {outcome}", interrupted()))
@@ -74,7 +75,8 @@ impl Interrupt {
         }
     }
 
-    /// Opens a source and reads it in a thread of its own, so that a signal also ends the wait for its data.
+    /// Opens a source and reads it in a thread of its own, so that a signal also ends the wait for
+    /// its data.
     pub(super) fn open<R: Read, E: Send + 'static>(
         &self,
         open: impl FnOnce() -> Result<R, E> + Send + 'static,
@@ -93,7 +95,8 @@ impl Interrupt {
                 Err(error) => drop(opened.send(Err(error))),
             })?;
         let opened = select! {
-            recv(is_open) -> opened => opened.map_err(|RecvError| io::Error::other("the thread that opens it has ended"))?,
+            recv(is_open) -> opened => opened.map_err(|RecvError| io::Error::other("the thread \
+                that opens it has ended"))?,
             recv(self.signal) -> _ => return Err(interrupted()),
         };
         Ok(opened.map(|()| InterruptibleSource {
@@ -165,7 +168,8 @@ impl Read for InterruptibleSource {
         self.interrupt.check()?;
         if self.chunk.position() == self.chunk.get_ref().len() as u64 && !self.is_at_end {
             let chunk = select! {
-                recv(self.chunks) -> chunk => chunk.map_err(|RecvError| io::Error::other("the thread that reads it has ended"))??,
+                recv(self.chunks) -> chunk => chunk.map_err(|RecvError| io::Error::other("the \
+                    thread that reads it has ended"))??,
                 recv(self.interrupt.signal) -> _ => return Err(interrupted()),
             };
             self.is_at_end = chunk.is_empty();

@@ -1,4 +1,5 @@
-//! `gw-gateway account|service|…`: administration of a running gateway through its administration API.
+//! `gw-gateway account|service|…`: administration of a running gateway through its administration
+//! API.
 
 pub(crate) mod arguments;
 #[cfg(feature = "demo")]
@@ -73,14 +74,16 @@ pub(crate) enum Administration {
         #[command(flatten)]
         connection: AdminConnection,
     },
-    /// Make the changes that documents declare: accounts, services, own domains, credentials, keys and settings of agents.
+    /// Make the changes that documents declare: accounts, services, own domains, credentials, keys
+    /// and settings of agents.
     Apply {
         #[command(flatten)]
         arguments: ApplyArguments,
         #[command(flatten)]
         connection: AdminConnection,
     },
-    /// Print what `apply` would change. Exit code 0 if that is nothing, 1 if it is something, 2 after an error.
+    /// Print what `apply` would change. Exit code 0 if that is nothing, 1 if it is something, 2
+    /// after an error.
     Diff {
         #[command(flatten)]
         arguments: DiffArguments,

@@ -1,5 +1,5 @@
-//! `gw-gateway region`: sets up and examines a region of several nodes. Works on the database, not through the
-//! administration API.
+//! `gw-gateway region`: sets up and examines a region of several nodes. Works on the database, not
+//! through the administration API.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -34,8 +34,8 @@ pub(crate) enum RegionCommand {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-    /// Show the database of the region, its nodes, its revision and the size of its records, and what the node on this
-    /// machine says.
+    /// Show the database of the region, its nodes, its revision and the size of its records, and
+    /// what the node on this machine says.
     Status {
         /// Configuration file of this node.
         #[arg(long, value_name = "FILE")]
@@ -63,13 +63,14 @@ pub(crate) enum RegionCommand {
         /// Slot of the node, as `region status` shows it.
         node: u16,
     },
-    /// Write the records that this node knows back into a database that was changed by something other than a gateway.
-    /// Nodes may run.
+    /// Write the records that this node knows back into a database that was changed by something
+    /// other than a gateway. Nodes may run.
     Repair {
         /// Configuration file of this node.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
-        /// Write also if the database does not have all later changes any more, which are then lost.
+        /// Write also if the database does not have all later changes any more, which are then
+        /// lost.
         #[arg(long)]
         discard_later_changes: bool,
     },
@@ -78,18 +79,21 @@ pub(crate) enum RegionCommand {
         /// Configuration file of any node.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
-        /// Replace it also if a node that runs does not have the next key. That node then works from memory.
+        /// Replace it also if a node that runs does not have the next key. That node then works
+        /// from memory.
         #[arg(long)]
         force: bool,
     },
-    /// Delete a shared secret from the database, to replace it. All nodes must be stopped, and its files be deleted.
+    /// Delete a shared secret from the database, to replace it. All nodes must be stopped, and its
+    /// files be deleted.
     Forget {
         /// Configuration file of any node.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
         secret: ReplaceableSecret,
     },
-    /// Move the data of a single gateway into the region, which must be empty. The gateway must not run.
+    /// Move the data of a single gateway into the region, which must be empty. The gateway must not
+    /// run.
     Import {
         /// Configuration file of this node.
         #[arg(long, value_name = "FILE")]
@@ -150,7 +154,8 @@ impl RegionCommand {
                 let known = repaired.known.0;
                 let revision = repaired.revision.0;
                 say(format_args!(
-                    "Wrote the records of revision {known} back, as revision {revision}. All nodes load them."
+                    "Wrote the records of revision {known} back, as revision {revision}. All nodes \
+                     load them."
                 ))
             }
             Self::Rekey { config, force } => {
@@ -234,13 +239,11 @@ fn write_created(out: &mut impl Write, created: &Created, config: &Path) -> io::
     let config = config.display();
     writeln!(
         out,
-        "Next:\n  \
-         1. Let the user of the gateway read the key. Copy it to the other nodes, and keep a copy elsewhere:\n     \
-         a backup of the database cannot be used without it.\n  \
-         2. To take over the data of a single gateway, stop it, then:\n     \
-         gw-gateway region import --config {config} FOLDER\n  \
-         3. On each node: gw-gateway region join --config {config}\n     \
-         and start it:  gw-gateway serve --config {config}"
+        "Next:\n  1. Let the user of the gateway read the key. Copy it to the other nodes, and \
+         keep a copy elsewhere:\n     a backup of the database cannot be used without it.\n  2. To \
+         take over the data of a single gateway, stop it, then:\n     gw-gateway region import \
+         --config {config} FOLDER\n  3. On each node: gw-gateway region join --config \
+         {config}\n     and start it:  gw-gateway serve --config {config}"
     )
 }
 
@@ -249,8 +252,10 @@ fn write_replaced(out: &mut impl Write, replaced: &ReplacedKey) -> io::Result<()
     writeln!(
         out,
         "Replaced the region key, as revision {}; {records} records were written again.\n\
-         Next, on each node: set region_key to the file of region_key_next, remove region_key_next, and replace the process\n\
-         with SIGUSR2. With [archive], set region_key_previous to the old file until its objects have expired.",
+         Next, on each node: set region_key to the file of region_key_next, remove \
+         region_key_next, and replace the process\n\
+         with SIGUSR2. With [archive], set region_key_previous to the old file until its objects \
+         have expired.",
         revision.0
     )
 }
@@ -356,7 +361,8 @@ fn equal_key(in_use: Option<&str>) -> String {
         Some("region_key") | None => "equal".to_owned(),
         Some(setting) => {
             format!(
-                "equal ({setting}): set region_key to its file on all nodes, and replace their processes"
+                "equal ({setting}): set region_key to its file on all nodes, and replace their \
+                 processes"
             )
         }
     }
@@ -417,7 +423,8 @@ fn write_imported(
     )?;
     writeln!(
         out,
-        "Do not start a gateway with the old database again: its changes would not be in the region."
+        "Do not start a gateway with the old database again: its changes would not be in the \
+         region."
     )
 }
 
@@ -430,7 +437,8 @@ fn write_exported(out: &mut impl Write, moved: &Moved, folder: &Path) -> io::Res
     write_moved(out, moved)?;
     writeln!(
         out,
-        "Next: stop the nodes, and start one gateway with data_dir = \"{folder}\" and without `store`."
+        "Next: stop the nodes, and start one gateway with data_dir = \"{folder}\" and without \
+         `store`."
     )?;
     writeln!(
         out,

@@ -129,7 +129,8 @@ async fn events() -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
 
 async fn status(Path(code): Path<u16>) -> Response {
     match StatusCode::from_u16(code) {
-        // No content, and no Content-Length, which an empty body would have (RFC 9110, section 8.6).
+        // No content, and no Content-Length, which an empty body would have (RFC 9110, section
+        // 8.6).
         Ok(status @ (StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)) => (
             status,
             Body::from_stream(stream::empty::<Result<Bytes, Infallible>>()),

@@ -1,6 +1,6 @@
-//! A demo without configuration: one process with a gateway, an agent that reaches it over loopback, and a small
-//! backend; or a region of several nodes, with a process for each part ([`nodes`]). No other module of the gateway runs
-//! an agent.
+//! A demo without configuration: one process with a gateway, an agent that reaches it over
+//! loopback, and a small backend; or a region of several nodes, with a process for each part
+//! ([`nodes`]). No other module of the gateway runs an agent.
 
 mod echo;
 pub mod nodes;
@@ -300,7 +300,8 @@ impl About {
         )?;
         writeln!(
             out,
-            "  {curl} {base_url}/oauth/token -u {client_id}:{client_secret} \\\n    -d 'scope=account:{ACCOUNT} service:{SERVICE}'"
+            "  {curl} {base_url}/oauth/token -u {client_id}:{client_secret} \\\n    -d \
+             'scope=account:{ACCOUNT} service:{SERVICE}'"
         )?;
         writeln!(out, "\nAdministration:\n")?;
         writeln!(

@@ -1,4 +1,5 @@
-//! The records of a demo: an account, a service, a credential, a service key and an enrollment token.
+//! The records of a demo: an account, a service, a credential, a service key and an enrollment
+//! token.
 
 use gw_base::page::PageQuery;
 use gw_base::service::rate::Rate;
@@ -24,7 +25,8 @@ pub(super) struct Seeded {
 }
 
 impl Seeded {
-    /// Creates the records, or reuses those of an earlier demo in the same folder. Secrets are new each time.
+    /// Creates the records, or reuses those of an earlier demo in the same folder. Secrets are new
+    /// each time.
     pub(super) fn new(control: &Control, rate: Rate) -> Result<Self, ControlError> {
         let actor = &Actor::Admin;
         account::create(

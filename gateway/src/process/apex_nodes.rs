@@ -1,4 +1,5 @@
-//! The questions of the apex to the other nodes of the region: the task that sends them, and the route that answers.
+//! The questions of the apex to the other nodes of the region: the task that sends them, and the
+//! route that answers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -57,7 +58,8 @@ fn ask(question: NodeQuestion, tasks: &Tasks, client: &NodeClient, permits: &mut
             let permits = permits
                 .entry(key)
                 .or_insert_with(|| Arc::new(Semaphore::new(limits::CLUSTER_KEPT)));
-            // A flood from many clients opens no further connections: it is limited by each node alone.
+            // A flood from many clients opens no further connections: it is limited by each node
+            // alone.
             let Ok(permit) = Arc::clone(permits).try_acquire_owned() else {
                 let _ = reply.send(None);
                 return;
@@ -73,12 +75,13 @@ fn ask(question: NodeQuestion, tasks: &Tasks, client: &NodeClient, permits: &mut
             reply,
         } => {
             tasks.spawn(NAME, async move {
-                    let behind = nodes_behind(&client, &nodes, &position).await;
-                    if !behind.is_empty() {
-                        tracing::warn!(revision = position.revision.0, nodes = ?behind, "an enrollment is not known at all nodes yet");
-                    }
-                    let _ = reply.send(());
-                });
+                let behind = nodes_behind(&client, &nodes, &position).await;
+                if !behind.is_empty() {
+                    tracing::warn!(revision = position.revision.0, nodes = ?behind,
+                        "an enrollment is not known at all nodes yet");
+                }
+                let _ = reply.send(());
+            });
         }
     }
 }
@@ -90,7 +93,8 @@ async fn charge_at(client: &NodeClient, owner: &Member, path: String) -> Option<
             serde_json::from_slice(response.body()).ok()
         }
         Ok(response) => {
-            tracing::debug!(node = owner.slot.get(), status = %response.status(), "no charge of a request");
+            tracing::debug!(node = owner.slot.get(), status = %response.status(),
+                "no charge of a request");
             None
         }
         Err(error) => {

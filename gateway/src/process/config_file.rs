@@ -60,7 +60,8 @@ impl ConfigFile {
         checked(&self.text).map_err(|errors| format!("{}: {errors}", self.path.display()))
     }
 
-    /// Logs what has changed in the file since this process read it, because a reload does not use it.
+    /// Logs what has changed in the file since this process read it, because a reload does not use
+    /// it.
     pub(super) fn log_changes(&self) {
         let path = self.path.display();
         let now = match Self::read(&self.path) {
@@ -75,12 +76,15 @@ impl ConfigFile {
             Change::None => {}
             Change::Keys(keys) => {
                 let keys = keys.into_iter().collect::<Vec<_>>().join(", ");
-                tracing::warn!(%path, keys, "the configuration file has changed: SIGHUP reads only certificates, SIGUSR2 applies the other keys");
+                tracing::warn!(%path, keys,
+                    "the configuration file has changed: SIGHUP reads only certificates, SIGUSR2 \
+                     applies the other keys");
             }
             Change::Mistakes(mistakes) => tracing::error!(
                 %path,
                 mistakes,
-                "the configuration file has changed and has mistakes: the one read at the start stays in use, and the next start will fail"
+                "the configuration file has changed and has mistakes: the one read at the start \
+                 stays in use, and the next start will fail"
             ),
         }
     }

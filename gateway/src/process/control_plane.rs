@@ -1,4 +1,5 @@
-//! Tasks of the control plane: the admin listener, the control planes of other nodes, and the jobs of workers.
+//! Tasks of the control plane: the admin listener, the control planes of other nodes, and the jobs
+//! of workers.
 
 use std::net::TcpListener;
 use std::sync::Arc;

@@ -1,5 +1,6 @@
-//! `gw-gateway doctor`: checks whether this configuration works on this machine, and whether callers and agents can
-//! reach it. Does not disturb a running gateway. Changes nothing, but for an object in the archive that it deletes again.
+//! `gw-gateway doctor`: checks whether this configuration works on this machine, and whether
+//! callers and agents can reach it. Does not disturb a running gateway. Changes nothing, but for an
+//! object in the archive that it deletes again.
 
 mod access_log;
 mod archive;
@@ -76,7 +77,8 @@ fn reserve(out: &mut Examination, config: &Config) {
         Ok(missing) => out.warning(
             CHECK,
             format!("{path}: {} KiB are missing", missing.div_ceil(1024)),
-            "free space: a running gateway makes the reserve whole within a minute; without it, a full disk prevents revocations",
+            "free space: a running gateway makes the reserve whole within a minute; without it, a \
+             full disk prevents revocations",
         ),
         // Without a folder, as reported before.
         Err(_) => {}
@@ -151,7 +153,8 @@ fn tcp_memory(out: &mut Examination) {
         out.warning(
             CHECK,
             about,
-            "close to the limit: all connections slow down, and callers that hold the most are reset; raise the limit",
+            "close to the limit: all connections slow down, and callers that hold the most are \
+             reset; raise the limit",
         );
     } else {
         out.ok(CHECK, about);
@@ -177,13 +180,21 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
     listeners(out, config);
     match &config.certificate {
         CertificateSource::Files { certificate, key } => {
-            certificate::pair_of_files(out, "certificate", PairKeys::CALLERS, certificate, key, Some(&config.region));
+            certificate::pair_of_files(
+                out,
+                "certificate",
+                PairKeys::CALLERS,
+                certificate,
+                key,
+                Some(&config.region),
+            );
         }
         CertificateSource::Acme { .. } => acme(out, config),
         CertificateSource::Development { .. } => out.warning(
             "certificate",
             "issued by the development authority that the gateway creates at start",
-            "set tls_certificate and tls_key: callers and agents trust this one only if configured to",
+            "set tls_certificate and tls_key: callers and agents trust this one only if configured \
+             to",
         ),
     }
     admin_listener(out, config);
@@ -290,8 +301,8 @@ fn proxies(out: &mut Examination, config: &Config) {
     }
 }
 
-/// Whether a gateway answers a plain HTTP request at `address`, on a listener with TLS or on that for redirects. Sends the header that a gateway behind `proxies` requires
-/// of this machine.
+/// Whether a gateway answers a plain HTTP request at `address`, on a listener with TLS or on that
+/// for redirects. Sends the header that a gateway behind `proxies` requires of this machine.
 fn is_listener(address: SocketAddr, proxies: &TrustedProxies) -> io::Result<bool> {
     let mut stream = TcpStream::connect_timeout(&address, TIME_LIMIT)?;
     stream.set_read_timeout(Some(TIME_LIMIT))?;

@@ -1,7 +1,8 @@
 //! Start of a gateway: listeners, control plane, workers.
 
+mod error;
+
 use std::convert::Infallible;
-use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,15 +29,15 @@ use gw_region::{
     CarriedMembership, NodeSlot, Placement, RegionKeyError, RegionKeys, RegionSignals, View,
 };
 use gw_shared::id::RequestIds;
-use gw_shared::runtime::{self, Driver, DriverError};
+use gw_shared::runtime::{self, Driver};
 use gw_shared::telemetry::mask::Masker;
 use gw_shared::telemetry::trace::{Exporter, ProgramIdentity, SpanCounts};
-use gw_telemetry::request_log::archive::ArchiveError;
-use gw_telemetry::request_log::{LogError, Names, RequestLog};
+use gw_telemetry::request_log::{Names, RequestLog};
 use gw_telemetry::timeseries::{self, Series};
 use gw_telemetry::trace;
 use tokio::sync::{Mutex, Notify};
 
+pub use self::error::StartError;
 use super::apex_nodes;
 use super::config_file::ConfigFile;
 use super::control_plane::archive_audit_heads;
@@ -74,7 +75,8 @@ pub struct Gateway {
 /// This process as a node of a region.
 pub(super) struct RegionNode {
     pub(super) signals: Arc<RegionSignals>,
-    /// Connections of the control planes of other nodes, locked while they are served; `None` without a listener for them.
+    /// Connections of the control planes of other nodes, locked while they are served; `None`
+    /// without a listener for them.
     pub(super) waiting: Option<Arc<Mutex<WaitingConnections>>>,
     /// Authority that issues certificates; `None` without one.
     pub(super) acme: Option<AcmeConfig>,
@@ -101,8 +103,8 @@ pub(super) struct BesideWorkers {
     pub(super) control_plane: Tasks,
     /// Exporter of spans.
     pub(super) exporter: Option<Exporter>,
-    /// Tasks that stop last, in no order: the feed, the watch of TCP memory, the count of services, questions of the apex, and the
-    /// exchange with the process before or after this one.
+    /// Tasks that stop last, in no order: the feed, the watch of TCP memory, the count of services,
+    /// questions of the apex, and the exchange with the process before or after this one.
     pub(super) helpers: Tasks,
 }
 
@@ -116,34 +118,6 @@ struct CarriedState {
     membership: Option<CarriedMembership>,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    #[error(transparent)]
-    Driver(#[from] DriverError),
-    #[error(transparent)]
-    Control(#[from] ControlError),
-    #[error(transparent)]
-    Listen(#[from] ListenError),
-    #[error(transparent)]
-    Traces(#[from] gw_shared::telemetry::trace::ExporterError),
-    #[error("cannot take over from the running process: {0}")]
-    Takeover(#[from] TakeoverError),
-    #[error(transparent)]
-    RequestLog(#[from] LogError),
-    #[error(transparent)]
-    Archive(#[from] ArchiveError),
-    #[error(transparent)]
-    RegionKey(#[from] RegionKeyError),
-    #[error("a worker did not start; see the log for the reason")]
-    Worker,
-    #[error(transparent)]
-    AgentPrograms(io::Error),
-    #[error("membership in the region: {0}")]
-    Membership(io::Error),
-    #[error("cannot start a thread: {0}")]
-    Thread(io::Error),
-}
-
 impl Gateway {
     /// Starts a gateway. It accepts connections when this returns.
     pub fn start(config: &Config) -> Result<Self, StartError> {
@@ -151,8 +125,8 @@ impl Gateway {
         Self::start_after(config, None, background)
     }
 
-    /// Starts a gateway that replaces `predecessor`, if any, on a runtime that is there. The predecessor drains when this
-    /// returns.
+    /// Starts a gateway that replaces `predecessor`, if any, on a runtime that is there. The
+    /// predecessor drains when this returns.
     pub fn start_after(
         config: &Config,
         mut predecessor: Option<&mut Predecessor>,
@@ -196,8 +170,8 @@ impl Gateway {
         gateway.node.settings = MemberSettings::of(config, gateway.addresses.nodes);
         gateway.start_members(carried.membership)?;
         gateway.serve_administration()?;
-        // After all steps that can fail, so that a failed start keeps the file for the next one. A predecessor leaves
-        // no file.
+        // After all steps that can fail, so that a failed start keeps the file for the next one. A
+        // predecessor leaves no file.
         last_stop::remove(&gateway.drain.last_stop_path);
         gateway.log_start(config);
         match predecessor {
@@ -215,8 +189,8 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// Opens the data folder, and runs what the workers need: the jobs of the control plane, the request log, the
-    /// export of spans and the watch of TCP memory.
+    /// Opens the data folder, and runs what the workers need: the jobs of the control plane, the
+    /// request log, the export of spans and the watch of TCP memory.
     fn open(
         background: Background,
         config: &Config,
@@ -402,14 +376,23 @@ impl Gateway {
             .is_none()
             .then(|| console_url(admin_address));
         let http_address = self.addresses.plain.map(tracing::field::display);
-        tracing::info!(%address, %admin_address, http_address, console, workers = config.workers, region = config.region.apex(), "gateway started");
+        tracing::info!(
+            %address,
+            %admin_address,
+            http_address,
+            console,
+            workers = config.workers,
+            region = config.region.apex(),
+            "gateway started"
+        );
         if let Some(acme) = &config.acme
             && acme.challenge.is_some()
             && self.control.development_ca().is_some()
         {
             tracing::warn!(
                 directory = acme.settings.directory,
-                "no certificate of the ACME authority yet: the gateway answers with a certificate of its development authority until there is one"
+                "no certificate of the ACME authority yet: the gateway answers with a certificate \
+                 of its development authority until there is one"
             );
         }
     }
@@ -442,8 +425,9 @@ impl Gateway {
         self.addresses.nodes
     }
 
-    /// Uses this placement of services on nodes from now on, in place of the one that the members of the region agree
-    /// on. `processes` are the slots and sessions of all nodes, also of those that own no services. For tests.
+    /// Uses this placement of services on nodes from now on, in place of the one that the members
+    /// of the region agree on. `processes` are the slots and sessions of all nodes, also of those
+    /// that own no services. For tests.
     #[doc(hidden)]
     pub fn set_placement(
         &self,
@@ -463,7 +447,8 @@ impl Gateway {
         self.tasks.exporter.as_ref().map(Exporter::counts)
     }
 
-    /// Sets the file that the configuration was read from, so that a reload can say what has changed in it.
+    /// Sets the file that the configuration was read from, so that a reload can say what has
+    /// changed in it.
     pub fn set_config_file(&mut self, file: ConfigFile) {
         self.config_file = Some(file);
     }
@@ -533,7 +518,8 @@ impl CarriedState {
     }
 }
 
-/// The region keys that the store uses, so that all parts agree about the one in use; those of the configuration with SQLite.
+/// The region keys that the store uses, so that all parts agree about the one in use; those of the
+/// configuration with SQLite.
 fn region_keys(control: &Control, config: &Config) -> Result<Option<RegionKeys>, RegionKeyError> {
     control.postgres_source().map_or_else(
         || config.region_keys(),

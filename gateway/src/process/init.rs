@@ -7,8 +7,8 @@ use gw_data_plane::worker::WorkerHandles;
 use gw_interface::config::Config;
 use gw_shared::id::AccountId;
 
-/// Creates an account in the records of a gateway that does not run, with the data folder if that is missing. Returns
-/// whether the account did not exist.
+/// Creates an account in the records of a gateway that does not run, with the data folder if that
+/// is missing. Returns whether the account did not exist.
 pub fn create_account(config: &Config, account: &AccountId) -> Result<bool, ControlError> {
     let background = Background::start()?;
     let control = Control::open(config, WorkerHandles::new(Vec::new()), background.tasks())?;

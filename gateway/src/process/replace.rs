@@ -10,8 +10,9 @@ use super::gateway::Gateway;
 use super::takeover::{self, Program, Successor, TakeoverError};
 
 impl Gateway {
-    /// Starts `program` beside this process and hands over listeners, store and buckets. Afterwards this process only
-    /// has to drain. Returns the process id of the successor. On an error this process continues as before.
+    /// Starts `program` beside this process and hands over listeners, store and buckets. Afterwards
+    /// this process only has to drain. Returns the process id of the successor. On an error this
+    /// process continues as before.
     pub(super) fn replace(&mut self, program: Option<&Program>) -> Result<u32, TakeoverError> {
         let (Some(program), Some(listeners)) = (program, &self.listeners) else {
             return Err(TakeoverError::NoProgram);
@@ -40,7 +41,8 @@ impl Gateway {
         if given.is_err()
             && let Err(error) = self.control.reopen_store()
         {
-            tracing::error!(%error, "cannot reopen the store: administration fails until the gateway is restarted");
+            tracing::error!(%error,
+                "cannot reopen the store: administration fails until the gateway is restarted");
         }
         // After a success too: waiting jobs get the answer to try again.
         self.serve_jobs();
@@ -75,8 +77,8 @@ impl Gateway {
         }
     }
 
-    /// Number of tunnels that take requests, by label of their service. A service without one has one if its agent is expected
-    /// within seconds.
+    /// Number of tunnels that take requests, by label of their service. A service without one has
+    /// one if its agent is expected within seconds.
     pub(super) fn live_tunnels(&self) -> BTreeMap<String, usize> {
         let mut tunnels = BTreeMap::new();
         let reports = self.control.reports().into_iter();

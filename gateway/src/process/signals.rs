@@ -51,7 +51,8 @@ impl From<RunError> for Failure {
 
 enum SignalAction {
     Stop,
-    /// The membership has ended: an operator drained the node, another process took its slot, or the membership failed.
+    /// The membership has ended: an operator drained the node, another process took its slot, or
+    /// the membership failed.
     Left,
     /// Workers panicked too often.
     WorkersFailed,
@@ -78,9 +79,9 @@ impl Signals {
         })
     }
 
-    /// Runs `gateway` until SIGTERM or SIGINT, or until `program` has taken over after SIGUSR2, then drains it. A
-    /// further SIGTERM or SIGINT ends the drain at once. SIGHUP reloads the certificates and reopens the access log. Notifies systemd
-    /// (sd_notify(3)).
+    /// Runs `gateway` until SIGTERM or SIGINT, or until `program` has taken over after SIGUSR2,
+    /// then drains it. A further SIGTERM or SIGINT ends the drain at once. SIGHUP reloads the
+    /// certificates and reopens the access log. Notifies systemd (sd_notify(3)).
     pub fn run(self, mut gateway: Gateway, program: Option<&Program>) -> Result<(), RunError> {
         let Self {
             background,
@@ -96,23 +97,26 @@ impl Signals {
             let drained = tokio::task::spawn_blocking(|| gateway.drain());
             let cut = async {
                 if successor.is_some() {
-                    // The first signal may have been sent to all processes of the service, to stop the successor.
+                    // The first signal may have been sent to all processes of the service, to stop
+                    // the successor.
                     streams.stop(successor).await;
                 }
                 streams.stop(successor).await;
             };
             tokio::select! {
                 biased;
-                // First: forwards a SIGHUP that came during the replacement, also if nothing has to be drained.
-                () = cut => Err(io::Error::other("stopped during the drain: running requests were aborted").into()),
+                // First: forwards a SIGHUP that came during the replacement, also if nothing has to
+                // be drained.
+                () = cut => Err(io::Error::other("stopped during the drain: running requests were \
+                    aborted").into()),
                 _ = drained => stopped.map(drop),
             }
         })
     }
 }
 
-/// Handles signals until this process has to drain. Returns the successor's process id, if one has taken over. Returns an
-/// error if the membership failed.
+/// Handles signals until this process has to drain. Returns the successor's process id, if one has
+/// taken over. Returns an error if the membership failed.
 fn until_stopped(
     background: &Background,
     streams: &mut Streams,
@@ -130,8 +134,8 @@ fn until_stopped(
             SignalAction::Left => {
                 notify(&[NotifyState::Stopping]);
                 tracing::warn!("stopping: this node is no member of its region any more");
-                // Service managers start the process again after a failure. Not if another process took the slot: the
-                // two would end each other in turns.
+                // Service managers start the process again after a failure. Not if another process
+                // took the slot: the two would end each other in turns.
                 let has_failed = gateway
                     .node
                     .members
@@ -189,8 +193,8 @@ impl Streams {
         }
     }
 
-    /// Waits for a signal to stop. Forwards SIGHUP to the successor: the service manager may not know yet that it is the main
-    /// process.
+    /// Waits for a signal to stop. Forwards SIGHUP to the successor: the service manager may not
+    /// know yet that it is the main process.
     async fn stop(&mut self, successor: Option<u32>) {
         loop {
             match (self.next().await, successor) {
@@ -202,11 +206,13 @@ impl Streams {
     }
 }
 
-/// Sends SIGHUP to the successor. It is a child of this process, which never waits for it: no other process has its id.
+/// Sends SIGHUP to the successor. It is a child of this process, which never waits for it: no other
+/// process has its id.
 fn reload(successor: u32) {
     let id = i32::try_from(successor).ok().and_then(Pid::from_raw);
     if let Some(Err(error)) = id.map(|id| kill_process(id, rustix::process::Signal::HUP)) {
-        tracing::warn!(successor, %error, "cannot forward SIGHUP to the successor: it did not read the certificates again");
+        tracing::warn!(successor, %error,
+            "cannot forward SIGHUP to the successor: it did not read the certificates again");
     }
 }
 

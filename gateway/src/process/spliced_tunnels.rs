@@ -1,5 +1,5 @@
-//! Tunnels that a process splices to the nodes that own their services. When it drains, it does not see into them, so it asks
-//! the owners to let the agents connect again.
+//! Tunnels that a process splices to the nodes that own their services. When it drains, it does not
+//! see into them, so it asks the owners to let the agents connect again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +21,8 @@ const PATH: &str = "/v1/spliced-tunnels/move";
 const WITHIN: Duration = Duration::from_secs(2);
 
 impl Gateway {
-    /// Asks the other nodes to move the tunnels that come through this node. Agents that connect again reach the successor or
-    /// another node.
+    /// Asks the other nodes to move the tunnels that come through this node. Agents that connect
+    /// again reach the successor or another node.
     pub(super) fn move_spliced_tunnels(&self) {
         let Some(placement) = self.control.local_node().placement() else {
             return;

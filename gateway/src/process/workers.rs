@@ -1,7 +1,7 @@
 //! The worker threads: a thread starts them, and starts a worker again after a panic.
 //!
-//! A worker that panics loses its connections, tunnels and buckets; they are closed before it starts again. Its listening
-//! sockets stay open here, and its mailbox outlives it.
+//! A worker that panics loses its connections, tunnels and buckets; they are closed before it
+//! starts again. Its listening sockets stay open here, and its mailbox outlives it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -46,8 +46,8 @@ struct WorkerSupervisor {
     control: Arc<Control>,
     handles: Arc<WorkerHandles>,
     driver: Driver,
-    /// By number of the worker; `None` for one that does not start again. Without a thread, its mailbox is closed then, so
-    /// that other threads do not wait for it.
+    /// By number of the worker; `None` for one that does not start again. Without a thread, its
+    /// mailbox is closed then, so that other threads do not wait for it.
     seeds: Vec<Option<Seed>>,
     threads: Vec<Option<JoinHandle<()>>>,
     events: Sender<WorkerEvent>,
@@ -71,8 +71,8 @@ impl RecentPanics {
 }
 
 impl Workers {
-    /// Starts the workers, and returns the number of those that accept connections. `failed` is notified when they panic
-    /// too often.
+    /// Starts the workers, and returns the number of those that accept connections. `failed` is
+    /// notified when they panic too often.
     pub(super) fn start(
         tasks: Tasks,
         control: &Arc<Control>,
@@ -154,7 +154,8 @@ impl WorkerSupervisor {
         }
     }
 
-    /// Starts a worker again, unless the process drains or workers panic too often. Returns whether it did.
+    /// Starts a worker again, unless the process drains or workers panic too often. Returns whether
+    /// it did.
     fn restart(&mut self, worker: WorkerId, seed: Option<Seed>) -> bool {
         let number = worker.0;
         let Some(seed) = seed else {
@@ -182,7 +183,8 @@ impl WorkerSupervisor {
                 true
             }
             Err(error) => {
-                tracing::error!(worker = number, %error, "cannot start a worker again: the process ends");
+                tracing::error!(worker = number, %error,
+                    "cannot start a worker again: the process ends");
                 self.give_up()
             }
         }

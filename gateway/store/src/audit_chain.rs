@@ -1,9 +1,10 @@
-//! The chain of the audit log: each entry holds the hash of the one before, so that an entry that was changed, added or removed
-//! later shows.
+//! The chain of the audit log: each entry holds the hash of the one before, so that an entry that
+//! was changed, added or removed later shows.
 //!
-//! The hash of an entry is `SHA-256(hash of the entry before, digest)`, with 32 zero bytes before the first entry. The digest is
-//! the SHA-256 of number, time, actor, action, account, target and detail as they are stored, each as text after its length
-//! (64 bits, big-endian). PostgreSQL computes the same in a trigger: see `postgres/schema.rs`.
+//! The hash of an entry is `SHA-256(hash of the entry before, digest)`, with 32 zero bytes before
+//! the first entry. The digest is the SHA-256 of number, time, actor, action, account, target and
+//! detail as they are stored, each as text after its length (64 bits, big-endian). PostgreSQL
+//! computes the same in a trigger: see `postgres/schema.rs`.
 //!
 //! The chain has no key. One that was computed again from a changed entry on is valid in itself. It
 //! shows beside a head that was noted before.
@@ -52,7 +53,8 @@ impl AuditHash {
         Self::of(&chained.finish())
     }
 
-    /// A stored hash. Bytes of another length are no hash of a gateway, and become one that no entry has.
+    /// A stored hash. Bytes of another length are no hash of a gateway, and become one that no
+    /// entry has.
     pub(super) fn stored(bytes: &[u8]) -> Self {
         Self(bytes.try_into().unwrap_or_default())
     }
@@ -223,7 +225,8 @@ impl AuditCheck {
         check
     }
 
-    /// Adds the entries before those of the last page, the newest first. The first page begins with the newest entry.
+    /// Adds the entries before those of the last page, the newest first. The first page begins with
+    /// the newest entry.
     pub fn add(&mut self, page: Vec<NumberedEntry>) {
         for entry in page {
             let head = entry.head();
@@ -246,7 +249,8 @@ impl AuditCheck {
         }
     }
 
-    /// Ends the check after the first entry of the log. `newest` is the revision of the records: each change has an entry.
+    /// Ends the check after the first entry of the log. `newest` is the revision of the records:
+    /// each change has an entry.
     pub fn finish(mut self, newest: Revision) -> AuditFindings {
         let head = self.findings.head.unwrap_or_default().number;
         // An empty log that was moved into a region has revision 1.
@@ -270,8 +274,8 @@ impl AuditCheck {
         } else if entry.hash != before.hash.then(entry.digest) {
             self.problem(
                 entry.number,
-                "its hash is not that of its values after the entry before: the entry was changed or added, or the one \
-                 before it was changed or removed",
+                "its hash is not that of its values after the entry before: the entry was changed \
+                 or added, or the one before it was changed or removed",
             );
         } else if entry.number != before.number + 1
             && before.number != 0

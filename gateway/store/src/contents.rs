@@ -21,7 +21,8 @@ pub struct Contents {
     pub audit: Vec<NumberedEntry>,
 }
 
-/// Numbers and digest of the contents of a store. Two stores with the same summary have the same contents.
+/// Numbers and digest of the contents of a store. Two stores with the same summary have the same
+/// contents.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ContentsSummary {
     /// Number of records by kind. A kind without records is left out.
@@ -35,8 +36,8 @@ pub struct ContentsSummary {
 }
 
 impl Contents {
-    /// Reads a store. Other nodes may change its records meanwhile: an entry of the audit log has the number of its
-    /// revision, so that later ones can be left out.
+    /// Reads a store. Other nodes may change its records meanwhile: an entry of the audit log has
+    /// the number of its revision, so that later ones can be left out.
     pub fn read(store: &mut dyn Store) -> Result<Self, StoreError> {
         let snapshot = store.load()?;
         let mut audit = Vec::new();
@@ -59,7 +60,8 @@ impl Contents {
         })
     }
 
-    /// Returns the number of records and audit entries, and the digest of all of them. Fails if a record cannot be encoded.
+    /// Returns the number of records and audit entries, and the digest of all of them. Fails if a
+    /// record cannot be encoded.
     pub fn summary(&self) -> Result<ContentsSummary, StoreError> {
         let mut digest = TextDigest::new();
         let mut documents = Vec::with_capacity(self.records.len());

@@ -1,5 +1,5 @@
-//! Explanation of a connection to PostgreSQL that cannot be made: by the text of PostgreSQL, of the TLS client or of the system,
-//! because the errors of all three have no common code.
+//! Explanation of a connection to PostgreSQL that cannot be made: by the text of PostgreSQL, of the
+//! TLS client or of the system, because the errors of all three have no common code.
 
 /// What to do about a server that cannot be reached.
 pub const UNREACHABLE: &str =
@@ -10,8 +10,9 @@ const REMEDIES: [(&str, bool, &str); 10] = [
     (
         "performing TLS handshake",
         true,
-        "set store_ca to a PEM file of the authority's certificate, or of the server's certificate itself; name the host as \
-         the certificate does; let the server take TLS 1.3 or 1.2 without a client certificate",
+        "set store_ca to a PEM file of the authority's certificate, or of the server's certificate \
+         itself; name the host as the certificate does; let the server take TLS 1.3 or 1.2 without \
+         a client certificate",
     ),
     (
         "password missing",
@@ -21,7 +22,8 @@ const REMEDIES: [(&str, bool, &str); 10] = [
     (
         "password",
         true,
-        "correct the password of the user in `store`: in the file of store_password_file, or with ALTER ROLE in PostgreSQL",
+        "correct the password of the user in `store`: in the file of store_password_file, or with \
+         ALTER ROLE in PostgreSQL",
     ),
     (
         "pg_hba.conf",
@@ -88,11 +90,13 @@ mod tests {
                 "store_password_file",
             ),
             (
-                "db1: FATAL: no pg_hba.conf entry for host \"10.0.0.7\", user \"gw\", database \"gw\"",
+                "db1: FATAL: no pg_hba.conf entry for host \"10.0.0.7\", user \"gw\", database \
+                 \"gw\"",
                 "hostssl",
             ),
             (
-                "db1: error performing TLS handshake: its certificate, for db1, is self-signed and is not trusted",
+                "db1: error performing TLS handshake: its certificate, for db1, is self-signed and \
+                 is not trusted",
                 "store_ca",
             ),
             ("db1: FATAL: role \"gw\" does not exist", "createuser"),

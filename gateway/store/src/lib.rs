@@ -1,5 +1,5 @@
-//! Storage of the records: an interface with implementations on SQLite and PostgreSQL, and the directory snapshots that
-//! workers read instead of a database.
+//! Storage of the records: an interface with implementations on SQLite and PostgreSQL, and the
+//! directory snapshots that workers read instead of a database.
 
 #![warn(missing_docs)]
 
@@ -57,8 +57,9 @@ pub use usage::{UsageAmounts, UsageQuery, UsageRow};
 pub trait Store: Send {
     /// Loads all records in one consistent read.
     fn load(&mut self) -> Result<Snapshot, StoreError>;
-    /// Applies all steps and appends the entry to the audit log, in one durable transaction, and returns its position.
-    /// Fails with [`StoreError::Stale`] if another process has committed a change after `after`.
+    /// Applies all steps and appends the entry to the audit log, in one durable transaction, and
+    /// returns its position. Fails with [`StoreError::Stale`] if another process has committed a
+    /// change after `after`.
     fn commit(
         &mut self,
         after: &Position,
@@ -69,8 +70,9 @@ pub trait Store: Send {
     fn changes_after(&mut self, position: &Position) -> Result<History, StoreError>;
     /// Returns entries of the audit log, the newest first.
     fn audit_log(&mut self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError>;
-    /// Stores what the file with the UUID `_source` has counted so far, and deletes rows of days before `_oldest`. Returns whether
-    /// this store keeps usage: that on SQLite does not, because the only node has all of it.
+    /// Stores what the file with the UUID `_source` has counted so far, and deletes rows of days
+    /// before `_oldest`. Returns whether this store keeps usage: that on SQLite does not, because
+    /// the only node has all of it.
     fn put_usage(
         &mut self,
         _source: &str,
@@ -97,13 +99,13 @@ pub struct Revision(pub i64);
 /// A point in the history of one store.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
-    /// UUID of the region in PostgreSQL; device and inode of the file with SQLite. A database that was created again has
-    /// another one.
+    /// UUID of the region in PostgreSQL; device and inode of the file with SQLite. A database that
+    /// was created again has another one.
     pub origin: String,
     /// Revision at this point.
     pub revision: Revision,
-    /// UUID of the change that made this revision; empty for SQLite, and if no change made it. After a failover that
-    /// lost changes, another change can have the same revision.
+    /// UUID of the change that made this revision; empty for SQLite, and if no change made it.
+    /// After a failover that lost changes, another change can have the same revision.
     pub change: String,
 }
 
@@ -125,8 +127,8 @@ pub enum History {
     Changes(Vec<(Position, Vec<Step>)>),
     /// The changes are not stored any more: load all records.
     Forgotten,
-    /// The position is not in the history of the database, which was replaced or restored from a backup. Its records
-    /// apply from now on: load all records.
+    /// The position is not in the history of the database, which was replaced or restored from a
+    /// backup. Its records apply from now on: load all records.
     Replaced,
 }
 
@@ -221,7 +223,8 @@ pub struct AuditQuery {
 }
 
 /// What a pool of connections does that is not of use to a node.
-pub const POOLED: &str = "a connection pool gives the sessions of this node to others, such as PgBouncer with pool_mode = transaction";
+pub const POOLED: &str = "a connection pool gives the sessions of this node to others, such as \
+                          PgBouncer with pool_mode = transaction";
 
 /// Reason why a call of a [`Store`] failed.
 #[derive(Debug, thiserror::Error)]
@@ -246,17 +249,18 @@ pub enum StoreError {
     Postgres(String),
     /// The connection goes through a pool that shares sessions between nodes.
     #[error(
-        "store: {POOLED}: connect to PostgreSQL itself, or set pool_mode = session for this database"
+        "store: {POOLED}: connect to PostgreSQL itself, or set pool_mode = session for this \
+         database"
     )]
     Pooled,
-    /// The database holds no region or another one, its key is not a key of this node, or its state does not
-    /// permit the operation.
+    /// The database holds no region or another one, its key is not a key of this node, or its state
+    /// does not permit the operation.
     #[error("store: {0}")]
     Region(String),
     /// This file or record is sealed, and no seal key is set.
     #[error(
-        "store: {0} is sealed, and there is no key to open it: set seal_key to the key that sealed it, or have systemd hand \
-         it over (LoadCredentialEncrypted=seal-key: in the unit)"
+        "store: {0} is sealed, and there is no key to open it: set seal_key to the key that sealed \
+         it, or have systemd hand it over (LoadCredentialEncrypted=seal-key: in the unit)"
     )]
     Sealed(String),
     /// The seal key cannot be read, or is not the key of the sealed secrets.
@@ -267,14 +271,16 @@ pub enum StoreError {
     Full,
     /// The disk is full, but for the reserve with this path. Nothing was changed.
     #[error(
-        "store: the disk is full; nothing was changed: free space in the folder of {} (`df -h` shows it), or raise the quota of its user. Until then, only \
-         changes that take access away are made, as long as this file has room for them", .0.display()
+        "store: the disk is full; nothing was changed: free space in the folder of {} (`df -h` \
+         shows it), or raise the quota of its user. Until then, only changes that take access away \
+         are made, as long as this file has room for them", .0.display()
     )]
     NoRoom(PathBuf),
     /// A later version of the program has migrated the database.
     #[error(
-        "store: the database has schema {found}, which is too new for this program, of schema {known}: install the version of \
-         gw-gateway that upgraded the database, and replace the process"
+        "store: the database has schema {found}, which is too new for this program, of schema \
+         {known}: install the version of gw-gateway that upgraded the database, and replace the \
+         process"
     )]
     NewerSchema {
         /// Schema version of the database.
@@ -284,8 +290,9 @@ pub enum StoreError {
     },
     /// The database has the schema of an earlier version, and the caller asked for no migration.
     #[error(
-        "store: the database has schema {found}, of an older version, and this program has schema {known}: use the program of \
-         the version that ran with it, or start this version's gateway once, which migrates the database"
+        "store: the database has schema {found}, of an older version, and this program has schema \
+         {known}: use the program of the version that ran with it, or start this version's gateway \
+         once, which migrates the database"
     )]
     OlderSchema {
         /// Schema version of the database.
@@ -296,10 +303,12 @@ pub enum StoreError {
     /// SQLite's check found damage in the file.
     #[error("store: the database is damaged: {0}")]
     Damaged(String),
-    /// Rows of PostgreSQL have no valid tag, or the set of rows is not the one that the nodes wrote.
+    /// Rows of PostgreSQL have no valid tag, or the set of rows is not the one that the nodes
+    /// wrote.
     #[error(
-        "store: the database was changed by something other than a gateway of this region: {what}; restore it from a \
-         backup, or write the records of a node back with `gw-gateway region repair`"
+        "store: the database was changed by something other than a gateway of this region: {what}; \
+         restore it from a backup, or write the records of a node back with `gw-gateway region \
+         repair`"
     )]
     Forged {
         /// The rows, for the message.

@@ -13,10 +13,15 @@ use crate::records::{AuthorityRole, CallerSecretRecord, Records, Step, StoredRec
 const AT_ONCE: Duration = Duration::from_secs(60);
 
 impl Records {
-    /// Whether `steps`, which follow these records, only take access away: by deletions, by switching off and revoking, and
-    /// by replacing secrets and keys at once.
+    /// Whether `steps`, which follow these records, only take access away: by deletions, by
+    /// switching off and revoking, and by replacing secrets and keys at once.
     pub fn are_revoked_by(&self, steps: &[Step]) -> bool {
-        let ends = |step: &Step| matches!(step, Step::Put(StoredRecord::Authority(new)) if new.role == AuthorityRole::Ended);
+        let ends = |step: &Step| {
+            matches!(
+                step,
+                Step::Put(StoredRecord::Authority(new)) if new.role == AuthorityRole::Ended
+            )
+        };
         let is_less = |new: &StoredRecord| {
             let old = self.get(&new.id())?;
             let (new, old) = (access_by(new)?, access_by(&old)?);
@@ -109,7 +114,11 @@ mod tests {
             let notes_deletion = matches!(record, StoredRecord::DeletedAccount(_));
             let steps = [Step::Put(record)];
             for records in [&records, &Records::default()] {
-                let is_at_once = matches!(&steps[0], Step::Put(StoredRecord::SigningKey(key)) if key.active_from <= key.created_at.after(AT_ONCE));
+                let is_at_once = matches!(
+                    &steps[0],
+                    Step::Put(StoredRecord::SigningKey(key))
+                        if key.active_from <= key.created_at.after(AT_ONCE)
+                );
                 assert_eq!(
                     records.are_revoked_by(&steps),
                     notes_deletion || is_at_once,

@@ -1,4 +1,5 @@
-//! Secrets as they are stored in the database: sealed with a key derived from the region key (AES-256-GCM).
+//! Secrets as they are stored in the database: sealed with a key derived from the region key
+//! (AES-256-GCM).
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
 use base64::Engine;
@@ -11,12 +12,13 @@ use super::{StoreError, StoredRecord};
 /// Name of the derived key.
 const PURPOSE: &str = "gw store 1";
 
-/// Seals and opens secrets: seals with the region key in use, opens with each that this node has. Each secret is bound to the name
-/// that it is stored under.
+/// Seals and opens secrets: seals with the region key in use, opens with each that this node has.
+/// Each secret is bound to the name that it is stored under.
 pub struct Sealer(DerivedKeys<RandomizedNonceKey>);
 
 impl Sealer {
-    /// Derives the sealing keys from the region keys. Fails with [`StoreError::Corrupt`] if a derived key is not accepted.
+    /// Derives the sealing keys from the region keys. Fails with [`StoreError::Corrupt`] if a
+    /// derived key is not accepted.
     pub fn new(keys: &RegionKeys) -> Result<Self, StoreError> {
         let derived = keys
             .try_derive(|key| RandomizedNonceKey::new(&AES_256_GCM, &*key.derive_bytes(PURPOSE)));
@@ -36,8 +38,8 @@ impl Sealer {
         Ok(STANDARD.encode([&nonce.as_ref()[..], &sealed].concat()))
     }
 
-    /// Opens a secret that was sealed under this name. Fails with [`StoreError::Corrupt`] if it is not base64, was
-    /// changed, or was sealed under another name or key.
+    /// Opens a secret that was sealed under this name. Fails with [`StoreError::Corrupt`] if it is
+    /// not base64, was changed, or was sealed under another name or key.
     pub fn open(&self, name: &str, sealed: &str) -> Result<Vec<u8>, StoreError> {
         let refused = || StoreError::Corrupt(format!("{name} does not open with this region key"));
         let bytes = STANDARD.decode(sealed).map_err(|_| refused())?;

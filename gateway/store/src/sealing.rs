@@ -1,5 +1,6 @@
-//! Secrets in the data folder of a single gateway, sealed with a key that is kept elsewhere: private signing keys in the
-//! database, and files beside it. In PostgreSQL the region key seals them.
+//! Secrets in the data folder of a single gateway, sealed with a key that is kept elsewhere:
+//! private signing keys in the database, and files beside it. In PostgreSQL the region key seals
+//! them.
 
 use std::io;
 use std::path::Path;
@@ -17,7 +18,8 @@ const SEALED: &str = "gw-sealed:";
 /// Name of the credential of systemd with the key.
 pub const CREDENTIAL: &str = "seal-key";
 
-/// Seals what is written and opens what is read; without a key, reads and writes secrets as they are.
+/// Seals what is written and opens what is read; without a key, reads and writes secrets as they
+/// are.
 #[derive(Clone, Default)]
 pub struct Sealing(Option<Arc<Sealer>>);
 
@@ -57,8 +59,8 @@ impl Sealing {
             .and_then(|bytes| String::from_utf8(bytes).ok());
         let other_key = || {
             StoreError::SealKey(format!(
-                "seal_key: {name} does not open with this key; use the key that sealed it, or restore a backup into an \
-                 empty data folder"
+                "seal_key: {name} does not open with this key; use the key that sealed it, or \
+                 restore a backup into an empty data folder"
             ))
         };
         opened.ok_or_else(other_key)

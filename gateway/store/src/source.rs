@@ -28,7 +28,8 @@ pub struct PostgresSource {
     pub keys: RegionKeys,
     /// Name of this node in the database.
     pub node: String,
-    /// File that is locked while a process uses the store, because the data folder is for one process.
+    /// File that is locked while a process uses the store, because the data folder is for one
+    /// process.
     pub lock: PathBuf,
     /// Shared by all stores that are opened with this source.
     pub known: KnownRecords,
@@ -40,7 +41,8 @@ impl StoreSource {
         data_dir.join("gw.sqlite")
     }
 
-    /// How secrets in the data folder are sealed. Those of PostgreSQL are sealed in the database only.
+    /// How secrets in the data folder are sealed. Those of PostgreSQL are sealed in the database
+    /// only.
     pub fn sealing(&self) -> Sealing {
         match self {
             Self::Sqlite(_, sealing) => sealing.clone(),
@@ -48,8 +50,9 @@ impl StoreSource {
         }
     }
 
-    /// Opens the store. With SQLite, opens or creates the file; with PostgreSQL, locks [`PostgresSource::lock`] and
-    /// connects at the first call. Fails with [`StoreError::InUse`] if another process has the data folder open.
+    /// Opens the store. With SQLite, opens or creates the file; with PostgreSQL, locks
+    /// [`PostgresSource::lock`] and connects at the first call. Fails with [`StoreError::InUse`] if
+    /// another process has the data folder open.
     pub fn open(&self) -> Result<Box<dyn Store>, StoreError> {
         Ok(match self {
             Self::Sqlite(path, sealing) => {

@@ -20,7 +20,7 @@ use super::{
 /// The database of the records.
 const DATABASE: FileKind = FileKind {
     migrations: &[
-    "
+        "
     CREATE TABLE accounts (id TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
     CREATE TABLE services (
         account TEXT NOT NULL REFERENCES accounts (id),
@@ -47,7 +47,7 @@ const DATABASE: FileKind = FileKind {
         revoked INTEGER NOT NULL
     ) STRICT, WITHOUT ROWID;
 ",
-    "
+        "
     -- One table for records of every kind, each a JSON document, and the audit log beside it.
     CREATE TABLE records (
         kind TEXT NOT NULL,
@@ -69,7 +69,8 @@ const DATABASE: FileKind = FileKind {
     INSERT INTO records SELECT 'service', account || '/' || id, json_object(
         'account', account, 'id', id,
         'modes', json_object(
-            'jwt', json(iif(mode_jwt, 'true', 'false')), 'service_key', json(iif(mode_service_key, 'true', 'false'))),
+            'jwt', json(iif(mode_jwt, 'true', 'false')),
+            'service_key', json(iif(mode_service_key, 'true', 'false'))),
         'enabled', json(iif(enabled, 'true', 'false')),
         'rate', json_object('burst', burst, 'refill_per_minute', refill_per_minute)
     ) FROM services;
@@ -88,11 +89,11 @@ const DATABASE: FileKind = FileKind {
     DROP TABLE services;
     DROP TABLE accounts;
 ",
-    "ALTER TABLE audit ADD COLUMN hash BLOB NOT NULL DEFAULT x''",
+        "ALTER TABLE audit ADD COLUMN hash BLOB NOT NULL DEFAULT x''",
     ],
     set_up: |connection| {
-        // Also keeps the index of the log in memory instead of in a memory-mapped file, where a full disk would cause
-        // SIGBUS.
+        // Also keeps the index of the log in memory instead of in a memory-mapped file, where a
+        // full disk would cause SIGBUS.
         connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
         connection.pragma_update(None, "synchronous", "FULL")?;
@@ -124,7 +125,8 @@ impl SqliteStore {
         Self::open(path)
     }
 
-    /// As [`Self::open_existing`], but fails if the schema is of another version, and never changes it.
+    /// As [`Self::open_existing`], but fails if the schema is of another version, and never changes
+    /// it.
     pub fn open_unmigrated(path: &Path) -> Result<Self, StoreError> {
         check_exists(path)?;
         Self::new(DATABASE.open_unmigrated(path)?, path)
@@ -144,7 +146,8 @@ impl SqliteStore {
         Self { sealing, ..self }
     }
 
-    /// As [`Self::with_sealing`], and seals the secrets that are not sealed yet. Leaves no copy of them in the file.
+    /// As [`Self::with_sealing`], and seals the secrets that are not sealed yet. Leaves no copy of
+    /// them in the file.
     pub fn sealed(self, sealing: Sealing) -> Result<Self, StoreError> {
         let mut store = self.with_sealing(sealing);
         if store.sealing.has_key() {
@@ -161,8 +164,9 @@ impl SqliteStore {
             let number: i64 = number;
             tracing::error!(
                 number,
-                "audit log: an entry has no hash: version 0.1 wrote it, or something other than a gateway; `gw-gateway audit \
-                 verify` names all such entries: compare those since the upgrade with a backup"
+                "audit log: an entry has no hash: version 0.1 wrote it, or something other than a \
+                 gateway; `gw-gateway audit verify` names all such entries: compare those since \
+                 the upgrade with a backup"
             );
         }
         Ok(())
@@ -184,7 +188,8 @@ impl SqliteStore {
         if plain.is_empty() {
             return Ok(());
         }
-        // No part of a key may be left in the file: neither in pages that are free already, nor in what is replaced.
+        // No part of a key may be left in the file: neither in pages that are free already, nor in
+        // what is replaced.
         self.connection.execute_batch("VACUUM")?;
         let transaction = self
             .connection
@@ -285,7 +290,8 @@ impl SqliteStore {
         }
     }
 
-    /// Checks the file of a database that another program may have changed: its pages, and that its schema runs nothing.
+    /// Checks the file of a database that another program may have changed: its pages, and that its
+    /// schema runs nothing.
     pub fn check(path: &Path) -> Result<(), StoreError> {
         let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         let found: String =
@@ -293,7 +299,8 @@ impl SqliteStore {
         if found != "ok" {
             return Err(StoreError::Damaged(found));
         }
-        let foreign = "SELECT type || ' ' || name FROM sqlite_schema WHERE type NOT IN ('table', 'index') LIMIT 1";
+        let foreign = "SELECT type || ' ' || name FROM sqlite_schema WHERE type NOT IN ('table', \
+                       'index') LIMIT 1";
         match connection
             .query_row(foreign, [], |row| row.get::<_, String>(0))
             .optional()?
@@ -324,7 +331,8 @@ fn insert_records(connection: &Connection, records: &[StoredRecord]) -> Result<(
     Ok(())
 }
 
-/// Adds an entry to the audit log. Keeps its hash, so that a mistake in the chain of a copied log shows in the copy, too.
+/// Adds an entry to the audit log. Keeps its hash, so that a mistake in the chain of a copied log
+/// shows in the copy, too.
 fn insert_entry(connection: &Connection, numbered: &NumberedEntry) -> Result<(), StoreError> {
     let NumberedEntry {
         number,
@@ -443,7 +451,8 @@ impl Store for SqliteStore {
 
     fn audit_log(&mut self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError> {
         let select = format!(
-            "{ENTRIES} WHERE (?1 IS NULL OR account = ?1) AND number < ?2 ORDER BY number DESC LIMIT ?3"
+            "{ENTRIES} WHERE (?1 IS NULL OR account = ?1) AND number < ?2 ORDER BY number DESC \
+             LIMIT ?3"
         );
         let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
         let before = query.before.unwrap_or(i64::MAX);

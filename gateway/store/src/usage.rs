@@ -26,7 +26,8 @@ pub struct UsageAmounts {
     pub bytes_out: u64,
 }
 
-/// Selects rows of usage: the newest day first, and the services of a day in the order of their labels.
+/// Selects rows of usage: the newest day first, and the services of a day in the order of their
+/// labels.
 #[derive(Debug, Clone, Default)]
 pub struct UsageQuery {
     /// First day.

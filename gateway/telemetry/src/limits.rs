@@ -7,10 +7,11 @@ const MIB: usize = 1024 * KIB;
 
 /// Services with counters of their own, per worker. All further services share one set of counters.
 pub const SERVICES_COUNTED: usize = 1000;
-/// Points of time series that wait in memory while their file cannot be written, each some 500 bytes.
+/// Points of time series that wait in memory while their file cannot be written, each some 500
+/// bytes.
 pub const SERIES_PENDING: usize = 16 * KIB;
-/// Bytes that wait for the thread of the request log, including captured bodies, of all workers. If full, the captured
-/// bodies of a batch are dropped and counted, then the batch.
+/// Bytes that wait for the thread of the request log, including captured bodies, of all workers. If
+/// full, the captured bodies of a batch are dropped and counted, then the batch.
 pub const LOG_QUEUE_BYTES: usize = 64 * MIB;
 /// Records that wait for that thread: four seconds of 30,000 requests a second.
 pub const LOG_QUEUE_RECORDS: usize = 128 * KIB;

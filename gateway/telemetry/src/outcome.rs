@@ -13,12 +13,14 @@ pub enum Outcome {
     CallerGone,
 }
 
-/// Why an attempt failed. The names are the values of a metric label, of the request log and of messages between nodes.
+/// Why an attempt failed. The names are the values of a metric label, of the request log and of
+/// messages between nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AttemptFailure {
     /// The agent has no free slot.
     NoSlot,
-    /// The agent does not read what the gateway sends, or its tunnel ended before the request was sent.
+    /// The agent does not read what the gateway sends, or its tunnel ended before the request was
+    /// sent.
     NotOpened,
     /// The agent could not connect to a backend.
     BackendUnreachable,

@@ -37,8 +37,8 @@ impl Counted for bool {
     }
 }
 
-/// Declares counters, a copy of their values for readers, and their metrics. Fields after `beside` are not counted: those
-/// of the copy are set by its owner.
+/// Declares counters, a copy of their values for readers, and their metrics. Fields after `beside`
+/// are not counted: those of the copy are set by its owner.
 macro_rules! shared_counters {
     (
         $(#[$attribute:meta])*

@@ -1,5 +1,5 @@
-//! The gateway's spans: of a request, from its head to the end of its response, and of each attempt of a request that was sent to
-//! several agents.
+//! The gateway's spans: of a request, from its head to the end of its response, and of each attempt
+//! of a request that was sent to several agents.
 
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -29,7 +29,8 @@ pub struct SpanDestination {
     pub masker: Masker,
 }
 
-/// Tracing on one worker. Without a collector it does nothing and trace fields are forwarded unchanged.
+/// Tracing on one worker. Without a collector it does nothing and trace fields are forwarded
+/// unchanged.
 #[derive(Default)]
 pub struct Tracing(Option<Rc<Tracer<FinishedSpan>>>, Masker);
 
@@ -51,7 +52,8 @@ impl Tracing {
         trace::masked_path(path, &self.1)
     }
 
-    /// Returns the trace context of a request with these fields, which [`SpanContext::write_to`] forwards.
+    /// Returns the trace context of a request with these fields, which [`SpanContext::write_to`]
+    /// forwards.
     pub fn begin(&self, headers: &Fields) -> Option<SpanContext> {
         self.0.as_ref().map(|tracer| tracer.begin(headers))
     }

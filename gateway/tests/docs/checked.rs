@@ -1,6 +1,7 @@
 //! Commands that no test can run are checked: blocks marked `sh norun`, and commands in sentences.
 //!
-//! Command lines of Gw's own programs are parsed by the programs. Units, packages, manifests and files must exist.
+//! Command lines of Gw's own programs are parsed by the programs. Units, packages, manifests and
+//! files must exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -178,7 +179,8 @@ pub(crate) fn built(program: &str) -> PathBuf {
 
 /// The error of a program about its arguments. It reads them up to `--help`.
 fn refusal(program: &Path, arguments: &[&str]) -> Option<String> {
-    // An optional part of a command is between brackets. `…` stands for the value of an option, or for more arguments.
+    // An optional part of a command is between brackets. `…` stands for the value of an option, or
+    // for more arguments.
     let arguments = arguments.iter().map(|word| word.trim_matches(['[', ']']));
     let mut given: Vec<&str> = Vec::new();
     for word in arguments {
@@ -238,7 +240,8 @@ fn docker(arguments: &[&str]) -> Option<String> {
     Some("no service".to_owned())
 }
 
-/// `podman exec` names a container and a program in it. Behind an image are arguments of its program.
+/// `podman exec` names a container and a program in it. Behind an image are arguments of its
+/// program.
 fn podman(arguments: &[&str]) -> Option<String> {
     match arguments {
         ["load", ..] => None,
@@ -452,6 +455,7 @@ fn a_wrong_command_is_found() {
         let words = simple_commands(command);
         assert!(mistake(&words[0]).is_some(), "{command}");
     }
-    let right = "sudo --user gw-agent GW_BACKEND=http://127.0.0.1:1 gw-agent run --config /etc/gw/agent.toml";
+    let right = "sudo --user gw-agent GW_BACKEND=http://127.0.0.1:1 gw-agent run --config \
+                 /etc/gw/agent.toml";
     assert_eq!(mistake(&simple_commands(right)[0]), None);
 }

@@ -49,7 +49,8 @@ pub(crate) fn gateway_keys() -> BTreeSet<String> {
     // A tip follows the semicolon.
     let (unknown, _) = unknown.split_once(';').unwrap();
     let is_unknown = |key: &str| refusal(key).contains(&unknown.replace("nonsense", key));
-    // A key of a table has a dot where its variable has the first `_`, and one of a table in a table also has the second.
+    // A key of a table has a dot where its variable has the first `_`, and one of a table in a
+    // table also has the second.
     keys.map(|key| {
         let of_table = key.replacen('_', ".", 1);
         let of_inner_table = key.replacen('_', ".", 2);
@@ -360,7 +361,8 @@ fn the_example_of_the_gateway_has_every_key_and_its_default() {
     let example = read(GATEWAY_EXAMPLE);
     let folder = tempfile::tempdir().unwrap();
     let all = with_files(&all_keys_of(&example), folder.path());
-    // Only one of both: seal_key is for SQLite, and `store` of the example is PostgreSQL; files have no authority.
+    // Only one of both: seal_key is for SQLite, and `store` of the example is PostgreSQL; files
+    // have no authority.
     let excluded = ["seal_key = ", "tls_certificate = ", "tls_key = "];
     let (excluded, others): (Vec<&str>, Vec<&str>) = all
         .lines()
@@ -383,8 +385,8 @@ fn the_example_of_the_gateway_has_every_key_and_its_default() {
     }
 }
 
-/// Replaces the names of files in `/etc/gw-agent` and `/etc/gw` by those of files that exist: a key or a secret where the
-/// name says so, else a certificate of the key.
+/// Replaces the names of files in `/etc/gw-agent` and `/etc/gw` by those of files that exist: a key
+/// or a secret where the name says so, else a certificate of the key.
 fn with_files(text: &str, folder: &Path) -> String {
     let key = rcgen::KeyPair::generate().unwrap();
     let certificate = rcgen::CertificateParams::new(vec!["agent.example.com".to_owned()]).unwrap();

@@ -1,5 +1,5 @@
-//! Figures of the speed in the README and in docs/performance.md are those of loadtest/results/comparison.json, and bounds of
-//! the tunnel on the pages are those of the code.
+//! Figures of the speed in the README and in docs/performance.md are those of
+//! loadtest/results/comparison.json, and bounds of the tunnel on the pages are those of the code.
 
 use gw_shared::tunnel::{control, endpoint, frame, handshake, window};
 use num_format::{Locale, ToFormattedString};

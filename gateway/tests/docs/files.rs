@@ -1,4 +1,5 @@
-//! Examples of files on the pages are accepted by the programs that read them. Those of Gw: see configuration.rs.
+//! Examples of files on the pages are accepted by the programs that read them. Those of Gw: see
+//! configuration.rs.
 
 use std::fs;
 use std::path::Path;

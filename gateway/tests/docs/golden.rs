@@ -1,5 +1,5 @@
-//! The interface of both programs is that of the files in `gateway/tests/golden`, so that a commit shows in its diff what
-//! it changes for users.
+//! The interface of both programs is that of the files in `gateway/tests/golden`, so that a commit
+//! shows in its diff what it changes for users.
 
 use std::fmt::Write;
 use std::process::Command;
@@ -37,8 +37,9 @@ fn assert_golden(file: &str, text: &str) {
         .find(|((expected, found), _)| expected != found);
     if let Some(((expected, found), line)) = difference {
         panic!(
-            "{path}:{line} has\n  {}\nand the programs have\n  {}\nIf users should see the change, write the files with \
-             {UPDATE}=1 cargo test -p gw-gateway --test docs golden, and commit them.",
+            "{path}:{line} has\n  {}\nand the programs have\n  {}\n\
+             If users should see the change, write the files with {UPDATE}=1 cargo test -p \
+             gw-gateway --test docs golden, and commit them.",
             expected.unwrap_or("its end"),
             found.unwrap_or("no more"),
         );
@@ -90,7 +91,8 @@ fn the_help_of_every_command_is_that_of_the_golden_files() {
     }
 }
 
-/// Replaces each schema of a problem by its number in `schemas`: the document repeats it for every error.
+/// Replaces each schema of a problem by its number in `schemas`: the document repeats it for every
+/// error.
 fn take_problems(value: &mut Value, schemas: &mut Vec<Value>) {
     let Some(object) = value.as_object_mut() else {
         return;
@@ -118,7 +120,8 @@ fn the_openapi_document_is_that_of_the_golden_file() {
     assert_golden("openapi.json", &format!("{text}\n"));
 }
 
-/// `docs/metrics.md` has every metric, as another test shows; the golden file has their order and help.
+/// `docs/metrics.md` has every metric, as another test shows; the golden file has their order and
+/// help.
 #[test]
 fn the_metrics_are_those_of_the_golden_file() {
     let mut text = String::new();
@@ -137,7 +140,8 @@ fn the_metrics_are_those_of_the_golden_file() {
 /// A value that no key takes.
 const WRONG: &str = "1979-05-27";
 
-/// Appends a key with its default on the page, and with the error about a wrong value, which says what the key takes.
+/// Appends a key with its default on the page, and with the error about a wrong value, which says
+/// what the key takes.
 fn write_key(text: &mut String, page: &str, key: &str, error: &str) {
     let name = key.rsplit_once('/').map_or(key, |(_, name)| name);
     let rows = rows(page, "key");

@@ -75,7 +75,9 @@ fn every_link_leads_to_a_file_and_a_heading_of_it() {
 #[test]
 fn a_link_to_a_missing_file_or_heading_is_found() {
     let page = repository().join("README.md");
-    let text = "# A\n[a](#a) [b](#b) [c](gateway/Cargo.toml#L1) [d](none.md) [e](https://e.example/#none)\n";
+    let text = "# A\n\
+                [a](#a) [b](#b) [c](gateway/Cargo.toml#L1) [d](none.md) \
+                [e](https://e.example/#none)\n";
     let found = broken(&page, text);
     assert_eq!(found.len(), 2, "{found:?}");
     assert!(

@@ -1,5 +1,5 @@
-//! docs/errors.md has every error code and every reason of an overload, docs/tunnel.md every reason for the end of a tunnel,
-//! docs/metrics.md every metric, and none has others.
+//! docs/errors.md has every error code and every reason of an overload, docs/tunnel.md every reason
+//! for the end of a tunnel, docs/metrics.md every metric, and none has others.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,7 +18,8 @@ fn is_error_code(text: &str) -> bool {
     is_name && (text.starts_with("GW_") || text.starts_with("AGENT_"))
 }
 
-/// The codes in the source, tests left out. Those of the agent are among them: the gateway passes on no others.
+/// The codes in the source, tests left out. Those of the agent are among them: the gateway passes
+/// on no others.
 fn error_codes() -> BTreeSet<String> {
     let sources = ["gateway/base/src/error.rs", "shared/src/error_code.rs"].into_iter();
     let sources = sources.filter_map(|path| fs::read_to_string(repository().join(path)).ok());

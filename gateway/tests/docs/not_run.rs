@@ -229,6 +229,7 @@ pub(crate) const NOT_RUN: [(&str, &str, &str); 58] = [
     (
         "docs/upgrade.md",
         "gw-gateway agent-program roll-back",
-        "programs of two versions; gateway/tests/it/identity/agent_updates/roll_back.rs goes back to one",
+        "programs of two versions; gateway/tests/it/identity/agent_updates/roll_back.rs goes back \
+         to one",
     ),
 ];

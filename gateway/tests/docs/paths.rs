@@ -1,7 +1,8 @@
-//! Files and folders that a page names between backticks exist, and have the names that follow them: `file.rs` (`name`).
+//! Files and folders that a page names between backticks exist, and have the names that follow
+//! them: `file.rs` (`name`).
 //!
-//! A path begins at the folder of the repository, so that a move of files finds all that is to be changed. Pages of a folder
-//! may name its files as they are seen from there.
+//! A path begins at the folder of the repository, so that a move of files finds all that is to be
+//! changed. Pages of a folder may name its files as they are seen from there.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +21,8 @@ fn top() -> Vec<String> {
     names.filter(|name| name != "target").collect()
 }
 
-/// The spans that follow a path in `rest`: pieces between backticks, of which those at odd places are spans.
+/// The spans that follow a path in `rest`: pieces between backticks, of which those at odd places
+/// are spans.
 fn names<'a>(rest: &[&'a str]) -> Vec<&'a str> {
     let mut names = Vec::new();
     let mut expected = " (";
@@ -34,8 +36,8 @@ fn names<'a>(rest: &[&'a str]) -> Vec<&'a str> {
     names
 }
 
-/// Returns a line for each path on a page of this text that does not exist, and for each name that its file lacks. `folder` is
-/// that of the page.
+/// Returns a line for each path on a page of this text that does not exist, and for each name that
+/// its file lacks. `folder` is that of the page.
 fn missing(folder: &Path, text: &str, top: &[String]) -> Vec<String> {
     let mut missing = Vec::new();
     for (line, prose) in split(text).0 {
@@ -77,7 +79,8 @@ fn every_path_on_a_page_exists() {
 
 #[test]
 fn a_path_or_a_name_that_does_not_exist_is_found() {
-    let text = "`gateway/src/main.rs` `gateway/none` `none.rs`\n`main.rs --help` `a/none` `target/x`\n\
+    let text = "`gateway/src/main.rs` `gateway/none` `none.rs`\n\
+                `main.rs --help` `a/none` `target/x`\n\
                 `gateway/Cargo.toml` (`gw-gateway`, `gw-none`) and `gw-more`\n";
     let folder = repository().join("gateway/src");
     assert_eq!(

@@ -1,4 +1,5 @@
-//! The list of commands and options in docs/administration.md is complete, and so is its list of paths.
+//! The list of commands and options in docs/administration.md is complete, and so is its list of
+//! paths.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -54,8 +55,8 @@ fn options(text: &str) -> BTreeSet<String> {
     options.map(str::to_owned).collect()
 }
 
-/// Forms of a command, such as `list ACCOUNT`: one in a line, or several with ` | ` between. A line that begins with
-/// `[` goes on with the form before.
+/// Forms of a command, such as `list ACCOUNT`: one in a line, or several with ` | ` between. A line
+/// that begins with `[` goes on with the form before.
 fn forms(lines: &[&str]) -> Vec<String> {
     let mut forms = Vec::<String>::new();
     for line in lines {

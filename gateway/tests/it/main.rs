@@ -12,9 +12,11 @@ mod support;
 
 // The modules of each folder are in groups, whose names `./test` reads:
 //
-// - Once: what does not depend on the driver of the reactor. `./test` runs it on io_uring, and not again on epoll.
+// - Once: what does not depend on the driver of the reactor. `./test` runs it on io_uring, and not
+//   again on epoll.
 // - On each driver: the data path.
-// - Once, slow, and On each driver, slow: the same. `./test --quick` leaves these out, and `./test` those on epoll.
+// - Once, slow, and On each driver, slow: the same. `./test --quick` leaves these out, and `./test`
+//   those on epoll.
 mod administration;
 mod agents;
 mod callers;

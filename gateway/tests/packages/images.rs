@@ -71,7 +71,8 @@ struct Bundle<'m> {
 }
 
 impl<'m> Bundle<'m> {
-    /// Unpacks the image; the container's folder of data is writable, and nothing else is. Its network is the machine's.
+    /// Unpacks the image; the container's folder of data is writable, and nothing else is. Its
+    /// network is the machine's.
     fn unpack(machine: &'m Machine, archive: &Path, folder: PathBuf, data: &str) -> Self {
         let layout = folder.with_extension("layout");
         let from = format!("oci-archive:{}", archive.display());
@@ -104,7 +105,12 @@ impl<'m> Bundle<'m> {
         let options = ["uid=65532", "gid=65532", "mode=0700"];
         let volume = format!("/var/lib/{data}");
         bundle.write(&config);
-        bundle.mount(json!({ "destination": volume, "type": "tmpfs", "source": "tmpfs", "options": options }));
+        bundle.mount(json!({
+            "destination": volume,
+            "type": "tmpfs",
+            "source": "tmpfs",
+            "options": options,
+        }));
         bundle
     }
 
@@ -221,23 +227,31 @@ fn images_relay_a_request_without_root_and_without_a_writable_root() {
         format!("gw-agent {}\n", env!("CARGO_PKG_VERSION"))
     );
 
-    // The commands of docs/packages.md. First the image's own command, with the variables that it needs.
+    // The commands of docs/packages.md. First the image's own command, with the variables that it
+    // needs.
     let gateway = unpack(gateway, "gw-gateway");
     gateway.add_to_environment(&["GW_REGION=eu1", "GW_DOMAIN=gw.localhost"]);
     let mut serving = gateway.command().stderr(Stdio::null()).spawn().unwrap();
 
-    let create = "gw-gateway service create acme api --create-account --with-key --with-agent --backend-port 8000 --json";
+    let create = "gw-gateway service create acme api --create-account --with-key --with-agent \
+                  --backend-port 8000 --json";
     let created: Value =
         serde_json::from_str(&gateway.exec(&create.split(' ').collect::<Vec<_>>())).unwrap();
     let command = |name: &str| created[name].as_str().unwrap().to_owned();
 
-    // As printed: the file of the authority is written where the command is run, and mounted for the agent.
+    // As printed: the file of the authority is written where the command is run, and mounted for
+    // the agent.
     let agent_command = command("agent_command");
     let (write_authority, arguments) = agent_command.split_once("gw-agent ").unwrap();
     let mut sh = machine.command("sh");
     run(sh.arg("-c").arg(write_authority).current_dir(&folder));
     let authority = folder.path().join("gw-ca.crt");
-    agent.mount(json!({ "destination": "/gw-ca.crt", "type": "bind", "source": authority, "options": ["bind", "ro"] }));
+    agent.mount(json!({
+        "destination": "/gw-ca.crt",
+        "type": "bind",
+        "source": authority,
+        "options": ["bind", "ro"],
+    }));
     let arguments = arguments.split(" --token-file ").next().unwrap();
     agent.set_arguments(&arguments.split_whitespace().collect::<Vec<_>>());
     let token = format!("GW_ENROLLMENT_TOKEN={}", command("enrollment_token"));

@@ -1,5 +1,5 @@
-//! The packages that `packaging/build` makes: installed in a root of their own, booted, and run. The programs in them are
-//! those of this test's build.
+//! The packages that `packaging/build` makes: installed in a root of their own, booted, and run.
+//! The programs in them are those of this test's build.
 
 #![allow(
     clippy::unwrap_used,
@@ -33,7 +33,8 @@ fn repository() -> PathBuf {
         .to_owned()
 }
 
-/// Returns whether the tests can make roots and use `programs`. If not, the calling test must return.
+/// Returns whether the tests can make roots and use `programs`. If not, the calling test must
+/// return.
 fn usable(programs: &[&str]) -> bool {
     if std::env::var_os("GW_TEST_PACKAGES").is_some_and(|value| !value.is_empty()) {
         assert!(

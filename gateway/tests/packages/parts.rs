@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use crate::{programs, repository, run};
 
-/// `NAME-VERSION` of the crates from the registry that are in this build. Panic messages name their source files, and debug
-/// information names their folders.
+/// `NAME-VERSION` of the crates from the registry that are in this build. Panic messages name their
+/// source files, and debug information names their folders.
 fn crates_in(program: &[u8]) -> BTreeSet<String> {
     let found = memmem::find_iter(program, b"/registry/src/").filter_map(|at| {
         let path = &program[at..program.len().min(at + 200)];
@@ -60,7 +60,8 @@ fn section(program: &Path, folder: &Path) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// Crates from the registry have the checksum of the lock file; the patched ones say of which release they are copies.
+/// Crates from the registry have the checksum of the lock file; the patched ones say of which
+/// release they are copies.
 fn assert_origins(document: &Value) {
     let all = document["components"].as_array().unwrap();
     let of = |name: &str| all.iter().find(|it| it["name"] == name).unwrap();

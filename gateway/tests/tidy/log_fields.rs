@@ -1,4 +1,5 @@
-//! Fields of log lines. A line in JSON has each name once: those of the format are not names of fields.
+//! Fields of log lines. A line in JSON has each name once: those of the format are not names of
+//! fields.
 
 use super::{CRATES, product_code, rust_files, workspace};
 
@@ -45,7 +46,10 @@ fn field(argument: &str) -> &str {
 
 #[test]
 fn fields_are_found_in_every_form() {
-    let code = r#"tracing::info!(%error, target = entry.target, at = f(level, 1), "a, level"); tracing::warn!(level, "b");"#;
+    let code = concat!(
+        r#"tracing::info!(%error, target = entry.target, at = f(level, 1), "a, level"); "#,
+        r#"tracing::warn!(level, "b");"#
+    );
     let arguments = arguments(code);
     let fields: Vec<_> = arguments.iter().map(|it| field(it)).collect();
     assert_eq!(fields, ["error", "target", "at", "", "level", ""]);

@@ -1,6 +1,8 @@
-//! Requirements (MUST, MUST NOT, SHALL, REQUIRED) of the RFCs of HTTP that concern an intermediary, and what shows that each is met.
+//! Requirements (MUST, MUST NOT, SHALL, REQUIRED) of the RFCs of HTTP that concern an intermediary,
+//! and what shows that each is met.
 //!
-//! `gateway/tests/rfc` has a file for each RFC, in TOML, with an entry for each requirement in the order of the RFC:
+//! `gateway/tests/rfc` has a file for each RFC, in TOML, with an entry for each requirement in the
+//! order of the RFC:
 //!
 //! - `id`: number of the RFC, section, and number in the section;
 //! - `requirement`: one sentence, not the text of the RFC;
@@ -14,7 +16,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-use super::{function_name, workspace};
+use super::sizes::function_name;
+use super::workspace;
 
 /// Reasons that an entry may have, at most one.
 const REASONS: [&str; 3] = ["not_applicable", "library", "deviation"];
@@ -22,7 +25,8 @@ const REASONS: [&str; 3] = ["not_applicable", "library", "deviation"];
 /// Fields of an entry; a text is a list of one.
 type Entry = BTreeMap<String, Vec<String>>;
 
-/// Parses the part of TOML that the files use: a text or a list of texts for each key, without escapes.
+/// Parses the part of TOML that the files use: a text or a list of texts for each key, without
+/// escapes.
 fn entries(toml: &str) -> Result<Vec<Entry>, String> {
     let mut entries: Vec<Entry> = Vec::new();
     // The list that has begun on an earlier line.

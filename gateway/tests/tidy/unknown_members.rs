@@ -1,5 +1,5 @@
-//! Members that a type does not know: refused in what people write, and ignored in what programs store or exchange, because the
-//! other program may be of a later version.
+//! Members that a type does not know: refused in what people write, and ignored in what programs
+//! store or exchange, because the other program may be of a later version.
 
 use std::collections::BTreeSet;
 
@@ -63,7 +63,8 @@ fn only_what_people_write_refuses_unknown_members() {
             let known = STRICT.iter().any(|(of, _)| *of == name);
             assert!(
                 known || !attributes.contains("deny_unknown_fields"),
-                "{}: {name} refuses members of a later version; does a person write it? Then add it to the list",
+                "{}: {name} refuses members of a later version; does a person write it? Then add \
+                 it to the list",
                 path.display()
             );
         }
@@ -97,8 +98,9 @@ fn types(text: &str) -> Vec<(&str, String)> {
 
 #[test]
 fn types_are_found_with_their_attributes() {
-    let text = "/// A.\n#[derive(Deserialize)]\n#[serde(deny_unknown_fields)]\npub(crate) struct A<T> {\n    x: u8,\n}\n\n\
-                impl A {}\n#[derive(\n    Debug,\n    Deserialize,\n)]\nenum B { C }\nstruct D;\n";
+    let text = "/// A.\n#[derive(Deserialize)]\n#[serde(deny_unknown_fields)]\n\
+                pub(crate) struct A<T> {\n    x: u8,\n}\n\nimpl A {}\n\
+                #[derive(\n    Debug,\n    Deserialize,\n)]\nenum B { C }\nstruct D;\n";
     let found = types(text);
     let names: Vec<&str> = found.iter().map(|(name, _)| *name).collect();
     assert_eq!(names, ["A", "B", "D"]);

@@ -1,4 +1,5 @@
-//! Code by which threads wait for and wake each other: explored by `gateway/interleavings`, or left to a library.
+//! Code by which threads wait for and wake each other: explored by `gateway/interleavings`, or left
+//! to a library.
 
 use std::fs;
 

@@ -14,8 +14,8 @@ use crate::machine::procfs;
 use crate::machine::procfs::Cpu;
 use crate::report::say;
 
-/// Timeout of a stop: longer than the product's drain and the agent's timeout for a dead tunnel, so that a slow stop is
-/// not taken for a hang.
+/// Timeout of a stop: longer than the product's drain and the agent's timeout for a dead tunnel, so
+/// that a slow stop is not taken for a hang.
 const STOP_WITHIN: Duration = Duration::from_secs(40);
 /// A longer stop is reported: the product drains for 10 s.
 const STOP_SLOW: Duration = Duration::from_secs(11);
@@ -148,8 +148,8 @@ impl Drop for Process {
 
 /// Command for `program`, pinned to `cores` if there are any.
 ///
-/// The kernel ends the program when the thread that started it ends, so that a killed load test leaves no process
-/// behind. Therefore only the main thread may start programs.
+/// The kernel ends the program when the thread that started it ends, so that a killed load test
+/// leaves no process behind. Therefore only the main thread may start programs.
 pub(crate) fn command(program: &Path, cores: &[usize]) -> Result<Command, Failure> {
     let mut command = Command::new(find("setpriv", "util-linux")?);
     command.args(["--pdeathsig", "TERM", "--"]);

@@ -102,12 +102,14 @@ impl Sum for Cpu {
     }
 }
 
-/// User and system time of all threads of a process, including ended ones; zero if the process has ended.
+/// User and system time of all threads of a process, including ended ones; zero if the process has
+/// ended.
 pub(crate) fn cpu(pid: u32) -> Duration {
     Cpu::of(pid).total()
 }
 
-/// CPU time of the running threads of a process whose names begin with `prefix`. The scheduler counts it in nanoseconds.
+/// CPU time of the running threads of a process whose names begin with `prefix`. The scheduler
+/// counts it in nanoseconds.
 pub(crate) fn cpu_of_threads(pid: u32, prefix: &str) -> Result<Duration, Failure> {
     let failed = |error| Failure::during("CPU time of threads", error);
     let mut spent = Duration::ZERO;
@@ -120,8 +122,8 @@ pub(crate) fn cpu_of_threads(pid: u32, prefix: &str) -> Result<Duration, Failure
     Ok(spent)
 }
 
-/// CPU time of all programs of the machine but this one and its children, with the time that the hypervisor gave to other
-/// machines.
+/// CPU time of all programs of the machine but this one and its children, with the time that the
+/// hypervisor gave to other machines.
 pub(crate) fn cpu_of_others() -> Result<Duration, Failure> {
     let all = KernelStats::current()?.total;
     // Neither idle nor waiting for a disk. Times of guests are parts of the first two.
@@ -203,7 +205,8 @@ impl Memory {
     }
 }
 
-/// Proportional set size of a process in bytes: pages shared with other processes count in proportion.
+/// Proportional set size of a process in bytes: pages shared with other processes count in
+/// proportion.
 pub(crate) fn proportional_memory(pid: u32) -> Result<u64, Failure> {
     let rollup = process(pid)?.smaps_rollup()?.memory_map_rollup;
     let map = rollup.0.first().map(|map| &map.extension.map);

@@ -8,8 +8,8 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use crate::failure::{Failure, ensure};
 use crate::machine::process;
 
-/// Scheduling class of a thread. All threads share two cores, and an ordinary thread keeps its core for a time slice of
-/// some milliseconds, which would dominate the measured latencies.
+/// Scheduling class of a thread. All threads share two cores, and an ordinary thread keeps its core
+/// for a time slice of some milliseconds, which would dominate the measured latencies.
 #[derive(Clone, Copy)]
 pub(crate) enum Class {
     /// Callers: run whenever runnable (`SCHED_FIFO`).
@@ -40,7 +40,8 @@ pub(crate) fn schedule(thread: Pid, class: Class) -> Result<(), Failure> {
     })
 }
 
-/// Pins a thread, or the calling one for `None`, to a core. Threads and programs that it starts later inherit this.
+/// Pins a thread, or the calling one for `None`, to a core. Threads and programs that it starts
+/// later inherit this.
 pub(crate) fn pin_to(thread: Option<Pid>, core: usize) -> Result<(), Failure> {
     let mut cores = CpuSet::new();
     cores.set(core);

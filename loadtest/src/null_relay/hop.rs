@@ -16,7 +16,8 @@ use super::wire::Wire;
 
 /// Bytes of the number and the length before each payload.
 const HEAD: usize = 8;
-/// Bytes that wait for the other hop, or for the peer of a stream, from which on their source is not read.
+/// Bytes that wait for the other hop, or for the peer of a stream, from which on their source is
+/// not read.
 const WAITING_MAX: usize = 512 * 1024;
 
 /// What a frame of an unknown stream does.

@@ -1,8 +1,9 @@
 //! A relay that only passes bytes on: the floor of two hops with this reactor and these sockets.
 //!
-//! Two threads with a reactor each stand for gateway and agent, and one connection between them for the tunnel. The bytes
-//! of all callers share it as frames of a stream number and a length. There is no HTTP, no authentication, no limit, no
-//! record and no window of a stream. With a certificate, both hops are TLS 1.3, as those of the product.
+//! Two threads with a reactor each stand for gateway and agent, and one connection between them for
+//! the tunnel. The bytes of all callers share it as frames of a stream number and a length. There
+//! is no HTTP, no authentication, no limit, no record and no window of a stream. With a
+//! certificate, both hops are TLS 1.3, as those of the product.
 
 mod hop;
 mod wire;

@@ -1,4 +1,5 @@
-//! The rate limit admits exactly its burst and the tokens refilled meanwhile, on any number of cores.
+//! The rate limit admits exactly its burst and the tokens refilled meanwhile, on any number of
+//! cores.
 
 use std::path::Path;
 
@@ -30,11 +31,12 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
     let passed = with_status(200).count();
     let limited = with_status(429).count();
     let elapsed = run.elapsed.as_secs_f64();
-    // Tokens refill continuously, and this clock starts slightly after the product's last reading of its own.
+    // Tokens refill continuously, and this clock starts slightly after the product's last reading
+    // of its own.
     let passed_max = BURST + (elapsed * REFILL_PER_SECOND).floor() as usize + 1;
     say(format_args!(
-        "bucket: {passed} of {REQUESTS} requests passed and {limited} were limited, in {elapsed:.2} s from {CALLERS} \
-         connections; {BURST} to {passed_max} should pass"
+        "bucket: {passed} of {REQUESTS} requests passed and {limited} were limited, in \
+         {elapsed:.2} s from {CALLERS} connections; {BURST} to {passed_max} should pass"
     ));
 
     let other = REQUESTS - passed - limited;

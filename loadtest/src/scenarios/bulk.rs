@@ -253,8 +253,8 @@ impl Measurement {
             .map_err(|_| Failure::new("the memory sampler panicked"))?;
         let gigabytes = bytes as f64 / 1e9;
         say(format_args!(
-            "{what}: {gigabytes:.2} GB in {elapsed:.1} s, {:.0} MB/s; CPU {:.2} s/GB (gateway and agent), \
-             {:.2} s/GB (echo)",
+            "{what}: {gigabytes:.2} GB in {elapsed:.1} s, {:.0} MB/s; CPU {:.2} s/GB (gateway and \
+             agent), {:.2} s/GB (echo)",
             gigabytes * 1e3 / elapsed,
             product.as_secs_f64() / gigabytes,
             echo.as_secs_f64() / gigabytes,

@@ -1,4 +1,5 @@
-//! Callers that disconnect during a download release their slots; slots are neither lost nor exceeded.
+//! Callers that disconnect during a download release their slots; slots are neither lost nor
+//! exceeded.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -60,7 +61,8 @@ fn cancel_one_after_another(target: &Target) -> Result<(), Failure> {
     }
     let seconds = start.elapsed().as_secs_f64();
     say(format_args!(
-        "cancel: {ONE_AFTER_ANOTHER} downloads cancelled one after another after 64 KiB, in {seconds:.1} s"
+        "cancel: {ONE_AFTER_ANOTHER} downloads cancelled one after another after 64 KiB, in \
+         {seconds:.1} s"
     ));
     Ok(())
 }
@@ -70,7 +72,8 @@ fn cancel_at_once(target: &Target) -> Result<(), Failure> {
     let running = downloads.iter().flatten().count();
     drop(downloads);
     say(format_args!(
-        "cancel: of {AT_ONCE} downloads at once {running} ran and were cancelled together, {} exceeded the slots",
+        "cancel: of {AT_ONCE} downloads at once {running} ran and were cancelled together, {} \
+         exceeded the slots",
         AT_ONCE - running
     ));
     Ok(())
@@ -98,7 +101,8 @@ fn wait_until_idle(demo: &Demo) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sends more concurrent requests than slots. The excess must be refused with the concurrency limit's code.
+/// Sends more concurrent requests than slots. The excess must be refused with the concurrency
+/// limit's code.
 fn overload(target: &Target) -> Result<(), Failure> {
     let answers = slow_at_once(target, AT_ONCE)?;
     let succeeded = answers
@@ -117,7 +121,8 @@ fn overload(target: &Target) -> Result<(), Failure> {
     let other = AT_ONCE - succeeded - refused;
     ensure(succeeded == SLOTS && other == 0, || {
         format!(
-            "expected {SLOTS} times 200 and the rest refused; {succeeded} succeeded, {other} ended otherwise"
+            "expected {SLOTS} times 200 and the rest refused; {succeeded} succeeded, {other} ended \
+             otherwise"
         )
     })
 }

@@ -27,7 +27,8 @@ use crate::failure::{Failure, ensure};
 use crate::machine::procfs;
 use crate::report::{mebibytes, median, say};
 
-/// Rounds of handshakes with few and with many domains, in turns, so that noise of the machine affects both.
+/// Rounds of handshakes with few and with many domains, in turns, so that noise of the machine
+/// affects both.
 const ROUNDS: usize = 15;
 const HANDSHAKES_PER_ROUND: usize = 1_000;
 /// Beginning of the names of the threads that do handshakes.
@@ -72,7 +73,8 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     let bytes =
         many_started.memory.saturating_sub(few.memory) as f64 / (many - CALLED).max(1) as f64;
     say(format_args!(
-        "domains: start {:.2} s with {CALLED} domains, {:.2} s with {many}; memory {:.0} and {:.0} MiB, {bytes:.0} bytes a domain",
+        "domains: start {:.2} s with {CALLED} domains, {:.2} s with {many}; memory {:.0} and {:.0} \
+         MiB, {bytes:.0} bytes a domain",
         few.took.as_secs_f64(),
         many_started.took.as_secs_f64(),
         mebibytes(few.memory),
@@ -88,8 +90,8 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     let (with_few, with_many) = (median(with_few), median(with_many));
     let more = median(ratios) - 1.0;
     say(format_args!(
-        "domains: {with_few:.0} µs of CPU of the workers per handshake with {CALLED} domains, {with_many:.0} with {many}; medians of \
-         {ROUNDS} rounds, {:+.1} % in a round",
+        "domains: {with_few:.0} µs of CPU of the workers per handshake with {CALLED} domains, \
+         {with_many:.0} with {many}; medians of {ROUNDS} rounds, {:+.1} % in a round",
         more * 100.0
     ));
     let longer = many_started.took.saturating_sub(few.took);
@@ -187,8 +189,8 @@ fn start(gateway: &Path, authority: &Authority, domains: usize) -> Result<Starte
 
 fn fill(folder: &TempDir, authority: &Authority, domains: usize) -> Result<(), Failure> {
     let text = format!(
-        "region = \"eu1\"\ndomain = \"gw.localhost\"\nlisten = \"127.0.0.1:0\"\nadmin_listen = \"127.0.0.1:0\"\n\
-         workers = 1\ndata_dir = {:?}\n",
+        "region = \"eu1\"\ndomain = \"gw.localhost\"\nlisten = \"127.0.0.1:0\"\n\
+         admin_listen = \"127.0.0.1:0\"\nworkers = 1\ndata_dir = {:?}\n",
         folder.path()
     );
     let config =

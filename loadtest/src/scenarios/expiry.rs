@@ -36,7 +36,8 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
         let after = left(&log)?;
         ensure(after > 0 && after < before, || {
             format!(
-                "the expiry did not run during the measurement: {before} bytes of the day before, {after} after"
+                "the expiry did not run during the measurement: {before} bytes of the day before, \
+                 {after} after"
             )
         })?;
         say(format_args!(

@@ -13,7 +13,8 @@ use crate::report::say;
 use crate::{load, metrics};
 
 const CALLERS: usize = 32;
-/// Number of rounds with the log and of rounds without, in turns, so that noise of the machine affects both.
+/// Number of rounds with the log and of rounds without, in turns, so that noise of the machine
+/// affects both.
 const ROUNDS: usize = 10;
 const REQUESTS_PER_ROUND: usize = 20_000;
 /// Thread of the echo, whose CPU time is not counted.
@@ -48,8 +49,8 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
     let without = median(&mut without);
     let more = with / without - 1.0;
     say(format_args!(
-        "logging: {with:.1} µs of CPU per request with the log, {without:.1} without ({:+.1} %); medians of {ROUNDS} rounds \
-         of {REQUESTS_PER_ROUND} requests, {CALLERS} callers",
+        "logging: {with:.1} µs of CPU per request with the log, {without:.1} without ({:+.1} %); \
+         medians of {ROUNDS} rounds of {REQUESTS_PER_ROUND} requests, {CALLERS} callers",
         more * 100.0
     ));
 
@@ -70,8 +71,8 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
         )?;
     }
     say(format_args!(
-        "logging: of {requests} requests {dropped} records were dropped and {missing} are missing; {LOOKED_UP} lookups by id \
-         took {:.2} ms each, over HTTP",
+        "logging: of {requests} requests {dropped} records were dropped and {missing} are missing; \
+         {LOOKED_UP} lookups by id took {:.2} ms each, over HTTP",
         began.elapsed().as_secs_f64() * 1000.0 / LOOKED_UP as f64
     ));
     ensure(ids.len() == requests, || {

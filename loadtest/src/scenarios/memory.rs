@@ -1,5 +1,5 @@
-//! Memory of thousands of idle and stalled connections in the product and in the kernel: it is bounded and released,
-//! and other accounts are not slowed down.
+//! Memory of thousands of idle and stalled connections in the product and in the kernel: it is
+//! bounded and released, and other accounts are not slowed down.
 
 use std::any::Any;
 use std::io::{Read, Write};
@@ -21,8 +21,8 @@ use crate::{load, metrics};
 
 /// Idle connections, half of them HTTP/2.
 const IDLE: usize = 10_000;
-/// Downloads that callers do not read, each on its own connection, and as streams. The demo has the agent in its
-/// process, so 10,000 connections would exceed the common limit of 20,000 descriptors.
+/// Downloads that callers do not read, each on its own connection, and as streams. The demo has the
+/// agent in its process, so 10,000 connections would exceed the common limit of 20,000 descriptors.
 const STALLED: usize = 9_000;
 const STALLED_STREAMS: usize = 10_000;
 const STREAMS: usize = 100;
@@ -36,7 +36,8 @@ const OTHER_ACCOUNT: &str = "other";
 const OTHER_SERVICE: &str = "api";
 /// Number of loopback addresses that connections come from.
 const SOURCES: usize = 4;
-/// Receive buffer in bytes of callers that do not read, small because it is not memory of the product.
+/// Receive buffer in bytes of callers that do not read, small because it is not memory of the
+/// product.
 const RECEIVE_BUFFER: usize = 4096;
 /// Timeout for opening all connections.
 const OPEN_WITHIN: Duration = Duration::from_secs(60);
@@ -46,7 +47,8 @@ const STALLS_AFTER: Duration = Duration::from_secs(10);
 const BACK_WITHIN: Duration = Duration::from_secs(10);
 const BACK_TO: u64 = 64 * 1024 * 1024;
 const TICK: Duration = Duration::from_millis(500);
-/// Callers and requests of the other account in one measurement, and the largest allowed ratio of latencies.
+/// Callers and requests of the other account in one measurement, and the largest allowed ratio of
+/// latencies.
 const CALLERS: usize = 4;
 const REQUESTS: usize = 2000;
 const SLOWER_MAX: u32 = 2;
@@ -212,9 +214,10 @@ impl Scenario<'_> {
         let limit =
             metrics::read(&self.demo.admin_url, "gw_connections_kernel_limit_bytes")? / WORKERS;
         say(format_args!(
-            "{count} {name}, open after {:.0} s: resident {:.1} MiB before, {:.1} with them ({:.1} KiB each), {:.1} {:.0} s \
-             after; kernel memory of callers' connections at most {:.1} of {:.1} MiB, of all TCP at most {:.1}, {:.1} after; \
-             another account's p99 {:.2} ms quiet, {:.2} ms beside ({:.2})",
+            "{count} {name}, open after {:.0} s: resident {:.1} MiB before, {:.1} with them ({:.1} \
+             KiB each), {:.1} {:.0} s after; kernel memory of callers' connections at most {:.1} \
+             of {:.1} MiB, of all TCP at most {:.1}, {:.1} after; another account's p99 {:.2} ms \
+             quiet, {:.2} ms beside ({:.2})",
             opened.as_secs_f64(),
             mebibytes(before),
             mebibytes(at),
@@ -256,7 +259,8 @@ impl Scenario<'_> {
             .collect())
     }
 
-    /// Best p99 of several attempts of small requests of the other account, each of which must succeed.
+    /// Best p99 of several attempts of small requests of the other account, each of which must
+    /// succeed.
     fn latency(&self) -> Result<Duration, Failure> {
         let mut best = Duration::MAX;
         for _ in 0..ATTEMPTS {

@@ -16,7 +16,8 @@ use crate::load;
 use crate::machine::procfs;
 use crate::report::{mebibytes, median, millis, per_mille, say};
 
-/// Rounds of requests with few and with many services, in turns, so that noise of the machine affects both.
+/// Rounds of requests with few and with many services, in turns, so that noise of the machine
+/// affects both.
 const ROUNDS: usize = 10;
 const REQUESTS_PER_ROUND: usize = 20_000;
 const CALLERS: usize = 32;
@@ -38,7 +39,8 @@ pub(crate) struct Options {
     accounts: usize,
 }
 
-/// A data folder with records, and the durations of the last tenth of the changes that made them, sorted.
+/// A data folder with records, and the durations of the last tenth of the changes that made them,
+/// sorted.
 struct Filled {
     folder: TempDir,
     changes: Vec<Duration>,
@@ -50,7 +52,8 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     let many = fill(services, accounts)?;
     let [p50, p99] = [500, 990].map(|share| per_mille(&many.changes, share));
     say(format_args!(
-        "services: {services} in {accounts} accounts made in {:.0} s; of the last tenth p50 {:.2} ms, p99 {:.2} ms",
+        "services: {services} in {accounts} accounts made in {:.0} s; of the last tenth p50 {:.2} \
+         ms, p99 {:.2} ms",
         began.elapsed().as_secs_f64(),
         millis(p50),
         millis(p99)
@@ -59,8 +62,8 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     let many = start(gateway, many)?;
     let bytes = many.memory.saturating_sub(few.memory) as f64 / services as f64;
     say(format_args!(
-        "services: start {:.2} s with {FEW} services, {:.2} s with {services}; memory {:.0} and {:.0} MiB, {bytes:.0} bytes a \
-         service",
+        "services: start {:.2} s with {FEW} services, {:.2} s with {services}; memory {:.0} and \
+         {:.0} MiB, {bytes:.0} bytes a service",
         few.took.as_secs_f64(),
         many.took.as_secs_f64(),
         mebibytes(few.memory),
@@ -76,8 +79,8 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     let with_many = median(with_many);
     let more = with_many / with_few - 1.0;
     say(format_args!(
-        "services: {with_few:.1} µs of CPU per request with {FEW} services, {with_many:.1} with {services} ({:+.1} %); medians \
-         of {ROUNDS} rounds",
+        "services: {with_few:.1} µs of CPU per request with {FEW} services, {with_many:.1} with \
+         {services} ({:+.1} %); medians of {ROUNDS} rounds",
         more * 100.0
     ));
     few.demo.stop()?;
@@ -100,8 +103,8 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
 fn fill(services: usize, accounts: usize) -> Result<Filled, Failure> {
     let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
     let text = format!(
-        "region = \"eu1\"\ndomain = \"gw.localhost\"\nlisten = \"127.0.0.1:0\"\nadmin_listen = \"127.0.0.1:0\"\n\
-         workers = 1\ndata_dir = {:?}\n",
+        "region = \"eu1\"\ndomain = \"gw.localhost\"\nlisten = \"127.0.0.1:0\"\n\
+         admin_listen = \"127.0.0.1:0\"\nworkers = 1\ndata_dir = {:?}\n",
         folder.path()
     );
     let config =

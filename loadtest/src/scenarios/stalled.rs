@@ -13,7 +13,8 @@ const STALLED: usize = 8;
 const DOWNLOAD: &str = "/bytes/1000000000";
 /// Bytes of each download that its caller reads first.
 const READ_FIRST: usize = 64 * 1024;
-/// Socket buffers take the first megabytes at full speed, so a download stalls only after this time.
+/// Socket buffers take the first megabytes at full speed, so a download stalls only after this
+/// time.
 const STALLS_AFTER: Duration = Duration::from_secs(1);
 /// Bytes of each download read afterwards, which show that it was stalled and not broken.
 const READ_LATER: usize = 4 * 1024 * 1024;

@@ -37,7 +37,8 @@ fn lock(nodes: &Mutex<Vec<SocketAddr>>) -> MutexGuard<'_, Vec<SocketAddr>> {
 
 fn balance(listener: &TcpListener, nodes: &Mutex<Vec<SocketAddr>>) {
     for client in listener.incoming().flatten() {
-        // Another node each time. The client sees a closed connection if there is none, and tries again.
+        // Another node each time. The client sees a closed connection if there is none, and tries
+        // again.
         let nodes = {
             let mut nodes = lock(nodes);
             let count = nodes.len();

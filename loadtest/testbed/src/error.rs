@@ -16,8 +16,8 @@ pub enum Error {
         log: String,
     },
     #[error(
-        "{option} {first}: node {node} cannot listen on 127.0.0.1:{port}: {error}; give another {option}, or 0 for free \
-         ports"
+        "{option} {first}: node {node} cannot listen on 127.0.0.1:{port}: {error}; give another \
+         {option}, or 0 for free ports"
     )]
     Port {
         option: &'static str,
@@ -27,7 +27,8 @@ pub enum Error {
         error: io::Error,
     },
     #[error(
-        "{what}: not within {seconds} s; with --data-dir FOLDER, the logs in that folder stay and show the cause"
+        "{what}: not within {seconds} s; with --data-dir FOLDER, the logs in that folder stay and \
+         show the cause"
     )]
     Late { what: &'static str, seconds: u64 },
     #[error("stopped by a signal before the demo was ready")]

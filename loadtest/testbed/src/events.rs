@@ -13,8 +13,8 @@ pub trait Wait {
     /// Waits for the next event, at most for `within`.
     fn wait(&mut self, within: Duration) -> Event;
 
-    /// Calls `look` until it returns a value. Fails with [`Error::Stopped`] after a signal to stop, and with [`Error::Late`]
-    /// after `within`, with `what` was waited for.
+    /// Calls `look` until it returns a value. Fails with [`Error::Stopped`] after a signal to stop,
+    /// and with [`Error::Late`] after `within`, with `what` was waited for.
     fn until<T>(
         &mut self,
         what: &'static str,

@@ -55,8 +55,8 @@ pub(crate) fn temporary() -> Result<TempDir, Error> {
         .map_err(Error::io(std::env::temp_dir().display()))
 }
 
-/// Lets other users enter the folder, but not list it, if this process is root: the user of PostgreSQL must reach its
-/// own folder there. All others are private.
+/// Lets other users enter the folder, but not list it, if this process is root: the user of
+/// PostgreSQL must reach its own folder there. All others are private.
 fn enterable(path: &Path) -> Result<(), Error> {
     if !geteuid().is_root() {
         return Ok(());

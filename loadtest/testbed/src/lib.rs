@@ -1,5 +1,6 @@
-//! Starts PostgreSQL, nodes of a region, their agent and a balancer as processes of one machine: for integration tests,
-//! load tests and `gw-gateway demo --nodes`. Each process ends with the one that started it.
+//! Starts PostgreSQL, nodes of a region, their agent and a balancer as processes of one machine:
+//! for integration tests, load tests and `gw-gateway demo --nodes`. Each process ends with the one
+//! that started it.
 
 mod balancer;
 mod error;

@@ -159,8 +159,8 @@ impl Node {
     }
 }
 
-/// Whether a node, which gives this status of its region, is a member of a region of `count` live nodes that all use the
-/// same epoch, and no service moves.
+/// Whether a node, which gives this status of its region, is a member of a region of `count` live
+/// nodes that all use the same epoch, and no service moves.
 pub fn is_settled(status: &Value, count: usize) -> bool {
     let nodes = status["nodes"].as_array().map_or(&[][..], Vec::as_slice);
     let mut live = nodes.iter().filter(|node| node["state"] == "live");

@@ -17,8 +17,8 @@ use crate::{Error, Event, User, Wait};
 
 /// Hidden command of `gw-gateway` that runs a part: `demo-part --parent PID PART`.
 const COMMAND: &str = "demo-part";
-/// Variables of the environment that nodes take over. Others that begin with `GW_` would change the configuration that
-/// the demo wrote for them.
+/// Variables of the environment that nodes take over. Others that begin with `GW_` would change the
+/// configuration that the demo wrote for them.
 const KEPT: [&str; 2] = ["GW_LOG", "GW_DRIVER"];
 /// Lines of a log in an error.
 const LOG_LINES: usize = 12;
@@ -61,8 +61,8 @@ impl Starter {
             .map_err(Error::io("path of this program"))
     }
 
-    /// The command that runs a part. Its process group is its own, so that Ctrl-C reaches only the demo, which ends its
-    /// parts in order.
+    /// The command that runs a part. Its process group is its own, so that Ctrl-C reaches only the
+    /// demo, which ends its parts in order.
     pub(crate) fn command(&self, part: &str) -> Command {
         let mut command = Command::new(&self.gateway);
         command.args([COMMAND, "--parent", &std::process::id().to_string(), part]);
@@ -81,7 +81,8 @@ impl Starter {
         command
     }
 
-    /// The command that runs a program of PostgreSQL as `user`, without variables that change what it does.
+    /// The command that runs a program of PostgreSQL as `user`, without variables that change what
+    /// it does.
     pub(crate) fn program(&self, user: Option<User>, program: &Path) -> Command {
         let mut command = self.command("program");
         if let Some(User { id, group }) = user {
@@ -93,8 +94,8 @@ impl Starter {
     }
 }
 
-/// Removes the variables that change what PostgreSQL's programs do. The user of the server may not be allowed to enter the
-/// folder of this process.
+/// Removes the variables that change what PostgreSQL's programs do. The user of the server may not
+/// be allowed to enter the folder of this process.
 pub(crate) fn without_variables_of_postgres(command: &mut Command) {
     for (name, _) in
         std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PG"))
@@ -107,8 +108,8 @@ pub(crate) fn without_variables_of_postgres(command: &mut Command) {
 impl Part {
     /// Starts `command`, with its standard error in the file `log`. `input` is its standard input.
     ///
-    /// Must be called by a thread that lives as long as the demo: the kernel takes the end of the thread that has
-    /// started a process for the end of its parent.
+    /// Must be called by a thread that lives as long as the demo: the kernel takes the end of the
+    /// thread that has started a process for the end of its parent.
     pub(crate) fn start(
         name: &str,
         command: &mut Command,
@@ -235,7 +236,8 @@ impl Drop for Part {
     }
 }
 
-/// Waits until all `parts` have ended; drops them, which ends them at once, after `within` or after a signal to stop.
+/// Waits until all `parts` have ended; drops them, which ends them at once, after `within` or after
+/// a signal to stop.
 pub(crate) fn wait_for_end(
     events: &mut impl Wait,
     mut parts: Vec<Part>,
@@ -284,8 +286,8 @@ fn tail(log: &Path) -> String {
     }
 }
 
-/// Makes the kernel send `signal` to this process when the process `parent`, which has started it, has ended. Fails if
-/// it has ended already.
+/// Makes the kernel send `signal` to this process when the process `parent`, which has started it,
+/// has ended. Fails if it has ended already.
 pub fn end_with(parent: u32, signal: Signal) -> io::Result<()> {
     set_parent_process_death_signal(Some(signal))?;
     if getppid().map(Pid::as_raw_pid) == i32::try_from(parent).ok() {
@@ -297,7 +299,8 @@ pub fn end_with(parent: u32, signal: Signal) -> io::Result<()> {
     }
 }
 
-/// Becomes the program `program`, as `user`. Returns only if that fails. This process must have a single thread.
+/// Becomes the program `program`, as `user`. Returns only if that fails. This process must have a
+/// single thread.
 pub fn become_program(
     parent: u32,
     user: Option<User>,
@@ -312,7 +315,8 @@ pub fn become_program(
             set_thread_res_gid(gid, gid, gid)?;
             set_thread_res_uid(uid, uid, uid)?;
         }
-        // After the user, because a change of the user takes the signal back. SIGINT is PostgreSQL's fast shutdown.
+        // After the user, because a change of the user takes the signal back. SIGINT is
+        // PostgreSQL's fast shutdown.
         end_with(parent, Signal::INT)
     };
     match prepare() {

@@ -16,7 +16,8 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 pub(crate) struct Ports {
     pub(crate) callers: Vec<u16>,
     pub(crate) admin: Vec<u16>,
-    /// These sockets are bound, but do not listen: only programs that know the port can have it, as a node that starts.
+    /// These sockets are bound, but do not listen: only programs that know the port can have it, as
+    /// a node that starts.
     _held: Vec<Socket>,
 }
 
@@ -27,15 +28,15 @@ impl Ports {
             let last = usize::from(first) + count - 1;
             if first != 0 && last > usize::from(u16::MAX) {
                 return Err(Error::Usage(format!(
-                    "{option} {first} and --nodes {count}: the nodes take consecutive ports up to {last}, and the last \
-                     port is 65535"
+                    "{option} {first} and --nodes {count}: the nodes take consecutive ports up to \
+                     {last}, and the last port is 65535"
                 )));
             }
         }
         if port != 0 && admin_port != 0 && usize::from(port.abs_diff(admin_port)) < count {
             return Err(Error::Usage(format!(
-                "--port {port} and --admin-port {admin_port}: with --nodes {count} each of them is the first of {count} \
-                 ports; keep them at least {count} apart"
+                "--port {port} and --admin-port {admin_port}: with --nodes {count} each of them is \
+                 the first of {count} ports; keep them at least {count} apart"
             )));
         }
         Ok(())
@@ -80,7 +81,8 @@ impl Ports {
     }
 }
 
-/// Takes a port of loopback, a free one for 0: the socket is bound, but does not listen. Returns the port.
+/// Takes a port of loopback, a free one for 0: the socket is bound, but does not listen. Returns
+/// the port.
 pub fn hold(port: u16) -> io::Result<(u16, Socket)> {
     let try_once = || {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;

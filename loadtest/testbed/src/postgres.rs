@@ -18,7 +18,8 @@ use crate::part::{Part, Starter, wait_for_end, without_variables_of_postgres};
 use crate::programs::{self, Programs};
 use crate::{Error, User, Wait};
 
-/// User of the database, with all rights. The folder of the socket keeps other users of the machine out.
+/// User of the database, with all rights. The folder of the socket keeps other users of the machine
+/// out.
 const USER: &str = "gw";
 /// Name of the socket in its folder.
 const SOCKET: &str = ".s.PGSQL.5432";
@@ -109,8 +110,9 @@ impl Server {
             return Err(error);
         };
         Err(Error::Postgres(format!(
-            "{error}\nPostgreSQL does not run as root, so the user with the id {id} runs it. That user must be able to \
-             enter the data folder and all folders above: give another --data-dir, or run the demo as another user"
+            "{error}\nPostgreSQL does not run as root, so the user with the id {id} runs it. That \
+             user must be able to enter the data folder and all folders above: give another \
+             --data-dir, or run the demo as another user"
         )))
     }
 
@@ -191,7 +193,8 @@ impl Server {
         self.part.as_mut()
     }
 
-    /// The command that runs a program as the server's user: one of PostgreSQL's by its name, another one by its path.
+    /// The command that runs a program as the server's user: one of PostgreSQL's by its name,
+    /// another one by its path.
     pub fn program(&self, name: &str) -> Command {
         self.starter.program(self.user, &self.programs.path(name))
     }
@@ -238,7 +241,8 @@ fn version_of_files(data: &Path) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// Whether the server of this process id takes connections, as it says itself in the file that `pg_ctl` reads, too.
+/// Whether the server of this process id takes connections, as it says itself in the file that
+/// `pg_ctl` reads, too.
 fn is_ready(data: &Path, id: u32) -> bool {
     let text = fs::read_to_string(data.join("postmaster.pid")).unwrap_or_default();
     let mut lines = text.lines().map(str::trim);

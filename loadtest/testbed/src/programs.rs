@@ -31,8 +31,8 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Finds the newest programs in the folders of `path` (the value of `PATH`) and below `installed`. Those of version
-    /// `wanted` if there is one.
+    /// Finds the newest programs in the folders of `path` (the value of `PATH`) and below
+    /// `installed`. Those of version `wanted` if there is one.
     pub(crate) fn find(path: &OsStr, installed: &Path, wanted: Option<u32>) -> Result<Self, Error> {
         let below = fs::read_dir(installed)
             .into_iter()
@@ -70,8 +70,9 @@ impl Programs {
             ),
         };
         Err(Error::Postgres(format!(
-            "{finding} (the programs `initdb` and `postgres` were looked for in PATH and in {}/*/bin). Install it, on \
-             Debian with `apt install postgresql`, or name a database: --store postgres://USER@HOST/DATABASE",
+            "{finding} (the programs `initdb` and `postgres` were looked for in PATH and in \
+             {}/*/bin). Install it, on Debian with `apt install postgresql`, or name a database: \
+             --store postgres://USER@HOST/DATABASE",
             installed.display()
         )))
     }
@@ -111,7 +112,8 @@ fn version(line: &str) -> Option<u32> {
         .ok()
 }
 
-/// The user that runs PostgreSQL, which refuses to run as root; `None` for the user of this process.
+/// The user that runs PostgreSQL, which refuses to run as root; `None` for the user of this
+/// process.
 pub(crate) fn user() -> Option<User> {
     geteuid()
         .is_root()
@@ -216,7 +218,8 @@ mod tests {
 
     #[test]
     fn root_runs_the_server_as_another_user() {
-        let passwd = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65533::/:/x\npostgres:x:101:104:a,,,:/var:/bin/sh\n";
+        let passwd = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65533::/:/x\n\
+                      postgres:x:101:104:a,,,:/var:/bin/sh\n";
         assert_eq!(
             user_of(passwd),
             User {

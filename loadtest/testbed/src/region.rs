@@ -13,7 +13,8 @@ use crate::postgres::{Listen, Server};
 
 /// Longest wait for a node that stops: for its requests, and for leaving the region.
 const STOP_WITHIN: Duration = Duration::from_secs(20);
-/// Longest wait for the members, including those of an earlier region in the same folder to be declared dead.
+/// Longest wait for the members, including those of an earlier region in the same folder to be
+/// declared dead.
 const MEMBERS_WITHIN: Duration = Duration::from_secs(60);
 const TUNNEL_WITHIN: Duration = Duration::from_secs(30);
 
@@ -23,7 +24,8 @@ pub struct Options {
     pub nodes: usize,
     /// URL of the database; a PostgreSQL server of the region's own if `None`.
     pub store: Option<String>,
-    /// Port for callers and agents of the first node; the others take the following ports. 0 means free ports.
+    /// Port for callers and agents of the first node; the others take the following ports. 0 means
+    /// free ports.
     pub port: u16,
     /// The same for administration.
     pub admin_port: u16,
@@ -53,7 +55,8 @@ impl Options {
 }
 
 impl Region {
-    /// Takes ports and folder, and starts the database. The thread that calls it must live as long as the region.
+    /// Takes ports and folder, and starts the database. The thread that calls it must live as long
+    /// as the region.
     pub fn prepare(starter: Starter, options: &Options) -> Result<Self, Error> {
         options.check()?;
         let events = Events::listen().map_err(Error::io("signals"))?;
@@ -113,7 +116,8 @@ impl Region {
         })
     }
 
-    /// Starts the agent, with `input` as its standard input. Returns the index of the node that has its tunnel.
+    /// Starts the agent, with `input` as its standard input. Returns the index of the node that has
+    /// its tunnel.
     pub fn start_agent(&mut self, input: &[u8], admin_token: &str) -> Result<usize, Error> {
         let log = self.agent_log();
         new_log(&log)?;
@@ -132,7 +136,8 @@ impl Region {
         self.folder.path.join("agent.log")
     }
 
-    /// Runs until a signal to stop, then stops agent, nodes and PostgreSQL. A further signal ends them at once.
+    /// Runs until a signal to stop, then stops agent, nodes and PostgreSQL. A further signal ends
+    /// them at once.
     pub fn run_until_stopped(mut self) -> Result<(), Error> {
         loop {
             // Before the first wait, too: a process may have ended during the start.
@@ -155,7 +160,8 @@ impl Region {
         }
     }
 
-    /// Logs each process that has ended since the last call. The region goes on: nodes can be started by hand.
+    /// Logs each process that has ended since the last call. The region goes on: nodes can be
+    /// started by hand.
     fn log_ended(&mut self) {
         let folder = self.folder.path.display();
         for node in &mut self.nodes {
@@ -175,7 +181,8 @@ impl Region {
         let postgres = self.postgres.as_mut().and_then(Server::part);
         if let Some(status) = postgres.and_then(Part::newly_ended) {
             tracing::error!(
-                "PostgreSQL has ended ({status}): requests go on, changes are refused; its log is {folder}/postgres.log"
+                "PostgreSQL has ended ({status}): requests go on, changes are refused; its log is \
+                 {folder}/postgres.log"
             );
         }
     }

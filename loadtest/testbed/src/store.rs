@@ -1,7 +1,7 @@
 //! URLs of databases.
 
-/// The URL without the password of its user, and without its parameters, which can hold one. Nothing of a text that is
-/// not a URL.
+/// The URL without the password of its user, and without its parameters, which can hold one.
+/// Nothing of a text that is not a URL.
 pub fn without_password(url: &str) -> String {
     let url = url.split('?').next().unwrap_or_default();
     let Some((scheme, rest)) = url.split_once("://") else {

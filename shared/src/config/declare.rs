@@ -2,8 +2,9 @@
 
 /// Declares a configuration: each key once, with its member, its default and how it is read.
 ///
-/// A key is read in its place, so that mistakes are reported in the order of the declaration. Between the bars stand names
-/// for the configuration with all keys before, and for the [`Keys`](crate::config::Keys); `None` keeps the default.
+/// A key is read in its place, so that mistakes are reported in the order of the declaration.
+/// Between the bars stand names for the configuration with all keys before, and for the
+/// [`Keys`](crate::config::Keys); `None` keeps the default.
 ///
 /// ```
 /// use gw_shared::config::Keys;
@@ -35,7 +36,10 @@ macro_rules! configuration {
             $($(#[$given_meta:meta])* $given_visibility:vis $given:ident: $given_type:ty,)*
         }
         keys {
-            $($(#[$key_meta:meta])* $key_visibility:vis $key:ident: $type:ty = $default:expr, $read:expr;)*
+            $(
+                $(#[$key_meta:meta])*
+                $key_visibility:vis $key:ident: $type:ty = $default:expr, $read:expr;
+            )*
         }
     ) => {
         $(#[$meta])*

@@ -6,8 +6,8 @@ use crate::text::documentation::located;
 /// Prefix of the variables of both programs.
 const PREFIX: &str = "GW_";
 
-/// Every variable of both programs, their units and containers. Either program may find those of the other in its
-/// environment.
+/// Every variable of both programs, their units and containers. Either program may find those of
+/// the other in its environment.
 pub const VARIABLES: &[&str] = &[
     "GW_ACCESS_LOG",
     "GW_ACME_CA_FILE",
@@ -137,7 +137,8 @@ pub fn unknown_variables(names: impl IntoIterator<Item = String>) -> Vec<Unknown
         .into_iter()
         .filter(|name| name.starts_with(PREFIX))
         .collect();
-    // Kubernetes sets variables for each Service, such as GW_GATEWAY_SERVICE_HOST and GW_GATEWAY_PORT_443_TCP.
+    // Kubernetes sets variables for each Service, such as GW_GATEWAY_SERVICE_HOST and
+    // GW_GATEWAY_PORT_443_TCP.
     let services: Vec<&str> = names
         .iter()
         .filter_map(|name| name.strip_suffix("SERVICE_HOST"))
@@ -195,7 +196,8 @@ mod tests {
             ]),
             [
                 "GW_BAKEND: no such variable; did you mean `GW_BACKEND`?",
-                "GW_COLOUR: no such variable; it has no effect, and docs/configuration.md lists those that have",
+                "GW_COLOUR: no such variable; it has no effect, and docs/configuration.md lists \
+                 those that have",
                 "GW_STATEDIR: no such variable; did you mean `GW_STATE_DIR`?",
             ]
         );

@@ -25,7 +25,8 @@ impl Holder {
             .or_else(|| Self::of_lock(&fs::metadata(&path).ok()?))
     }
 
-    /// The only process with a lock on a file (flock(2), fcntl(2)). `None` if it is in another PID namespace.
+    /// The only process with a lock on a file (flock(2), fcntl(2)). `None` if it is in another PID
+    /// namespace.
     pub fn of_lock(file: &Metadata) -> Option<Self> {
         let inode = format!(":{}", file.ino());
         let locks = fs::read_to_string("/proc/locks").ok()?;
@@ -63,8 +64,8 @@ impl Holder {
         self.id == std::process::id()
     }
 
-    /// A process with a descriptor that `is_wanted`. Descriptors of other users' processes and of processes without core
-    /// dumps are hidden, except from root.
+    /// A process with a descriptor that `is_wanted`. Descriptors of other users' processes and of
+    /// processes without core dumps are hidden, except from root.
     fn with_descriptor(is_wanted: impl Fn(&PathBuf) -> bool) -> Option<Self> {
         let processes = fs::read_dir("/proc")
             .ok()?
@@ -100,8 +101,8 @@ fn name_of(id: u32) -> String {
         .to_owned()
 }
 
-/// The process that holds a lock, from a line of `/proc/locks` such as
-/// `1: FLOCK  ADVISORY  WRITE 4711 fd:01:131074 0 EOF`. The device may be another one than that of the file.
+/// The process that holds a lock, from a line of `/proc/locks` such as `1: FLOCK  ADVISORY  WRITE
+/// 4711 fd:01:131074 0 EOF`. The device may be another one than that of the file.
 fn locker(line: &str, inode: &str) -> Option<u32> {
     let words: Vec<&str> = line.split_ascii_whitespace().collect();
     let is_held =
@@ -168,10 +169,12 @@ mod tests {
 
     #[test]
     fn only_listening_sockets_of_the_port_count() {
-        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n   \
-                     0: 0100007F:01BB 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 111 1 x\n   \
-                     1: 0100007F:01BB 0100007F:0050 01 00000000:00000000 00:00000000 00000000     0        0 222 1 x\n   \
-                     2: 0100007F:0050 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 333 1 x\n";
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   \
+                     uid  timeout inode\n   0: 0100007F:01BB 00000000:0000 0A 00000000:00000000 \
+                     00:00000000 00000000     0        0 111 1 x\n   1: 0100007F:01BB \
+                     0100007F:0050 01 00000000:00000000 00:00000000 00000000     0        0 222 1 \
+                     x\n   2: 0100007F:0050 00000000:0000 0A 00000000:00000000 00:00000000 \
+                     00000000     0        0 333 1 x\n";
         assert_eq!(listeners(table, 443).collect::<Vec<_>>(), ["111"]);
     }
 }

@@ -23,7 +23,8 @@ const SPACE_FAILED: u64 = 64 * 1024 * 1024;
 /// Time since the Unix epoch when this was written. A clock before it was never set.
 const CLOCK_MIN: Duration = Duration::from_secs(1_790_000_000);
 
-/// Checks kernel, reactor, limits and clock. `open_files` is the number of files that the program may open.
+/// Checks kernel, reactor, limits and clock. `open_files` is the number of files that the program
+/// may open.
 pub fn examine(out: &mut Examination, open_files: u64) {
     let release = rustix::system::uname()
         .release()
@@ -46,9 +47,20 @@ pub fn examine(out: &mut Examination, open_files: u64) {
         Some(most) if most < open_files => out.warning(
             "open files",
             format!("at most {most} (ulimit -Hn)"),
-            format!("raise the limit to {open_files}: LimitNOFILE={open_files} in the unit; connections are refused beyond it"),
+            format!(
+                "raise the limit to {open_files}: LimitNOFILE={open_files} in the unit; \
+                     connections are refused beyond it"
+            ),
         ),
-        most => out.ok("open files", most.map_or("no limit".to_owned(), |most| format!("at most {most}"))),
+        most => out.ok(
+            "open files",
+            most.map_or("no limit".to_owned(), |most| {
+                format!(
+                    "at most \
+            {most}"
+                )
+            }),
+        ),
     }
     locked_memory(out, kernel);
     clock(out, SystemTime::now());
@@ -58,7 +70,8 @@ pub fn examine(out: &mut Examination, open_files: u64) {
 pub fn core_dumps(out: &mut Examination, are_allowed: bool) {
     const CHECK: &str = "core dumps";
     if are_allowed {
-        let advice = "remove core_dumps from the configuration unless you debug, and delete the dumps that exist";
+        let advice = "remove core_dumps from the configuration unless you debug, and delete the \
+                      dumps that exist";
         out.warning(CHECK, "allowed: they hold keys and tokens", advice);
     } else {
         out.ok(CHECK, "refused");
@@ -66,8 +79,9 @@ pub fn core_dumps(out: &mut Examination, are_allowed: bool) {
 }
 
 fn reactor(out: &mut Examination) {
-    const HELP: &str = "allow io_uring: kernel.io_uring_disabled=0, and a seccomp profile that allows io_uring_setup, \
-                        io_uring_enter and io_uring_register; on epoll each request costs more";
+    const HELP: &str = "allow io_uring: kernel.io_uring_disabled=0, and a seccomp profile that \
+                        allows io_uring_setup, io_uring_enter and io_uring_register; on epoll each \
+                        request costs more";
     match Driver::choose() {
         Ok(driver @ Driver::IoUring(_)) => {
             let operations = runtime::ring_operations().unwrap_or_default();
@@ -107,16 +121,20 @@ fn clock(out: &mut Examination, now: SystemTime) {
     if since_epoch < CLOCK_MIN {
         out.failed(
             "clock",
-            format!("{} seconds since 1970: before this program was built", since_epoch.as_secs()),
-            "set it, and synchronise it with NTP: the validity of certificates and tokens depends on it",
+            format!(
+                "{} seconds since 1970: before this program was built",
+                since_epoch.as_secs()
+            ),
+            "set it, and synchronise it with NTP: the validity of certificates and tokens depends \
+             on it",
         );
     } else {
         out.ok("clock", "after this program was built");
     }
 }
 
-/// Checks that a kernel setting is at least `least`. `file` is relative to `/proc/sys`; the last of several numbers
-/// counts.
+/// Checks that a kernel setting is at least `least`. `file` is relative to `/proc/sys`; the last of
+/// several numbers counts.
 pub fn setting(out: &mut Examination, file: &str, least: u64, why: &str) {
     let name = file.replace('/', ".");
     let value = fs::read_to_string(Path::new("/proc/sys").join(file)).ok();
@@ -135,18 +153,15 @@ pub fn setting(out: &mut Examination, file: &str, least: u64, why: &str) {
     }
 }
 
-/// Checks a folder of the program: its mode, write access and free space. The program creates a missing folder if it
-/// can.
+/// Checks a folder of the program: its mode, write access and free space. The program creates a
+/// missing folder if it can.
 pub fn folder(out: &mut Examination, check: &str, path: &Path) {
     let name = path.display();
     let Ok(metadata) = fs::metadata(path) else {
         // The last ancestor of a relative path is empty.
-        let here = |parent: &'_ Path| {
-            if parent.as_os_str().is_empty() {
-                PathBuf::from(".")
-            } else {
-                parent.to_owned()
-            }
+        let here = |parent: &'_ Path| match parent.as_os_str().is_empty() {
+            true => PathBuf::from("."),
+            false => parent.to_owned(),
         };
         let parent = path
             .ancestors()
@@ -179,7 +194,8 @@ pub fn folder(out: &mut Examination, check: &str, path: &Path) {
             format!("chmod 700 {name}, and check that its file system can be written")
         } else {
             format!(
-                "it belongs to user {owner}: run this command as that user, such as with `sudo -u '#{owner}'`, or name another folder"
+                "it belongs to user {owner}: run this command as that user, such as with `sudo -u \
+                 '#{owner}'`, or name another folder"
             )
         };
         return out.failed(check, format!("{name}: cannot be written"), advice);

@@ -1,4 +1,5 @@
-//! Message bodies: decoding from a buffer that fills as bytes arrive, and chunked encoding (RFC 9112 §6, §7.1).
+//! Message bodies: decoding from a buffer that fills as bytes arrive, and chunked encoding (RFC
+//! 9112 §6, §7.1).
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{HeaderName, HeaderValue};
@@ -70,8 +71,8 @@ impl BodyDecoder {
         }
     }
 
-    /// A decoder of a backend's response: the size of a chunk may be followed by SP and HTAB. Never for requests: what two
-    /// servers read differently can hide a request in another.
+    /// A decoder of a backend's response: the size of a chunk may be followed by SP and HTAB. Never
+    /// for requests: what two servers read differently can hide a request in another.
     pub fn of_response(framing: Framing) -> Self {
         Self {
             is_padded: true,
@@ -207,7 +208,8 @@ fn take_line(
     }
 }
 
-/// Parses `chunk-size [ chunk-ext ]`. Checks extensions and ignores them, as RFC 9112 §7.1.1 requires of an intermediary.
+/// Parses `chunk-size [ chunk-ext ]`. Checks extensions and ignores them, as RFC 9112 §7.1.1
+/// requires of an intermediary.
 fn parse_chunk_size(line: &[u8]) -> Result<u64, InvalidBody> {
     let digits = line
         .iter()
@@ -227,7 +229,8 @@ fn parse_chunk_size(line: &[u8]) -> Result<u64, InvalidBody> {
     }))
 }
 
-/// Parses a trailer section of at most `FIELDS_MAX` fields: field lines and an empty line (RFC 9112 §7.1.2).
+/// Parses a trailer section of at most `FIELDS_MAX` fields: field lines and an empty line (RFC 9112
+/// §7.1.2).
 pub(crate) fn parse_trailers<const FIELDS_MAX: usize>(
     section: &Bytes,
 ) -> Result<Fields, InvalidBody> {
@@ -261,7 +264,8 @@ pub(crate) fn parse_trailers<const FIELDS_MAX: usize>(
     Ok(trailers)
 }
 
-/// Writes the line that starts a chunk of `length` bytes into `buffer`. The chunk's data and [`CHUNK_END`] follow it.
+/// Writes the line that starts a chunk of `length` bytes into `buffer`. The chunk's data and
+/// [`CHUNK_END`] follow it.
 pub fn chunk_start(length: usize, buffer: &mut [u8; 18]) -> &[u8] {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     let digits = ((usize::BITS - length.leading_zeros()).div_ceil(4)).max(1) as usize;
@@ -275,7 +279,8 @@ pub fn chunk_start(length: usize, buffer: &mut [u8; 18]) -> &[u8] {
 /// Bytes after the data of every chunk.
 pub const CHUNK_END: &[u8] = b"\r\n";
 
-/// Bytes after the data of the last chunk with data, in a body without trailers: its end, and the empty chunk.
+/// Bytes after the data of the last chunk with data, in a body without trailers: its end, and the
+/// empty chunk.
 pub const LAST_CHUNK_END: &[u8] = b"\r\n0\r\n\r\n";
 
 /// Appends the empty chunk and the trailer section to `out`. Leaves out fields that frame
@@ -329,7 +334,9 @@ mod tests {
 
     #[test]
     fn chunked_bodies_split_anywhere_are_decoded() {
-        let input = b"5\r\nhello\r\n1;ext=\"v\\\";\"\r\n!\r\nA \t;x\r\n0123456789\r\n0;last = 1\r\nX-T: 1\r\n\r\nnext";
+        let input =
+            b"5\r\nhello\r\n1;ext=\"v\\\";\"\r\n!\r\nA \t;x\r\n0123456789\r\n0;last = 1\r\n\
+                      X-T: 1\r\n\r\nnext";
         for step in 1..=input.len() {
             let (data, trailers, rest) = decode_all(Framing::Chunked, input, step).unwrap();
             assert_eq!(data, b"hello!0123456789");
@@ -442,7 +449,10 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_decoded_or_refused(input in prop::collection::vec(any::<u8>(), 0..200), step in 1usize..9) {
+        fn any_bytes_are_decoded_or_refused(
+            input in prop::collection::vec(any::<u8>(), 0..200),
+            step in 1usize..9,
+        ) {
             let whole = decode_all(Framing::Chunked, &input, input.len().max(1));
             let pieces = decode_all(Framing::Chunked, &input, step);
             prop_assert_eq!(whole, pieces);

@@ -18,7 +18,8 @@ const UNNAMED: &str = "unnamed";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallerConnection {
     Named(CallerName),
-    /// A connection whose requests may be those of several users. This one needs a connection to the backend for itself.
+    /// A connection whose requests may be those of several users. This one needs a connection to
+    /// the backend for itself.
     Unnamed,
 }
 
@@ -56,7 +57,8 @@ impl CallerConnection {
         headers.extend(value.map(|value| (FIELD, value)));
     }
 
-    /// Removes the field from those of a request. A value that is no name means that the connection has none.
+    /// Removes the field from those of a request. A value that is no name means that the connection
+    /// has none.
     pub fn take(headers: &mut Fields) -> Option<Self> {
         let value = headers.remove(FIELD)?;
         let digits = value.to_str().ok().filter(|digits| digits.len() == 32);

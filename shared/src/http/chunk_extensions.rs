@@ -1,10 +1,10 @@
-//! Extensions of a chunk (RFC 9112 §7.1.1). They are checked and dropped: other parsers may end the line of a chunk
-//! elsewhere if its extensions are malformed.
+//! Extensions of a chunk (RFC 9112 §7.1.1). They are checked and dropped: other parsers may end the
+//! line of a chunk elsewhere if its extensions are malformed.
 
 use super::upgrade::is_token_byte;
 
-/// Whether `text`, the rest of a chunk-size line after the size, is `*( BWS ";" BWS name [ BWS "=" BWS value ] )`. White
-/// space at the end belongs to no extension and is refused.
+/// Whether `text`, the rest of a chunk-size line after the size, is `*( BWS ";" BWS name [ BWS "="
+/// BWS value ] )`. White space at the end belongs to no extension and is refused.
 pub(super) fn are_valid(mut text: &[u8]) -> bool {
     while !text.is_empty() {
         let Some(extension) = after(text, b';') else {

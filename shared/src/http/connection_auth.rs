@@ -1,5 +1,6 @@
-//! Schemes that authenticate a connection in place of a request: NTLM, and Negotiate (RFC 4559 §6). Once a server has accepted
-//! their credentials, it takes all requests of the connection for those of one user.
+//! Schemes that authenticate a connection in place of a request: NTLM, and Negotiate (RFC 4559 §6).
+//! Once a server has accepted their credentials, it takes all requests of the connection for those
+//! of one user.
 
 use http::header::{self, HeaderValue};
 
@@ -11,8 +12,8 @@ pub fn authenticates_connection(request: &Fields) -> bool {
     request.get_all(header::AUTHORIZATION).any(is_such)
 }
 
-/// Whether the fields of a response have a token of such a scheme: the server binds an identity to the connection, or has
-/// begun to. A challenge without a token is an offer, which binds nothing.
+/// Whether the fields of a response have a token of such a scheme: the server binds an identity to
+/// the connection, or has begun to. A challenge without a token is an offer, which binds nothing.
 pub fn binds_connection(response: &Fields) -> bool {
     let has_token = |challenge| token_of(challenge).is_some_and(|token| !token.is_empty());
     response

@@ -2,12 +2,13 @@
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-/// Header or trailer fields in their order of arrival, as every hop of a relayed message handles them.
+/// Header or trailer fields in their order of arrival, as every hop of a relayed message handles
+/// them.
 ///
-/// A list, and not the hash table of [`HeaderMap`]: a head has about ten fields, and most are only copied to the next
-/// hop. Lookups compare names one after another, so the number of fields must be bounded
-/// ([`HeadLimits`](super::limits::HeadLimits)). A `HeaderMap` moves fields of one name together; this list keeps their
-/// places.
+/// A list, and not the hash table of [`HeaderMap`]: a head has about ten fields, and most are only
+/// copied to the next hop. Lookups compare names one after another, so the number of fields must be
+/// bounded ([`HeadLimits`](super::limits::HeadLimits)). A `HeaderMap` moves fields of one name
+/// together; this list keeps their places.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Fields(Vec<(HeaderName, HeaderValue)>);
 
@@ -21,7 +22,8 @@ impl Fields {
         Self(Vec::with_capacity(capacity))
     }
 
-    /// An empty list with room for the `received` fields of a message, and for those that an intermediary adds.
+    /// An empty list with room for the `received` fields of a message, and for those that an
+    /// intermediary adds.
     pub fn with_room_for(received: usize) -> Self {
         const ADDED: usize = 8;
         Self::with_capacity(received + ADDED)
@@ -72,7 +74,8 @@ impl Fields {
         self.0.push((name, value));
     }
 
-    /// Replaces all fields with this name by one, at the place of the first; without one, adds the field at the end.
+    /// Replaces all fields with this name by one, at the place of the first; without one, adds the
+    /// field at the end.
     pub fn insert(&mut self, name: HeaderName, value: HeaderValue) {
         let Some(at) = self.0.iter().position(|(field, _)| *field == name) else {
             return self.append(name, value);
@@ -178,8 +181,9 @@ impl From<HeaderMap> for Fields {
     }
 }
 
-/// For a library that takes a map. HPACK encoders keep values beyond their message, in the table of the connection (RFC 7541
-/// §2.3.2). So the values of a large message are copied: one of them would keep all bytes that it arrived in.
+/// For a library that takes a map. HPACK encoders keep values beyond their message, in the table of
+/// the connection (RFC 7541 §2.3.2). So the values of a large message are copied: one of them would
+/// keep all bytes that it arrived in.
 impl From<Fields> for HeaderMap {
     fn from(fields: Fields) -> Self {
         /// Bytes of values from which on they are copied.

@@ -18,8 +18,9 @@ pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-p
 pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 pub const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 
-/// Fields by which backends learn of a caller what the connection from the proxy does not tell: address, scheme, host and port. The
-/// gateway sets the first three. Backends build links and decide on access by all of them, so none of a caller passes.
+/// Fields by which backends learn of a caller what the connection from the proxy does not tell:
+/// address, scheme, host and port. The gateway sets the first three. Backends build links and
+/// decide on access by all of them, so none of a caller passes.
 const FORWARDING: [HeaderName; 13] = [
     X_FORWARDED_FOR,
     X_FORWARDED_PROTO,
@@ -37,8 +38,8 @@ const FORWARDING: [HeaderName; 13] = [
     header::FORWARDED,
 ];
 
-/// The name of a field. As [`HeaderName::from_bytes`], which copies each name that HTTP does not define; names that the gateway
-/// adds to each request are not copied if they have no upper case.
+/// The name of a field. As [`HeaderName::from_bytes`], which copies each name that HTTP does not
+/// define; names that the gateway adds to each request are not copied if they have no upper case.
 pub(super) fn field_name(name: &[u8]) -> Result<HeaderName, InvalidHeaderName> {
     match name {
         b"x-forwarded-for" => Ok(X_FORWARDED_FOR),
@@ -50,12 +51,13 @@ pub(super) fn field_name(name: &[u8]) -> Result<HeaderName, InvalidHeaderName> {
     }
 }
 
-/// Removes the fields of a request that are not relayed: the fields of RFC 9110 §7.6.1, fields that `Connection` names,
-/// fields for which `drop` returns true, and names that some servers confuse with framing fields
-/// ([`is_framing`](super::framing::is_framing)).
+/// Removes the fields of a request that are not relayed: the fields of RFC 9110 §7.6.1, fields that
+/// `Connection` names, fields for which `drop` returns true, and names that some servers confuse
+/// with framing fields ([`is_framing`](super::framing::is_framing)).
 ///
-/// Keeps `Content-Length`: over HTTP/2 the stream ends the body, and the field only describes it. Keeps `TE: trailers`,
-/// the only value that HTTP/2 allows (RFC 9113 §8.2.2): every hop relays trailers.
+/// Keeps `Content-Length`: over HTTP/2 the stream ends the body, and the field only describes it.
+/// Keeps `TE: trailers`, the only value that HTTP/2 allows (RFC 9113 §8.2.2): every hop relays
+/// trailers.
 pub fn end_to_end(mut headers: Fields, drop: impl Fn(&HeaderName) -> bool) -> Fields {
     let trailers = accepts_trailers(&headers);
     remove_hop_by_hop(&mut headers, drop);
@@ -65,8 +67,8 @@ pub fn end_to_end(mut headers: Fields, drop: impl Fn(&HeaderName) -> bool) -> Fi
     headers
 }
 
-/// As [`end_to_end`], for the fields of a response: removes the gateway's own fields ([`is_own`]), and `TE`, which is a
-/// field of requests.
+/// As [`end_to_end`], for the fields of a response: removes the gateway's own fields ([`is_own`]),
+/// and `TE`, which is a field of requests.
 pub fn end_to_end_response(mut headers: Fields) -> Fields {
     remove_hop_by_hop(&mut headers, is_own);
     headers
@@ -79,7 +81,8 @@ fn remove_hop_by_hop(headers: &mut Fields, drop: impl Fn(&HeaderName) -> bool) {
     });
 }
 
-/// Names in `Connection`, except those of fields that frame or address the message: a sender must not remove them.
+/// Names in `Connection`, except those of fields that frame or address the message: a sender must
+/// not remove them.
 fn named_by_connection(headers: &Fields) -> Vec<HeaderName> {
     headers
         .get_all(header::CONNECTION)
@@ -90,7 +93,8 @@ fn named_by_connection(headers: &Fields) -> Vec<HeaderName> {
         .collect()
 }
 
-/// Most options in the `Connection` fields of a message. Each is compared with the name of every field.
+/// Most options in the `Connection` fields of a message. Each is compared with the name of every
+/// field.
 const CONNECTION_OPTIONS_MAX: usize = 64;
 
 /// Whether the `Connection` fields have more options than a sender has use for.
@@ -133,7 +137,8 @@ pub fn is_own(name: &HeaderName) -> bool {
     begins_as(name.as_str(), OWN_PREFIX)
 }
 
-/// Whether a field may carry a credential: the credential fields of HTTP, and all of the gateway's own fields.
+/// Whether a field may carry a credential: the credential fields of HTTP, and all of the gateway's
+/// own fields.
 pub fn is_credential(name: &HeaderName) -> bool {
     const OF_HTTP: [HeaderName; 4] = [
         header::AUTHORIZATION,
@@ -144,8 +149,8 @@ pub fn is_credential(name: &HeaderName) -> bool {
     OF_HTTP.contains(name) || is_own(name)
 }
 
-/// Whether a field tells backends of a caller what the gateway or a trusted proxy is to tell them, or is for servers that read `_` as
-/// `-`: `Forwarded`, `X-Forwarded-*`, `X-Real-IP` and others.
+/// Whether a field tells backends of a caller what the gateway or a trusted proxy is to tell them,
+/// or is for servers that read `_` as `-`: `Forwarded`, `X-Forwarded-*`, `X-Real-IP` and others.
 pub fn is_forwarding(name: &HeaderName) -> bool {
     let name = name.as_str();
     // Most names begin otherwise.
@@ -167,8 +172,8 @@ fn begins_as(name: &str, prefix: &str) -> bool {
             .all(|(read, byte)| read == byte)
 }
 
-/// Removes the trailer fields that are not relayed: fields that a trailer section must not have (RFC 9110 §6.5.1),
-/// forwarding fields, and the gateway's own fields.
+/// Removes the trailer fields that are not relayed: fields that a trailer section must not have
+/// (RFC 9110 §6.5.1), forwarding fields, and the gateway's own fields.
 pub fn end_to_end_trailers(mut trailers: Fields) -> Fields {
     const NEVER: [HeaderName; 4] = [
         header::CONTENT_LENGTH,

@@ -1,8 +1,8 @@
 //! Framing of message bodies, and the fields that determine it (RFC 9112 §6).
 //!
-//! Fields that frame a message are not relayed as fields. A reader converts them into a [`Framing`]; the HTTP/1.1
-//! writer ([`super::write`]) generates them from it. Over HTTP/2 the stream frames the body, and [`set_content_length`]
-//! makes `Content-Length` agree with it.
+//! Fields that frame a message are not relayed as fields. A reader converts them into a
+//! [`Framing`]; the HTTP/1.1 writer ([`super::write`]) generates them from it. Over HTTP/2 the
+//! stream frames the body, and [`set_content_length`] makes `Content-Length` agree with it.
 
 use http::header::{self, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
@@ -16,7 +16,8 @@ use crate::http::Fields;
 pub enum Framing {
     /// No body.
     None,
-    /// No body; `Content-Length` is that of the response to a GET. For responses to HEAD, and for 304 (RFC 9110 §8.6).
+    /// No body; `Content-Length` is that of the response to a GET. For responses to HEAD, and for
+    /// 304 (RFC 9110 §8.6).
     Described(u64),
     /// `Content-Length`, in bytes.
     Length(u64),
@@ -51,9 +52,9 @@ impl Framing {
         })
     }
 
-    /// Framing of a response with `status` to a request with `method`; `self` is the framing that its fields announce.
-    /// Some responses have no body regardless of their fields (RFC 9112 §6.3), and 1xx and 204 have no `Content-Length`
-    /// (RFC 9110 §8.6).
+    /// Framing of a response with `status` to a request with `method`; `self` is the framing that
+    /// its fields announce. Some responses have no body regardless of their fields (RFC 9112 §6.3),
+    /// and 1xx and 204 have no `Content-Length` (RFC 9110 §8.6).
     #[must_use]
     pub fn of_response(self, status: StatusCode, method: &Method) -> Self {
         if status.is_informational() || status == StatusCode::NO_CONTENT {
@@ -66,9 +67,9 @@ impl Framing {
     }
 }
 
-/// Whether a field frames a message or belongs to a connection, so that only the writer of a head generates it: the
-/// fields of RFC 9110 §7.6.1, `Content-Length`, and names that servers which read `_` as `-` (CGI, WSGI) confuse with
-/// them.
+/// Whether a field frames a message or belongs to a connection, so that only the writer of a head
+/// generates it: the fields of RFC 9110 §7.6.1, `Content-Length`, and names that servers which read
+/// `_` as `-` (CGI, WSGI) confuse with them.
 pub fn is_framing(name: &HeaderName) -> bool {
     *name == header::CONTENT_LENGTH || is_of_connection(name)
 }
@@ -95,8 +96,9 @@ pub fn content_length(headers: &Fields) -> Result<Option<u64>, InvalidHead> {
 
 /// Parses the values of `Content-Length` fields.
 ///
-/// Refuses equal duplicates, which RFC 9112 §6.3 lets a recipient merge: two hops could disagree about them. Accepts
-/// leading zeros, which are not relayed. Refuses more than 19 digits, as the h2 crate does.
+/// Refuses equal duplicates, which RFC 9112 §6.3 lets a recipient merge: two hops could disagree
+/// about them. Accepts leading zeros, which are not relayed. Refuses more than 19 digits, as the h2
+/// crate does.
 pub fn length_of<'a>(
     values: impl IntoIterator<Item = &'a HeaderValue>,
 ) -> Result<Option<u64>, InvalidHead> {
@@ -141,7 +143,8 @@ pub fn set_content_length(headers: &mut Fields, framing: Framing) {
     }
 }
 
-/// Returns the framing that the fields of a message announce; refuses fields that contradict each other.
+/// Returns the framing that the fields of a message announce; refuses fields that contradict each
+/// other.
 pub(super) fn announced(
     headers: &Fields,
     version: HttpVersion,
@@ -173,8 +176,8 @@ fn check_chunked(headers: &Fields) -> Result<(), InvalidHead> {
     }
 }
 
-/// Checks that no field value of an HTTP/2 message begins or ends with white space (RFC 9113 §8.2.1), which the h2
-/// crate does not check.
+/// Checks that no field value of an HTTP/2 message begins or ends with white space (RFC 9113
+/// §8.2.1), which the h2 crate does not check.
 pub fn check_values_of_http2(headers: &Fields) -> Result<(), InvalidHead> {
     let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     let is_padded = |value: &HeaderValue| {

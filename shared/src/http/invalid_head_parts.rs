@@ -152,7 +152,8 @@ mod tests {
     #[test]
     fn complete_lines_are_read() {
         let head = read(
-            "PUT /a?b=\u{e4}\"# HTTP/1.0\r\nhOST:  a--b.eu1.example.com:443 \r\nX: \0\r\nX-Forwarded-For: 192.0.2.1\r\nCut: o",
+            "PUT /a?b=\u{e4}\"# HTTP/1.0\r\nhOST:  a--b.eu1.example.com:443 \r\nX: \0\r\n\
+             X-Forwarded-For: 192.0.2.1\r\nCut: o",
         );
         assert_eq!(
             (head.method, head.version),

@@ -1,6 +1,6 @@
-//! HTTP/1.1 messages (RFC 9112): heads, bodies and fields, without I/O, and checks of HTTP/2 messages that the h2 crate
-//! leaves to its user. Serves both roles: the gateway reads requests and writes responses, the agent writes requests
-//! and reads responses.
+//! HTTP/1.1 messages (RFC 9112): heads, bodies and fields, without I/O, and checks of HTTP/2
+//! messages that the h2 crate leaves to its user. Serves both roles: the gateway reads requests and
+//! writes responses, the agent writes requests and reads responses.
 
 pub mod body;
 pub mod caller_connection;

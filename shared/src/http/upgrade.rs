@@ -2,20 +2,21 @@
 
 use http::header::HeaderValue;
 
-/// Most bytes of content of a request to switch protocols (RFC 9110 §7.8). `Upgrade` of one with more is ignored.
+/// Most bytes of content of a request to switch protocols (RFC 9110 §7.8). `Upgrade` of one with
+/// more is ignored.
 pub const UPGRADE_CONTENT_MAX: u64 = 64 * 1024;
 
 /// Name of a protocol other than HTTP and TLS, with an optional version after a slash.
 ///
-/// Another form of HTTP would carry requests that the gateway does not see, and TLS would hide them. Each hop parses
-/// its own input: the gateway `Upgrade` and `:protocol` of clients and the agent's response, the agent `:protocol` of
-/// the tunnel.
+/// Another form of HTTP would carry requests that the gateway does not see, and TLS would hide
+/// them. Each hop parses its own input: the gateway `Upgrade` and `:protocol` of clients and the
+/// agent's response, the agent `:protocol` of the tunnel.
 #[derive(Debug, Clone)]
 pub struct UpgradeProtocol(HeaderValue);
 
 impl UpgradeProtocol {
-    /// Parses the value of `Upgrade` or `:protocol`; `None` for a list, for any form of HTTP or TLS, and for an invalid
-    /// name.
+    /// Parses the value of `Upgrade` or `:protocol`; `None` for a list, for any form of HTTP or
+    /// TLS, and for an invalid name.
     pub fn parse(value: &HeaderValue) -> Option<Self> {
         is_acceptable(value.as_bytes()).then(|| Self(value.clone()))
     }
@@ -90,8 +91,8 @@ const fn is_acceptable(text: &[u8]) -> bool {
     is_whole && !is_http_or_tls(text)
 }
 
-/// Whether `text` begins like a form of HTTP or TLS: `HTTP/2.0`, `http2`, `h2`, `h2c`, drafts such as `h2c-14` and
-/// `h3-29`, `tls`, `ssl`.
+/// Whether `text` begins like a form of HTTP or TLS: `HTTP/2.0`, `http2`, `h2`, `h2c`, drafts such
+/// as `h2c-14` and `h3-29`, `tls`, `ssl`.
 const fn is_http_or_tls(text: &[u8]) -> bool {
     let is_numbered =
         text.len() >= 2 && text[0].eq_ignore_ascii_case(&b'h') && text[1].is_ascii_digit();

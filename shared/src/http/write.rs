@@ -1,7 +1,8 @@
 //! Writing of HTTP/1.1 heads. All relayed HTTP/1.1 messages, in both directions, are written here.
 //!
-//! Only [`Framing`] and [`ConnectionField`] determine the framing. Fields of the map that frame or belong to a connection
-//! ([`is_framing`]) are never written, so a peer's framing fields cannot reach the next hop.
+//! Only [`Framing`] and [`ConnectionField`] determine the framing. Fields of the map that frame or
+//! belong to a connection ([`is_framing`]) are never written, so a peer's framing fields cannot
+//! reach the next hop.
 
 use std::io::Write;
 
@@ -26,7 +27,8 @@ pub enum ConnectionField<'a> {
     Upgrade(&'a UpgradeProtocol),
 }
 
-/// Appends a request head to `out`: request line, `Host`, the given fields, fields of the framing, and the empty line.
+/// Appends a request head to `out`: request line, `Host`, the given fields, fields of the framing,
+/// and the empty line.
 pub fn write_request(
     out: &mut Vec<u8>,
     method: &Method,
@@ -52,7 +54,8 @@ pub fn write_request(
     out.extend_from_slice(b"\r\n");
 }
 
-/// Appends a response head to `out`: status line, the given fields, fields of the framing, and the empty line.
+/// Appends a response head to `out`: status line, the given fields, fields of the framing, and the
+/// empty line.
 pub fn write_response(
     out: &mut Vec<u8>,
     status: StatusCode,
@@ -89,7 +92,8 @@ enum HostField {
     Write,
 }
 
-/// Appends fields as lines; replaces fields that frame by those of `framing`. Returns whether `TE` is among them.
+/// Appends fields as lines; replaces fields that frame by those of `framing`. Returns whether `TE`
+/// is among them.
 fn write_fields(out: &mut Vec<u8>, headers: &Fields, framing: Framing, host: HostField) -> bool {
     let mut length = framing.content_length();
     let mut has_te = false;
@@ -127,8 +131,9 @@ fn write_length(out: &mut Vec<u8>, length: u64) {
     drop(write!(out, "content-length: {length}\r\n"));
 }
 
-/// Appends `Connection`, and `Upgrade`. `has_te` tells whether the head has `TE`, which belongs to the connection too and
-/// is named for that (RFC 9110 §10.1.4). One line: some recipients read the first `Connection` only.
+/// Appends `Connection`, and `Upgrade`. `has_te` tells whether the head has `TE`, which belongs to
+/// the connection too and is named for that (RFC 9110 §10.1.4). One line: some recipients read the
+/// first `Connection` only.
 fn write_connection(out: &mut Vec<u8>, connection: ConnectionField<'_>, has_te: bool) {
     let option: &[u8] = match connection {
         ConnectionField::Persists => b"",

@@ -13,7 +13,8 @@ use crate::http::{Fields, Part};
 pub enum StreamError {
     /// The stream or its connection has ended.
     Closed,
-    /// The trailers are over [`TRAILERS_MAX`] or [`TRAILER_FIELDS_MAX`]. The other direction of the stream is still open.
+    /// The trailers are over [`TRAILERS_MAX`] or [`TRAILER_FIELDS_MAX`]. The other direction of the
+    /// stream is still open.
     TrailersTooLarge,
 }
 
@@ -77,13 +78,13 @@ pub fn finish(
     .map_err(StreamError::from)
 }
 
-/// Pieces below the first size are merged with pieces that arrived after them, up to the second size, in bytes: a small
-/// piece costs every hop as much as a large one.
+/// Pieces below the first size are merged with pieces that arrived after them, up to the second
+/// size, in bytes: a small piece costs every hop as much as a large one.
 const MERGED_BELOW: usize = 1024;
 const MERGED_MAX: usize = 16 * 1024;
 
-/// Receives the next part; an error means that the body was cut off. Call [`release`] with the length of data after
-/// relaying it.
+/// Receives the next part; an error means that the body was cut off. Call [`release`] with the
+/// length of data after relaying it.
 pub fn poll_receive(
     stream: &mut h2::RecvStream,
     cx: &mut Context<'_>,
@@ -105,7 +106,8 @@ pub fn poll_receive(
     })
 }
 
-/// Merges `first` with data that has arrived after it. End, trailers and errors stay: h2 reports them again.
+/// Merges `first` with data that has arrived after it. End, trailers and errors stay: h2 reports
+/// them again.
 fn merge(stream: &mut h2::RecvStream, cx: &mut Context<'_>, first: Bytes) -> Bytes {
     let mut merged = BytesMut::new();
     while merged.len() < MERGED_MAX

@@ -8,8 +8,8 @@ use crate::text::printable;
 pub const ENROLL_PATH: &str = "/enroll";
 /// Path of the status, with `?enrollment_id=…` and `Authorization: Bearer {enrollment_secret}`.
 pub const STATUS_PATH: &str = "/enroll/status";
-/// Path of certificate requests, with the same bearer token, or with `agent_id` in the body if the certificate has
-/// expired.
+/// Path of certificate requests, with the same bearer token, or with `agent_id` in the body if the
+/// certificate has expired.
 pub const CSR_PATH: &str = "/csr";
 
 /// Largest request and reply of these paths, in bytes.
@@ -28,8 +28,8 @@ pub enum InvalidServices {
     Name(String, String),
 }
 
-/// Checks the hostnames of an agent's services as they came from the gateway at `apex`. They are printed, logged, stored
-/// and used as server names, so they must be what they are called.
+/// Checks the hostnames of an agent's services as they came from the gateway at `apex`. They are
+/// printed, logged, stored and used as server names, so they must be what they are called.
 pub fn check_services(hostnames: &[String], apex: &str) -> Result<(), InvalidServices> {
     if hostnames.len() > SERVICES_MAX {
         return Err(InvalidServices::TooMany(hostnames.len()));
@@ -98,10 +98,11 @@ pub struct StatusReply {
 /// Request of `POST /csr`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CsrRequest {
-    /// Certificate request in PEM (RFC 2986) with a P-256 or Ed25519 key. Only its public key is used.
+    /// Certificate request in PEM (RFC 2986) with a P-256 or Ed25519 key. Only its public key is
+    /// used.
     pub csr: String,
-    /// Replaces the bearer token for an agent whose certificate has expired. The request must have the key of that
-    /// certificate; its signature is the proof.
+    /// Replaces the bearer token for an agent whose certificate has expired. The request must have
+    /// the key of that certificate; its signature is the proof.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_id: Option<AgentId>,
 }

@@ -1,5 +1,6 @@
-//! Signed agent programs: what a gateway offers to its agents, and how an agent checks it. The release key that signs is
-//! kept offline; an agent gets its public half from its build or its configuration, never from a gateway.
+//! Signed agent programs: what a gateway offers to its agents, and how an agent checks it. The
+//! release key that signs is kept offline; an agent gets its public half from its build or its
+//! configuration, never from a gateway.
 
 use std::fmt;
 use std::str::FromStr;
@@ -39,12 +40,14 @@ pub struct SignedProgram {
     /// Lowest version of the signed programs that agents run from now on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minimum: Option<Version>,
-    /// Highest version that this one replaces though it is older: a roll-back that the release key permits.
+    /// Highest version that this one replaces though it is older: a roll-back that the release key
+    /// permits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaces: Option<Version>,
     /// Ed25519 signature (RFC 8032) of the members above, in base64.
     pub signature: String,
-    /// Not signed, as far as this version knows. If a later version signs them, this one refuses the signature.
+    /// Not signed, as far as this version knows. If a later version signs them, this one refuses
+    /// the signature.
     #[serde(flatten)]
     pub later: LaterMembers,
 }
@@ -75,7 +78,8 @@ pub enum InvalidProgram {
     #[error("version {version} is to replace {replaces}, which is not newer")]
     Replaces { version: Version, replaces: Version },
     #[error(
-        "version {version} is older than {floor}, which this agent has run, or which the release key requires"
+        "version {version} is older than {floor}, which this agent has run, or which the release \
+         key requires"
     )]
     BelowFloor { version: Version, floor: Version },
 }
@@ -117,8 +121,8 @@ impl SignedProgram {
         self
     }
 
-    /// Checks that one of `keys` has signed this description of a program for this machine. The content remains to be
-    /// checked.
+    /// Checks that one of `keys` has signed this description of a program for this machine. The
+    /// content remains to be checked.
     pub fn verify(&self, keys: &ReleaseKeys) -> Result<(), InvalidProgram> {
         // Texts with a NUL could move a part of the message from one member to another.
         if self.target.contains('\0') || self.sha256.contains('\0') {
@@ -159,7 +163,8 @@ impl SignedProgram {
         }
     }
 
-    /// Whether an agent that runs `version` is to run this program: a newer one, or an older one that replaces it.
+    /// Whether an agent that runs `version` is to run this program: a newer one, or an older one
+    /// that replaces it.
     pub fn supersedes(&self, version: Version) -> bool {
         self.version > version || self.rolls_back(version)
     }
@@ -169,8 +174,8 @@ impl SignedProgram {
         self.version < version && self.replaces >= Some(version)
     }
 
-    /// Checks that the program is not older than the lowest version that may run, or that the release key permits it to replace
-    /// that version.
+    /// Checks that the program is not older than the lowest version that may run, or that the
+    /// release key permits it to replace that version.
     pub fn verify_floor(&self, floor: Option<Version>) -> Result<(), InvalidProgram> {
         match floor {
             Some(floor) if floor > self.version && !self.rolls_back(floor) => {
@@ -199,7 +204,8 @@ impl SignedProgram {
         }
     }
 
-    /// What is signed: bound to its purpose, and without a second reading if no member contains a NUL.
+    /// What is signed: bound to its purpose, and without a second reading if no member contains a
+    /// NUL.
     fn message(&self) -> Vec<u8> {
         let Self {
             version,

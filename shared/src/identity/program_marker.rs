@@ -1,5 +1,5 @@
-//! Marker in the file of an agent program: its version and the release keys that it is built with. It is read from the file,
-//! so that a program is known without being executed.
+//! Marker in the file of an agent program: its version and the release keys that it is built with.
+//! It is read from the file, so that a program is known without being executed.
 
 use super::program::{ReleaseKey, TARGET_MAX};
 use crate::version::Version;
@@ -34,7 +34,8 @@ pub enum NotAProgram {
     #[error("it is a program for another machine than x86_64 and aarch64 with 64 bits")]
     Machine,
     #[error(
-        "it is no gw-agent: it has no marker with version and release keys, which every gw-agent since 0.2 has"
+        "it is no gw-agent: it has no marker with version and release keys, which every gw-agent \
+         since 0.2 has"
     )]
     NoMarker,
     #[error("it has several different markers of a gw-agent; sign the file of one program")]

@@ -37,7 +37,8 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// SHA-256 of a secret of 256 random bits, stored in its place. A slow hash protects only secrets of low entropy.
+/// SHA-256 of a secret of 256 random bits, stored in its place. A slow hash protects only secrets
+/// of low entropy.
 #[derive(Clone, Eq)]
 pub struct SecretHash([u8; digest::SHA256_OUTPUT_LEN]);
 
@@ -62,7 +63,8 @@ impl SecretHash {
     }
 }
 
-/// For the key of a map: the time of a lookup tells something about the hash, and nothing about its secret.
+/// For the key of a map: the time of a lookup tells something about the hash, and nothing about its
+/// secret.
 impl Hash for SecretHash {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.0.hash(state);
@@ -97,8 +99,8 @@ impl<'de> Deserialize<'de> for SecretHash {
     }
 }
 
-/// Module for `#[serde(with = "…")]` that writes a [`Secret`] in clear text. Use it only for files that only their
-/// owner can read.
+/// Module for `#[serde(with = "…")]` that writes a [`Secret`] in clear text. Use it only for files
+/// that only their owner can read.
 pub mod revealed {
     use super::{Deserialize, Deserializer, Secret, Serializer};
 

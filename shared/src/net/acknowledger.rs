@@ -1,8 +1,9 @@
 //! Acknowledges received bytes at once, for peers that write a message in pieces.
 //!
-//! A peer without `TCP_NODELAY` keeps its second small piece until the first one is acknowledged (Nagle's algorithm, RFC
-//! 9293 §3.7.4), and the kernel delays acknowledgements by 40 ms on connections that alternate between sending and
-//! receiving. kernel-notes/delayed-acknowledgements.md has measurements.
+//! A peer without `TCP_NODELAY` keeps its second small piece until the first one is acknowledged
+//! (Nagle's algorithm, RFC 9293 §3.7.4), and the kernel delays acknowledgements by 40 ms on
+//! connections that alternate between sending and receiving.
+//! kernel-notes/delayed-acknowledgements.md has measurements.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -13,7 +14,8 @@ use super::socket::Connected;
 /// Handle that makes the kernel acknowledge what a socket has received.
 pub struct Acknowledger {
     connected: Rc<Connected>,
-    /// Bytes that the connection had sent and received at the last call; `None` if the kernel does not support it.
+    /// Bytes that the connection had sent and received at the last call; `None` if the kernel does
+    /// not support it.
     last: Cell<Option<(u64, u64)>>,
     calls: Cell<u64>,
 }
@@ -27,8 +29,9 @@ impl Acknowledger {
         }
     }
 
-    /// Acknowledges received bytes now, with one system call. Makes none if nothing was received or nothing was sent
-    /// since the last one: the kernel acknowledges at once until the connection sends again.
+    /// Acknowledges received bytes now, with one system call. Makes none if nothing was received or
+    /// nothing was sent since the last one: the kernel acknowledges at once until the connection
+    /// sends again.
     pub fn acknowledge(&self) {
         let now = (self.connected.sent.get(), self.connected.received.get());
         if self
@@ -92,7 +95,8 @@ mod tests {
                     acknowledger.acknowledge();
                     assert_eq!(acknowledger.calls(), 0, "nothing was received");
                 }
-                // Makes the kernel delay acknowledgements, as it does on a connection that has been in use for a while.
+                // Makes the kernel delay acknowledgements, as it does on a connection that has been
+                // in use for a while.
                 rustix::net::sockopt::set_tcp_quickack(&socket, false).unwrap();
                 peer.write_all(b"part").unwrap();
                 receive(&socket, 4).await;

@@ -1,7 +1,8 @@
 //! Kernel buffers of a socket: their use and their limits.
 //!
-//! A peer that stops reading or sending leaves bytes in the kernel, which lets each connection keep megabytes
-//! (`tcp_wmem`, `tcp_rmem`). All sockets of a machine share one limit (`tcp_mem`); near it every connection is slow.
+//! A peer that stops reading or sending leaves bytes in the kernel, which lets each connection keep
+//! megabytes (`tcp_wmem`, `tcp_rmem`). All sockets of a machine share one limit (`tcp_mem`); near
+//! it every connection is slow.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,7 +14,8 @@ use rustix::net::Shutdown;
 use super::raw_fd;
 use super::socket::Connected;
 
-/// Use and limits of a socket's buffers in bytes, with the kernel's overhead (`SO_MEMINFO`, Linux 4.12).
+/// Use and limits of a socket's buffers in bytes, with the kernel's overhead (`SO_MEMINFO`, Linux
+/// 4.12).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BufferUse {
     /// Bytes that wait to be sent, or are sent and not acknowledged.
@@ -59,35 +61,36 @@ impl Buffers {
         raw_fd::memory_info(raw_fd::borrow(&self.0.stream))
     }
 
-    /// Bounds the bytes that wait to be sent: the kernel accepts no more while `bytes` wait (`TCP_NOTSENT_LOWAT`), and
-    /// at most `bytes` at once. Does not bound bytes that are sent and not acknowledged, which depend on the path.
+    /// Bounds the bytes that wait to be sent: the kernel accepts no more while `bytes` wait
+    /// (`TCP_NOTSENT_LOWAT`), and at most `bytes` at once. Does not bound bytes that are sent and
+    /// not acknowledged, which depend on the path.
     pub fn limit_unsent(&self, bytes: u32) -> io::Result<()> {
         self.0.send_at_once.set(bytes as usize);
         socket2::SockRef::from(&self.0.as_fd()).set_tcp_notsent_lowat(bytes)
     }
 
-    /// Bounds the send buffer and ends its autotuning. The kernel's own limit (`net.core.wmem_max`) may make it
-    /// smaller.
+    /// Bounds the send buffer and ends its autotuning. The kernel's own limit (`net.core.wmem_max`)
+    /// may make it smaller.
     pub fn limit_send_buffer(&self, bytes: usize) -> io::Result<()> {
         // The kernel doubles the value, for its overhead (socket(7)).
         socket2::SockRef::from(&self.0.as_fd()).set_send_buffer_size(bytes / 2)
     }
 
-    /// Bounds the receive buffer and ends its autotuning. Bytes already received stay. The kernel's own limit
-    /// (`net.core.rmem_max`) may make it smaller.
+    /// Bounds the receive buffer and ends its autotuning. Bytes already received stay. The kernel's
+    /// own limit (`net.core.rmem_max`) may make it smaller.
     pub fn limit_receive_buffer(&self, bytes: usize) -> io::Result<()> {
         socket2::SockRef::from(&self.0.as_fd()).set_recv_buffer_size(bytes / 2)
     }
 
-    /// Makes the kernel end the connection if sent bytes are not acknowledged within `within`, also after it was closed
-    /// (`TCP_USER_TIMEOUT`, RFC 5482).
+    /// Makes the kernel end the connection if sent bytes are not acknowledged within `within`, also
+    /// after it was closed (`TCP_USER_TIMEOUT`, RFC 5482).
     pub fn give_up_within(&self, within: Duration) {
         // Fails only if the connection has ended.
         let _ = socket2::SockRef::from(&self.0.as_fd()).set_tcp_user_timeout(Some(within));
     }
 
-    /// Ends the connection: it fails for its owner at once, and the drop by its owner sends a reset and frees the
-    /// buffers.
+    /// Ends the connection: it fails for its owner at once, and the drop by its owner sends a reset
+    /// and frees the buffers.
     pub fn reset(&self) {
         // Fails only if the connection has ended.
         let _ = socket2::SockRef::from(&self.0.as_fd()).set_linger(Some(Duration::ZERO));

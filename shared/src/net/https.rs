@@ -1,4 +1,5 @@
-//! TLS of HTTP clients that block: `ureq` with the [verification](super::tls::Trusted) and the texts of all clients.
+//! TLS of HTTP clients that block: `ureq` with the [verification](super::tls::Trusted) and the
+//! texts of all clients.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -16,7 +17,8 @@ use ureq::unversioned::transport::{
 
 use super::tls::{Trusted, client_config, in_words, rustls_error};
 
-/// A client for `http://` and `https://` URLs, also through proxies, that verifies servers by `trusted`.
+/// A client for `http://` and `https://` URLs, also through proxies, that verifies servers by
+/// `trusted`.
 pub fn agent(config: Config, trusted: Arc<Trusted>) -> Agent {
     agent_with(config, trusted, DefaultResolver::default())
 }

@@ -1,6 +1,8 @@
-//! A listening socket: the ring reports readiness, and a non-blocking `accept4(2)` takes the connections.
+//! A listening socket: the ring reports readiness, and a non-blocking `accept4(2)` takes the
+//! connections.
 //!
-//! Cancelling the wait loses no connection, nor does closing the socket if another process also listens on it.
+//! Cancelling the wait loses no connection, nor does closing the socket if another process also
+//! listens on it.
 
 use std::cell::Cell;
 use std::io;
@@ -16,7 +18,8 @@ use crate::runtime;
 /// Accepts in a row before other tasks get their turn.
 const ACCEPTS_PER_TURN: u8 = 4;
 
-/// A listening socket on this thread's reactor. Dropping it closes only its own descriptor of the socket.
+/// A listening socket on this thread's reactor. Dropping it closes only its own descriptor of the
+/// socket.
 pub struct Listener {
     /// Not a stream, but monoio reports readiness only for streams.
     socket: TcpStream,
@@ -33,7 +36,8 @@ impl Listener {
         })
     }
 
-    /// Accepts a connection and returns it with its peer's address. Cancellation loses no connection.
+    /// Accepts a connection and returns it with its peer's address. Cancellation loses no
+    /// connection.
     pub async fn accept(&self) -> io::Result<(OwnedFd, SocketAddr)> {
         if self.accepts_in_a_row.get() >= ACCEPTS_PER_TURN {
             self.accepts_in_a_row.set(0);

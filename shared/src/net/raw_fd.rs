@@ -1,9 +1,10 @@
-//! Conversion of raw file descriptors into borrowed and owned ones, the socket options that no safe crate knows, and receives into
-//! memory that is not initialized.
+//! Conversion of raw file descriptors into borrowed and owned ones, the socket options that no safe
+//! crate knows, and receives into memory that is not initialized.
 #![allow(
     unsafe_code,
-    reason = "monoio's sockets implement AsRawFd/IntoRawFd but neither AsFd nor Into<OwnedFd>; TCP_INFO, SO_MEMINFO and TCP_RTO_MAX_MS need libc; \
-              BytesMut has no safe way to receive into memory that is not initialized"
+    reason = "monoio's sockets implement AsRawFd/IntoRawFd but neither AsFd nor Into<OwnedFd>; \
+              TCP_INFO, SO_MEMINFO and TCP_RTO_MAX_MS need libc; BytesMut has no safe way to \
+              receive into memory that is not initialized"
 )]
 
 use std::io;
@@ -26,7 +27,8 @@ pub(crate) fn borrow(stream: &TcpStream) -> BorrowedFd<'_> {
 
 /// Takes the descriptor out of `stream`, for another thread.
 ///
-/// monoio panics if an operation is in flight on the stream: call this only after every wait on it has ended.
+/// monoio panics if an operation is in flight on the stream: call this only after every wait on it
+/// has ended.
 pub fn own(stream: TcpStream) -> OwnedFd {
     // SAFETY: into_raw_fd gives up ownership, which passes to the OwnedFd.
     unsafe { OwnedFd::from_raw_fd(stream.into_raw_fd()) }
@@ -35,22 +37,23 @@ pub fn own(stream: TcpStream) -> OwnedFd {
 /// Whether the descriptors that were passed to this process have an owner.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// Takes the sockets that the service manager passed to this process, with their names (sd_listen_fds(3)). Returns none
-/// if inherited sockets were taken before.
+/// Takes the sockets that the service manager passed to this process, with their names
+/// (sd_listen_fds(3)). Returns none if inherited sockets were taken before.
 pub fn service_manager_sockets() -> io::Result<Vec<(OwnedFd, String)>> {
     if TAKEN.swap(true, Ordering::Relaxed) {
         return Ok(Vec::new());
     }
     let sockets = sd_notify::listen_fds_with_names()?;
-    // SAFETY: the service manager passed the descriptors open and for this process to own, and `TAKEN` lets only one
-    // call take them.
+    // SAFETY: the service manager passed the descriptors open and for this process to own, and
+    // `TAKEN` lets only one call take them.
     Ok(sockets
         .map(|(fd, name)| (unsafe { OwnedFd::from_raw_fd(fd) }, name))
         .collect())
 }
 
-/// Takes the sockets that the parent process left open for this one, with their names. `list` has `NAME=NUMBER` for each,
-/// separated by colons. Returns none if inherited sockets were taken before.
+/// Takes the sockets that the parent process left open for this one, with their names. `list` has
+/// `NAME=NUMBER` for each, separated by colons. Returns none if inherited sockets were taken
+/// before.
 pub fn inherited_sockets(list: &str) -> io::Result<Vec<(OwnedFd, String)>> {
     if TAKEN.swap(true, Ordering::Relaxed) {
         return Ok(Vec::new());
@@ -70,13 +73,14 @@ fn inherited(entry: &str) -> io::Result<(OwnedFd, String)> {
     // SAFETY: the number is not -1; fcntl(2) fails for one that is not open.
     let passed = unsafe { BorrowedFd::borrow_raw(number) };
     fcntl_setfd(passed, FdFlags::CLOEXEC).map_err(|_| invalid())?;
-    // SAFETY: the descriptor is open. The parent process left it open for this process to own, and only one call takes it.
+    // SAFETY: the descriptor is open. The parent process left it open for this process to own, and
+    // only one call takes it.
     let fd = unsafe { OwnedFd::from_raw_fd(number) };
     Ok((fd, name.to_owned()))
 }
 
-/// Appends arrived bytes to `buffer`, at most `room`, without a wait. Does not initialize the room first: most messages are
-/// much shorter.
+/// Appends arrived bytes to `buffer`, at most `room`, without a wait. Does not initialize the room
+/// first: most messages are much shorter.
 pub(super) fn recv_buf(
     socket: BorrowedFd<'_>,
     buffer: &mut BytesMut,
@@ -93,17 +97,21 @@ pub(super) fn recv_buf(
 /// State of a TCP connection in the kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct TcpInfo {
-    /// Sent bytes that the peer's kernel has acknowledged (Linux 4.2). The SYN of a connecting socket counts as one.
+    /// Sent bytes that the peer's kernel has acknowledged (Linux 4.2). The SYN of a connecting
+    /// socket counts as one.
     pub acknowledged: u64,
     /// Whether all sent bytes are acknowledged (Linux 4.6).
     pub all_acknowledged: bool,
-    /// The peer's kernel owes an acknowledgement: of sent bytes, or of a probe of an idle connection or of a closed window.
+    /// The peer's kernel owes an acknowledgement: of sent bytes, or of a probe of an idle
+    /// connection or of a closed window.
     pub awaits_acknowledgement: bool,
-    /// Time since the last acknowledgement, in whole milliseconds. Every segment of the peer is one.
+    /// Time since the last acknowledgement, in whole milliseconds. Every segment of the peer is
+    /// one.
     pub since_acknowledgement: Duration,
     /// Bytes that have arrived in order, read or not (Linux 4.2).
     pub received: u64,
-    /// Shortest round-trip time of the last minutes (Linux 4.6); `None` before the first measurement.
+    /// Shortest round-trip time of the last minutes (Linux 4.6); `None` before the first
+    /// measurement.
     pub shortest_rtt: Option<Duration>,
     /// Smoothed round-trip time (RFC 6298); `None` before the first measurement.
     pub smoothed_rtt: Option<Duration>,
@@ -114,8 +122,8 @@ pub(crate) fn tcp_info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
     // SAFETY: all-zero is a valid value of this struct of integers.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut length = libc::socklen_t::try_from(size_of::<libc::tcp_info>()).unwrap_or(0);
-    // SAFETY: `info` is writable for `length` bytes, which getsockopt does not exceed; the descriptor is open while
-    // it is borrowed.
+    // SAFETY: `info` is writable for `length` bytes, which getsockopt does not exceed; the
+    // descriptor is open while it is borrowed.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -144,8 +152,8 @@ pub(crate) fn tcp_info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
     })
 }
 
-/// Bounds the time until the kernel sends unacknowledged bytes of a socket again, which otherwise doubles with each try: a connection
-/// goes on soon after a cut (`TCP_RTO_MAX_MS`, Linux 6.15).
+/// Bounds the time until the kernel sends unacknowledged bytes of a socket again, which otherwise
+/// doubles with each try: a connection goes on soon after a cut (`TCP_RTO_MAX_MS`, Linux 6.15).
 pub fn retransmit_within(socket: &impl AsFd, most: Duration) -> io::Result<()> {
     const TCP_RTO_MAX_MS: libc::c_int = 44;
     let millis = u32::try_from(most.as_millis()).unwrap_or(u32::MAX);
@@ -166,8 +174,9 @@ pub fn retransmit_within(socket: &impl AsFd, most: Duration) -> io::Result<()> {
     }
 }
 
-/// Indexes into the numbers of `SO_MEMINFO` (linux/sock_diag.h): bytes received, limits of the receive buffer and of
-/// the send buffer, bytes reserved, bytes queued for sending, bytes received while the socket was in use.
+/// Indexes into the numbers of `SO_MEMINFO` (linux/sock_diag.h): bytes received, limits of the
+/// receive buffer and of the send buffer, bytes reserved, bytes queued for sending, bytes received
+/// while the socket was in use.
 const RECEIVED: usize = 0;
 const RECEIVE_LIMIT: usize = 1;
 const SEND_LIMIT: usize = 3;
@@ -180,8 +189,8 @@ const NUMBERS: usize = 9;
 pub(crate) fn memory_info(socket: BorrowedFd<'_>) -> io::Result<BufferUse> {
     let mut numbers = [0u32; NUMBERS];
     let mut length = libc::socklen_t::try_from(size_of_val(&numbers)).unwrap_or(0);
-    // SAFETY: `numbers` is writable for `length` bytes, which getsockopt does not exceed; the descriptor is open while
-    // it is borrowed.
+    // SAFETY: `numbers` is writable for `length` bytes, which getsockopt does not exceed; the
+    // descriptor is open while it is borrowed.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

@@ -18,11 +18,13 @@ use crate::runtime;
 /// Head start of one connection attempt over the next (RFC 8305 §5 recommends 250 ms).
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
-/// Threads of the process that call getaddrinfo(3), which blocks. A reactor resolves a name only once at a time, so a
-/// name whose servers do not answer occupies one thread of each reactor at most.
+/// Threads of the process that call getaddrinfo(3), which blocks. A reactor resolves a name only
+/// once at a time, so a name whose servers do not answer occupies one thread of each reactor at
+/// most.
 const LOOKUP_THREADS: usize = 4;
 
-/// How long [`resolve_cached`] uses an answer without another lookup, and how long if lookups fail or take too long.
+/// How long [`resolve_cached`] uses an answer without another lookup, and how long if lookups fail
+/// or take too long.
 const FRESH_FOR: Duration = Duration::from_secs(5);
 const STALE_FOR: Duration = Duration::from_secs(3600);
 
@@ -34,8 +36,8 @@ const FAILED_FOR: Duration = Duration::from_secs(30);
 /// Most names in the cache. Names come from configuration, so there are few.
 const ANSWERS_MAX: usize = 256;
 
-/// Resolves `host` without the cache. Addresses alternate between families (RFC 8305 §4); never empty. Loopback names
-/// are resolved here, since not every resolver knows them.
+/// Resolves `host` without the cache. Addresses alternate between families (RFC 8305 §4); never
+/// empty. Loopback names are resolved here, since not every resolver knows them.
 pub async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     match without_lookup(host) {
         Some(addresses) => Ok(with_port(&addresses, port)),
@@ -54,8 +56,8 @@ pub async fn resolve_recent(host: &str, port: u16) -> io::Result<Vec<SocketAddr>
     }
 }
 
-/// Resolves `host` as [`resolve`] does; uses an answer of the last seconds, or an older one if the lookup fails or takes
-/// longer than a second. The lookup then goes on.
+/// Resolves `host` as [`resolve`] does; uses an answer of the last seconds, or an older one if the
+/// lookup fails or takes longer than a second. The lookup then goes on.
 pub async fn resolve_cached(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     if let Some(addresses) = without_lookup(host) {
         return Ok(with_port(&addresses, port));
@@ -81,8 +83,8 @@ pub async fn resolve_cached(host: &str, port: u16) -> io::Result<Vec<SocketAddr>
     Ok(with_port(&addresses, port))
 }
 
-/// Connects to the first of `addresses` that accepts; starts the next attempt when one fails or is slow. See
-/// [`Socket::connect`] for `receive_buffer`.
+/// Connects to the first of `addresses` that accepts; starts the next attempt when one fails or is
+/// slow. See [`Socket::connect`] for `receive_buffer`.
 pub async fn connect_any(
     addresses: &[SocketAddr],
     receive_buffer: Option<usize>,

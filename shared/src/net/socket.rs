@@ -1,7 +1,9 @@
-//! A connected stream socket: the ring reports readiness, non-blocking `recv(2)` and `sendmsg(2)` carry the bytes.
+//! A connected stream socket: the ring reports readiness, non-blocking `recv(2)` and `sendmsg(2)`
+//! carry the bytes.
 //!
-//! Waiting for readiness needs no buffer, so an idle connection has none. A cancelled wait loses no bytes. `sendmsg`
-//! takes the pieces of a message without a copy. kernel-notes/readiness-or-completion.md has measurements.
+//! Waiting for readiness needs no buffer, so an idle connection has none. A cancelled wait loses no
+//! bytes. `sendmsg` takes the pieces of a message without a copy.
+//! kernel-notes/readiness-or-completion.md has measurements.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::future::Future;
@@ -27,10 +29,12 @@ use super::buffers::Buffers;
 use super::raw_fd::{self, TcpInfo};
 use crate::runtime;
 
-/// Reads in a row without a wait for readiness: bounds the share of a turn that one fast peer takes.
+/// Reads in a row without a wait for readiness: bounds the share of a turn that one fast peer
+/// takes.
 const READS_PER_TURN: u8 = 16;
 
-/// Room for one receive into a growing buffer, in bytes: at first, and after the peer has filled it.
+/// Room for one receive into a growing buffer, in bytes: at first, and after the peer has filled
+/// it.
 const RECEIVE_SMALL: usize = 8 * 1024;
 const RECEIVE_LARGE: usize = 64 * 1024;
 
@@ -141,7 +145,8 @@ impl Socket {
         Ok(Self::wrap(TcpStream::from_std(stream)?))
     }
 
-    /// Converts the socket into a descriptor for another thread; `None` while a [`Closer`] or a wait refers to it.
+    /// Converts the socket into a descriptor for another thread; `None` while a [`Closer`] or a
+    /// wait refers to it.
     pub fn into_fd(self) -> Option<OwnedFd> {
         if self.read.borrow().0.is_some() || self.write.borrow().0.is_some() {
             return None;
@@ -153,8 +158,8 @@ impl Socket {
 
     /// Connects to `address`. Has no time limit: drop the future to cancel.
     ///
-    /// `receive_buffer` bounds the kernel's receive buffer, in bytes as the kernel counts, from the first segment on,
-    /// since an advertised window cannot shrink. `None` leaves it to autotuning.
+    /// `receive_buffer` bounds the kernel's receive buffer, in bytes as the kernel counts, from the
+    /// first segment on, since an advertised window cannot shrink. `None` leaves it to autotuning.
     pub async fn connect(address: SocketAddr, receive_buffer: Option<usize>) -> io::Result<Self> {
         let Some(receive_buffer) = receive_buffer else {
             return Self::new(TcpStream::connect_addr(address).await?);
@@ -213,7 +218,8 @@ impl Socket {
         Gauge(Rc::clone(&self.connected))
     }
 
-    /// Handle that reads and bounds the connection's kernel buffers from another task of the thread.
+    /// Handle that reads and bounds the connection's kernel buffers from another task of the
+    /// thread.
     pub fn buffers(&self) -> Buffers {
         Buffers::new(Rc::clone(&self.connected))
     }
@@ -223,13 +229,14 @@ impl Socket {
         Acknowledger::new(Rc::clone(&self.connected))
     }
 
-    /// Bounds unsent bytes in the kernel, so that the choice of what to write next is made late (`TCP_NOTSENT_LOWAT`).
+    /// Bounds unsent bytes in the kernel, so that the choice of what to write next is made late
+    /// (`TCP_NOTSENT_LOWAT`).
     pub fn limit_unsent(&self, bytes: u32) -> io::Result<()> {
         socket2::SockRef::from(self).set_tcp_notsent_lowat(bytes)
     }
 
-    /// Makes the kernel detect a dead peer, with keep-alive probes while idle and `TCP_USER_TIMEOUT` while sent bytes
-    /// are not acknowledged (RFC 5482).
+    /// Makes the kernel detect a dead peer, with keep-alive probes while idle and
+    /// `TCP_USER_TIMEOUT` while sent bytes are not acknowledged (RFC 5482).
     pub fn detect_dead_peer(&self, after: Duration) -> io::Result<()> {
         let socket = socket2::SockRef::from(self);
         let probes = socket2::TcpKeepalive::new()
@@ -240,8 +247,9 @@ impl Socket {
         socket.set_tcp_user_timeout(Some(after))
     }
 
-    /// Makes the kernel probe an idle peer (RFC 9293 §3.8.4), to detect one that is gone: `probes` times at this interval, of
-    /// whole seconds. Sets no time limit for bytes that a live peer is slow to take.
+    /// Makes the kernel probe an idle peer (RFC 9293 §3.8.4), to detect one that is gone: `probes`
+    /// times at this interval, of whole seconds. Sets no time limit for bytes that a live peer is
+    /// slow to take.
     pub fn keep_alive(&self, after: Duration, interval: Duration, probes: u32) -> io::Result<()> {
         let probes = socket2::TcpKeepalive::new()
             .with_time(after)
@@ -250,7 +258,8 @@ impl Socket {
         socket2::SockRef::from(self).set_tcp_keepalive(&probes)
     }
 
-    /// Makes dropping the socket send a reset: the peer notices at once, even if it does not read what was sent.
+    /// Makes dropping the socket send a reset: the peer notices at once, even if it does not read
+    /// what was sent.
     pub fn reset_when_dropped(&self) {
         // Fails only if the connection has ended.
         let _ = socket2::SockRef::from(self).set_linger(Some(Duration::ZERO));
@@ -310,13 +319,14 @@ impl Socket {
         }
     }
 
-    /// Makes the next read wait for readiness even if bytes have arrived, so that other tasks run first.
+    /// Makes the next read wait for readiness even if bytes have arrived, so that other tasks run
+    /// first.
     pub fn end_turn(&self) {
         self.drained.set(true);
     }
 
-    /// Appends arrived bytes to `buffer`; `Ok(0)` is the end of the stream. Reserves room in `buffer` only when bytes
-    /// have arrived: little at first, more while the peer fills it.
+    /// Appends arrived bytes to `buffer`; `Ok(0)` is the end of the stream. Reserves room in
+    /// `buffer` only when bytes have arrived: little at first, more while the peer fills it.
     pub fn poll_recv_buf(
         &self,
         cx: &mut Context<'_>,
@@ -334,7 +344,8 @@ impl Socket {
         Poll::Ready(Ok(received))
     }
 
-    /// Whether neither bytes nor the end of the stream have arrived: an idle connection can be reused.
+    /// Whether neither bytes nor the end of the stream have arrived: an idle connection can be
+    /// reused.
     pub fn is_quiet(&self) -> bool {
         let peeked = rustix::net::recv(
             self.as_fd(),
@@ -344,7 +355,8 @@ impl Socket {
         peeked.is_err_and(|error| error == rustix::io::Errno::AGAIN)
     }
 
-    /// Sends as much of `pieces` as the kernel accepts now, without waiting; `WouldBlock` if it accepts nothing.
+    /// Sends as much of `pieces` as the kernel accepts now, without waiting; `WouldBlock` if it
+    /// accepts nothing.
     pub fn try_send(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
         let (pieces, most) = within(pieces, self.connected.send_at_once.get());
         loop {
@@ -402,8 +414,8 @@ impl Socket {
         Ok(())
     }
 
-    /// Waits until the peer's kernel has acknowledged all sent bytes or the connection has ended. Polls at growing
-    /// intervals, since the kernel does not report acknowledgements.
+    /// Waits until the peer's kernel has acknowledged all sent bytes or the connection has ended.
+    /// Polls at growing intervals, since the kernel does not report acknowledgements.
     pub async fn acknowledged(&self) {
         let mut pause = Duration::from_millis(1);
         while raw_fd::tcp_info(self.as_fd()).is_ok_and(|info| !info.all_acknowledged) {
@@ -418,8 +430,8 @@ impl Socket {
     }
 }
 
-/// Returns the first pieces that have at most `most` bytes together, and at least one piece; the caller cuts a single
-/// larger piece to `most` bytes.
+/// Returns the first pieces that have at most `most` bytes together, and at least one piece; the
+/// caller cuts a single larger piece to `most` bytes.
 fn within<'a, 'b>(pieces: &'a [IoSlice<'b>], most: usize) -> (&'a [IoSlice<'b>], usize) {
     let mut total = 0;
     let count = pieces.iter().take_while(|piece| {
@@ -459,16 +471,18 @@ impl Closer {
         self.shutdown(Shutdown::Both);
     }
 
-    /// Ends both directions of a connection whose peer does not answer: they fail for the owner with
-    /// [`io::ErrorKind::TimedOut`], as if the kernel had given up, once bytes that have arrived are read.
+    /// Ends both directions of a connection whose peer does not answer: they fail for the owner
+    /// with [`io::ErrorKind::TimedOut`], as if the kernel had given up, once bytes that have
+    /// arrived are read.
     pub fn time_out(&self) {
         self.0.has_timed_out.set(true);
         self.shutdown(Shutdown::Both);
     }
 
-    /// Ends the sending direction, then discards received bytes until the peer ends its own direction, or sends nothing for
-    /// `pause`. Closing with unread bytes would send a reset (RFC 1122 §4.2.2.13), and the peer might not receive the last
-    /// sent bytes. Call this only after the owner has stopped reading, and limit the time: a peer can send for ever.
+    /// Ends the sending direction, then discards received bytes until the peer ends its own
+    /// direction, or sends nothing for `pause`. Closing with unread bytes would send a reset (RFC
+    /// 1122 §4.2.2.13), and the peer might not receive the last sent bytes. Call this only after
+    /// the owner has stopped reading, and limit the time: a peer can send for ever.
     pub async fn linger(&self, pause: Duration) {
         self.shutdown(Shutdown::Write);
         let mut discarded = 0;
@@ -518,7 +532,8 @@ impl Closer {
             .is_ok_and(|(_, received)| received > 0)
     }
 
-    /// Whether the peer has ended its direction or the connection is lost, even if bytes before the end are unread.
+    /// Whether the peer has ended its direction or the connection is lost, even if bytes before the
+    /// end are unread.
     pub fn is_hung_up(&self) -> bool {
         self.polls(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
     }

@@ -10,9 +10,10 @@ const ALIGNED: usize = 16;
 
 /// mimalloc, for `#[global_allocator]`.
 ///
-/// The mimalloc crate asks for an alignment with each allocation. Beyond 1 KiB, mimalloc then reserves a larger block, in
-/// which it aligns the memory, and takes several times as long; the task of a request is such an allocation. This type asks
-/// for an alignment only if a block would not have it anyway.
+/// The mimalloc crate asks for an alignment with each allocation. Beyond 1 KiB, mimalloc then
+/// reserves a larger block, in which it aligns the memory, and takes several times as long; the
+/// task of a request is such an allocation. This type asks for an alignment only if a block would
+/// not have it anyway.
 #[derive(Debug)]
 pub struct Allocator;
 
@@ -20,7 +21,8 @@ fn is_aligned_anyway(layout: Layout) -> bool {
     layout.align() <= ALIGNED && layout.align() <= layout.size()
 }
 
-// SAFETY: the functions of mimalloc keep the contract, and their blocks can be passed to each other.
+// SAFETY: the functions of mimalloc keep the contract, and their blocks can be passed to each
+// other.
 unsafe impl GlobalAlloc for Allocator {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -61,10 +63,12 @@ unsafe impl GlobalAlloc for Allocator {
 
 /// Returns memory that was freed some time ago to the kernel.
 ///
-/// mimalloc checks for such memory only during allocations, so an idle process would keep the memory of its busiest
-/// time. Cheap if there is nothing to return. No effect under another allocator.
+/// mimalloc checks for such memory only during allocations, so an idle process would keep the
+/// memory of its busiest time. Cheap if there is nothing to return. No effect under another
+/// allocator.
 pub fn give_back() {
-    // SAFETY: takes no pointers and may be called on any thread at any time; `false` leaves memory in use alone.
+    // SAFETY: takes no pointers and may be called on any thread at any time; `false` leaves memory
+    // in use alone.
     unsafe { libmimalloc_sys::mi_collect(false) }
 }
 
@@ -95,7 +99,8 @@ mod tests {
         {
             let layout = Layout::from_size_align(size, align).unwrap();
             let larger = Layout::from_size_align(size * 3, align).unwrap();
-            // SAFETY: the sizes are not zero, and each block is used within its size and freed once.
+            // SAFETY: the sizes are not zero, and each block is used within its size and freed
+            // once.
             unsafe {
                 let zeroed = Allocator.alloc_zeroed(layout);
                 assert!((0..size).all(|at| *zeroed.add(at) == 0));

@@ -7,8 +7,9 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use crate::command;
 use crate::config::Keys;
 
-/// Allows or refuses core dumps of this process. Without them, no other process of the same user can read its memory
-/// either, except as root (prctl(2), `PR_SET_DUMPABLE`). A program starts with dumps allowed, whatever its parent had.
+/// Allows or refuses core dumps of this process. Without them, no other process of the same user
+/// can read its memory either, except as root (prctl(2), `PR_SET_DUMPABLE`). A program starts with
+/// dumps allowed, whatever its parent had.
 pub fn allow(is_allowed: bool) -> io::Result<()> {
     let behavior = if is_allowed {
         DumpableBehavior::Dumpable

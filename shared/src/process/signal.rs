@@ -3,8 +3,8 @@
 use std::fs;
 use std::io;
 
-/// Whether the program that started this one has set the signal to be ignored, as `nohup` does with SIGHUP
-/// (proc_pid_status(5)). Programs leave such signals ignored.
+/// Whether the program that started this one has set the signal to be ignored, as `nohup` does with
+/// SIGHUP (proc_pid_status(5)). Programs leave such signals ignored.
 pub fn is_ignored(signal: i32) -> io::Result<bool> {
     is_in(&fs::read_to_string("/proc/self/status")?, signal)
 }
@@ -24,7 +24,8 @@ mod tests {
 
     #[test]
     fn bits_of_the_mask_are_signals() {
-        let status = "Name:\tx\nSigBlk:\tffffffffffffffff\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000000000\n";
+        let status = "Name:\tx\nSigBlk:\tffffffffffffffff\nSigIgn:\t0000000000001001\n\
+                      SigCgt:\t0000000000000000\n";
         let ignored: Vec<i32> = (-1..70)
             .filter(|signal| is_in(status, *signal).unwrap())
             .collect();

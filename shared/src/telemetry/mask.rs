@@ -1,5 +1,5 @@
-//! Masking of the gateway's secrets in text that is stored or sent on. A client may put a secret anywhere, such as in a
-//! path.
+//! Masking of the gateway's secrets in text that is stored or sent on. A client may put a secret
+//! anywhere, such as in a path.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -50,10 +50,11 @@ impl Masker {
 
     /// Masks the secrets in `text`; `None` if there are none.
     ///
-    /// `***` replaces the secrets of service keys and enrollment tokens (`gw_sk_<id>.<secret>`, `gw_et_…`), of clients
-    /// and enrollments (`gw_cs_<secret>`, `gw_es_…`), and the signatures of JSON Web Tokens; `gw_admin.***` replaces
-    /// known secrets. Also finds secrets with percent-encoded characters, even if encoded several times. The time is
-    /// proportional to the length of `text`.
+    /// `***` replaces the secrets of service keys and enrollment tokens (`gw_sk_<id>.<secret>`,
+    /// `gw_et_…`), of clients and enrollments (`gw_cs_<secret>`, `gw_es_…`), and the signatures of
+    /// JSON Web Tokens; `gw_admin.***` replaces known secrets. Also finds secrets with
+    /// percent-encoded characters, even if encoded several times. The time is proportional to the
+    /// length of `text`.
     pub fn mask(&self, text: &[u8]) -> Option<Vec<u8>> {
         let decoded = Decoded::of(text);
         let mut found = secrets_by_form(&decoded.bytes);
@@ -131,7 +132,8 @@ fn secrets_by_form(text: &[u8]) -> Vec<(Range<usize>, &'static [u8])> {
     found
 }
 
-/// Finds the secret in a word. `last` and `before_last` are the words before it, if full stops separate them.
+/// Finds the secret in a word. `last` and `before_last` are the words before it, if full stops
+/// separate them.
 fn secret_in(this: &[u8], last: &[u8], before_last: &[u8]) -> Option<Range<usize>> {
     let has = |word: &[u8], mark: &[u8]| memmem::find(word, mark).is_some();
     let is_secret = has(last, SERVICE_KEY) || has(last, ENROLLMENT_TOKEN);
@@ -162,8 +164,8 @@ struct Decoded<'a> {
 }
 
 impl<'a> Decoded<'a> {
-    /// Decodes until no escape is left: `%2567` becomes `%67` and then `g`. Each step removes two bytes, so the time is
-    /// proportional to the length.
+    /// Decodes until no escape is left: `%2567` becomes `%67` and then `g`. Each step removes two
+    /// bytes, so the time is proportional to the length.
     fn of(text: &'a [u8]) -> Self {
         if !memchr::memchr_iter(b'%', text).any(|at| escaped(&text[at..]).is_some()) {
             return Self {
@@ -364,7 +366,8 @@ mod tests {
                 _ => format!("%25{byte:02x}"),
             }).collect();
             let masked = masked(&format!("/a?k={encoded}+b")).unwrap();
-            let decoded = String::from_utf8(Decoded::of(masked.as_bytes()).bytes.into_owned()).unwrap();
+            let decoded =
+                String::from_utf8(Decoded::of(masked.as_bytes()).bytes.into_owned()).unwrap();
             proptest::prop_assert_eq!(decoded, "/a?k=gw_sk_abcdef.***+b");
             proptest::prop_assert!(is_masked(masked.as_bytes()));
         }

@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-/// Folders of the pages of an installed package, in the order in which they are looked for. Each has all pages.
+/// Folders of the pages of an installed package, in the order in which they are looked for. Each
+/// has all pages.
 const INSTALLED: [&str; 2] = ["/usr/share/doc/gw-gateway", "/usr/share/doc/gw-agent"];
 
-/// Replaces each `docs/PAGE.md` of a message, which names a page in the source, by the path of that page if a package has
-/// installed it.
+/// Replaces each `docs/PAGE.md` of a message, which names a page in the source, by the path of that
+/// page if a package has installed it.
 pub fn located(message: &str) -> String {
     located_in(&INSTALLED.map(Path::new), message)
 }

@@ -31,7 +31,8 @@ pub struct ReceivedBody {
     stream: StreamReceiver,
     /// Bytes that are still to come, if the length was announced.
     left: Option<u64>,
-    /// Bytes of content that are still to come before those of another protocol. `None` for a message.
+    /// Bytes of content that are still to come before those of another protocol. `None` for a
+    /// message.
     content: Option<u64>,
     /// Bytes of the other protocol that arrived together with the end of the content.
     behind_content: Bytes,
@@ -53,8 +54,8 @@ impl ReceivedBody {
         }
     }
 
-    /// The direction of another protocol, before or after an upgrade: bytes of unknown number behind those of the content of the
-    /// request. No part has bytes of both.
+    /// The direction of another protocol, before or after an upgrade: bytes of unknown number
+    /// behind those of the content of the request. No part has bytes of both.
     pub fn upgraded(stream: StreamReceiver, content: u64) -> Self {
         Self {
             stream,

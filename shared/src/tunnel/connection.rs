@@ -1,4 +1,5 @@
-//! A tunnel on its TLS connection: moves bytes between the connection and an [`Endpoint`], and hands out its streams.
+//! A tunnel on its TLS connection: moves bytes between the connection and an [`Endpoint`], and
+//! hands out its streams.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -17,12 +18,12 @@ use super::ledger::Share;
 use super::transport::Transport;
 use crate::runtime;
 
-/// Bytes of frames that are taken out of the endpoint at a time. Later control frames wait behind at most this, and
-/// behind what the TLS session and the kernel hold.
+/// Bytes of frames that are taken out of the endpoint at a time. Later control frames wait behind
+/// at most this, and behind what the TLS session and the kernel hold.
 const WRITE_AT_ONCE: usize = 64 * 1024;
 
-/// Bytes that are received before frames are sent and other tasks run. Above what a socket on io_uring returns in one
-/// turn.
+/// Bytes that are received before frames are sent and other tasks run. Above what a socket on
+/// io_uring returns in one turn.
 const RECEIVE_AT_ONCE: usize = 1024 * 1024;
 
 /// Most pieces of one write.
@@ -141,8 +142,9 @@ impl Tunnel {
         )
     }
 
-    /// Moves bytes in both directions until nothing more can be moved. Ready when the connection has ended; the
-    /// streams of the tunnel are closed then. `after_receive` runs after received bytes were handled.
+    /// Moves bytes in both directions until nothing more can be moved. Ready when the connection
+    /// has ended; the streams of the tunnel are closed then. `after_receive` runs after received
+    /// bytes were handled.
     pub fn poll_drive(
         &self,
         cx: &mut Context<'_>,
@@ -165,7 +167,8 @@ impl Tunnel {
         Poll::Ready(ended)
     }
 
-    /// Receives until no bytes have arrived or the endpoint must send first; ready at the end of the connection.
+    /// Receives until no bytes have arrived or the endpoint must send first; ready at the end of
+    /// the connection.
     fn poll_receive(
         &self,
         cx: &mut Context<'_>,
@@ -244,7 +247,8 @@ pub struct StreamSender {
 }
 
 impl StreamSender {
-    /// Sends all of `data` as the peer's credit and the send buffer allow; with `end`, no more follows.
+    /// Sends all of `data` as the peer's credit and the send buffer allow; with `end`, no more
+    /// follows.
     pub async fn send(&self, mut data: Bytes, end: bool) -> Result<(), Closed> {
         std::future::poll_fn(|cx| self.poll_send(cx, &mut data, end)).await
     }
@@ -308,7 +312,8 @@ impl StreamSender {
             .with(|endpoint| endpoint.break_off(self.key, code))
     }
 
-    /// Charges the memory of the stream to `share` from now on. Changes nothing and returns false if that has no room.
+    /// Charges the memory of the stream to `share` from now on. Changes nothing and returns false
+    /// if that has no room.
     #[must_use]
     pub fn charge_to(&self, share: &Rc<Share>) -> bool {
         self.tunnel

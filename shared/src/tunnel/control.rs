@@ -21,10 +21,11 @@ pub const TO_GATEWAY_MAX: usize = 16 * 1024;
 pub enum ToAgent {
     /// The tunnel is registered: requests can arrive.
     Ready { agent_id: String, generation: u64 },
-    /// The gateway is stopping: connect again, and keep this tunnel, since requests may still arrive on it.
+    /// The gateway is stopping: connect again, and keep this tunnel, since requests may still
+    /// arrive on it.
     Drain,
-    /// No request arrives after this: end the tunnel when its requests have ended. Answers the agent's `Drain`, and
-    /// ends the gateway's own.
+    /// No request arrives after this: end the tunnel when its requests have ended. Answers the
+    /// agent's `Drain`, and ends the gateway's own.
     Drained,
     /// A newer tunnel of this agent replaces this one: do not reconnect.
     Replaced,
@@ -34,25 +35,28 @@ pub enum ToAgent {
     Certificate(CertificateReply),
     /// Answer to `Renew` that is refused, with the reason.
     RenewalRefused { message: String },
-    /// Whether the service has tunnels of other agents, to which the gateway can send what this agent refuses, and its setting
-    /// `retries`. Sent when the tunnel is ready, unless it says `false` and `true`, and when it changes. Not sent to agents of a
-    /// line before 0.2.
+    /// Whether the service has tunnels of other agents, to which the gateway can send what this
+    /// agent refuses, and its setting `retries`. Sent when the tunnel is ready, unless it says
+    /// `false` and `true`, and when it changes. Not sent to agents of a line before 0.2.
     OtherTunnels {
         exist: bool,
-        /// The agent may repeat safe requests whose connection to a backend has ended. The first versions of 0.2 do not send it.
+        /// The agent may repeat safe requests whose connection to a backend has ended. The first
+        /// versions of 0.2 do not send it.
         #[serde(default = "yes")]
         retries: bool,
     },
-    /// Programs of the gateway's version, for agents that update themselves. Not sent to agents of a line before 0.2.
+    /// Programs of the gateway's version, for agents that update themselves. Not sent to agents of
+    /// a line before 0.2.
     Programs { programs: Vec<SignedProgram> },
-    /// Renew the certificate unless this authority has issued it, after a random part of `within_seconds`: another authority
-    /// issues the certificates of agents now. Not sent to agents of a line before 0.2.
+    /// Renew the certificate unless this authority has issued it, after a random part of
+    /// `within_seconds`: another authority issues the certificates of agents now. Not sent to
+    /// agents of a line before 0.2.
     RenewalWanted {
         authority: AuthorityId,
         within_seconds: u32,
     },
-    /// The gateway ends this tunnel now, for this [reason](super::cut_reason::CutReason). Not sent to agents of a line
-    /// before 0.2.
+    /// The gateway ends this tunnel now, for this [reason](super::cut_reason::CutReason). Not sent
+    /// to agents of a line before 0.2.
     Ended { reason: String },
 }
 
@@ -71,13 +75,15 @@ pub enum ToGateway {
         /// Agents of a line before 0.2 do not send it.
         #[serde(default)]
         backend: BackendHealth,
-        /// The agent gets requests only if no other can serve them. Agents of a line before 0.2 do not send it.
+        /// The agent gets requests only if no other can serve them. Agents of a line before 0.2 do
+        /// not send it.
         #[serde(default)]
         standby: bool,
     },
     /// The agent is stopping: send no new requests on this tunnel.
     Drain,
-    /// Request for a certificate: `csr` is a PEM certificate request signed with the new key (RFC 2986).
+    /// Request for a certificate: `csr` is a PEM certificate request signed with the new key (RFC
+    /// 2986).
     Renew { csr: String },
     /// Whether the agent updates itself, and how far it is. Sent when it changes.
     Update(UpdateReport),

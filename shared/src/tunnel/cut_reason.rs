@@ -64,23 +64,26 @@ impl CutReason {
             .find(|reason| reason.as_str() == text)
     }
 
-    /// What the administrator of the agent can do. `None` if there is nothing to do, or if the agent cannot be told.
+    /// What the administrator of the agent can do. `None` if there is nothing to do, or if the
+    /// agent cannot be told.
     pub const fn advice(self) -> Option<&'static str> {
-        const REPORT: &str = "the agent broke the tunnel protocol: install the version of the gateway, and report the error \
-                              if it occurs again";
+        const REPORT: &str = "the agent broke the tunnel protocol: install the version of the \
+                              gateway, and report the error if it occurs again";
         Some(match self {
             Self::AgentRevoked => {
                 "an administrator has revoked this agent: enroll it again with a new token"
             }
             Self::CertificateExpired => {
-                "the agent's certificate has expired: check the agent's clock; the agent requests a new certificate by \
-                 itself within 30 days, after that enroll it again"
+                "the agent's certificate has expired: check the agent's clock; the agent requests \
+                 a new certificate by itself within 30 days, after that enroll it again"
             }
             Self::ServiceDeleted => {
-                "an administrator has deleted the service: stop this agent, or assign it another service"
+                "an administrator has deleted the service: stop this agent, or assign it another \
+                 service"
             }
             Self::NotAssigned => {
-                "the service is no longer assigned to this agent: ask an administrator to assign it again"
+                "the service is no longer assigned to this agent: ask an administrator to assign \
+                 it again"
             }
             Self::Violation
             | Self::Flood

@@ -6,10 +6,12 @@ use crate::http::HeadLimits;
 /// Length of a frame header, in bytes.
 pub const HEADER: usize = 8;
 
-/// Largest payload of DATA, in bytes. With its header, a full frame is one full TLS record (RFC 8446 §5.1).
+/// Largest payload of DATA, in bytes. With its header, a full frame is one full TLS record (RFC
+/// 8446 §5.1).
 pub const DATA_MAX: usize = 16 * 1024 - HEADER;
 
-/// Bounds on the head of a REQUEST: the largest head that callers may send, and the fields that the gateway adds.
+/// Bounds on the head of a REQUEST: the largest head that callers may send, and the fields that the
+/// gateway adds.
 pub const REQUEST_HEAD: HeadLimits = HeadLimits {
     head: 68 * 1024,
     fields: 128,
@@ -53,7 +55,8 @@ pub enum Kind {
     Response = 0x03,
     /// Interim response (1xx): the response head.
     Interim = 0x04,
-    /// Error of the agent in place of a response: durations (2 × u32), a flag (1 bit) and the length of the code (7 bits), code, message.
+    /// Error of the agent in place of a response: durations (2 × u32), a flag (1 bit) and the
+    /// length of the code (7 bits), code, message.
     Refused = 0x05,
     /// Bytes of a body.
     Data = 0x06,
@@ -70,7 +73,8 @@ pub enum Kind {
     Pong = 0x0c,
     /// A control message (JSON).
     Message = 0x0d,
-    /// The agent needs no more of the request body: the bytes of it that the backend's connection took (u64).
+    /// The agent needs no more of the request body: the bytes of it that the backend's connection
+    /// took (u64).
     Uploaded = 0x0e,
 }
 
@@ -137,8 +141,8 @@ impl Kind {
     }
 }
 
-/// Identifier of a stream: the slot in the low 16 bits, and in the high bits a generation above 0 that tells
-/// successive streams of a slot apart. 0 is the tunnel.
+/// Identifier of a stream: the slot in the low 16 bits, and in the high bits a generation above 0
+/// that tells successive streams of a slot apart. 0 is the tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StreamId(pub u32);
 

@@ -38,14 +38,15 @@ pub enum BadUpgrade {
     VersionMismatch(#[from] VersionMismatch),
 }
 
-/// Response to a challenge, by which an agent authenticates if the gateway requests no client certificate in the TLS
-/// handshake: `Authorization: Gw-Agent certificate="…", signature="…"`, both in base64url without padding (RFC 9110
-/// §11.4).
+/// Response to a challenge, by which an agent authenticates if the gateway requests no client
+/// certificate in the TLS handshake: `Authorization: Gw-Agent certificate="…", signature="…"`, both
+/// in base64url without padding (RFC 9110 §11.4).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Proof {
     /// The agent's certificate, DER.
     pub certificate: Vec<u8>,
-    /// Signature of [`challenge_message`] with the certificate's key: ECDSA P-256 with SHA-256 (DER), or Ed25519.
+    /// Signature of [`challenge_message`] with the certificate's key: ECDSA P-256 with SHA-256
+    /// (DER), or Ed25519.
     pub signature: Vec<u8>,
 }
 
@@ -64,8 +65,8 @@ pub fn parse_challenge(field: &str) -> Option<&str> {
         .strip_suffix('"')
 }
 
-/// Message that the agent signs: bound to its purpose, the service and the challenge, which is random for each
-/// connection.
+/// Message that the agent signs: bound to its purpose, the service and the challenge, which is
+/// random for each connection.
 pub fn challenge_message(host: &str, challenge: &str) -> Vec<u8> {
     format!("gw-tunnel agent authentication\0{host}\0{challenge}").into_bytes()
 }
@@ -106,7 +107,8 @@ fn parameters(field: &str) -> Option<&str> {
         .then(|| parameters.trim())
 }
 
-/// Head of an agent's request for a tunnel of the service at `host`, with the proof if it was challenged.
+/// Head of an agent's request for a tunnel of the service at `host`, with the proof if it was
+/// challenged.
 pub fn request(host: &str, proof: Option<&Proof>) -> Vec<u8> {
     write(
         host,
@@ -116,7 +118,8 @@ pub fn request(host: &str, proof: Option<&Proof>) -> Vec<u8> {
     )
 }
 
-/// Head of an agent's request for the program with this SHA-256 (hexadecimal), in place of a tunnel.
+/// Head of an agent's request for the program with this SHA-256 (hexadecimal), in place of a
+/// tunnel.
 pub fn program_request(host: &str, sha256: &str, proof: Option<&Proof>) -> Vec<u8> {
     let path = format!("{}{sha256}", program::PATH);
     let path =
@@ -167,7 +170,8 @@ pub enum Purpose {
     Program(String),
 }
 
-/// Checks that a request head asks for a tunnel or for a program, in a version that the gateway serves.
+/// Checks that a request head asks for a tunnel or for a program, in a version that the gateway
+/// serves.
 pub fn check(request: &RequestHead, served: AgentVersions) -> Result<AgentRequest, BadUpgrade> {
     // `upgrade` is `None` for a request with a body.
     let upgrades = request
@@ -195,8 +199,8 @@ pub fn check(request: &RequestHead, served: AgentVersions) -> Result<AgentReques
     })
 }
 
-/// Head of the gateway's 101 response; HTTP/2 follows at once. `Date` tells the agent the gateway's clock, by which its
-/// certificate is issued and checked.
+/// Head of the gateway's 101 response; HTTP/2 follows at once. `Date` tells the agent the gateway's
+/// clock, by which its certificate is issued and checked.
 pub fn acceptance() -> Vec<u8> {
     let mut headers = Fields::new();
     let date = HeaderValue::try_from(httpdate::fmt_http_date(clock::now()));

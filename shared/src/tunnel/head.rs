@@ -1,8 +1,8 @@
 //! Heads as the tunnel carries them: HTTP/1.1 heads (RFC 9112) behind a few fixed bytes.
 //!
-//! The framing fields of a head mean what they mean in HTTP/1.1, but bodies are DATA frames: `transfer-encoding: chunked`
-//! announces a body of unknown length. A head without a body has END. An upgrade is requested and accepted as in
-//! HTTP/1.1, with `connection: upgrade` and status 101.
+//! The framing fields of a head mean what they mean in HTTP/1.1, but bodies are DATA frames:
+//! `transfer-encoding: chunked` announces a body of unknown length. A head without a body has END.
+//! An upgrade is requested and accepted as in HTTP/1.1, with `connection: upgrade` and status 101.
 
 use bytes::{Buf, Bytes};
 use http::header::{HeaderName, HeaderValue};
@@ -141,12 +141,12 @@ pub struct Refusal {
     pub message: Bytes,
 }
 
-/// Bit of the byte with the length of a code: no backend processed any of the request. Agents of the release line 0.1
-/// never set it.
+/// Bit of the byte with the length of a code: no backend processed any of the request. Agents of
+/// the release line 0.1 never set it.
 const UNSENT: u8 = 0x80;
 
-/// Appends the payload of a REFUSED. Cuts a message that is too long. `unsent` tells that no backend processed any of the
-/// request.
+/// Appends the payload of a REFUSED. Cuts a message that is too long. `unsent` tells that no
+/// backend processed any of the request.
 pub fn write_refusal(
     out: &mut Vec<u8>,
     timing: AgentTiming,
@@ -196,27 +196,29 @@ fn read_timing(payload: &mut Bytes) -> AgentTiming {
     }
 }
 
-/// Field of a REQUEST that asks for a notice of [acceptance](write_acceptance). The agent does not pass it on.
+/// Field of a REQUEST that asks for a notice of [acceptance](write_acceptance). The agent does not
+/// pass it on.
 pub const AWAIT_ACCEPTANCE: HeaderName = HeaderName::from_static("x-gw-await-acceptance");
 
 /// Field of a notice of acceptance.
 const ACCEPTED: HeaderName = HeaderName::from_static("x-gw-accepted");
 
-/// Appends the payload of an INTERIM that is a notice of acceptance: the request has a slot and a connection to a backend, and
-/// its body may follow. The gateway does not pass it on.
+/// Appends the payload of an INTERIM that is a notice of acceptance: the request has a slot and a
+/// connection to a backend, and its body may follow. The gateway does not pass it on.
 pub fn write_acceptance(out: &mut Vec<u8>) {
     let headers = std::iter::once((ACCEPTED, HeaderValue::from_static("1"))).collect();
     write_interim(out, StatusCode::CONTINUE, &headers);
 }
 
-/// Whether the head of an INTERIM is a notice of acceptance. A backend cannot send one: an agent removes the fields of the
-/// gateway from its responses.
+/// Whether the head of an INTERIM is a notice of acceptance. A backend cannot send one: an agent
+/// removes the fields of the gateway from its responses.
 pub fn is_acceptance(head: &ResponseHead) -> bool {
     head.headers.contains(&ACCEPTED)
 }
 
-/// Trailer field of a request for another protocol whose caller ended without `close_notify` or END_STREAM: the agent resets
-/// the connection to the backend once that has the bytes before. Trailers of callers do not have it.
+/// Trailer field of a request for another protocol whose caller ended without `close_notify` or
+/// END_STREAM: the agent resets the connection to the backend once that has the bytes before.
+/// Trailers of callers do not have it.
 pub const BROKEN_OFF: HeaderName = HeaderName::from_static("x-gw-broken-off");
 
 /// Trailers with [`BROKEN_OFF`].

@@ -1,4 +1,5 @@
-//! Pings on a silent tunnel, and detection of a dead one. The decision takes the time as an argument.
+//! Pings on a silent tunnel, and detection of a dead one. The decision takes the time as an
+//! argument.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! Memory for the streams of tunnels, in bytes: charged before it is granted, and shared by the parties that use it.
+//! Memory for the streams of tunnels, in bytes: charged before it is granted, and shared by the
+//! parties that use it.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -10,8 +11,9 @@ pub struct Ledger {
     charged: Cell<usize>,
 }
 
-/// Share of one party: at most half of what the other parties leave. So one party alone has half of the memory, parties
-/// that compete have equal shares, and there is always some left for another one.
+/// Share of one party: at most half of what the other parties leave. So one party alone has half of
+/// the memory, parties that compete have equal shares, and there is always some left for another
+/// one.
 #[derive(Debug)]
 pub struct Share {
     ledger: Rc<Ledger>,
@@ -26,7 +28,8 @@ pub struct Reserved {
 }
 
 impl Reserved {
-    /// Charges `bytes` more, as [`Share::spare`]. Changes nothing and returns false if there is no room.
+    /// Charges `bytes` more, as [`Share::spare`]. Changes nothing and returns false if there is no
+    /// room.
     #[must_use]
     pub fn grow(&mut self, bytes: usize) -> bool {
         self.grow_within(self.share.left_beyond_least(), bytes)
@@ -107,8 +110,9 @@ impl Share {
         self.most().saturating_sub(self.charged.get())
     }
 
-    /// Bytes that may still be charged for what a stream can do without: windows and queues beyond the least. They use at
-    /// most half of the share, so that the other half has room for further streams.
+    /// Bytes that may still be charged for what a stream can do without: windows and queues beyond
+    /// the least. They use at most half of the share, so that the other half has room for further
+    /// streams.
     pub fn left_beyond_least(&self) -> usize {
         (self.most() / 2).saturating_sub(self.charged.get())
     }

@@ -1,12 +1,13 @@
-//! Bounds on responses. The agent applies them to its backends, and the gateway to its agents, which may be modified.
+//! Bounds on responses. The agent applies them to its backends, and the gateway to its agents,
+//! which may be modified.
 
 use http::{StatusCode, header};
 
 use crate::http::Fields;
 use crate::http::HeadLimits;
 
-/// Bounds on a final or interim head, and on a trailer section. With the lines that the tunnel adds, a head fits into
-/// [`RESPONSE_HEAD`](super::frame::RESPONSE_HEAD).
+/// Bounds on a final or interim head, and on a trailer section. With the lines that the tunnel
+/// adds, a head fits into [`RESPONSE_HEAD`](super::frame::RESPONSE_HEAD).
 pub const HEAD: HeadLimits = HeadLimits {
     head: 60 * 1024,
     fields: 1000,
@@ -16,11 +17,12 @@ pub const HEAD: HeadLimits = HeadLimits {
 /// Most interim responses (1xx) to one request.
 pub const INTERIM_MAX: u32 = 1000;
 
-/// Most bytes of all interim responses to one request. They use no credit, so each hop may have to buffer all of them
-/// for a peer that does not read.
+/// Most bytes of all interim responses to one request. They use no credit, so each hop may have to
+/// buffer all of them for a peer that does not read.
 pub const INTERIM_BYTES: usize = 64 * 1024;
 
-/// Bytes that a head and each of its fields count in addition to their text: the memory of an entry in a list of fields.
+/// Bytes that a head and each of its fields count in addition to their text: the memory of an entry
+/// in a list of fields.
 pub const OVERHEAD: usize = 64;
 
 /// Response that a backend must not send.
@@ -30,7 +32,8 @@ pub enum InvalidResponse {
     Status(StatusCode),
     #[error("it has more than {} header fields; let the backend send fewer", HEAD.fields)]
     TooManyFields,
-    #[error("its head is larger than {} bytes; let the backend send fewer or shorter fields", HEAD.head)]
+    #[error("its head is larger than {} bytes; let the backend send fewer or shorter \
+             fields", HEAD.head)]
     HeadTooLarge,
     #[error("more than {INTERIM_MAX} interim responses, or {INTERIM_BYTES} bytes of them")]
     TooManyInterim,

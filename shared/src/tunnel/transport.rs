@@ -8,17 +8,19 @@ use crate::net::{Socket, TlsStream};
 /// Bytes that are received at a time from a stream without TLS.
 const RECEIVE: usize = 16 * 1024;
 
-/// Reliable byte stream that carries a tunnel: a TLS connection, a socket between two processes of this machine, or memory in
-/// benchmarks.
+/// Reliable byte stream that carries a tunnel: a TLS connection, a socket between two processes of
+/// this machine, or memory in benchmarks.
 pub trait Transport {
-    /// Receives until there are bytes, which it passes to `sink`, or the end. Returns the number of bytes; 0 is the end.
+    /// Receives until there are bytes, which it passes to `sink`, or the end. Returns the number of
+    /// bytes; 0 is the end.
     fn poll_plaintext(
         &self,
         cx: &mut Context<'_>,
         sink: &mut dyn FnMut(&[u8]),
     ) -> Poll<io::Result<usize>>;
 
-    /// Takes as many bytes as there is room for, to be sent by [`Self::poll_send`]. Returns their number.
+    /// Takes as many bytes as there is room for, to be sent by [`Self::poll_send`]. Returns their
+    /// number.
     fn poll_write(&self, cx: &mut Context<'_>, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>>;
 
     /// Sends the taken bytes; pending while the connection takes no more.

@@ -1,9 +1,10 @@
 //! Size of the flow-control windows of a tunnel's streams. Time and measurements are arguments.
 //!
-//! All streams of a tunnel have the same window, in both directions. The window grows while it limits the tunnel: while
-//! about a window of bytes is in flight (rate × round-trip time). It shrinks as soon as the open streams could have
-//! more unread bytes than the budget if all of them stalled. On a short path, several streams share a small number of
-//! bytes: bytes that wait in the connection delay the responses of all other streams.
+//! All streams of a tunnel have the same window, in both directions. The window grows while it
+//! limits the tunnel: while about a window of bytes is in flight (rate × round-trip time). It
+//! shrinks as soon as the open streams could have more unread bytes than the budget if all of them
+//! stalled. On a short path, several streams share a small number of bytes: bytes that wait in the
+//! connection delay the responses of all other streams.
 
 use std::time::{Duration, Instant};
 
@@ -16,12 +17,14 @@ pub const FIRST: u32 = 512 * KIB;
 pub const LEAST: u32 = 64 * KIB;
 /// Largest window, in bytes: 100 Mbit/s over 400 ms, with the headroom that growth needs.
 pub const MOST: u32 = 8 * MIB;
-/// Budget for unread bytes of all streams of a tunnel in each direction, in bytes: 128 windows of the first size.
+/// Budget for unread bytes of all streams of a tunnel in each direction, in bytes: 128 windows of
+/// the first size.
 pub const TUNNEL_BUDGET: usize = 64 * MIB as usize;
 
 /// Bytes that several streams share on a short path.
 const SHARED: usize = MIB as usize;
-/// Smallest share of a stream, in bytes. With less, a caller that is slow to read for a moment gets less than others.
+/// Smallest share of a stream, in bytes. With less, a caller that is slow to read for a moment gets
+/// less than others.
 const SHARE_LEAST: u32 = 2 * LEAST;
 /// Round-trip time from which every stream has at least the first window, however many there are.
 const LONG_PATH: Duration = Duration::from_millis(20);
@@ -36,14 +39,16 @@ const QUIET: Duration = Duration::from_secs(10);
 pub struct Traffic {
     pub received: u64,
     pub sent: u64,
-    /// Round-trip time without queueing delay: a queue that a large window filled must not enlarge the window.
+    /// Round-trip time without queueing delay: a queue that a large window filled must not enlarge
+    /// the window.
     pub rtt: Duration,
 }
 
 /// Open streams of one direction.
 pub struct Demand<'a> {
     pub streams: usize,
-    /// Unread bytes of each stream: received and not relayed. Streams without unread bytes may be left out.
+    /// Unread bytes of each stream: received and not relayed. Streams without unread bytes may be
+    /// left out.
     pub unread: &'a [usize],
 }
 
@@ -61,7 +66,8 @@ impl Demand<'_> {
             .sum()
     }
 
-    /// Returns `wanted`, or the largest smaller window with which unread bytes stay within `budget`.
+    /// Returns `wanted`, or the largest smaller window with which unread bytes stay within
+    /// `budget`.
     pub fn fit(&self, wanted: u32, budget: usize) -> u32 {
         let mut window = wanted.clamp(LEAST, MOST);
         while window > LEAST && self.committed(window) > budget {
@@ -131,8 +137,8 @@ impl WindowTuner {
         demand.fit(wanted.min(self.share(traffic.rtt, demand.streams)), budget)
     }
 
-    /// Largest window with which `streams` streams do not delay each other by more than the path needs. A power of two,
-    /// so that it changes rarely.
+    /// Largest window with which `streams` streams do not delay each other by more than the path
+    /// needs. A power of two, so that it changes rarely.
     fn share(&self, rtt: Duration, streams: usize) -> u32 {
         if streams < 2 || rtt >= LONG_PATH {
             return MOST;
@@ -152,7 +158,8 @@ impl WindowTuner {
         self.window = window;
     }
 
-    /// Bytes in flight in the busier direction; `None` before a measurement over at least a round trip.
+    /// Bytes in flight in the busier direction; `None` before a measurement over at least a round
+    /// trip.
     fn measure(&mut self, now: Instant, traffic: Traffic) -> Option<u64> {
         let Some((at, before)) = self.before else {
             self.before = Some((now, traffic));

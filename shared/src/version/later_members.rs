@@ -1,13 +1,13 @@
-//! Members of JSON objects that a later version has added. Programs of two versions share files and exchange messages
-//! during an upgrade and after a roll-back, so what programs store or exchange may have members that this version does not
-//! know: they are ignored, and kept where this version writes an object back. What people write refuses them, because they
-//! are mistakes there.
+//! Members of JSON objects that a later version has added. Programs of two versions share files and
+//! exchange messages during an upgrade and after a roll-back, so what programs store or exchange
+//! may have members that this version does not know: they are ignored, and kept where this version
+//! writes an object back. What people write refuses them, because they are mistakes there.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The members of an object that this version does not know, to be written back as they are. For a field with
-/// `#[serde(flatten)]`.
+/// The members of an object that this version does not know, to be written back as they are. For a
+/// field with `#[serde(flatten)]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LaterMembers(Map<String, Value>);

@@ -1,4 +1,5 @@
-//! A fake collector of spans: accepts OTLP/HTTP, decodes it with OpenTelemetry's types, and gives scripted answers.
+//! A fake collector of spans: accepts OTLP/HTTP, decodes it with OpenTelemetry's types, and gives
+//! scripted answers.
 
 #![allow(dead_code, reason = "each test binary uses only some of it")]
 

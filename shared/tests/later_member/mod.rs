@@ -6,9 +6,10 @@ use serde_json::{Value, json};
 
 const NAME: &str = "a_member_of_a_later_version";
 
-/// Writes `value` as JSON, adds the member to each of its objects in turn, and reads it back. Returns the paths (RFC 6901) of the
-/// objects that keep the member when they are written again; the others must ignore it. `maps` are the paths of objects whose
-/// members are entries of a map or variants of an enum.
+/// Writes `value` as JSON, adds the member to each of its objects in turn, and reads it back.
+/// Returns the paths (RFC 6901) of the objects that keep the member when they are written again;
+/// the others must ignore it. `maps` are the paths of objects whose members are entries of a map or
+/// variants of an enum.
 pub(crate) fn pass<T: Serialize + DeserializeOwned>(value: &T, maps: &[&str]) -> Vec<String> {
     let plain = serde_json::to_value(value).unwrap();
     let mut paths = Vec::new();

@@ -1,13 +1,15 @@
-//! External programs that tests start. A test whose program is missing is skipped and says so, or fails if every program
-//! is required: if `CI` or `GW_REQUIRE_ALL` is set, as `./test` does.
+//! External programs that tests start. A test whose program is missing is skipped and says so, or
+//! fails if every program is required: if `CI` or `GW_REQUIRE_ALL` is set, as `./test` does.
 
 use std::io::{self, Write};
 use std::process::{Command, Stdio};
 
-/// One program in a line: its name, the Debian packages that contain it, a shell command that tries it.
+/// One program in a line: its name, the Debian packages that contain it, a shell command that tries
+/// it.
 const LIST: &str = concat!(include_str!("list.txt"), include_str!("packages.txt"));
 
-/// Returns whether all `programs` of the list can be used here. If not, the calling test must return.
+/// Returns whether all `programs` of the list can be used here. If not, the calling test must
+/// return.
 pub(crate) fn usable(programs: &[&str]) -> bool {
     let unusable: Vec<String> = programs
         .iter()

@@ -72,8 +72,9 @@ fn invalid_urls_are_rejected() {
 #[test]
 fn all_mistakes_are_reported_with_their_keys() {
     let mistakes = checked(
-        "b = { urls = ['https://h', 'gopher://h', 7], host = 'keep', health_check = 'up', http_version = '3', connect_timeout_seconds = 0, ca_file = '/none.pem', server_name = 'a b',\n\
-         client_key = '/none.key', colour = 'red' }",
+        "b = { urls = ['https://h', 'gopher://h', 7], host = 'keep', health_check = 'up', \
+         http_version = '3', connect_timeout_seconds = 0, ca_file = '/none.pem', server_name = 'a \
+         b',\nclient_key = '/none.key', colour = 'red' }",
     )
     .unwrap_err();
     for key in [

@@ -89,7 +89,8 @@ impl TlsSettings {
         })
     }
 
-    /// Reads the settings of a table. Returns `None` if it has no https:// backend, or if they are wrong.
+    /// Reads the settings of a table. Returns `None` if it has no https:// backend, or if they are
+    /// wrong.
     pub(super) fn read(
         key: &str,
         table: &BackendTable,

@@ -1,12 +1,15 @@
-//! When a backend is asked for a sign of life by a PING (RFC 9113 §6.7). Pure: counts looks at the connection, one a second.
+//! When a backend is asked for a sign of life by a PING (RFC 9113 §6.7). Pure: counts looks at the
+//! connection, one a second.
 
-/// Consecutive looks without a byte from the backend while a request awaits its response, after which a PING is sent.
+/// Consecutive looks without a byte from the backend while a request awaits its response, after
+/// which a PING is sent.
 const SILENT_LOOKS: u32 = 5;
 
 /// Further looks without a byte after which the PING counts as unanswered.
 const UNANSWERED_LOOKS: u32 = 5;
 
-/// PINGs until the backend sends HEADERS or DATA. gRPC servers end a connection with more (GOAWAY `too_many_pings`).
+/// PINGs until the backend sends HEADERS or DATA. gRPC servers end a connection with more (GOAWAY
+/// `too_many_pings`).
 const PINGS_MAX: u32 = 2;
 
 /// Looks between two PINGs beyond [`PINGS_MAX`]. gRPC servers accept one in five minutes.

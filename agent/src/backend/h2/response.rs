@@ -190,8 +190,8 @@ impl ResponseError {
         if error.is_remote() && error.reason() == Some(Reason::HTTP_1_1_REQUIRED) {
             return Self::Http11Required;
         }
-        // Both mean that the backend has not processed the request (RFC 9113 §6.8, §8.7): h2 reports GOAWAY only for such
-        // streams.
+        // Both mean that the backend has not processed the request (RFC 9113 §6.8, §8.7): h2
+        // reports GOAWAY only for such streams.
         let refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
         if error.is_remote() && (refused || error.is_go_away()) {
             return Self::Unprocessed {

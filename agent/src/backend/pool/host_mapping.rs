@@ -15,8 +15,9 @@ pub(super) struct HostMapping<'a> {
 }
 
 impl HostMapping<'_> {
-    /// Maps URLs of the backend in `Location`, `Content-Location` and `Refresh` to those of the caller, and removes `Domain` of
-    /// cookies for the backend's host. Relative and foreign URLs stay as they are.
+    /// Maps URLs of the backend in `Location`, `Content-Location` and `Refresh` to those of the
+    /// caller, and removes `Domain` of cookies for the backend's host. Relative and foreign URLs
+    /// stay as they are.
     pub(super) fn map_back(&self, headers: Fields) -> Fields {
         let map = |(name, value)| {
             let mapped = self.mapped(&name, &value);
@@ -61,7 +62,8 @@ impl HostMapping<'_> {
         is_sent.then(|| format!("https://{}{rest}", self.of_caller))
     }
 
-    /// `SECONDS; url=URL`, as browsers read it: with any of `;` and `,`, with or without `url=` and quotes.
+    /// `SECONDS; url=URL`, as browsers read it: with any of `;` and `,`, with or without `url=` and
+    /// quotes.
     fn refresh(&self, value: &str) -> Option<String> {
         let behind = value[value.find([';', ','])? + 1..].trim_start();
         let named = behind.split_at_checked(3).and_then(|(name, behind)| {

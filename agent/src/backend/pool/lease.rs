@@ -70,8 +70,8 @@ fn http1_exchange<'a>(
 }
 
 impl Lease<'_> {
-    /// Starts an exchange. Over HTTP/2 this sends the request head. `may_move` tells whether the request is repeated on another
-    /// connection if this one does not answer.
+    /// Starts an exchange. Over HTTP/2 this sends the request head. `may_move` tells whether the
+    /// request is repeated on another connection if this one does not answer.
     pub(crate) fn exchange(
         &self,
         request: &RequestHead,
@@ -97,14 +97,15 @@ impl Lease<'_> {
                 refused("it speaks HTTP/2 and does not accept extended CONNECT (RFC 8441)")
             }
             LeasedConnection::Http2(_) if request.method != Method::GET => refused(
-                "it speaks HTTP/2, where an upgrade request cannot have a method other than GET (RFC 8441)",
+                "it speaks HTTP/2, where an upgrade request cannot have a method other than GET \
+                 (RFC 8441)",
             ),
             LeasedConnection::Http1(_) | LeasedConnection::Http2(_) => Ok(()),
         }
     }
 
-    /// Starts an exchange that asks for an upgrade: with `Upgrade` (RFC 9110 §7.8), or over HTTP/2 with extended CONNECT
-    /// (RFC 8441), as far as [`Self::check_upgrade`] allows it.
+    /// Starts an exchange that asks for an upgrade: with `Upgrade` (RFC 9110 §7.8), or over HTTP/2
+    /// with extended CONNECT (RFC 8441), as far as [`Self::check_upgrade`] allows it.
     pub(crate) fn upgrade_exchange<'b>(
         &'b self,
         request: &RequestHead,
@@ -144,7 +145,8 @@ impl Lease<'_> {
         tls.versions == HttpVersions::Any && matches!(error, ResponseError::Http11Required)
     }
 
-    /// The fields of a response, with the caller's authority in place of the one that was sent to the backend.
+    /// The fields of a response, with the caller's authority in place of the one that was sent to
+    /// the backend.
     pub(crate) fn map_back(&self, request: &RequestHead, headers: Fields) -> Fields {
         if self.host == HostHeader::Preserve {
             return headers;
@@ -157,7 +159,8 @@ impl Lease<'_> {
         mapping.map_back(headers)
     }
 
-    /// Whether `error` proves that the backend has not processed the request. The connection gets no further requests then.
+    /// Whether `error` proves that the backend has not processed the request. The connection gets
+    /// no further requests then.
     pub(crate) fn is_unprocessed(&self, error: &ResponseError) -> bool {
         let is_unprocessed = matches!(error, ResponseError::Unprocessed { .. });
         if let LeasedConnection::Http2(stream) = &self.connection
@@ -168,8 +171,9 @@ impl Lease<'_> {
         is_unprocessed
     }
 
-    /// Whether `error` is the end of a connection that was open before the request, without any of a response, or means that the
-    /// connection does not answer. The backend may have processed the request.
+    /// Whether `error` is the end of a connection that was open before the request, without any of
+    /// a response, or means that the connection does not answer. The backend may have processed the
+    /// request.
     pub(crate) fn is_lost(&self, error: &ResponseError) -> bool {
         let is_end = match error {
             // Another error of HTTP/2 is the backend's, and that of this stream alone.
@@ -210,8 +214,9 @@ impl Lease<'_> {
         }
     }
 
-    /// Returns a connection to the pool after the complete response was read. Closes one that is not to serve other requests,
-    /// and one that is not private although an identity is bound to it.
+    /// Returns a connection to the pool after the complete response was read. Closes one that is
+    /// not to serve other requests, and one that is not private although an identity is bound to
+    /// it.
     pub(crate) fn give_back(self) {
         let backend = self.backend;
         match (self.connection, self.caller) {

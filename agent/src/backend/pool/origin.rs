@@ -1,7 +1,8 @@
 //! The connections to a backend for one host that requests name.
 //!
-//! A backend with TLS gets the host as its server name (SNI, RFC 6066 §3), selects its certificate and its settings by it, and
-//! may refuse a request for another host on the same connection (421, RFC 9110 §15.5.20). Without TLS, all hosts are one origin.
+//! A backend with TLS gets the host as its server name (SNI, RFC 6066 §3), selects its certificate
+//! and its settings by it, and may refuse a request for another host on the same connection (421,
+//! RFC 9110 §15.5.20). Without TLS, all hosts are one origin.
 
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
@@ -16,11 +17,12 @@ use crate::backend::h1::Http1Connection;
 use crate::backend::h2::{Http2Connection, Http2Connections, NewConnection};
 use crate::backend::life::Lifetime;
 
-/// Idle time after which a connection is used only for requests that can be repeated. Some servers close without an
-/// announcement after few seconds (gunicorn 2 s).
+/// Idle time after which a connection is used only for requests that can be repeated. Some servers
+/// close without an announcement after few seconds (gunicorn 2 s).
 const IDLE_FOR_ANY: Duration = Duration::from_secs(1);
 
-/// How long the name of the backend's URL is sent after the backend has refused that of the request.
+/// How long the name of the backend's URL is sent after the backend has refused that of the
+/// request.
 const REFUSED_FOR: Duration = Duration::from_secs(10 * 60);
 
 pub(in crate::backend) struct Origin {
@@ -79,8 +81,9 @@ impl Origin {
         while let Some((since, connection)) =
             idle.pop_if(|(since, _)| now.duration_since(*since) < most)
         {
-            // One system call, which a readiness wait cannot replace: half of the busy connections are reused before the
-            // ring would report that the backend has closed them, and some requests cannot be sent again.
+            // One system call, which a readiness wait cannot replace: half of the busy connections
+            // are reused before the ring would report that the backend has closed them, and some
+            // requests cannot be sent again.
             if now.duration_since(since) < connection.idle_for()
                 && !connection.is_outdated(now)
                 && connection.is_quiet()
@@ -159,7 +162,8 @@ impl Origin {
         Ok(NewConnection::Http2(self.shared.add(&connection)))
     }
 
-    /// Connects with the name of the origin, or with that of the URL if the backend refuses the former.
+    /// Connects with the name of the origin, or with that of the URL if the backend refuses the
+    /// former.
     pub(in crate::backend) async fn dial(
         &self,
         backend: &Backend,

@@ -59,7 +59,8 @@ impl BackendStream {
         }
     }
 
-    /// Appends received bytes to `buffer`. `Ok(0)` is the end of the stream; with TLS it requires a close_notify alert.
+    /// Appends received bytes to `buffer`. `Ok(0)` is the end of the stream; with TLS it requires a
+    /// close_notify alert.
     pub(super) fn poll_recv_buf(
         &self,
         cx: &mut Context<'_>,

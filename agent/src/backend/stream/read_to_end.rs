@@ -10,8 +10,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::BackendStream;
 use crate::backend::h2::ConnectionState;
 
-/// A stream that is read to its end although a write to it has failed. Before it closes, a backend may have sent responses, and a
-/// GOAWAY with the last stream that it has processed. Later writes are discarded.
+/// A stream that is read to its end although a write to it has failed. Before it closes, a backend
+/// may have sent responses, and a GOAWAY with the last stream that it has processed. Later writes
+/// are discarded.
 pub(in crate::backend) struct ReadToEnd {
     stream: BackendStream,
     write_failed: bool,
@@ -107,7 +108,8 @@ mod tests {
     use crate::backend::h2::Http2Connection;
     use crate::backend::life::Lifetime;
 
-    /// Answers the PING of the start of a connection, without reading it: closing then sends a reset.
+    /// Answers the PING of the start of a connection, without reading it: closing then sends a
+    /// reset.
     fn answer_ping(backend: &mut TcpStream) {
         const PING: u8 = 6;
         backend.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).unwrap();

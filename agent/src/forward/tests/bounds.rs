@@ -99,12 +99,13 @@ fn http_2_responses_have_the_same_limits_and_interim_ones_no_length() {
     });
 }
 
-/// A request body in pieces of one byte for a backend that does not read delays no other request of its tunnel and arrives
-/// complete.
+/// A request body in pieces of one byte for a backend that does not read delays no other request of
+/// its tunnel and arrives complete.
 #[test]
 fn backend_that_does_not_read_stalls_only_its_request() {
     if matches!(Driver::choose().unwrap(), Driver::Epoll { .. }) {
-        // On epoll a socket with more bytes is ready at once, so the two ends on this thread starve the other tasks.
+        // On epoll a socket with more bytes is ready at once, so the two ends on this thread starve
+        // the other tasks.
         return;
     }
     const TINY: usize = 400_000;

@@ -1,4 +1,5 @@
-//! What the gateway learns of how far a request has come: refusals of requests that were not sent, and notices of acceptance.
+//! What the gateway learns of how far a request has come: refusals of requests that were not sent,
+//! and notices of acceptance.
 
 use gw_shared::http::ResponseHead;
 

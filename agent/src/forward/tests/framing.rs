@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Starts an HTTP/1.1 backend that reports each request head with the number of its connection and answers 200.
+/// Starts an HTTP/1.1 backend that reports each request head with the number of its connection and
+/// answers 200.
 fn declining_backend() -> (Vec<String>, mpsc::Receiver<(usize, String)>) {
     let (sender, heads) = mpsc::channel();
     let urls = http1_backend(move |mut backend, number| {
@@ -53,7 +54,8 @@ fn upgrades_to_forms_of_http_and_invalid_protocols_are_rejected() {
     with_tunnel(&urls, |gateway| async move {
         for protocol in ["h2c", "HTTP/2.0", "TLS/1.3", "websocket, h2c", "a b", ""] {
             let head = format!(
-                "GET / HTTP/1.1\r\nhost: {HOST}\r\nconnection: upgrade\r\nupgrade: {protocol}\r\n\r\n"
+                "GET / HTTP/1.1\r\nhost: {HOST}\r\nconnection: upgrade\r\nupgrade: {protocol}\r\n\
+                 \r\n"
             );
             let answer = gateway.send_head(&head, false).down.receive().await;
             assert!(

@@ -53,7 +53,10 @@ fn interim_responses_and_trailers_are_relayed() {
         assert_eq!(exchange.bytes(5).await, b"hello");
         let part = exchange.down.receive().await;
         assert!(
-            matches!(&part, Ok(ReceivedPart::Head(Kind::Trailers, lines)) if lines == "grpc-status: 0\r\n\r\n"),
+            matches!(
+                &part,
+                Ok(ReceivedPart::Head(Kind::Trailers, lines)) if lines == "grpc-status: 0\r\n\r\n"
+            ),
             "{part:?}"
         );
         assert!(matches!(

@@ -48,7 +48,8 @@ struct End {
     code: u32,
 }
 
-/// Starts a backend that answers each request with `answer`, and reports the RST_STREAM and GOAWAY frames that it receives.
+/// Starts a backend that answers each request with `answer`, and reports the RST_STREAM and GOAWAY
+/// frames that it receives.
 fn raw_backend(
     answer: impl Fn(u32) -> Vec<u8> + Send + Sync + 'static,
 ) -> (Vec<String>, mpsc::Receiver<End>) {

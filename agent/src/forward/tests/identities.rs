@@ -8,7 +8,8 @@ use super::*;
 /// A challenge with a token, which begins to bind an identity.
 const TOKEN: &str = "Negotiate, NTLM TlRMTVNTUAAC";
 
-/// Starts a backend that answers with the number of the connection, and with the `X-Challenge` of the request as a challenge.
+/// Starts a backend that answers with the number of the connection, and with the `X-Challenge` of
+/// the request as a challenge.
 fn numbering() -> Vec<String> {
     http1_backend(|mut backend, number| {
         loop {
@@ -24,14 +25,16 @@ fn numbering() -> Vec<String> {
             }
             let challenge = field(&head, "x-challenge").unwrap_or("Basic");
             let answer = format!(
-                "HTTP/1.1 401 X\r\nWWW-Authenticate: {challenge}\r\nContent-Length: 3\r\n\r\n{number:03}"
+                "HTTP/1.1 401 X\r\nWWW-Authenticate: {challenge}\r\nContent-Length: 3\r\n\r\n\
+                 {number:03}"
             );
             backend.write_all(answer.as_bytes()).unwrap();
         }
     })
 }
 
-/// Sends a request that came on this connection of a caller. Returns the number of the connection to the backend.
+/// Sends a request that came on this connection of a caller. Returns the number of the connection
+/// to the backend.
 async fn number(
     gateway: &Gateway,
     caller: Option<CallerConnection>,

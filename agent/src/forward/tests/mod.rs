@@ -49,7 +49,8 @@ fn backends(table: &str) -> Backends {
     Backends::from_toml("test", &table, &mut Vec::new()).unwrap()
 }
 
-/// Starts a backend that calls `serve` with every connection and its number, each on its own thread. Returns its address.
+/// Starts a backend that calls `serve` with every connection and its number, each on its own
+/// thread. Returns its address.
 fn listen(serve: impl Fn(TcpStream, usize) + Send + Sync + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -65,12 +66,14 @@ fn listen(serve: impl Fn(TcpStream, usize) + Send + Sync + 'static) -> String {
     address
 }
 
-/// Starts an HTTP/1.1 backend that calls `serve` with every connection and its number. Returns its URL.
+/// Starts an HTTP/1.1 backend that calls `serve` with every connection and its number. Returns its
+/// URL.
 fn http1_backend(serve: impl Fn(TcpStream, usize) + Send + Sync + 'static) -> Vec<String> {
     vec![format!("http://{}", listen(serve))]
 }
 
-/// Starts an HTTP/2 backend that calls `serve` with every request and the number of its connection. Returns its URL.
+/// Starts an HTTP/2 backend that calls `serve` with every request and the number of its connection.
+/// Returns its URL.
 fn http2_backend<F: Future<Output = ()> + 'static>(
     settings: h2::server::Builder,
     serve: impl Fn(Request<RecvStream>, SendResponse<Bytes>, usize) -> F + Send + Sync + 'static,

@@ -49,8 +49,14 @@ fn every_response_has_the_agents_timing_and_not_the_backends() {
     let urls = http1_backend(|mut backend, number| {
         while !request_head(&mut backend).is_empty() {
             let answer: &[u8] = match number {
-                0 => b"HTTP/1.1 200 OK\r\nX-Gw-Timing: 4000000000,4000000000\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
-                1 => b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\nX-Gw-Timing: 4000000000,4000000000\r\n\r\n",
+                0 => {
+                    b"HTTP/1.1 200 OK\r\nX-Gw-Timing: 4000000000,4000000000\r\n\
+                      Content-Length: 0\r\nConnection: close\r\n\r\n"
+                }
+                1 => {
+                    b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\nX-Gw-Timing: 4000000000,4000000000\r\n\
+                      \r\n"
+                }
                 _ => b"nonsense\r\n\r\n",
             };
             backend.write_all(answer).unwrap();
@@ -148,7 +154,8 @@ fn connection_with_a_body_announced_for_a_204_is_not_reused() {
     let urls = http1_backend(|mut backend, number| {
         while !request_head(&mut backend).is_empty() {
             let answer = format!(
-                "HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\nX-Connection: {number}\r\n\r\n"
+                "HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\n\
+                 X-Connection: {number}\r\n\r\n"
             );
             backend.write_all(answer.as_bytes()).unwrap();
         }
@@ -169,7 +176,8 @@ fn bytes_behind_a_response_are_not_the_next_one() {
     let urls = http1_backend(|mut backend, number| {
         while !request_head(&mut backend).is_empty() {
             let answer = format!(
-                "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{number}HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged"
+                "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{number}HTTP/1.1 200 OK\r\n\
+                 Content-Length: 6\r\n\r\nforged"
             );
             backend.write_all(answer.as_bytes()).unwrap();
         }

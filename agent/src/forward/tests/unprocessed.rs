@@ -3,8 +3,9 @@
 use super::tunnel::Exchange;
 use super::*;
 
-/// A backend that refuses requests on its first `refusing` connections, after it has read what `reads` says of their bodies.
-/// Answers the others with their bodies. Returns its URL, and the number of requests that have arrived.
+/// A backend that refuses requests on its first `refusing` connections, after it has read what
+/// `reads` says of their bodies. Answers the others with their bodies. Returns its URL, and the
+/// number of requests that have arrived.
 fn refusing_backend(refusing: usize, reads: Read) -> (Vec<String>, Arc<AtomicUsize>) {
     let seen = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&seen);
@@ -89,7 +90,8 @@ fn the_rest_of_a_body_follows_what_was_kept() {
         while seen.load(Ordering::Relaxed) < 3 {
             runtime::sleep(Duration::from_millis(1)).await;
         }
-        // Nothing is kept any more once the response has begun, so the rest may be longer than 64 KiB.
+        // Nothing is kept any more once the response has begun, so the rest may be longer than 64
+        // KiB.
         assert_eq!(exchange.response().await.head.status, 200);
         let rest = "x".repeat(300_000);
         send(&exchange, &rest, true).await;

@@ -12,7 +12,12 @@ fn any_protocol_is_relayed_and_each_direction_ends_separately() {
             (Some("upgrade"), Some("Foo/2"))
         );
         assert_eq!(field(&head, "host"), Some(HOST));
-        backend.write_all(b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: foo/2\r\nX-Own: 1\r\n\r\nfirst").unwrap();
+        backend
+            .write_all(
+                b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 101 Yes\r\nConnection: upgrade\r\n\
+                  Upgrade: foo/2\r\nX-Own: 1\r\n\r\nfirst",
+            )
+            .unwrap();
         let mut received = String::new();
         let mut byte = [0; 100];
         loop {
@@ -138,7 +143,11 @@ fn websocket_without_a_key_gets_one() {
         let accept = accept.to_str().unwrap();
         backend
             .write_all(
-                format!("HTTP/1.1 101 Yes\r\nUpgrade: WebSocket\r\nSec-WebSocket-Accept: {accept}\r\n\r\n").as_bytes(),
+                format!(
+                    "HTTP/1.1 101 Yes\r\nUpgrade: WebSocket\r\nSec-WebSocket-Accept: {accept}\r\n\
+                     \r\n"
+                )
+                .as_bytes(),
             )
             .unwrap();
         read(&mut backend, &mut [0]);

@@ -6,12 +6,14 @@ use super::connections::alpn::tls;
 use super::tunnel::{Exchange, Gateway};
 use super::*;
 
-/// More than the credit of a stream, the buffers of a socket and the window of an HTTP/2 stream hold together.
+/// More than the credit of a stream, the buffers of a socket and the window of an HTTP/2 stream
+/// hold together.
 const BODY: usize = 16 * 1024 * 1024;
 
 const EARLY: &[u8] = b"HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\nok";
 
-/// Sends `length` bytes in pieces, until they are sent or the agent takes no more. Returns whether they were sent.
+/// Sends `length` bytes in pieces, until they are sent or the agent takes no more. Returns whether
+/// they were sent.
 async fn upload(exchange: &Exchange, length: usize) -> bool {
     let piece = Bytes::from(vec![b'x'; 64 * 1024]);
     for at in (0..length).step_by(piece.len()) {

@@ -4,9 +4,10 @@ use super::options::parse_gateway;
 use super::{EnrollError, EnrollmentOptions, enroll};
 use crate::identity::state::{Enrollment, StateDir};
 
-/// Enrolls an agent, or resumes an interrupted enrollment, unless the state folder contains an enrolled agent. That agent
-/// must be enrolled at `options.gateway`, if given; the token is not used then. With `options.force`, that agent is replaced by
-/// another one at the same gateway. `environment` is that of [`enroll`].
+/// Enrolls an agent, or resumes an interrupted enrollment, unless the state folder contains an
+/// enrolled agent. That agent must be enrolled at `options.gateway`, if given; the token is not
+/// used then. With `options.force`, that agent is replaced by another one at the same gateway.
+/// `environment` is that of [`enroll`].
 pub fn ensure_enrolled(
     options: EnrollmentOptions,
     environment: impl Fn(&str) -> Option<String>,
@@ -43,8 +44,8 @@ pub fn ensure_enrolled(
         let services = services.join(", ");
         tracing::warn!(
             %agent_id,
-            "the enrollment token is not used: {folder} has an agent that is enrolled already, for {services}; for another agent \
-             on this machine, use another folder (--state-dir)"
+            "the enrollment token is not used: {folder} has an agent that is enrolled already, for \
+             {services}; for another agent on this machine, use another folder (--state-dir)"
         );
     }
     Ok(())

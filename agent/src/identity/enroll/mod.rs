@@ -37,7 +37,8 @@ const POLL_MAX: Duration = Duration::from_secs(300);
 /// Pause to which polls slow down, unless the gateway requests a longer one.
 const POLL_SLOWED: Duration = Duration::from_secs(60);
 
-/// Pause before a request that the gateway had no capacity for is repeated, unless the gateway names one.
+/// Pause before a request that the gateway had no capacity for is repeated, unless the gateway
+/// names one.
 const OVERLOAD_PAUSE: Duration = Duration::from_secs(60);
 
 /// A completed enrollment.
@@ -56,19 +57,21 @@ pub enum EnrollError {
     #[error("enroll:{}", .0.iter().map(|mistake| format!("\n  {mistake}")).collect::<String>())]
     Usage(Vec<String>),
     #[error(
-        "the gateway refused the enrollment token ({0}); a token is valid for a limited time and number of agents, and \
-         `gw-gateway enrollment-token create ACCOUNT --service SERVICE` makes one"
+        "the gateway refused the enrollment token ({0}); a token is valid for a limited time and \
+         number of agents, and `gw-gateway enrollment-token create ACCOUNT --service SERVICE` \
+         makes one"
     )]
     Token(ErrorReply),
     /// The URL of a service was given.
     #[error(
-        "--gateway: {given} is the URL of a service, to which callers send requests, not that of the gateway: use {gateway}"
+        "--gateway: {given} is the URL of a service, to which callers send requests, not that of \
+         the gateway: use {gateway}"
     )]
     ServiceUrl { given: String, gateway: String },
     /// The gateway's certificate is of another authority than those given.
     #[error(
-        "the gateway's certificate at {at} is not trusted: no authority in --ca-file issued it ({reason}); give the file of the one that \
-         did: {}, or that of your own authority",
+        "the gateway's certificate at {at} is not trusted: no authority in --ca-file issued it \
+         ({reason}); give the file of the one that did: {}, or that of your own authority",
         tls::DEVELOPMENT_CA
     )]
     OtherAuthority { at: String, reason: String },
@@ -78,8 +81,9 @@ pub enum EnrollError {
     Rejected,
     /// URLs of the gateway at which the agent is enrolled, and of the one in the options.
     #[error(
-        "{folder} contains an agent that is enrolled at {enrolled}, not at {given}: use another folder (--state-dir) for a \
-         second agent, or replace this one with `gw-agent enroll --force`"
+        "{folder} contains an agent that is enrolled at {enrolled}, not at {given}: use another \
+         folder (--state-dir) for a second agent, or replace this one with `gw-agent enroll \
+         --force`"
     )]
     OtherGateway {
         folder: String,
@@ -91,7 +95,8 @@ pub enum EnrollError {
     #[error("the certificate issued by the gateway cannot be used: {0}")]
     Unfit(#[from] UnfitIdentity),
     #[error(
-        "the gateway assigns services to this agent that cannot be its own: {0}; check --gateway, which names the apex"
+        "the gateway assigns services to this agent that cannot be its own: {0}; check --gateway, \
+         which names the apex"
     )]
     Services(#[from] InvalidServices),
     #[error(transparent)]
@@ -102,10 +107,11 @@ pub enum EnrollError {
     Reactor(io::Error),
 }
 
-/// Enrolls an agent, or resumes an interrupted enrollment. Returns when the enrollment is complete, which usually means
-/// after an administrator has approved it; logs while it waits for that.
+/// Enrolls an agent, or resumes an interrupted enrollment. Returns when the enrollment is complete,
+/// which usually means after an administrator has approved it; logs while it waits for that.
 ///
-/// `environment` looks up the variables of the proxy. Runs a reactor on the calling thread: see [`Driver::block_on`].
+/// `environment` looks up the variables of the proxy. Runs a reactor on the calling thread: see
+/// [`Driver::block_on`].
 pub fn enroll(
     options: EnrollmentOptions,
     environment: impl Fn(&str) -> Option<String>,
@@ -191,7 +197,8 @@ async fn run(
     })
 }
 
-/// Exchanges the token, which may be valid only once, for an enrollment, and stores it so that it can be resumed.
+/// Exchanges the token, which may be valid only once, for an enrollment, and stores it so that it
+/// can be resumed.
 async fn begin(
     state: &StateDir,
     new: NewEnrollment,
@@ -281,8 +288,8 @@ async fn wait_for_approval(
     }
 }
 
-/// Pause before the next poll: a tenth of the time waited so far, at most a minute, or what the gateway requests if that is
-/// longer.
+/// Pause before the next poll: a tenth of the time waited so far, at most a minute, or what the
+/// gateway requests if that is longer.
 fn poll_pause(requested: Duration, waited: Duration) -> Duration {
     requested
         .max((waited / 10).min(POLL_SLOWED))

@@ -98,7 +98,8 @@ impl EnrollmentOptions {
                 {
                     let other = &pending.gateway_name;
                     let mistake = format!(
-                        "an enrollment at {other} is unfinished; pass a new --token to start another one"
+                        "an enrollment at {other} is unfinished; pass a new --token to start \
+                         another one"
                     );
                     mistakes.note("--gateway", mistake);
                 }
@@ -130,7 +131,8 @@ impl EnrollmentOptions {
         mistakes.unless("--state-dir", state.create().and_then(|()| state.lock()))
     }
 
-    /// Checks the options of a new enrollment. Those that are `Some(None)` are noted as mistakes already.
+    /// Checks the options of a new enrollment. Those that are `Some(None)` are noted as mistakes
+    /// already.
     fn start(
         self,
         state: &StateDir,
@@ -148,8 +150,8 @@ impl EnrollmentOptions {
         if token.is_none() {
             let folder = state.path().display();
             let mistake = format!(
-                "missing, and {folder} contains no unfinished enrollment; an administrator makes a token with `gw-gateway \
-                 enrollment-token create ACCOUNT --service SERVICE`"
+                "missing, and {folder} contains no unfinished enrollment; an administrator makes a \
+                 token with `gw-gateway enrollment-token create ACCOUNT --service SERVICE`"
             );
             mistakes.note("--token", mistake);
         }
@@ -229,13 +231,13 @@ fn read_token(source: TokenSource) -> Result<(EnrollmentTokenId, Secret), String
     match id.map(|(id, _)| EnrollmentTokenId::new(id)) {
         Some(Ok(id)) => Ok((id, token)),
         _ if token.reveal().starts_with("gw_sk_") => Err(
-            "this is a service key, which callers send; `gw-gateway enrollment-token create ACCOUNT --service SERVICE` makes a \
-             token for an agent"
+            "this is a service key, which callers send; `gw-gateway enrollment-token create \
+             ACCOUNT --service SERVICE` makes a token for an agent"
                 .to_owned(),
         ),
         _ => Err(
-            "not a whole enrollment token: `gw_et_`, 16 characters, a dot, and the secret; copy all of it from the output of \
-             `gw-gateway enrollment-token create`"
+            "not a whole enrollment token: `gw_et_`, 16 characters, a dot, and the secret; copy \
+             all of it from the output of `gw-gateway enrollment-token create`"
                 .to_owned(),
         ),
     }
@@ -272,7 +274,8 @@ fn read_authorities(file: &Path) -> Result<String, String> {
     let pem = fs::read_to_string(file).map_err(|error| cannot_read(file, &error))?;
     pem::certificates(pem.as_bytes()).map_err(|error| {
         format!(
-            "{}: {error}; name the certificate of the authority: {DEVELOPMENT_CA}, or that of your own authority",
+            "{}: {error}; name the certificate of the authority: {DEVELOPMENT_CA}, or that of your \
+             own authority",
             file.display()
         )
     })?;

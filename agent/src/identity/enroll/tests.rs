@@ -243,7 +243,8 @@ fn requests_are_repeated_only_if_that_is_safe_and_useful() {
     assert_eq!(pause(GatewayError::Closed, RetryOn::Outage), Some(500));
     assert_eq!(pause(refused(401, None), RetryOn::Outage), None);
 
-    // A gateway that keeps refusing is asked less and less often, and never before the time that it names.
+    // A gateway that keeps refusing is asked less and less often, and never before the time that it
+    // names.
     let mut backoff = Backoff::default();
     let pauses = (0..9)
         .map(|_| super::pause(&refused(429, Some(5)), RetryOn::Outage, &mut backoff, 1.0).unwrap());

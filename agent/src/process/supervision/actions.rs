@@ -52,7 +52,8 @@ pub(in crate::process) enum Action {
     Kill {
         worker: WorkerNumber,
     },
-    /// Use this stored program at the next start; `None` for the installed one. A proven program has no trial then.
+    /// Use this stored program at the next start; `None` for the installed one. A proven program
+    /// has no trial then.
     Choose {
         program: Option<SignedProgram>,
         is_proven: bool,
@@ -76,7 +77,8 @@ pub(in crate::process) enum Action {
 pub(in crate::process) enum Blame {
     /// The program ended by itself: it is not tried again.
     Program,
-    /// The cause may be elsewhere, in the network too: the program is tried again, and the failure is recorded.
+    /// The cause may be elsewhere, in the network too: the program is tried again, and the failure
+    /// is recorded.
     Unclear,
     /// The cause is elsewhere: the program is tried again.
     Other,

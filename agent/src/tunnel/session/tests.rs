@@ -90,7 +90,8 @@ fn silent_backend() -> String {
     format!("https://{address}")
 }
 
-/// Runs `gateway` with its end of a tunnel with one slot until the agent ends the tunnel. Returns how it ended for the gateway.
+/// Runs `gateway` with its end of a tunnel with one slot until the agent ends the tunnel. Returns
+/// how it ended for the gateway.
 fn with_session(
     gateway: impl AsyncFnOnce(&Tunnel, &Session, watch::Sender<bool>),
 ) -> Result<(), TunnelError> {
@@ -371,7 +372,8 @@ fn a_backend_that_does_not_answer_is_given_up_if_there_are_other_agents() {
                 retries: true,
             },
         );
-        // A tunnel delivers its messages in their order, but not in the order of messages and requests.
+        // A tunnel delivers its messages in their order, but not in the order of messages and
+        // requests.
         become_ready(tunnel, session).await;
         let Ok(ReceivedPart::Head(Kind::Refused, payload)) = get(tunnel).1.receive().await else {
             panic!("not refused")

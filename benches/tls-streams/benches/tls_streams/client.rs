@@ -120,8 +120,8 @@ pub(crate) fn echo_once(connection: &mut Connection, message: usize) {
     connection.read_exact(&mut bytes).unwrap();
 }
 
-/// CPU time of a new server per message, in microseconds. The client writes a message to each connection, then reads
-/// all echoes, and so on.
+/// CPU time of a new server per message, in microseconds. The client writes a message to each
+/// connection, then reads all echoes, and so on.
 pub(crate) fn cpu_per_echo(style: Style, load: Load) -> f64 {
     let mut server = Server::start(style, "busy", load);
     let mut connections: Vec<_> = (0..load.connections).map(|_| server.connect()).collect();

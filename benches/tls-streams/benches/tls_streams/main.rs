@@ -1,7 +1,7 @@
 //! Compares the product's TLS stream with the one of monoio-rustls: benches/tls-streams/README.md.
 //!
-//! Each server is a process of its own, which runs this program again. The client is a blocking one of rustls, the same
-//! for all servers.
+//! Each server is a process of its own, which runs this program again. The client is a blocking one
+//! of rustls, the same for all servers.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -39,7 +39,8 @@ const LOADS: [Load; 4] = [
 ];
 
 const IDLE_CONNECTIONS: usize = 2000;
-/// Sizes of the message that a connection echoes before it is idle: a small one, and the largest TLS record.
+/// Sizes of the message that a connection echoes before it is idle: a small one, and the largest
+/// TLS record.
 const IDLE_AFTER: [usize; 2] = [100, 16 * 1024];
 
 fn main() {

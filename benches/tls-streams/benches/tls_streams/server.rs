@@ -25,8 +25,8 @@ const DROPPED_AFTER: Duration = Duration::from_millis(50);
 /// Bytes of one write in the test of dropped futures.
 const PIECE: usize = 64 * 1024;
 
-/// Serves what the arguments say: style, mode, connections, bytes of a message, messages. Reads certificate and key from
-/// standard input, and prints the port.
+/// Serves what the arguments say: style, mode, connections, bytes of a message, messages. Reads
+/// certificate and key from standard input, and prints the port.
 pub(crate) fn run(arguments: &[String]) {
     let mut pem = String::new();
     io::stdin().read_to_string(&mut pem).unwrap();
@@ -128,7 +128,8 @@ impl Job {
         while let Ok(1..) = stream.echo().await {}
     }
 
-    /// Writes the bytes of [`pattern`], and drops a write that waits. The next write is of the same bytes.
+    /// Writes the bytes of [`pattern`], and drops a write that waits. The next write is of the same
+    /// bytes.
     async fn drop_write<S: Stream>(self) {
         let mut stream = self.accept_one::<S>().await;
         let bytes = pattern(self.message);
@@ -158,7 +159,8 @@ pub(crate) fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at * 31 % 251) as u8).collect()
 }
 
-/// Reads the CPU time of the thread, of process and kernel, after the warm-up and after the last echo.
+/// Reads the CPU time of the thread, of process and kernel, after the warm-up and after the last
+/// echo.
 struct Meter {
     bytes: usize,
     echoed: Cell<usize>,

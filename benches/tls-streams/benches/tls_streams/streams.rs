@@ -16,8 +16,8 @@ pub(crate) enum Style {
     Gw,
     /// monoio-rustls as it is by default: it copies ciphertext through two buffers of 16 KiB.
     Buffered,
-    /// monoio-rustls with its feature `unsafe_io`: the kernel reads and writes the session's memory, so that a future
-    /// must not be dropped before it completes.
+    /// monoio-rustls with its feature `unsafe_io`: the kernel reads and writes the session's
+    /// memory, so that a future must not be dropped before it completes.
     UnsafeIo,
 }
 
@@ -41,8 +41,8 @@ pub(crate) trait Stream: Sized + 'static {
     /// Reads once and writes back what was read. Returns its bytes; 0 is the end of the stream.
     async fn echo(&mut self) -> io::Result<usize>;
 
-    /// Writes some of `bytes` and returns how many. Dropped before, it should have written nothing, as the losing arm
-    /// of a select.
+    /// Writes some of `bytes` and returns how many. Dropped before, it should have written nothing,
+    /// as the losing arm of a select.
     async fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
 
     /// Sends everything, and `close_notify`.
@@ -90,8 +90,8 @@ impl<const UNSAFE_IO: bool> Stream for MonoioRustls<UNSAFE_IO> {
         tcp.set_nodelay(true)?;
         let acceptor = TlsAcceptor::from(config);
         #[allow(unsafe_code, reason = "the mode of monoio-rustls that is measured")]
-        // SAFETY: no future of such a stream is dropped before it completes: `dropped` leaves this style out, and the
-        // reactor is never dropped.
+        // SAFETY: no future of such a stream is dropped before it completes: `dropped` leaves this
+        // style out, and the reactor is never dropped.
         let acceptor = unsafe { acceptor.unsafe_io(UNSAFE_IO) };
         let stream = acceptor.accept(tcp).await.map_err(io::Error::other)?;
         Ok(Self {

@@ -44,7 +44,8 @@ fn over_udp(
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
     };
-    // A port of its own and a connected socket: an answer comes from the server, or is a guess of both port and id.
+    // A port of its own and a connected socket: an answer comes from the server, or is a guess of
+    // both port and id.
     let socket = UdpSocket::bind(local)?;
     socket.connect(server)?;
     let mut buffer = vec![0; usize::from(u16::MAX)];
@@ -89,7 +90,8 @@ fn over_tcp(
     }
 }
 
-/// Fills `buffer`. A time limit for each read alone would let a server that sends byte by byte hold the caller.
+/// Fills `buffer`. A time limit for each read alone would let a server that sends byte by byte hold
+/// the caller.
 fn read_exact(stream: &mut TcpStream, buffer: &mut [u8], deadline: Instant) -> io::Result<()> {
     let mut filled = 0;
     while filled < buffer.len() {

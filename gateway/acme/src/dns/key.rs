@@ -34,7 +34,10 @@ pub(crate) fn read(path: &Path, key_name: &str) -> Result<TSigner, AcmeError> {
         })?;
     let (algorithm, secret) = parsed(&text, key_name).map_err(failed)?;
     let name = Name::from_ascii(key_name).map_err(|error| {
-        AcmeError::proof(format!("acme.rfc2136.key_name: {key_name}: {error}; write the name as in the configuration of the DNS server"))
+        AcmeError::proof(format!(
+            "acme.rfc2136.key_name: {key_name}: {error}; write the name as in \
+                                  the configuration of the DNS server"
+        ))
     })?;
     TSigner::new(secret.to_vec(), algorithm, name, FUDGE_SECONDS).map_err(|error| {
         AcmeError::proof(format!(
@@ -54,7 +57,8 @@ fn parsed(text: &str, key_name: &str) -> Result<(TsigAlgorithm, Zeroizing<Vec<u8
             .eq_ignore_ascii_case(key_name.trim_end_matches('.'))
         {
             return Err(format!(
-                "it has the key {name}, and acme.rfc2136.key_name is {key_name}; name the same key in both"
+                "it has the key {name}, and acme.rfc2136.key_name is {key_name}; name the same key \
+                 in both"
             ));
         }
         let algorithm = after(text, "algorithm").unwrap_or("hmac-sha256");
@@ -66,9 +70,12 @@ fn parsed(text: &str, key_name: &str) -> Result<(TsigAlgorithm, Zeroizing<Vec<u8
     };
     let name = Name::from_ascii(algorithm.to_ascii_lowercase())
         .map_err(|error| format!("algorithm {algorithm}: {error}"))?;
-    let secret = BASE64_STANDARD
-        .decode(secret)
-        .map_err(|error| format!("its secret is not base64: {error}; write the output of tsig-keygen, or the secret alone"))?;
+    let secret = BASE64_STANDARD.decode(secret).map_err(|error| {
+        format!(
+            "its secret is not base64: {error}; write the output of \
+                                  tsig-keygen, or the secret alone"
+        )
+    })?;
     if secret.is_empty() {
         return Err("it is empty; write the output of tsig-keygen, or the secret alone".to_owned());
     }

@@ -1,5 +1,5 @@
-//! Proofs in DNS (DNS-01, RFC 8555 §8.4): where the record of a name is, and whether it is visible. Proofs that a name
-//! belongs to an account: `ownership`.
+//! Proofs in DNS (DNS-01, RFC 8555 §8.4): where the record of a name is, and whether it is visible.
+//! Proofs that a name belongs to an account: `ownership`.
 
 mod exchange;
 mod key;
@@ -17,7 +17,8 @@ use crate::error::AcmeError;
 use crate::limits::{CNAMES_MAX, DNS_WITHIN};
 use crate::proof::Proof;
 
-/// The record of the proof for `name`: below `_acme-challenge`, or where CNAME records lead from there. Blocks.
+/// The record of the proof for `name`: below `_acme-challenge`, or where CNAME records lead from
+/// there. Blocks.
 pub(crate) fn record_name(servers: &[SocketAddr], name: &str) -> Result<Name, AcmeError> {
     let record = Name::from_ascii(format!("_acme-challenge.{name}.")).map_err(|error| {
         AcmeError::proof(format!(
@@ -28,7 +29,8 @@ pub(crate) fn record_name(servers: &[SocketAddr], name: &str) -> Result<Name, Ac
     let mut names = resolvers.aliases(&record, None)?;
     if names.len() > CNAMES_MAX {
         return Err(AcmeError::proof(format!(
-            "DNS record _acme-challenge.{name}: more than {CNAMES_MAX} CNAME records follow each other; shorten the chain"
+            "DNS record _acme-challenge.{name}: more than {CNAMES_MAX} CNAME records follow each \
+             other; shorten the chain"
         )));
     }
     Ok(names.pop().unwrap_or(record))

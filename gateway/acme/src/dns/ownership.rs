@@ -1,5 +1,5 @@
-//! Proof in DNS that a customer controls a name: it is an alias of the service, or it has a TXT record with the token
-//! of the account.
+//! Proof in DNS that a customer controls a name: it is an alias of the service, or it has a TXT
+//! record with the token of the account.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -25,9 +25,10 @@ pub enum Ownership {
     NotProved(String),
 }
 
-/// Asks `servers`, or the resolvers of the system if there are none, whether the owner of `domain` lets it lead to `alias_of`, by
-/// a CNAME record, or knows `token`, by a TXT record. Without `alias_of` only the token is a proof. An error says nothing about
-/// the owner: no server answers. Blocks for at most [`DNS_WITHIN`](crate::limits::DNS_WITHIN).
+/// Asks `servers`, or the resolvers of the system if there are none, whether the owner of `domain`
+/// lets it lead to `alias_of`, by a CNAME record, or knows `token`, by a TXT record. Without
+/// `alias_of` only the token is a proof. An error says nothing about the owner: no server answers.
+/// Blocks for at most [`DNS_WITHIN`](crate::limits::DNS_WITHIN).
 pub fn look_up(
     servers: &[SocketAddr],
     domain: &str,
@@ -67,17 +68,19 @@ fn look_up_at(
     };
     let (Some(aliases), Some(service)) = (aliases, service) else {
         return Ok(Ownership::NotProved(format!(
-            "{domain}: DNS does not show that it belongs to the account: the TXT record {record} does not have the token ({txt}), \
-             and a CNAME record is no proof, because an earlier account had the same id; set this record and wait until the \
-             old one's TTL has passed: `{record} TXT \"{token}\"`"
+            "{domain}: DNS does not show that it belongs to the account: the TXT record {record} \
+             does not have the token ({txt}), and a CNAME record is no proof, because an earlier \
+             account had the same id; set this record and wait until the old one's TTL has passed: \
+             `{record} TXT \"{token}\"`"
         )));
     };
     // Without an answer about the alias it is unknown whether the name is proved.
     let cname = describe_aliases(&aliases?);
     Ok(Ownership::NotProved(format!(
-        "{domain}: DNS does not show that it belongs to the account: {alias} has no CNAME record to {service} ({cname}), \
-         and the TXT record {record} does not have the token ({txt}); set one of these records and wait until the old \
-         one's TTL has passed: `{alias} CNAME {service}` or `{record} TXT \"{token}\"`"
+        "{domain}: DNS does not show that it belongs to the account: {alias} has no CNAME record \
+         to {service} ({cname}), and the TXT record {record} does not have the token ({txt}); set \
+         one of these records and wait until the old one's TTL has passed: `{alias} CNAME \
+         {service}` or `{record} TXT \"{token}\"`"
     )))
 }
 

@@ -1,4 +1,5 @@
-//! Questions to the first of several DNS servers that answers, and the records of an answer that count.
+//! Questions to the first of several DNS servers that answers, and the records of an answer that
+//! count.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
@@ -51,8 +52,8 @@ impl Resolvers {
         )))
     }
 
-    /// Names that CNAME records lead to from `name`, in their order. Ends with `last`, or after one more than
-    /// `CNAMES_MAX`. Blocks.
+    /// Names that CNAME records lead to from `name`, in their order. Ends with `last`, or after one
+    /// more than `CNAMES_MAX`. Blocks.
     pub(crate) fn aliases(
         &mut self,
         name: &Name,
@@ -98,8 +99,8 @@ pub(crate) fn query(
     }
 }
 
-/// Values of the TXT records at the end of the chain of CNAME records that begins at `name` (RFC 1034 §4.3.2). Records
-/// of other names do not count: a server may add any.
+/// Values of the TXT records at the end of the chain of CNAME records that begins at `name` (RFC
+/// 1034 §4.3.2). Records of other names do not count: a server may add any.
 pub(crate) fn texts(answer: &Message, name: &Name) -> Vec<Vec<u8>> {
     let mut owner = name;
     for _ in 0..CNAMES_MAX {
@@ -127,7 +128,8 @@ fn is_of(record: &Record, name: &Name) -> bool {
     record.name == *name && record.dns_class == DNSClass::IN
 }
 
-/// Whether the server names other servers instead of an answer (RFC 2308 §2.2), which says nothing about the records.
+/// Whether the server names other servers instead of an answer (RFC 2308 §2.2), which says nothing
+/// about the records.
 fn is_referral(answer: &Message) -> bool {
     let has = |kind| {
         let mut kinds = answer.authorities.iter().map(Record::record_type);

@@ -28,7 +28,8 @@ enum Action {
 }
 
 impl Rfc2136 {
-    /// A publisher with these settings. Reads the key at each use, so that a changed file needs no restart.
+    /// A publisher with these settings. Reads the key at each use, so that a changed file needs no
+    /// restart.
     pub fn new(settings: Rfc2136Settings) -> Self {
         Self {
             settings: Arc::new(settings),
@@ -118,7 +119,8 @@ fn update(
     };
     if !zone.zone_of(name) {
         return Err(failed(format!(
-            "it is not in the zone {zone}; correct acme.rfc2136.zone, or delegate it with a CNAME record to a name in that zone"
+            "it is not in the zone {zone}; correct acme.rfc2136.zone, or delegate it with a CNAME \
+             record to a name in that zone"
         )));
     }
     let mut message = message(zone.clone(), name.clone(), value, action);
@@ -149,11 +151,15 @@ fn update(
         return Ok(());
     };
     verifier.verify(&answer).map(drop).map_err(|error| {
-        failed(format!("the answer is not signed with the key: {error}; check that the key is that of the server"))
+        failed(format!(
+            "the answer is not signed with the key: {error}; check that the key is that \
+                        of the server"
+        ))
     })
 }
 
-/// The update: the zone in place of the question, the change in place of the authorities (RFC 2136 §2).
+/// The update: the zone in place of the question, the change in place of the authorities (RFC 2136
+/// §2).
 fn message(zone: Name, name: Name, value: &str, action: Action) -> Message {
     let mut message = Message::query();
     message.metadata.message_type = MessageType::Query;
@@ -188,7 +194,8 @@ fn remedy(code: ResponseCode, zone: &Name, signer: &TSigner) -> String {
     let key = signer.signer_name();
     match code {
         ResponseCode::NotAuth => format!(
-            "; check that the server has the zone {zone}, knows the key {key} with the same algorithm and secret, and that both clocks are right"
+            "; check that the server has the zone {zone}, knows the key {key} with the same \
+             algorithm and secret, and that both clocks are right"
         ),
         ResponseCode::Refused => {
             format!("; allow the key {key} to update it (update-policy of the zone {zone})")

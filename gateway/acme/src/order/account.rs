@@ -77,7 +77,8 @@ impl Orders {
         if let Some(account) = state.account.as_mut().filter(|_| is_unknown) {
             tracing::warn!(
                 directory = account.directory,
-                "acme: the authority does not know the account; it is registered again with the same key"
+                "acme: the authority does not know the account; it is registered again with the \
+                 same key"
             );
             account.url = None;
             return Ok(Progress::Changed);

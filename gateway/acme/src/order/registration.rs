@@ -1,6 +1,7 @@
-//! Registration of an account with a key that exists already. `instant-acme` makes the key of an account with contacts or
-//! with an external binding itself, so that a process that is killed before it stores the key would lose it. With a key that
-//! is stored before, the authority answers a second registration with the account of the first one (RFC 8555 §7.3.1).
+//! Registration of an account with a key that exists already. `instant-acme` makes the key of an
+//! account with contacts or with an external binding itself, so that a process that is killed
+//! before it stores the key would lose it. With a key that is stored before, the authority answers
+//! a second registration with the account of the first one (RFC 8555 §7.3.1).
 
 use aws_lc_rs::hmac;
 use aws_lc_rs::rand::SystemRandom;
@@ -52,7 +53,8 @@ pub(crate) fn new_key() -> Result<Secret, AcmeError> {
     Ok(Secret::new(BASE64_URL_SAFE_NO_PAD.encode(key.as_ref())))
 }
 
-/// Registers the account with this key, and returns its URL. Returns the existing account if there is one.
+/// Registers the account with this key, and returns its URL. Returns the existing account if there
+/// is one.
 pub(crate) async fn register(
     client: &AuthorityClient,
     settings: &Settings,
@@ -96,7 +98,10 @@ pub(crate) async fn register(
             let account = answer.headers().get(header::LOCATION);
             let account = account.and_then(|value| value.to_str().ok());
             return account.map(str::to_owned).ok_or_else(|| {
-                AcmeError::unreachable(format!("{ACTION} at {url}: the answer has no Location; check that it is the directory of an ACME server"))
+                AcmeError::unreachable(format!(
+                    "{ACTION} at {url}: the answer has no Location; \
+                                                check that it is the directory of an ACME server"
+                ))
             });
         }
         let problem: Problem = serde_json::from_slice(answer.body())
@@ -116,18 +121,21 @@ fn check_terms(settings: &Settings, directory: &Directory) -> Result<(), AcmeErr
         && !settings.terms_accepted
     {
         return Err(AcmeError::refused(format!(
-            "{ACTION} at {url}: its terms of service are not accepted; read {terms}, then set acme.terms_accepted = true"
+            "{ACTION} at {url}: its terms of service are not accepted; read {terms}, then set \
+             acme.terms_accepted = true"
         )));
     }
     if directory.meta.external_account_required && settings.external_account.is_none() {
         return Err(AcmeError::refused(format!(
-            "{ACTION} at {url}: the authority requires an external account; set acme.eab_key_id and acme.eab_key_file to what it gave you"
+            "{ACTION} at {url}: the authority requires an external account; set acme.eab_key_id \
+             and acme.eab_key_file to what it gave you"
         )));
     }
     Ok(())
 }
 
-/// Sends a request without a body. `action` and `url`, which is that of the directory, are named by its failure.
+/// Sends a request without a body. `action` and `url`, which is that of the directory, are named by
+/// its failure.
 async fn ask(
     client: &AuthorityClient,
     request: Builder,

@@ -1,4 +1,5 @@
-//! Renewal information (ARI, RFC 9773): the time in which the authority wants a certificate renewed.
+//! Renewal information (ARI, RFC 9773): the time in which the authority wants a certificate
+//! renewed.
 
 use std::time::Duration;
 
@@ -30,7 +31,8 @@ impl Orders {
         let certificate = state.certificate.as_ref();
         let id = certificate.and_then(Certificate::id).ok_or_else(|| {
             AcmeError::refused(
-                "renewal information: the certificate does not name the key of its authority, which the question needs; it is renewed by its lifetime",
+                "renewal information: the certificate does not name the key of its authority, \
+                 which the question needs; it is renewed by its lifetime",
             )
         })?;
         let account = self.account(state).await?;

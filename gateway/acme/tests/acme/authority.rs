@@ -25,7 +25,8 @@ fn an_authority_that_refuses_half_of_the_nonces_issues() {
         everything(|options| options.variable("PEBBLE_WFE_NONCEREJECT", "50"));
     let mut state = State::default();
     run(async {
-        // `instant-acme` tries a nonce three times; a step that fails for it costs nothing, and is made again.
+        // `instant-acme` tries a nonce three times; a step that fails for it costs nothing, and is
+        // made again.
         loop {
             match issue(&orders, &mut state).await {
                 Ok(()) => break,

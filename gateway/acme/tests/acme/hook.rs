@@ -46,7 +46,10 @@ fn the_program_gets_arguments_and_environment_and_no_variable_of_the_gateway() {
     run(hook.publish(&[proof()])).unwrap();
     run(hook.withdraw(&[proof()])).unwrap();
     let expected = ["add", "remove"].map(|action| {
-        format!("3 {action} eu1.delegated.test value {action} eu1.example.test eu1.delegated.test value\n")
+        format!(
+            "3 {action} eu1.delegated.test value {action} eu1.example.test eu1.delegated.test \
+                 value\n"
+        )
     });
     let calls = fs::read_to_string(folder.path().join("calls")).unwrap();
     assert_eq!(calls, expected.concat());

@@ -48,7 +48,8 @@ fn an_order_yields_a_certificate_for_both_names_and_removes_its_records() {
     assert_ne!(state.certificate.unwrap().key.reveal(), before.reveal());
 }
 
-/// Steps of an order in which each `kills` th change is lost: the effect happened, and the process died before it stored it.
+/// Steps of an order in which each `kills` th change is lost: the effect happened, and the process
+/// died before it stored it.
 #[test]
 fn an_order_that_is_killed_at_each_step_goes_on_and_orders_at_most_once_more() {
     if !usable(&PROGRAMS) {
@@ -56,7 +57,8 @@ fn an_order_that_is_killed_at_each_step_goes_on_and_orders_at_most_once_more() {
     }
     let (named, _pebble, orders) = everything(|options| options);
     let mut kills = 0;
-    // The account, its registration, the order, its proofs, their publication, their visibility, the key, the chain, the end.
+    // The account, its registration, the order, its proofs, their publication, their visibility,
+    // the key, the chain, the end.
     for killed in 0..9 {
         let mut stored = serde_json::to_string(&State::default()).unwrap();
         let mut account_key = None;

@@ -1,4 +1,5 @@
-//! Renewal information (RFC 9773), which Pebble 2.4 does not have: its directory is served by the test, with one member more.
+//! Renewal information (RFC 9773), which Pebble 2.4 does not have: its directory is served by the
+//! test, with one member more.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -15,11 +16,13 @@ use time::format_description::well_known::Rfc3339;
 use super::programs::usable;
 use super::{PROGRAMS, everything, issue, run, settings, updates};
 
-/// Answers every path with the directory of an authority at `address`, and the renewal information with `info`.
+/// Answers every path with the directory of an authority at `address`, and the renewal information
+/// with `info`.
 fn serve(listener: &TcpListener, info: &str) {
     let address = listener.local_addr().unwrap();
     let directory = format!(
-        r#"{{"newNonce":"http://{address}/n","newAccount":"http://{address}/a","newOrder":"http://{address}/o","renewalInfo":"http://{address}/ari"}}"#
+        r#"{{"newNonce":"http://{address}/n","newAccount":"http://{address}/a",
+            "newOrder":"http://{address}/o","renewalInfo":"http://{address}/ari"}}"#
     );
     for stream in listener.incoming() {
         let mut stream = BufReader::new(stream.unwrap());
@@ -33,7 +36,8 @@ fn serve(listener: &TcpListener, info: &str) {
         };
         write!(
             stream.get_mut(),
-            "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nRetry-After: 21600\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+            "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nRetry-After: 21600\r\n\
+             Connection: close\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
         )
         .unwrap();

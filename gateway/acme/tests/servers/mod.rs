@@ -25,8 +25,8 @@ impl Server {
         self.0.wait().ok();
     }
 
-    /// Waits until the server accepts connections at each of `addresses`. `None` if it ends: another process may have taken an address
-    /// since it was free.
+    /// Waits until the server accepts connections at each of `addresses`. `None` if it ends:
+    /// another process may have taken an address since it was free.
     fn accepting(mut child: Child, addresses: &[SocketAddr]) -> Option<Self> {
         let began = Instant::now();
         for address in addresses {
@@ -48,8 +48,9 @@ impl Drop for Server {
     }
 }
 
-/// A loopback address whose port is free for TCP and UDP, by the choice of the kernel. A socket that does not listen keeps its TCP
-/// port from other programs to which the kernel gives ports, until this process ends. Servers set `SO_REUSEADDR`, and can listen.
+/// A loopback address whose port is free for TCP and UDP, by the choice of the kernel. A socket
+/// that does not listen keeps its TCP port from other programs to which the kernel gives ports,
+/// until this process ends. Servers set `SO_REUSEADDR`, and can listen.
 pub(crate) fn free_address() -> SocketAddr {
     static HELD: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
     loop {

@@ -1,5 +1,5 @@
-//! BIND with zones that a key may update: `example.test`, `delegated.test`, `gw.localhost`, whose names have an address, and
-//! `customer.test`.
+//! BIND with zones that a key may update: `example.test`, `delegated.test`, `gw.localhost`, whose
+//! names have an address, and `customer.test`.
 
 use std::fs;
 use std::io::Write;
@@ -13,7 +13,8 @@ use super::{Server, free_address};
 
 /// Name of the key that may update.
 pub(crate) const KEY_NAME: &str = "acme";
-const KEY: &str = "key \"acme\" {\n\talgorithm hmac-sha256;\n\tsecret \"0mmrP8M0nR8Yz9GcAmvSeA5FvWxhTBBzDjCHrZi0n4o=\";\n};\n";
+const KEY: &str = "key \"acme\" {\n\talgorithm hmac-sha256;\n\
+                   \tsecret \"0mmrP8M0nR8Yz9GcAmvSeA5FvWxhTBBzDjCHrZi0n4o=\";\n};\n";
 
 /// A running BIND.
 pub(crate) struct Named {
@@ -35,7 +36,8 @@ impl Named {
             );
             fs::write(folder.path().join(name), text).unwrap();
             format!(
-                "zone \"{name}\" {{ type primary; file \"{name}\"; update-policy {{ grant {KEY_NAME} zonesub TXT CNAME; }}; }};\n"
+                "zone \"{name}\" {{ type primary; file \"{name}\"; update-policy {{ grant \
+                 {KEY_NAME} zonesub TXT CNAME; }}; }};\n"
             )
         };
         let zones = [
@@ -46,9 +48,10 @@ impl Named {
         ]
         .concat();
         let configuration = format!(
-            "options {{\n directory \"{path}\"; pid-file none; session-keyfile none;\n listen-on port {} {{ 127.0.0.1; }}; \
-             listen-on-v6 {{ none; }};\n recursion yes; allow-recursion {{ any; }}; forward only; forwarders {{ 127.0.0.1 port 9; }};\n \
-             dnssec-validation no; empty-zones-enable no;\n}};\ncontrols {{ }};\n{KEY}{zones}",
+            "options {{\n directory \"{path}\"; pid-file none; session-keyfile none;\n listen-on \
+             port {} {{ 127.0.0.1; }}; listen-on-v6 {{ none; }};\n recursion yes; allow-recursion \
+             {{ any; }}; forward only; forwarders {{ 127.0.0.1 port 9; }};\n dnssec-validation no; \
+             empty-zones-enable no;\n}};\ncontrols {{ }};\n{KEY}{zones}",
             address.port()
         );
         let file = folder.path().join("named.conf");
@@ -75,7 +78,8 @@ impl Named {
         self.folder.path().join("acme.key")
     }
 
-    /// Changes records by commands of `nsupdate`, such as `add api.customer.test 1 CNAME example.test`.
+    /// Changes records by commands of `nsupdate`, such as `add api.customer.test 1 CNAME
+    /// example.test`.
     pub(crate) fn update(&self, commands: &[&str]) {
         let server = format!("server 127.0.0.1 {}\n", self.address.port());
         let text = format!("{server}{}\nsend\n", commands.join("\n"));

@@ -181,7 +181,8 @@ fn a_changed_object_is_refused_and_named() {
     assert_eq!(
         error,
         format!(
-            "archive: {name}: does not open with the region key: it was changed, or is of another region"
+            "archive: {name}: does not open with the region key: it was changed, or is of another \
+             region"
         )
     );
     let found = archive.search(slot(5), &SearchQuery::default()).unwrap();

@@ -333,7 +333,8 @@ fn objects_expire_after_seven_days_by_the_clock_of_the_store_too() {
         (2, 1)
     );
 
-    // A clock that is years ahead deletes only what the store's own clock lets expire, of other nodes too.
+    // A clock that is years ahead deletes only what the store's own clock lets expire, of other
+    // nodes too.
     let ahead = Clock::at(today_ms + 1000 * DAY_MS);
     let other = Node::start(&ahead, slot(4), &server.settings());
     other.log.flush_archive().unwrap();
@@ -404,8 +405,8 @@ fn doctor_writes_reads_and_deletes_an_object() {
     RegionKey::create(&key_file).unwrap();
     let examine = |secret| {
         let text = format!(
-            "region = \"eu1\"\ndomain = \"gw.localhost\"\ndata_dir = \"{}\"\nlisten = \"127.0.0.1:0\"\n\
-             admin_listen = \"127.0.0.1:0\"\nregion_key = \"{}\"\n{}",
+            "region = \"eu1\"\ndomain = \"gw.localhost\"\ndata_dir = \"{}\"\n\
+             listen = \"127.0.0.1:0\"\nadmin_listen = \"127.0.0.1:0\"\nregion_key = \"{}\"\n{}",
             folder.path().join("data").display(),
             key_file.display(),
             server.configuration(folder.path(), secret)

@@ -125,8 +125,8 @@ impl Server {
         let file = folder.join("secret");
         fs::write(&file, secret.unwrap_or(SECRET)).unwrap();
         format!(
-            "[archive]\nurl = \"s3://{BUCKET}/some/prefix\"\nendpoint = \"http://{}\"\naccess_key_id = \"{KEY_ID}\"\n\
-             secret_key_file = \"{}\"\n",
+            "[archive]\nurl = \"s3://{BUCKET}/some/prefix\"\nendpoint = \"http://{}\"\n\
+             access_key_id = \"{KEY_ID}\"\nsecret_key_file = \"{}\"\n",
             self.address,
             file.display()
         )

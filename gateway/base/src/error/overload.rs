@@ -75,7 +75,8 @@ reasons! {
     JobDropped => unavailable("not able to do this now"),
     /// The control plane failed to do the job, for example because the store does not answer.
     NotStored => unavailable("not able to store this now"),
-    /// The worker admits tunnels at the highest rate that it allows ([`crate::limits::ADMITTED_TUNNELS`]).
+    /// The worker admits tunnels at the highest rate that it allows
+    /// ([`crate::limits::ADMITTED_TUNNELS`]).
     Admissions => unavailable("admitting as many tunnels as it can"),
     /// The table of rates of new tunnels is full ([`crate::limits::TUNNEL_BUCKETS`]).
     Openings => unavailable("opening too many tunnels"),
@@ -91,7 +92,8 @@ impl Overload {
         self.terms().text
     }
 
-    /// The reason with which the owner of a service answered. A reason of a later version counts as a full queue.
+    /// The reason with which the owner of a service answered. A reason of a later version counts as
+    /// a full queue.
     pub fn from_owner(text: &str) -> Self {
         Self::of_owners()
             .find(|reason| reason.as_str() == text)

@@ -182,8 +182,8 @@ fn a_service_that_limits_names_its_rate() {
     let retry_after = Duration::from_millis(19_001);
     assert_eq!(
         detail(Error::RateLimited { retry_after }).unwrap(),
-        "this service admits 7 at once and 3 per minute, of all callers together: try again in 20 s, or have an administrator \
-         raise its burst or refill_per_minute"
+        "this service admits 7 at once and 3 per minute, of all callers together: try again in 20 \
+         s, or have an administrator raise its burst or refill_per_minute"
     );
     assert_eq!(detail(Error::AgentUnavailable), None);
 }

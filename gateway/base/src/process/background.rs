@@ -1,12 +1,14 @@
-//! Tasks and threads of a process beside its workers: tasks on one tokio runtime, and a few threads.
+//! Tasks and threads of a process beside its workers: tasks on one tokio runtime, and a few
+//! threads.
 //!
-//! Two threads run the tasks. While one computes, such as a page of the console, the other runs the membership of the
-//! node, whose lease ends within seconds. Work that blocks has threads of its own: those of `Tasks::blocking` for work
-//! that ends, and those of `Tasks::thread` for loops that block most of the time, or that must not wait for one of the
-//! former, which requests to the admin listener may use up.
+//! Two threads run the tasks. While one computes, such as a page of the console, the other runs the
+//! membership of the node, whose lease ends within seconds. Work that blocks has threads of its
+//! own: those of `Tasks::blocking` for work that ends, and those of `Tasks::thread` for loops that
+//! block most of the time, or that must not wait for one of the former, which requests to the admin
+//! listener may use up.
 //!
-//! Workers never call these functions: a thread that a worker starts is pinned to its core. They leave messages in
-//! channels.
+//! Workers never call these functions: a thread that a worker starts is pinned to its core. They
+//! leave messages in channels.
 
 use std::any::Any;
 use std::io;
@@ -114,8 +116,8 @@ impl Tasks {
         &self.stopping
     }
 
-    /// Starts a task. A panic ends only this task. It is dropped when the runtime ends; one that has to end in its own way
-    /// looks at [`Self::stopping`].
+    /// Starts a task. A panic ends only this task. It is dropped when the runtime ends; one that
+    /// has to end in its own way looks at [`Self::stopping`].
     pub fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         let running = self.running.begin(name);
         let contained = async move {
@@ -137,7 +139,8 @@ impl Tasks {
         });
     }
 
-    /// Starts work that blocks. The calling thread starts no thread for it, and may be bound to other cores.
+    /// Starts work that blocks. The calling thread starts no thread for it, and may be bound to
+    /// other cores.
     pub fn spawn_blocking(&self, name: &'static str, work: impl FnOnce() + Send + 'static) {
         let tasks = self.clone();
         self.spawn(name, async move {
@@ -145,7 +148,8 @@ impl Tasks {
         });
     }
 
-    /// Runs work that blocks, on a thread for that. `None` if it panicked, or the runtime has ended.
+    /// Runs work that blocks, on a thread for that. `None` if it panicked, or the runtime has
+    /// ended.
     pub async fn blocking<T: Send + 'static>(
         &self,
         name: &'static str,
@@ -197,8 +201,8 @@ impl Tasks {
         });
     }
 
-    /// Stops the tasks and threads, and waits for their end. Logs the names of those that have not ended `within` this time, and returns
-    /// whether all have. Blocks: not for tasks.
+    /// Stops the tasks and threads, and waits for their end. Logs the names of those that have not
+    /// ended `within` this time, and returns whether all have. Blocks: not for tasks.
     pub fn stop(&self, within: Duration) -> bool {
         self.stopping.cancel();
         self.tracker.close();

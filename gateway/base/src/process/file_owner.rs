@@ -1,5 +1,6 @@
-//! Work with the rights of another user, for commands of root on the folder of a service. That service's user controls the
-//! names in the folder: with the rights of root, its symbolic links would lead the commands to any file of the machine.
+//! Work with the rights of another user, for commands of root on the folder of a service. That
+//! service's user controls the names in the folder: with the rights of root, its symbolic links
+//! would lead the commands to any file of the machine.
 
 use std::fs;
 use std::io;
@@ -58,12 +59,14 @@ impl FileOwner {
         self.group.as_raw()
     }
 
-    /// Whether this process runs as root and the files belong to another user: [`Self::run`] changes the rights then.
+    /// Whether this process runs as root and the files belong to another user: [`Self::run`]
+    /// changes the rights then.
     pub fn is_lesser(&self) -> bool {
         geteuid().is_root() && !self.user.is_root()
     }
 
-    /// Runs `work` as [`Self::run`] does, and lets it bind ports below 1024 if this process may, as the unit of systemd does.
+    /// Runs `work` as [`Self::run`] does, and lets it bind ports below 1024 if this process may, as
+    /// the unit of systemd does.
     pub fn run_server<T>(&self, work: impl FnOnce() -> T) -> io::Result<T> {
         if !self.is_lesser() {
             return Ok(work());
@@ -76,8 +79,8 @@ impl FileOwner {
         })?
     }
 
-    /// Runs `work` with the rights of this user if this process runs as root, else with those that it has. Threads that
-    /// `work` starts keep these rights.
+    /// Runs `work` with the rights of this user if this process runs as root, else with those that
+    /// it has. Threads that `work` starts keep these rights.
     pub fn run<T>(&self, work: impl FnOnce() -> T) -> io::Result<T> {
         if !self.is_lesser() {
             return Ok(work());
@@ -94,7 +97,8 @@ impl FileOwner {
                 ),
             )
         };
-        // The real and the saved user stay root: the owner of the files cannot signal or trace this process.
+        // The real and the saved user stay root: the owner of the files cannot signal or trace this
+        // process.
         set_thread_groups(&self.groups).map_err(failed)?;
         set_thread_res_gid(None, self.group, None).map_err(failed)?;
         set_thread_res_uid(None, self.user, None).map_err(failed)?;

@@ -1,12 +1,15 @@
 //! Freezes of the process, and what queued meanwhile.
 //!
-//! A process that is stopped for a while, by a signal, a debugger or a hypervisor, afterwards finds requests on its sockets
-//! that have queued, and records in memory that other nodes may have changed. A revocation that they acknowledged names this
-//! node as pending, and yet it would accept the queued requests for the moment that it takes to read the changes. Each worker
-//! therefore notices a gap in its own clock. What it authenticates after the gap waits until the feed has read the records.
+//! A process that is stopped for a while, by a signal, a debugger or a hypervisor, afterwards finds
+//! requests on its sockets that have queued, and records in memory that other nodes may have
+//! changed. A revocation that they acknowledged names this node as pending, and yet it would accept
+//! the queued requests for the moment that it takes to read the changes. Each worker therefore
+//! notices a gap in its own clock. What it authenticates after the gap waits until the feed has
+//! read the records.
 //!
-//! The reactor handles sockets before timers, so the first request after a freeze may run before any timer: it looks at the
-//! clock itself. A busy worker and an overloaded machine have gaps, too. Each costs one read.
+//! The reactor handles sockets before timers, so the first request after a freeze may run before
+//! any timer: it looks at the clock itself. A busy worker and an overloaded machine have gaps, too.
+//! Each costs one read.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -55,7 +58,8 @@ impl AwaitedRead {
         self.wake.notify_one();
     }
 
-    /// Whether workers wait for a read that began at this time. They do not any more then, and must be told.
+    /// Whether workers wait for a read that began at this time. They do not any more then, and must
+    /// be told.
     pub fn is_answered_by(&self, began: Instant) -> bool {
         let earliest = self.earliest.load(Ordering::Relaxed);
         let is_late_enough = earliest != 0 && earliest <= self.nanoseconds(began);
@@ -93,8 +97,8 @@ impl Drop for Waits<'_> {
 }
 
 impl Freeze {
-    /// The state of a worker that starts at `now`. Without `read`, no other process changes the records and freezes have no
-    /// effect.
+    /// The state of a worker that starts at `now`. Without `read`, no other process changes the
+    /// records and freezes have no effect.
     pub fn new(read: Option<Arc<AwaitedRead>>, now: Instant) -> Rc<Self> {
         Rc::new(Self {
             read,
@@ -132,7 +136,8 @@ impl Freeze {
             .set(self.next_look.get().max(now + limits::FREEZE));
     }
 
-    /// The feed has read the records, or failed to: it began at `began`, and this worker uses what was read.
+    /// The feed has read the records, or failed to: it began at `began`, and this worker uses what
+    /// was read.
     pub fn records_were_read(&self, began: Instant, now: Instant) {
         self.look(now);
         self.last_read.set(Some(began));
@@ -142,8 +147,8 @@ impl Freeze {
         self.told.notify_waiters();
     }
 
-    /// Waits until [`Self::is_over`], for `limits::FREEZE_WAIT` after each freeze at most: without PostgreSQL, the records
-    /// in memory count. Fails if too many requests wait.
+    /// Waits until [`Self::is_over`], for `limits::FREEZE_WAIT` after each freeze at most: without
+    /// PostgreSQL, the records in memory count. Fails if too many requests wait.
     pub async fn over(&self) -> Result<(), Error> {
         for _ in 0..ROUNDS {
             let now = Instant::now();

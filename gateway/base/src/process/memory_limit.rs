@@ -3,14 +3,15 @@
 use std::fs;
 use std::path::Path;
 
-/// Default limit on the memory of all relayed requests: a quarter of `limit`. Close to the limit, windows shrink to
-/// [`gw_shared::tunnel::window::LEAST`]. A request without room for that is refused (503).
+/// Default limit on the memory of all relayed requests: a quarter of `limit`. Close to the limit,
+/// windows shrink to [`gw_shared::tunnel::window::LEAST`]. A request without room for that is
+/// refused (503).
 pub fn default_relay_memory() -> usize {
     limit() / 4
 }
 
-/// Memory limit of the process in bytes: the smaller of the machine's memory and the limits of its control groups
-/// (cgroup v1 or v2).
+/// Memory limit of the process in bytes: the smaller of the machine's memory and the limits of its
+/// control groups (cgroup v1 or v2).
 pub(crate) fn limit() -> usize {
     let info = rustix::system::sysinfo();
     let physical = usize::try_from(info.totalram)
@@ -23,9 +24,9 @@ pub(crate) fn limit() -> usize {
     .map_or(physical, |limit| limit.min(physical))
 }
 
-/// Smallest limit of the process's group and its ancestors. `membership` is the text of `/proc/self/cgroup`: one
-/// `hierarchy:controllers:path` per line. In a container the path may be invisible; the root is then the container's
-/// group.
+/// Smallest limit of the process's group and its ancestors. `membership` is the text of
+/// `/proc/self/cgroup`: one `hierarchy:controllers:path` per line. In a container the path may be
+/// invisible; the root is then the container's group.
 fn cgroup_limit(membership: &str, read: impl Fn(&Path) -> Option<String>) -> Option<usize> {
     let groups = membership.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);

@@ -1,6 +1,7 @@
 //! Room on the disk of the data folder that is kept for changes that take access away.
 //!
-//! A file holds the room. It is cut shorter when such a change finds the disk full, and is made whole again when there is room.
+//! A file holds the room. It is cut shorter when such a change finds the disk full, and is made
+//! whole again when there is room.
 
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind};
@@ -27,7 +28,8 @@ pub struct Reserve {
 }
 
 impl Reserve {
-    /// The reserve beside a file of records. It has at least the size of that file, unless the disk is small.
+    /// The reserve beside a file of records. It has at least the size of that file, unless the disk
+    /// is small.
     pub fn beside(records: PathBuf) -> Self {
         Self {
             path: records.with_file_name("reserve"),
@@ -53,7 +55,8 @@ impl Reserve {
         Ok(size.saturating_sub(length(&self.path)))
     }
 
-    /// Makes the file whole, if that leaves a little room. Fails if there is none even beside a whole file.
+    /// Makes the file whole, if that leaves a little room. Fails if there is none even beside a
+    /// whole file.
     pub fn fill(&self) -> io::Result<()> {
         let missing = self.missing()?;
         if self.space()?.free < missing + limits::RESERVE_TAKEN {
@@ -78,11 +81,13 @@ impl Reserve {
             }
             Err(error) => return Err(error.into()),
         }
-        tracing::info!(path = %self.path.display(), bytes = length + missing, "the reserve on the disk is whole");
+        tracing::info!(path = %self.path.display(), bytes = length + missing,
+            "the reserve on the disk is whole");
         Ok(())
     }
 
-    /// Runs `write`, and again with more room from the reserve as long as `kind` of its error says that the disk is full.
+    /// Runs `write`, and again with more room from the reserve as long as `kind` of its error says
+    /// that the disk is full.
     pub fn lend<T, E>(
         &self,
         mut write: impl FnMut() -> Result<T, E>,
@@ -112,7 +117,8 @@ impl Reserve {
             });
         let left = taken.unwrap_or(None);
         if let Some(left) = left {
-            tracing::warn!(path = %self.path.display(), left, "the disk is full: a change that takes access away uses the reserve");
+            tracing::warn!(path = %self.path.display(), left,
+                "the disk is full: a change that takes access away uses the reserve");
         }
         left.is_some()
     }

@@ -1,4 +1,5 @@
-//! Affinity of a service with several agents: what makes requests of one session go to the same agent.
+//! Affinity of a service with several agents: what makes requests of one session go to the same
+//! agent.
 
 use std::fmt;
 use std::str::FromStr;
@@ -40,24 +41,28 @@ pub enum InvalidAffinity {
     Unknown,
     /// The name of the cookie is empty, longer than 64 bytes, or not a token (RFC 9110 §5.6.2).
     #[error(
-        "the name of the cookie must have 1 to {NAME_MAX} characters of a-z, A-Z, 0-9 and !#$%&'*+-.^_`|~"
+        "the name of the cookie must have 1 to {NAME_MAX} characters of a-z, A-Z, 0-9 and \
+         !#$%&'*+-.^_`|~"
     )]
     CookieName,
     /// The name of the field is empty, longer than 64 bytes, or not a token (RFC 9110 §5.6.2).
     #[error(
-        "the name of the field must have 1 to {NAME_MAX} characters of a-z, A-Z, 0-9 and !#$%&'*+-.^_`|~"
+        "the name of the field must have 1 to {NAME_MAX} characters of a-z, A-Z, 0-9 and \
+         !#$%&'*+-.^_`|~"
     )]
     HeaderName,
-    /// The field does not reach the agent as the caller sent it: the gateway or another hop sets or removes it.
+    /// The field does not reach the agent as the caller sent it: the gateway or another hop sets or
+    /// removes it.
     #[error(
-        "{0} does not reach the agent as the caller sent it; name a field that callers set for each session and that is not \
-         Host, Via, a field of the connection, or one that the gateway sets (X-Gw-*, X-Forwarded-*); \"client\" takes the \
-         address of the client"
+        "{0} does not reach the agent as the caller sent it; name a field that callers set for \
+         each session and that is not Host, Via, a field of the connection, or one that the \
+         gateway sets (X-Gw-*, X-Forwarded-*); \"client\" takes the address of the client"
     )]
     NotOfCaller(HeaderName),
     /// The field is `Cookie`, which carries all cookies of a caller.
     #[error(
-        "one Cookie field carries all cookies of a caller and changes with each; \"cookie\" sets a cookie of its own"
+        "one Cookie field carries all cookies of a caller and changes with each; \"cookie\" sets a \
+         cookie of its own"
     )]
     CookieField,
 }

@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use gw_shared::id::{AccountId, ServiceId};
 pub use gw_shared::id::{split_tenant_label, tenant_label};
 
-/// The host names of one region: the apex `{region}.{domain}` and its tenants `{account}--{service}.{region}.{domain}`.
+/// The host names of one region: the apex `{region}.{domain}` and its tenants
+/// `{account}--{service}.{region}.{domain}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Region {
     apex: String,

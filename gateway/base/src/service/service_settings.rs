@@ -1,6 +1,7 @@
-//! The settings of a service. Each is declared once, in the list below: the objects of the API, the options of
-//! `gw-gateway service`, the forms of the console and the table in `docs/administration.md` come from that list or are
-//! checked against it. A new setting is a member of [`ServiceSettings`] with its default, and an entry of the list.
+//! The settings of a service. Each is declared once, in the list below: the objects of the API, the
+//! options of `gw-gateway service`, the forms of the console and the table in
+//! `docs/administration.md` come from that list or are checked against it. A new setting is a
+//! member of [`ServiceSettings`] with its default, and an entry of the list.
 
 mod declare;
 
@@ -45,7 +46,8 @@ impl Modes {
 #[schema(
     as = Affinity,
     value_type = String,
-    pattern = "^(none|client|cookie(:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64})?|header:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64})$"
+    pattern = "^(none|client|cookie(:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64})?|\
+        header:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64})$"
 )]
 #[expect(dead_code, reason = "describes, is never made")]
 struct AffinityText(String);
@@ -74,7 +76,8 @@ pub struct ServiceSettings {
     /// What requests for the same agent have in common.
     #[serde(default, skip_serializing_if = "Affinity::is_none")]
     pub affinity: Affinity,
-    /// Time for which browsers use only https for the hostname after a response (RFC 6797); 0 leaves that to the backend.
+    /// Time for which browsers use only https for the hostname after a response (RFC 6797); 0
+    /// leaves that to the backend.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub hsts_max_age_seconds: u32,
 }
@@ -188,48 +191,53 @@ declare::settings! {
         help: "Whether response bodies are captured in the log.",
         form: Group::Log, "Capture backend response", "Keep up to 1 MB of each body.",
     }
-    /// Whether a GET, HEAD, OPTIONS or TRACE without a body that may have reached a backend is tried once more on another
-    /// agent.
+    /// Whether a GET, HEAD, OPTIONS or TRACE without a body that may have reached a backend is
+    /// tried once more on another agent.
     retries: bool {
         stored: retries,
         request: {
-            /// Whether a GET, HEAD, OPTIONS or TRACE without a body that may have reached a backend is tried once more on
-            /// another agent.
+            /// Whether a GET, HEAD, OPTIONS or TRACE without a body that may have reached a backend
+            /// is tried once more on another agent.
         }
         kind: Kind::Switch,
-        help: "Whether a GET, HEAD, OPTIONS or TRACE without a body that may have reached a backend is tried once more on \
-               another agent.",
+        help: "Whether a GET, HEAD, OPTIONS or TRACE without a body that may have reached a \
+               backend is tried once more on another agent.",
         form: Group::Agents, "Retries",
-            "A GET, HEAD, OPTIONS or TRACE without a body that may have reached a backend is tried once more on another agent.",
+            "A GET, HEAD, OPTIONS or TRACE without a body that may have reached a backend is tried \
+             once more on another agent.",
     }
-    /// What requests for the same agent have in common: nothing, a cookie, a field of theirs, or the address of the client.
+    /// What requests for the same agent have in common: nothing, a cookie, a field of theirs, or
+    /// the address of the client.
     #[schema(value_type = AffinityText)]
     affinity: String {
         stored: affinity,
         request: {
-            /// What requests for the same agent have in common: none, cookie, cookie:NAME, header:NAME or client.
+            /// What requests for the same agent have in common: none, cookie, cookie:NAME,
+            /// header:NAME or client.
             #[schema(value_type = Option<AffinityText>)]
         }
         kind: Kind::Affinity,
-        help: "What requests for the same agent have in common: none, cookie, cookie:NAME, header:NAME or client.",
+        help: "What requests for the same agent have in common: none, cookie, cookie:NAME, \
+               header:NAME or client.",
         form: Group::Agents, "Affinity",
-            "Requests for the same agent have in common: none, cookie, cookie:NAME, header:NAME, or client for the address of \
-             the client.",
+            "Requests for the same agent have in common: none, cookie, cookie:NAME, header:NAME, \
+             or client for the address of the client.",
     }
-    /// Seconds for which browsers use only https for the hostname of the service after a response; 0 leaves that to the backend.
+    /// Seconds for which browsers use only https for the hostname of the service after a response;
+    /// 0 leaves that to the backend.
     hsts_max_age_seconds: u32 {
         stored: hsts_max_age_seconds,
         request: {
-            /// Seconds for which browsers use only https for the hostname of the service after a response; 0 leaves that to the
-            /// backend.
+            /// Seconds for which browsers use only https for the hostname of the service after a
+            /// response; 0 leaves that to the backend.
             #[schema(value_type = Option<u64>, minimum = 0, maximum = 63_072_000_u64)]
         }
         kind: Kind::Count { min: 0, max: ServiceSettings::HSTS_MAX_AGE_MOST },
-        help: "Seconds for which browsers use only https for the hostname of the service after a response; 0 leaves that to the \
-               backend.",
+        help: "Seconds for which browsers use only https for the hostname of the service after a \
+               response; 0 leaves that to the backend.",
         form: Group::Callers, "HSTS max-age in seconds",
-            "Browsers use only https for the hostname for this time after a response (Strict-Transport-Security). 0 leaves that to \
-             the backend.",
+            "Browsers use only https for the hostname for this time after a response \
+             (Strict-Transport-Security). 0 leaves that to the backend.",
     }
 }
 

@@ -23,8 +23,8 @@ struct AdminCertificate {
 }
 
 impl AdminTls {
-    /// Reads the certificate. One that some clients refuse is served with a warning, because the clock of the gateway may
-    /// be wrong.
+    /// Reads the certificate. One that some clients refuse is served with a warning, because the
+    /// clock of the gateway may be wrong.
     pub fn load(files: CertificateFiles) -> Result<Self, TlsError> {
         let pair = read(&files)?;
         for warning in pair.warnings(PairKeys::ADMIN, &files.certificate, Timestamp::now()) {
@@ -34,7 +34,8 @@ impl AdminTls {
         Ok(Self { files, latest })
     }
 
-    /// Reads the certificate again for new connections. On failure, or if it is not valid now, the old one stays in use.
+    /// Reads the certificate again for new connections. On failure, or if it is not valid now, the
+    /// old one stays in use.
     pub fn reload(&self) -> Result<(), TlsError> {
         let pair = read(&self.files)?;
         if let Some(untimely) = pair.untimely(Timestamp::now()) {

@@ -1,4 +1,5 @@
-//! Verification of agents' certificates, which may be of two authorities while one replaces the other.
+//! Verification of agents' certificates, which may be of two authorities while one replaces the
+//! other.
 
 use std::slice;
 use std::sync::Arc;
@@ -17,7 +18,8 @@ use super::TlsError;
 pub struct TrustedAuthorities {
     /// Issues all certificates now.
     pub issuing: Option<AuthorityId>,
-    /// Certificates that are accepted as issuers, each with its id if it has a subject key identifier.
+    /// Certificates that are accepted as issuers, each with its id if it has a subject key
+    /// identifier.
     pub trusted: Vec<(Option<AuthorityId>, CertificateDer<'static>)>,
     /// Were replaced last.
     pub ended: Vec<CertificateDer<'static>>,
@@ -72,8 +74,8 @@ impl TrustedAuthorities {
     }
 }
 
-/// Treats certificates of an authority that has ended as expired: the agent then asks for another one by itself, with its key
-/// as proof.
+/// Treats certificates of an authority that has ended as expired: the agent then asks for another
+/// one by itself, with its key as proof.
 #[derive(Debug)]
 pub struct AgentVerifier {
     /// Verifies certificates of all trusted authorities.
@@ -85,8 +87,9 @@ pub struct AgentVerifier {
 }
 
 impl AgentVerifier {
-    /// The trusted authority that has issued a certificate; `None` for one without an id. The signature tells: a holder of the
-    /// key of another authority chooses what the certificate says about its issuer.
+    /// The trusted authority that has issued a certificate; `None` for one without an id. The
+    /// signature tells: a holder of the key of another authority chooses what the certificate says
+    /// about its issuer.
     pub fn issuer(
         &self,
         certificate: &CertificateDer<'_>,

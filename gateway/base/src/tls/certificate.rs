@@ -1,4 +1,5 @@
-//! Checks of a server certificate: matching key, names of the region, order of the chain, validity period.
+//! Checks of a server certificate: matching key, names of the region, order of the chain, validity
+//! period.
 
 use std::fmt;
 use std::path::Path;
@@ -79,8 +80,8 @@ pub enum ChainValidity {
     Until(Timestamp),
 }
 
-/// Reads the files that `keys` name, and checks that a gateway of `region` can serve them. Without a region, does not
-/// check names.
+/// Reads the files that `keys` name, and checks that a gateway of `region` can serve them. Without
+/// a region, does not check names.
 pub fn read_pair(
     keys: PairKeys,
     certificate: &Path,
@@ -125,7 +126,8 @@ pub fn read_pair(
             .unwrap_or_default();
         if !missing.is_empty() && first.is_ok() {
             mistakes.push(format!(
-                "{}: {}: valid for {}, but not for {}; it must be valid for the apex of the region and every name below it",
+                "{}: {}: valid for {}, but not for {}; it must be valid for the apex of the region \
+                 and every name below it",
                 keys.certificate,
                 certificate.display(),
                 names(&chain[0]).join(", "),
@@ -185,7 +187,8 @@ impl Pair {
         ))
     }
 
-    /// Defects that some clients refuse although the certificate can be served. `certificate` is its file.
+    /// Defects that some clients refuse although the certificate can be served. `certificate` is
+    /// its file.
     pub fn warnings(&self, keys: PairKeys, certificate: &Path, now: Timestamp) -> Vec<String> {
         let kind =
             is_authority(&self.chain[0]).then(|| format!("{FOUND_AUTHORITY}; {NO_AUTHORITY}"));
@@ -204,10 +207,12 @@ impl Pair {
             ChainValidity::Until(_) => None,
             ChainValidity::Unreadable => Some("its validity cannot be read".to_owned()),
             ChainValidity::NotYet { from } => Some(format!(
-                "not valid before {from}, and the clock says {now}; set the clock if that is wrong, or wait"
+                "not valid before {from}, and the clock says {now}; set the clock if that is \
+                 wrong, or wait"
             )),
             ChainValidity::Expired { at } => Some(format!(
-                "expired on {at}, and the clock says {now}; renew it, or set the clock if that is wrong"
+                "expired on {at}, and the clock says {now}; renew it, or set the clock if that is \
+                 wrong"
             )),
         }
     }
@@ -273,8 +278,9 @@ pub(crate) fn is_valid_for(certificate: &CertificateDer<'_>, host: &str) -> bool
 /// Finding of [`is_authority`].
 pub const FOUND_AUTHORITY: &str = "the first certificate is that of an authority (CA:TRUE)";
 /// What to do about it.
-pub const NO_AUTHORITY: &str = "programs of Gw refuse it unless their ca_file has it: make it again, with `-addext basicConstraints=critical,CA:FALSE` for `openssl req \
-                                -x509`";
+pub const NO_AUTHORITY: &str = "programs of Gw refuse it unless their ca_file has it: make it \
+                                again, with `-addext basicConstraints=critical,CA:FALSE` for \
+                                `openssl req -x509`";
 
 /// Whether a certificate is that of an authority (RFC 5280 §4.2.1.9), which is none of a server.
 pub fn is_authority(certificate: &CertificateDer<'_>) -> bool {

@@ -1,7 +1,8 @@
-//! TLS configurations: for callers and for tunnels, with the same server certificate; for the admin listener; between the
-//! nodes of a region.
+//! TLS configurations: for callers and for tunnels, with the same server certificate; for the admin
+//! listener; between the nodes of a region.
 
-/// The methods of [`rustls::server::danger::ClientCertVerifier`] about signatures, which the verifier in a field has.
+/// The methods of [`rustls::server::danger::ClientCertVerifier`] about signatures, which the
+/// verifier in a field has.
 macro_rules! signatures_as_in {
     ($field:tt) => {
         fn verify_tls12_signature(
@@ -94,8 +95,9 @@ impl OldestTls {
 pub struct ServerConfigs {
     /// The versions of TLS of the configuration, no client certificates.
     pub public: Arc<ServerConfig>,
-    /// TLS 1.3, with client certificates of the agents' authority. A missing certificate is refused after the
-    /// handshake, with a readable error. Not requested where agents sign a challenge instead.
+    /// TLS 1.3, with client certificates of the agents' authority. A missing certificate is refused
+    /// after the handshake, with a readable error. Not requested where agents sign a challenge
+    /// instead.
     pub tunnel: Arc<ServerConfig>,
     /// Verifies the certificates of agents.
     pub agents: Arc<AgentVerifier>,
@@ -120,7 +122,8 @@ pub enum CertificateSource {
         /// Folder with the files of that authority.
         data_dir: PathBuf,
     },
-    /// Certificates of an ACME authority; until there is one, a certificate of the development authority.
+    /// Certificates of an ACME authority; until there is one, a certificate of the development
+    /// authority.
     Acme {
         /// Folder with the files of the development authority.
         data_dir: PathBuf,
@@ -167,7 +170,8 @@ pub enum TlsError {
     Pki(#[from] PkiError),
 }
 
-/// Builds [`ServerConfigs`], at start, on every reload, and when other authorities are trusted or tickets have other keys.
+/// Builds [`ServerConfigs`], at start, on every reload, and when other authorities are trusted or
+/// tickets have other keys.
 pub struct TlsMaterial {
     source: CertificateSource,
     region: Region,
@@ -198,8 +202,8 @@ struct Beside {
 }
 
 impl TlsMaterial {
-    /// Reads no certificate yet: see [`Self::load`]. Callers use TLS of version `oldest` or later. With `agent_mtls`, agents
-    /// authenticate tunnels with a client certificate.
+    /// Reads no certificate yet: see [`Self::load`]. Callers use TLS of version `oldest` or later.
+    /// With `agent_mtls`, agents authenticate tunnels with a client certificate.
     pub fn new(
         source: CertificateSource,
         region: Region,
@@ -233,13 +237,14 @@ impl TlsMaterial {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Expiry of the certificate loaded last, or of an authority in its chain, whichever comes first.
+    /// Expiry of the certificate loaded last, or of an authority in its chain, whichever comes
+    /// first.
     pub fn not_after(&self) -> Option<Timestamp> {
         self.parts().not_after
     }
 
-    /// Reads the certificate and builds both configurations. A certificate that some callers refuse is served with a
-    /// warning, because the clock of the gateway may be wrong.
+    /// Reads the certificate and builds both configurations. A certificate that some callers refuse
+    /// is served with a warning, because the clock of the gateway may be wrong.
     pub fn load(&self) -> Result<Arc<ServerConfigs>, TlsError> {
         let pair = self.read()?;
         if let CertificateSource::Files { certificate, .. } = &self.source {
@@ -250,8 +255,8 @@ impl TlsMaterial {
         self.use_pair(pair, |_| ())
     }
 
-    /// As [`Self::load`], for a running gateway: refuses a certificate that is not valid now. Configurations are published in
-    /// the order in which they are built.
+    /// As [`Self::load`], for a running gateway: refuses a certificate that is not valid now.
+    /// Configurations are published in the order in which they are built.
     pub fn reload(&self, publish: impl FnOnce(&Arc<ServerConfigs>)) -> Result<(), TlsError> {
         let pair = self.read()?;
         if let CertificateSource::Files { certificate, .. } = &self.source
@@ -266,7 +271,8 @@ impl TlsMaterial {
         self.use_pair(pair, publish).map(drop)
     }
 
-    /// Trusts these authorities of agents from now on. Publishes nothing before the first [`Self::load`].
+    /// Trusts these authorities of agents from now on. Publishes nothing before the first
+    /// [`Self::load`].
     pub fn trust(
         &self,
         authorities: TrustedAuthorities,
@@ -275,8 +281,8 @@ impl TlsMaterial {
         self.change(|beside| beside.authorities = authorities, publish)
     }
 
-    /// Seals session tickets with these keys from now on. Publishes nothing before the first [`Self::load`], or if they are
-    /// in use.
+    /// Seals session tickets with these keys from now on. Publishes nothing before the first
+    /// [`Self::load`], or if they are in use.
     pub fn seal_tickets(
         &self,
         tickets: TicketKeys,
@@ -288,8 +294,8 @@ impl TlsMaterial {
         self.change(|beside| beside.tickets = tickets, publish)
     }
 
-    /// Answers challenges of the ACME authority with this configuration from now on. The other configurations stay the same.
-    /// Publishes nothing before the first [`Self::load`].
+    /// Answers challenges of the ACME authority with this configuration from now on. The other
+    /// configurations stay the same. Publishes nothing before the first [`Self::load`].
     pub fn answer_challenges(
         &self,
         challenge: Option<Arc<ServerConfig>>,
@@ -307,7 +313,8 @@ impl TlsMaterial {
         }
     }
 
-    /// Serves this certificate of the ACME authority from now on. Publishes nothing before the first [`Self::load`].
+    /// Serves this certificate of the ACME authority from now on. Publishes nothing before the
+    /// first [`Self::load`].
     pub fn use_issued(
         &self,
         pair: Pair,
@@ -375,7 +382,8 @@ impl TlsMaterial {
         ];
         public.ticketer = Arc::new(tickets);
         public.send_tls13_tickets = 2;
-        // Tickets are the only way to resume: what a server remembers of sessions is behind a lock, and at one node.
+        // Tickets are the only way to resume: what a server remembers of sessions is behind a lock,
+        // and at one node.
         public.session_storage = Arc::new(NoServerSessionStorage {});
 
         let verifier = Arc::new(authorities.verifier(&provider)?);
@@ -400,7 +408,8 @@ impl TlsMaterial {
         })
     }
 
-    /// The file of the development authority; `None` if the server certificate comes from a file or from an ACME authority.
+    /// The file of the development authority; `None` if the server certificate comes from a file or
+    /// from an ACME authority.
     pub fn development_ca(&self) -> Option<PathBuf> {
         match &self.source {
             CertificateSource::Acme { .. } if self.parts().issued.is_some() => None,

@@ -1,4 +1,5 @@
-//! TLS between the nodes of a region: each end shows a certificate of the region's authority for its node.
+//! TLS between the nodes of a region: each end shows a certificate of the region's authority for
+//! its node.
 
 use std::net::{Ipv4Addr, TcpStream};
 use std::sync::Arc;
@@ -28,8 +29,8 @@ const ALPN_EARLIER_NODE: &[u8] = b"gw-peer/1";
 /// ALPN identifier of HTTP between the control planes of nodes.
 pub const ALPN_CONTROL: &[u8] = b"gw-control/1";
 
-/// TLS configurations of this node for connections to other nodes. They verify that the other end has a certificate of the
-/// region's authority; `pki::node_identity` tells whether it is a node's.
+/// TLS configurations of this node for connections to other nodes. They verify that the other end
+/// has a certificate of the region's authority; `pki::node_identity` tells whether it is a node's.
 pub struct NodeTls {
     /// For connections that other nodes open, for links and to the control plane. TLS 1.3.
     pub server: Arc<ServerConfig>,
@@ -41,7 +42,8 @@ pub struct NodeTls {
 }
 
 impl NodeTls {
-    /// `issued` is the certificate of this node. Nodes with certificates of the `trusted` authorities are trusted.
+    /// `issued` is the certificate of this node. Nodes with certificates of the `trusted`
+    /// authorities are trusted.
     pub fn new(trusted: &[CertificateDer<'static>], issued: &Issued) -> Result<Self, TlsError> {
         let pem = |error| TlsError::Pem {
             path: "certificate of this node".into(),
@@ -102,8 +104,9 @@ impl NodeTls {
     }
 }
 
-/// Whether the server at the other end of `stream` accepts links between nodes. Needs no certificate: a server names its protocol
-/// before it shows its own certificate, which is not trusted here (RFC 7301 §3.2).
+/// Whether the server at the other end of `stream` accepts links between nodes. Needs no
+/// certificate: a server names its protocol before it shows its own certificate, which is not
+/// trusted here (RFC 7301 §3.2).
 pub fn accepts_links(mut stream: TcpStream) -> Result<bool, TlsError> {
     let provider = Arc::new(crypto::aws_lc_rs::default_provider());
     let mut client = ClientConfig::builder_with_provider(provider)
@@ -118,8 +121,9 @@ pub fn accepts_links(mut stream: TcpStream) -> Result<bool, TlsError> {
     Ok(connection.alpn_protocol() == Some(ALPN_NODE))
 }
 
-/// Verifies that a server has a certificate of the region's authority, by no clock. Ignores the name that the client asked
-/// for: a node is identified by its slot and session, which the link checks after the handshake.
+/// Verifies that a server has a certificate of the region's authority, by no clock. Ignores the
+/// name that the client asked for: a node is identified by its slot and session, which the link
+/// checks after the handshake.
 #[derive(Debug)]
 struct RegionVerifier {
     roots: Arc<RootCertStore>,
@@ -193,8 +197,9 @@ impl ClientCertVerifier for MemberVerifier {
     signatures_as_in!(0);
 }
 
-/// The time at which the certificate of a node is verified: its beginning. It lives as long as the authority, so that the
-/// clocks of nodes, of which one may be wrong, and of the node that made the authority do not matter.
+/// The time at which the certificate of a node is verified: its beginning. It lives as long as the
+/// authority, so that the clocks of nodes, of which one may be wrong, and of the node that made the
+/// authority do not matter.
 fn beginning(certificate: &CertificateDer<'_>) -> Result<UnixTime, rustls::Error> {
     let validity = pki::validity(certificate).ok_or(CertificateError::BadEncoding)?;
     let seconds = u64::try_from(validity.not_before.0).unwrap_or(0);

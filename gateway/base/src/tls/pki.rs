@@ -1,5 +1,5 @@
-//! Certificates that the gateway issues: to agents from its own authority, and to itself when no certificate is
-//! configured.
+//! Certificates that the gateway issues: to agents from its own authority, and to itself when no
+//! certificate is configured.
 
 use std::io;
 use std::path::Path;
@@ -99,8 +99,8 @@ impl Authority {
         let certificate = data_dir.join(format!("{name}.crt"));
         let key = data_dir.join(format!("{name}.key"));
         if !certificate.exists() {
-            // Reuses a key without a certificate: certificates it signed stay valid under a new CA certificate of the
-            // same name.
+            // Reuses a key without a certificate: certificates it signed stay valid under a new CA
+            // certificate of the same name.
             let pair = if key.exists() {
                 KeyPair::from_pem(&key_file.read(&key)?)?
             } else {
@@ -172,7 +172,8 @@ impl Authority {
         &self.certificate_pem
     }
 
-    /// Key of HMAC-SHA-256 for one purpose, derived from the private key: the same at all nodes of a region.
+    /// Key of HMAC-SHA-256 for one purpose, derived from the private key: the same at all nodes of
+    /// a region.
     pub fn derive(&self, purpose: &str) -> hmac::Key {
         hmac::Key::new(
             hmac::HMAC_SHA256,
@@ -180,8 +181,8 @@ impl Authority {
         )
     }
 
-    /// Issues a certificate (PEM) for the key of `request`, with which `agent` authenticates its tunnels. It does not
-    /// contain the services of the agent.
+    /// Issues a certificate (PEM) for the key of `request`, with which `agent` authenticates its
+    /// tunnels. It does not contain the services of the agent.
     pub fn issue_agent(
         &self,
         region: &Region,
@@ -202,8 +203,9 @@ impl Authority {
         Ok(params.signed_by(&request.0, &self.issuer)?.pem())
     }
 
-    /// Issues a certificate with which a process of a node authenticates itself to other nodes, as server and as client.
-    /// It lives as long as the authority: its key exists in the memory of that process only, and no clock takes part.
+    /// Issues a certificate with which a process of a node authenticates itself to other nodes, as
+    /// server and as client. It lives as long as the authority: its key exists in the memory of
+    /// that process only, and no clock takes part.
     pub fn issue_node(&self, region: &Region, node: NodeIdentity) -> Result<Issued, PkiError> {
         let name = format!("node {}", node.slot.get());
         let mut params = leaf_params(&name, self.validity()?, ExtendedKeyUsagePurpose::ServerAuth);
@@ -269,7 +271,8 @@ pub enum InvalidCsr {
 const CSR_MAX: usize = 16 * 1024;
 
 impl CertificateRequest {
-    /// Verifies the proof of possession and extracts the public key. Ignores everything else in the request.
+    /// Verifies the proof of possession and extracts the public key. Ignores everything else in the
+    /// request.
     pub fn parse(pem: &str) -> Result<Self, InvalidCsr> {
         if pem.len() > CSR_MAX {
             return Err(InvalidCsr::NotPem);
@@ -298,8 +301,9 @@ impl CertificateRequest {
     }
 }
 
-/// A server certificate for a gateway without a configured one, issued by a development authority that callers can
-/// trust (`dev-ca.crt`). Each start issues a new certificate from the same authority.
+/// A server certificate for a gateway without a configured one, issued by a development authority
+/// that callers can trust (`dev-ca.crt`). Each start issues a new certificate from the same
+/// authority.
 pub(crate) fn development_certificate(
     data_dir: &Path,
     region: &Region,
@@ -325,7 +329,8 @@ pub struct AgentIdentity {
     pub agent: AgentId,
 }
 
-/// Reads the identity from a verified certificate; `None` if it does not belong to an agent of this region.
+/// Reads the identity from a verified certificate; `None` if it does not belong to an agent of this
+/// region.
 pub fn agent_identity(certificate: &CertificateDer<'_>, region: &Region) -> Option<AgentIdentity> {
     let path = path_in_region(certificate, region)?;
     let (account, agent) = path.split_once("/agent/")?;
@@ -344,7 +349,8 @@ pub struct NodeIdentity {
     pub session: u128,
 }
 
-/// Reads the identity from a verified certificate; `None` if it does not belong to a node of this region.
+/// Reads the identity from a verified certificate; `None` if it does not belong to a node of this
+/// region.
 pub fn node_identity(certificate: &CertificateDer<'_>, region: &Region) -> Option<NodeIdentity> {
     let path = path_in_region(certificate, region)?;
     let (slot, session) = path.strip_prefix("node/")?.split_once('/')?;

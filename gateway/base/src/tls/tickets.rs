@@ -1,5 +1,5 @@
-//! Session tickets of callers (RFC 8446 §4.6.1), sealed with keys that all nodes of a region have: a caller resumes at each of
-//! them, and after a restart.
+//! Session tickets of callers (RFC 8446 §4.6.1), sealed with keys that all nodes of a region have:
+//! a caller resumes at each of them, and after a restart.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,13 +11,15 @@ use rustls::server::ProducesTickets;
 
 /// Bytes of the secret of a ticket key: a key of AES-256-GCM.
 pub const TICKET_SECRET_LENGTH: usize = 32;
-/// Seconds for which a caller keeps a ticket. Its key opens tickets for at least as long after it has sealed the last one.
+/// Seconds for which a caller keeps a ticket. Its key opens tickets for at least as long after it
+/// has sealed the last one.
 const LIFETIME: u32 = 24 * 3600;
 /// The use of the keys, to which each ticket is bound.
 const PURPOSE: &[u8] = b"gw tickets of callers 1";
 
-/// The keys of session tickets, the one that seals first. Without a key there are no tickets. Each ticket has a random nonce: a
-/// key may seal 2³² tickets (NIST SP 800-38D §8.3), 24,000 a second for two days.
+/// The keys of session tickets, the one that seals first. Without a key there are no tickets. Each
+/// ticket has a random nonce: a key may seal 2³² tickets (NIST SP 800-38D §8.3), 24,000 a second
+/// for two days.
 #[derive(Clone, Default)]
 pub struct TicketKeys(Arc<[TicketKey]>);
 
@@ -27,7 +29,8 @@ struct TicketKey {
 }
 
 impl TicketKeys {
-    /// Uses these keys, the newest first. A secret that does not have [`TICKET_SECRET_LENGTH`] bytes is left out.
+    /// Uses these keys, the newest first. A secret that does not have [`TICKET_SECRET_LENGTH`]
+    /// bytes is left out.
     pub fn new<'a>(keys: impl IntoIterator<Item = (TicketKeyId, &'a [u8])>) -> Self {
         let usable = |(id, secret): (TicketKeyId, &[u8])| {
             let key = RandomizedNonceKey::new(&AES_256_GCM, secret).ok()?;
@@ -63,8 +66,9 @@ impl ProducesTickets for TicketKeys {
         LIFETIME
     }
 
-    /// The nonce, the ciphertext and the tag. `None` for a session of TLS 1.2, which resumes without a key exchange: a stolen
-    /// ticket key would open recorded connections. A resumption of TLS 1.3 exchanges keys (`psk_dhe_ke`, RFC 8446 §4.2.9).
+    /// The nonce, the ciphertext and the tag. `None` for a session of TLS 1.2, which resumes
+    /// without a key exchange: a stolen ticket key would open recorded connections. A resumption of
+    /// TLS 1.3 exchanges keys (`psk_dhe_ke`, RFC 8446 §4.2.9).
     fn encrypt(&self, plain: &[u8]) -> Option<Vec<u8>> {
         if version(plain)? != ProtocolVersion::TLSv1_3 {
             return None;
@@ -95,7 +99,8 @@ impl ProducesTickets for TicketKeys {
     }
 }
 
-/// Version of the protocol in a session as rustls encodes it: behind the server name, if there is one.
+/// Version of the protocol in a session as rustls encodes it: behind the server name, if there is
+/// one.
 fn version(session: &[u8]) -> Option<ProtocolVersion> {
     let rest = match session {
         [0, rest @ ..] => rest,

@@ -1,5 +1,5 @@
-//! The job that deletes ephemeral agents an hour after their last tunnel. It runs beside the admin listener, which can ask the
-//! other nodes for their tunnels.
+//! The job that deletes ephemeral agents an hour after their last tunnel. It runs beside the admin
+//! listener, which can ask the other nodes for their tunnels.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,8 +15,8 @@ use crate::control::records::ephemeral_agents;
 /// Interval at which tunnels are compared with the records. It is also that of the changes that
 /// agents make by coming and going.
 const INTERVAL: Duration = Duration::from_secs(300);
-/// Time after a start in which agents are not looked at. Those that lost their tunnels by the stop come back within it: they try
-/// again after 2 minutes at most.
+/// Time after a start in which agents are not looked at. Those that lost their tunnels by the stop
+/// come back within it: they try again after 2 minutes at most.
 const GRACE: Duration = Duration::from_secs(300);
 
 /// Deletes ephemeral agents as they end, for as long as the future is polled.
@@ -47,14 +47,15 @@ impl Admin {
             ephemeral_agents::delete_absent(control, &connected, now)
         });
         if let Err(error) = swept.await? {
-            tracing::error!(%error, "cannot delete ephemeral agents that have ended; trying again in five minutes");
+            tracing::error!(%error,
+                "cannot delete ephemeral agents that have ended; trying again in five minutes");
         }
         Ok(())
     }
 }
 
-/// Whether this node does the work for the region: the member with the lowest slot. Two nodes that disagree about the members
-/// do it both, which does no harm.
+/// Whether this node does the work for the region: the member with the lowest slot. Two nodes that
+/// disagree about the members do it both, which does no harm.
 fn is_first_node(placement: Option<&Placement>) -> bool {
     placement.is_none_or(|placement| {
         let first = placement.members().iter().map(|member| member.slot).min();

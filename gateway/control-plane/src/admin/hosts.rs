@@ -1,5 +1,5 @@
-//! Checks of Host and Origin. They prevent DNS rebinding: a foreign page whose name resolves to this listener is
-//! same-origin for the browser, and only its name reveals it.
+//! Checks of Host and Origin. They prevent DNS rebinding: a foreign page whose name resolves to
+//! this listener is same-origin for the browser, and only its name reveals it.
 
 use std::net::IpAddr;
 
@@ -18,7 +18,8 @@ use crate::control::Control;
 /// Most bytes of a foreign host that are shown.
 const SHOWN: usize = 100;
 
-/// Refuses requests for other hosts. A request without `Host`, as probes over HTTP/1.0 are, is of no browser.
+/// Refuses requests for other hosts. A request without `Host`, as probes over HTTP/1.0 are, is of
+/// no browser.
 pub(super) async fn own_host(State(admin): State<Admin>, request: Request, next: Next) -> Response {
     let mut hosts = request.headers().get_all(header::HOST).into_iter();
     let Some(foreign) = hosts.find(|host| !is_of_listener(host, &admin.control)) else {
@@ -27,17 +28,18 @@ pub(super) async fn own_host(State(admin): State<Admin>, request: Request, next:
     let host = printable(foreign.as_bytes(), SHOWN);
     tracing::warn!(
         host,
-        "request to the admin listener refused: its Host is not a name of the listener; to allow the name, add it to admin_hosts"
+        "request to the admin listener refused: its Host is not a name of the listener; to allow \
+         the name, add it to admin_hosts"
     );
     let detail = if is_of_service(&host, admin.control.region()) {
         format!(
-            "{host:?} is the name of a service, and this is the admin listener; send requests of the service to the port of \
-             `listen`, over https"
+            "{host:?} is the name of a service, and this is the admin listener; send requests of \
+             the service to the port of `listen`, over https"
         )
     } else {
         format!(
-            "the admin listener is not served under the name {host:?}; use its IP address, or add the name to admin_hosts in \
-             the gateway's configuration"
+            "the admin listener is not served under the name {host:?}; use its IP address, or add \
+             the name to admin_hosts in the gateway's configuration"
         )
     };
     Problem::new(StatusCode::MISDIRECTED_REQUEST, detail).into_response()
@@ -53,8 +55,8 @@ fn is_of_listener(host: &HeaderValue, control: &Control) -> bool {
         .is_ok_and(|host| is_ours(host, control.region(), control.admin_hosts(), certified))
 }
 
-/// Whether `host` names the listener: an IP address, localhost, the apex of the region, a configured host, or a name for
-/// which the listener is `certified`, other than that of a service.
+/// Whether `host` names the listener: an IP address, localhost, the apex of the region, a
+/// configured host, or a name for which the listener is `certified`, other than that of a service.
 fn is_ours(
     host: &str,
     region: &Region,

@@ -49,7 +49,8 @@ pub(crate) fn render(
 fn store(out: &mut Exposition, store: StoreStatus) {
     let help = "Revision of the records that this gateway has applied.";
     out.single("gw_store_revision", Kind::Gauge, help, store.revision.0);
-    let help = "Seconds for which the database has not answered; 0 while it does. Changes are refused meanwhile.";
+    let help = "Seconds for which the database has not answered; 0 while it does. Changes are \
+                refused meanwhile.";
     out.single(
         "gw_store_away_seconds",
         Kind::Gauge,
@@ -64,7 +65,8 @@ fn store(out: &mut Exposition, store: StoreStatus) {
         help,
         store.refused_records,
     );
-    let help = "Seconds by which the system's clock is ahead of PostgreSQL's, which the node follows; 0 with SQLite.";
+    let help = "Seconds by which the system's clock is ahead of PostgreSQL's, which the node \
+                follows; 0 with SQLite.";
     let seconds = ClockDifference::now().map_or(0.0, ClockDifference::seconds);
     out.single("gw_clock_difference_seconds", Kind::Gauge, help, seconds);
     let help =
@@ -79,7 +81,8 @@ fn store(out: &mut Exposition, store: StoreStatus) {
 
 /// `None` for a gateway without other nodes, which always admits.
 fn region(out: &mut Exposition, region: Option<&RegionStatus>) {
-    let help = "Number of the last change of the region's members that this node knows; 0 without a region.";
+    let help = "Number of the last change of the region's members that this node knows; 0 without \
+                a region.";
     out.single(
         "gw_region_epoch",
         Kind::Gauge,
@@ -90,7 +93,8 @@ fn region(out: &mut Exposition, region: Option<&RegionStatus>) {
         .is_none_or(|region| matches!(region.standing, Standing::Member | Standing::Isolated));
     let help = "Whether this node may admit requests for the services that it owns.";
     out.single("gw_region_admits", Kind::Gauge, help, u8::from(admits));
-    let help = "Whether PostgreSQL has older members than this node: it was restored, or is not the primary any more.";
+    let help = "Whether PostgreSQL has older members than this node: it was restored, or is not \
+                the primary any more.";
     let went_back = region.is_some_and(|region| region.engine_went_back);
     out.single(
         "gw_region_engine_went_back",
@@ -140,7 +144,8 @@ fn agents(out: &mut Exposition, inventory: &Inventory) {
         );
     }
     if let Some(expiry) = inventory.server_certificate_expiry {
-        let help = "First expiry of the server certificate, of the admin listener's, or of an authority in their chains, since the Unix epoch.";
+        let help = "First expiry of the server certificate, of the admin listener's, or of an \
+                    authority in their chains, since the Unix epoch.";
         out.single(
             "gw_server_certificate_expiry_timestamp_seconds",
             Kind::Gauge,
@@ -148,7 +153,8 @@ fn agents(out: &mut Exposition, inventory: &Inventory) {
             expiry.0,
         );
     }
-    let help = "Failed attempts in a row to get the certificate of the ACME authority; 0 after a success, and without one.";
+    let help = "Failed attempts in a row to get the certificate of the ACME authority; 0 after a \
+                success, and without one.";
     out.single(
         "gw_certificate_order_failures",
         Kind::Gauge,
@@ -195,7 +201,8 @@ fn log(out: &mut Exposition) {
         help,
         logging::suppressed(),
     );
-    let help = "Panics outside of the workers: of the control plane, the membership or a log. Each is a bug.";
+    let help = "Panics outside of the workers: of the control plane, the membership or a log. Each \
+                is a bug.";
     out.single(
         "gw_background_panics_total",
         Kind::Counter,

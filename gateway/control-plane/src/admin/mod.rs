@@ -152,8 +152,8 @@ impl Admin {
             .map_err(ControlError::from)?)
     }
 
-    /// Replays a captured request of any node, waits for its end and returns the new request, which is in the log of this
-    /// node.
+    /// Replays a captured request of any node, waits for its end and returns the new request, which
+    /// is in the log of this node.
     async fn replay(&self, id: RequestId, edits: ReplayEdits) -> Result<RequestView, NoResult> {
         let kept = self.captured(id).await?.ok_or_else(|| not_logged(id))?;
         let begin = move |control: &Control| replay::start(control, &Actor::Admin, kept, &edits);
@@ -171,7 +171,8 @@ fn not_logged(id: RequestId) -> ControlError {
     ControlError::NotFound {
         kind: "request",
         id: format!(
-            "{id} in the log: it was not logged, is too old, or was made for an earlier account or service of the same name"
+            "{id} in the log: it was not logged, is too old, or was made for an earlier account or \
+             service of the same name"
         ),
         remedy: String::new(),
     }
@@ -229,8 +230,8 @@ async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
     }
 }
 
-/// Counters of all workers, or an error: a sum without one worker would drop and rise again, which scrapers interpret
-/// as a restart.
+/// Counters of all workers, or an error: a sum without one worker would drop and rise again, which
+/// scrapers interpret as a restart.
 async fn metrics(
     State(admin): State<Admin>,
     ConnectInfo(client): ConnectInfo<SocketAddr>,

@@ -50,7 +50,11 @@ pub(crate) enum ReadProblems {
     #[response(status = 400, content_type = "application/problem+json")]
     BadRequest(#[to_schema] Problem),
     /// The bearer token is missing or wrong.
-    #[response(status = 401, content_type = "application/problem+json", headers(("WWW-Authenticate" = String)))]
+    #[response(
+        status = 401,
+        content_type = "application/problem+json",
+        headers(("WWW-Authenticate" = String)),
+    )]
     Unauthorized(#[to_schema] Problem),
     /// The object does not exist.
     #[response(status = 404, content_type = "application/problem+json")]
@@ -70,7 +74,8 @@ pub(crate) enum ReadProblems {
 #[derive(IntoResponses)]
 #[expect(dead_code, reason = "describes responses, makes none")]
 pub(crate) enum NodeProblems {
-    /// A node of the region that has the answer, or a part of it, does not answer. `missing_nodes` has its slot.
+    /// A node of the region that has the answer, or a part of it, does not answer. `missing_nodes`
+    /// has its slot.
     #[response(status = 503, content_type = "application/problem+json")]
     MissingNode(#[to_schema] Problem),
 }
@@ -88,8 +93,9 @@ pub(crate) enum WriteProblems {
     /// The body is not JSON by its Content-Type.
     #[response(status = 415, content_type = "application/problem+json")]
     UnsupportedMediaType(#[to_schema] Problem),
-    /// Another process is taking over from this one and nothing was changed, or PostgreSQL does not answer and the change
-    /// may or may not be made. Repeating a request that creates or changes an object is safe.
+    /// Another process is taking over from this one and nothing was changed, or PostgreSQL does not
+    /// answer and the change may or may not be made. Repeating a request that creates or changes an
+    /// object is safe.
     #[response(status = 503, content_type = "application/problem+json")]
     Unavailable(#[to_schema] Problem),
     /// The disk is full; nothing was changed.
@@ -249,7 +255,8 @@ impl<T: DeserializeOwned> JsonBody<T> {
     }
 }
 
-/// Converts whole numbers such as 5.0 to integers, which serde requires (RFC 8259 §6 has one kind of number).
+/// Converts whole numbers such as 5.0 to integers, which serde requires (RFC 8259 §6 has one kind
+/// of number).
 fn make_whole(value: &mut Value) {
     // Whole numbers up to 2^53 are exact in an f64.
     if let Some(number) = value.as_f64()

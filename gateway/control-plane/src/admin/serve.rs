@@ -1,4 +1,5 @@
-//! The admin listener: accepts connections, does the TLS handshake where a certificate is configured, and serves HTTP/1.1.
+//! The admin listener: accepts connections, does the TLS handshake where a certificate is
+//! configured, and serves HTTP/1.1.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -106,7 +107,8 @@ pub async fn serve(
     Ok(())
 }
 
-/// Keeps the place of the connection of an authenticated request: it is the last to give way to others.
+/// Keeps the place of the connection of an authenticated request: it is the last to give way to
+/// others.
 pub(super) fn keep_place(of_request: &Extensions) {
     if let Some(place) = of_request.get::<Arc<TaskPlace>>() {
         place.keep();
@@ -120,7 +122,8 @@ fn check(ended: Result<(), JoinError>) {
 }
 
 impl AdminServing {
-    /// Serves a connection until it ends or has to give way. Requests of an administrator keep its place.
+    /// Serves a connection until it ends or has to give way. Requests of an administrator keep its
+    /// place.
     async fn serve(self, stream: TcpStream, from: SocketAddr, place: TaskPlace) {
         let place = Arc::new(place);
         let mut extensions = Extensions::new();
@@ -128,7 +131,8 @@ impl AdminServing {
         extensions.insert(Arc::clone(&place));
         tokio::select! {
             biased;
-            () = place.lost() => tracing::debug!(%from, "connection to the admin listener gave way to a later one"),
+            () = place.lost() => tracing::debug!(%from,
+                "connection to the admin listener gave way to a later one"),
             () = self.serve_with(extensions, stream, from) => {}
         }
     }
@@ -159,7 +163,8 @@ impl AdminServing {
                         .await
                     }
                     Err(error) => {
-                        return tracing::debug!(%from, %error, "connection to the admin listener refused");
+                        return tracing::debug!(%from, %error,
+                            "connection to the admin listener refused");
                     }
                 }
             }
@@ -189,8 +194,8 @@ async fn handshake(
     Ok(accepted.map_err(in_words)?)
 }
 
-/// Answers a request in plain HTTP. Reads what the client sends before and after that, so that a TCP reset does not
-/// destroy the answer.
+/// Answers a request in plain HTTP. Reads what the client sends before and after that, so that a
+/// TCP reset does not destroy the answer.
 async fn refuse_plain_http(stream: &mut TcpStream) -> io::Result<()> {
     let mut discarded = vec![0; limits::ADMIN_HEAD];
     let _ = stream.read(&mut discarded).await?;
@@ -202,8 +207,8 @@ async fn refuse_plain_http(stream: &mut TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Marks a request that came over TLS as one over https. A proxy that says what its client uses is believed: a false
-/// value only gets cookies that the browser does not return.
+/// Marks a request that came over TLS as one over https. A proxy that says what its client uses is
+/// believed: a false value only gets cookies that the browser does not return.
 async fn over_https(mut request: Request) -> Request {
     const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
     request

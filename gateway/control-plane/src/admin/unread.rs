@@ -1,4 +1,5 @@
-//! Large responses to clients that have not authenticated. Few are kept for clients that do not read them.
+//! Large responses to clients that have not authenticated. Few are kept for clients that do not
+//! read them.
 
 use std::net::IpAddr;
 use std::pin::Pin;

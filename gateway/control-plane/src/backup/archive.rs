@@ -1,5 +1,5 @@
-//! The format of a backup: a tar archive, compressed with zstd and its checksum. Reading it is bounded: known names of
-//! regular files, each once and up to a size.
+//! The format of a backup: a tar archive, compressed with zstd and its checksum. Reading it is
+//! bounded: known names of regular files, each once and up to a size.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -52,8 +52,8 @@ impl<W: Write> ArchiveWriter<W> {
     }
 }
 
-/// Unpacks an archive into `folder`, which is empty, and returns its manifest. Writes files of mode 0600 with known names
-/// and nothing else.
+/// Unpacks an archive into `folder`, which is empty, and returns its manifest. Writes files of mode
+/// 0600 with known names and nothing else.
 pub(super) fn unpack(input: impl Read, folder: &Path) -> Result<Manifest, BackupError> {
     let mut decoder = zstd::Decoder::new(input).map_err(BackupError::Damaged)?;
     decoder

@@ -1,4 +1,5 @@
-//! Making a backup: a copy of the records and of the audit log as of one revision, and the secrets beside the database.
+//! Making a backup: a copy of the records and of the audit log as of one revision, and the secrets
+//! beside the database.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -40,13 +41,14 @@ struct Staging(PathBuf);
 impl Drop for Staging {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.0) {
-            tracing::warn!(%error, folder = %self.0.display(), "cannot delete the copy of the database");
+            tracing::warn!(%error, folder = %self.0.display(),
+                "cannot delete the copy of the database");
         }
     }
 }
 
-/// Prepares a backup of a running gateway. Changes go on meanwhile, and later ones are not in it. Ends early when
-/// `is_cancelled`.
+/// Prepares a backup of a running gateway. Changes go on meanwhile, and later ones are not in it.
+/// Ends early when `is_cancelled`.
 pub(crate) fn of_running(
     control: &Control,
     is_cancelled: &dyn Fn() -> bool,
@@ -69,8 +71,8 @@ pub(crate) fn of_running(
     )
 }
 
-/// Writes a backup of the data folder of a stopped gateway to `out`. As root, works with the rights of the folder's owner.
-/// Ends early when `is_cancelled`.
+/// Writes a backup of the data folder of a stopped gateway to `out`. As root, works with the rights
+/// of the folder's owner. Ends early when `is_cancelled`.
 pub fn of_folder(
     config: &Config,
     out: impl Write,
@@ -135,8 +137,8 @@ impl PreparedBackup {
             fs::remove_dir_all(&staging).map_err(|error| {
                 let path = staging.display();
                 let message = format!(
-                    "{path}: the rest of an interrupted backup cannot be deleted: {error}; delete it as root with \
-                     `rm -r {path}`, and make the backup again"
+                    "{path}: the rest of an interrupted backup cannot be deleted: {error}; delete \
+                     it as root with `rm -r {path}`, and make the backup again"
                 );
                 io::Error::new(error.kind(), message)
             })?;

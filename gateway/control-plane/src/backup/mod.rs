@@ -1,5 +1,6 @@
-//! Backups of a single gateway: one archive of the database, the certificate authorities and the admin token. A running
-//! gateway makes it itself, because it has its database exclusively; the folder of a stopped one is read directly.
+//! Backups of a single gateway: one archive of the database, the certificate authorities and the
+//! admin token. A running gateway makes it itself, because it has its database exclusively; the
+//! folder of a stopped one is read directly.
 
 mod archive;
 mod create;
@@ -24,8 +25,9 @@ pub(crate) const MANIFEST: &str = "backup.json";
 /// The database, in the archive and in the data folder.
 pub(crate) const DATABASE: &str = "gw.sqlite";
 /// What to do for a region on PostgreSQL.
-pub(crate) const IN_POSTGRES: &str = "the records of this region are in PostgreSQL: back up its database with pg_dump, and keep the region key apart from \
-     it (docs/region-operation.md, section Backup)";
+pub(crate) const IN_POSTGRES: &str = "the records of this region are in PostgreSQL: back up its \
+                                      database with pg_dump, and keep the region key apart from it \
+                                      (docs/region-operation.md, section Backup)";
 
 /// What an archive is a backup of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,7 +70,8 @@ pub enum BackupError {
     #[error("{0}{remedy}", remedy = remedy(.0.kind()))]
     Store(#[from] StoreError),
     /// The data folder is not empty.
-    #[error("data_dir: {} is not empty: it has {entry}; move the folder away, or restore into another one", path.display())]
+    #[error("data_dir: {} is not empty: it has {entry}; move the folder away, or restore into \
+             another one", path.display())]
     NotEmpty {
         /// The data folder.
         path: PathBuf,
@@ -76,7 +79,10 @@ pub enum BackupError {
         entry: String,
     },
     /// Another restore into the data folder is running.
-    #[error("{}: another restore into this folder is running; wait until it has ended", path.display())]
+    #[error(
+        "{}: another restore into this folder is running; wait until it has ended",
+        path.display()
+    )]
     Restoring {
         /// The data folder.
         path: PathBuf,
@@ -89,7 +95,8 @@ pub enum BackupError {
     Refused(String),
     /// The backup is of another region than the configured one.
     #[error(
-        "the backup is of the region {found}, and the configuration is of {configured}; use a backup of {configured}"
+        "the backup is of the region {found}, and the configuration is of {configured}; use a \
+         backup of {configured}"
     )]
     OtherRegion {
         /// Apex of the region of the backup.
@@ -104,7 +111,8 @@ fn remedy(kind: Option<io::ErrorKind>) -> &'static str {
     match kind {
         Some(io::ErrorKind::StorageFull) => "; free space on the disk of data_dir and try again",
         Some(io::ErrorKind::PermissionDenied) => {
-            "; run the command as root or as the owner of data_dir, to which all files in it must belong"
+            "; run the command as root or as the owner of data_dir, to which all files in it must \
+             belong"
         }
         _ => "",
     }

@@ -1,4 +1,5 @@
-//! Restoring a backup into an empty data folder. Everything is checked before the first file gets its name.
+//! Restoring a backup into an empty data folder. Everything is checked before the first file gets
+//! its name.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -37,8 +38,9 @@ pub struct Restored {
     pub deleted: Vec<(usize, &'static str)>,
 }
 
-/// Restores the archive `input` into `data_dir`, which must be empty or missing. On an error the folder is as before.
-/// As root, works with the rights of the folder's owner. Ends early when `is_cancelled`.
+/// Restores the archive `input` into `data_dir`, which must be empty or missing. On an error the
+/// folder is as before. As root, works with the rights of the folder's owner. Ends early when
+/// `is_cancelled`.
 pub fn restore(
     config: &Config,
     input: impl Read,
@@ -110,8 +112,8 @@ fn restore_files(
     })
 }
 
-/// Deletes records that may have been used or deleted since the backup, and notes the restore in the audit log. Returns
-/// their numbers and notices.
+/// Deletes records that may have been used or deleted since the backup, and notes the restore in
+/// the audit log. Returns their numbers and notices.
 fn delete_not_restored(
     store: &mut SqliteStore,
     restored: &Snapshot,
@@ -155,7 +157,8 @@ fn check_authority(folder: &Path, name: &str) -> Result<(), BackupError> {
 /// A data folder that is not complete yet. A drop before [`Self::keep`] deletes what was written.
 struct UnfinishedFolder<'a> {
     folder: &'a Path,
-    /// Folder for the files that are not checked yet. While it exists, no gateway starts with the data folder.
+    /// Folder for the files that are not checked yet. While it exists, no gateway starts with the
+    /// data folder.
     staging: PathBuf,
     /// `staging`, locked: another restore fails.
     _lock: File,
@@ -177,7 +180,8 @@ impl<'a> UnfinishedFolder<'a> {
             _lock: lock,
             is_new,
         };
-        // A gateway that started before the folder of unchecked files existed has made its database by now, or refuses.
+        // A gateway that started before the folder of unchecked files existed has made its database
+        // by now, or refuses.
         check_empty(folder)?;
         Ok(destination)
     }
@@ -212,8 +216,8 @@ impl<'a> UnfinishedFolder<'a> {
 }
 
 impl Drop for UnfinishedFolder<'_> {
-    /// Removes the folder of unchecked files, and the data folder if it is new and empty. A failure to do so is of no use
-    /// to report beside the reason.
+    /// Removes the folder of unchecked files, and the data folder if it is new and empty. A failure
+    /// to do so is of no use to report beside the reason.
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.staging);
         if self.is_new {
@@ -222,8 +226,8 @@ impl Drop for UnfinishedFolder<'_> {
     }
 }
 
-/// Files that have their places, but not all of the backup. A drop removes them; a failure to do so is of no use to report
-/// beside the reason.
+/// Files that have their places, but not all of the backup. A drop removes them; a failure to do so
+/// is of no use to report beside the reason.
 struct Kept(Vec<PathBuf>);
 
 impl Drop for Kept {

@@ -291,7 +291,8 @@ fn a_database_with_triggers_or_damaged_pages_is_refused() {
     let connection = rusqlite::Connection::open(&path).unwrap();
     connection
         .execute_batch(
-            "CREATE TRIGGER t AFTER INSERT ON audit BEGIN DELETE FROM records; END; PRAGMA journal_mode = DELETE",
+            "CREATE TRIGGER t AFTER INSERT ON audit BEGIN DELETE FROM records; END; PRAGMA \
+             journal_mode = DELETE",
         )
         .unwrap_or_default();
     drop(connection);

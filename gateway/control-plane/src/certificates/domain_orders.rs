@@ -1,4 +1,5 @@
-//! Orders certificates of own domains: chooses the domains that are due, and runs their orders beside each other.
+//! Orders certificates of own domains: chooses the domains that are due, and runs their orders
+//! beside each other.
 
 mod renewal_windows;
 mod steps;

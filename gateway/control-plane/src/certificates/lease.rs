@@ -1,4 +1,5 @@
-//! The right of one node of the region to order certificates. It is in the record of the region's certificate.
+//! The right of one node of the region to order certificates. It is in the record of the region's
+//! certificate.
 
 #[cfg(test)]
 mod tests;
@@ -14,8 +15,9 @@ use crate::cluster::LocalNode;
 use crate::control::ControlError;
 use crate::limits::CERTIFICATE_LEASE;
 
-/// The lease as this process sees it. Its holder is a member of the region, by slot and session: a process that replaces
-/// another one has both, and goes on. The lease ends with the membership, and at the latest at its own end.
+/// The lease as this process sees it. Its holder is a member of the region, by slot and session: a
+/// process that replaces another one has both, and goes on. The lease ends with the membership, and
+/// at the latest at its own end.
 #[derive(Clone)]
 pub(super) struct Lease {
     /// `None` without other nodes: no lease is needed.

@@ -35,8 +35,8 @@ impl<T: 'static> Places<T> {
         self.taken.contains_key(domain)
     }
 
-    /// Chooses the domains whose work begins now, from those in `due`. Accounts with the least work come first, then the lowest
-    /// ranks.
+    /// Chooses the domains whose work begins now, from those in `due`. Accounts with the least work
+    /// come first, then the lowest ranks.
     pub(super) fn choose<'a, R: Ord + Copy>(
         &self,
         mut due: Vec<(R, &'a DomainRecord)>,
@@ -76,8 +76,8 @@ impl<T: 'static> Places<T> {
         self.work.push(work.map(|result| (domain, result)).boxed());
     }
 
-    /// Waits for the end of a piece of work, and returns its result. Never returns if no work runs. A future that is dropped loses
-    /// no result.
+    /// Waits for the end of a piece of work, and returns its result. Never returns if no work runs.
+    /// A future that is dropped loses no result.
     pub(super) async fn ended(&mut self) -> (DomainName, T) {
         let Some((domain, result)) = self.work.next().await else {
             return pending().await;

@@ -1,4 +1,5 @@
-//! Looks at DNS for own domains: soon after they were added, and from time to time as long as they exist.
+//! Looks at DNS for own domains: soon after they were added, and from time to time as long as they
+//! exist.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -127,6 +128,7 @@ impl Looks {
 
 fn look_once(control: &Control, name: &DomainName) {
     if let Err(error) = domain::look(control, name) {
-        tracing::warn!(domain = %name, %error, "what DNS says of an own domain is not stored; it is looked up again");
+        tracing::warn!(domain = %name, %error,
+            "what DNS says of an own domain is not stored; it is looked up again");
     }
 }

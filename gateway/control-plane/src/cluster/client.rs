@@ -38,7 +38,8 @@ struct ProcessClient {
     slot: NodeSlot,
     session: u128,
     address: SocketAddr,
-    /// Which of the certificates of this process the connection shows: the other end refuses that of an earlier session.
+    /// Which of the certificates of this process the connection shows: the other end refuses that
+    /// of an earlier session.
     certificate: u64,
 }
 
@@ -95,8 +96,9 @@ impl NodeClient {
         &self.0.node
     }
 
-    /// Sends a request to the control plane of a member, and returns the whole response. The target of the request is a
-    /// path. No other process than the one with the slot and session of `to` gets the request.
+    /// Sends a request to the control plane of a member, and returns the whole response. The target
+    /// of the request is a path. No other process than the one with the slot and session of `to`
+    /// gets the request.
     pub async fn send(
         &self,
         to: &Member,
@@ -109,8 +111,8 @@ impl NodeClient {
             .unwrap_or(Err(NodeCallError::TimedOut))
     }
 
-    /// As [`Self::send`], on a connection that is opened for this request and not kept: a kept one to a lost machine looks
-    /// open for long.
+    /// As [`Self::send`], on a connection that is opened for this request and not kept: a kept one
+    /// to a lost machine looks open for long.
     pub(crate) async fn send_on_new_connection(
         &self,
         to: &Member,
@@ -170,7 +172,8 @@ impl NodeClient {
         Ok(sender)
     }
 
-    /// Sends a request on a connection, and keeps the connection for the next one unless the node refuses this one.
+    /// Sends a request on a connection, and keeps the connection for the next one unless the node
+    /// refuses this one.
     async fn exchange_on(
         &self,
         mut sender: SendRequest<Body>,
@@ -178,7 +181,8 @@ impl NodeClient {
         request: Request<Bytes>,
     ) -> Result<Response<Bytes>, NoResponse> {
         let response = exchange_once(&mut sender, request).await?;
-        // The other end does not know the session of the certificate that the connection shows, and will not.
+        // The other end does not know the session of the certificate that the connection shows, and
+        // will not.
         if response.status() != StatusCode::FORBIDDEN {
             self.keep(destination, sender);
         }

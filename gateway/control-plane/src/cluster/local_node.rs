@@ -74,8 +74,9 @@ impl LocalNode {
             .is_some_and(|view| view.knows(node.slot, node.session))
     }
 
-    /// Notes that a request of this process is refused. Returns whether it is the first one since the last change of the
-    /// members, so that a node that tries every second does not fill the log.
+    /// Notes that a request of this process is refused. Returns whether it is the first one since
+    /// the last change of the members, so that a node that tries every second does not fill the
+    /// log.
     pub(super) fn refuses_first(&self, node: NodeIdentity) -> bool {
         let mut latest = self.latest();
         latest.refused.len() < limits::CLUSTER_CONNECTIONS

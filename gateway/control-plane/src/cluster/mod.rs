@@ -1,8 +1,9 @@
 //! HTTP between the control planes of the region's nodes.
 //!
-//! The listener for other nodes also takes connections with ALPN `gw-control/1`. A worker reads the ClientHello and hands
-//! the connection to a thread of the control plane, which does the handshake and serves HTTP/1.1. Both ends show a
-//! certificate of the region's authority with slot and session of their process.
+//! The listener for other nodes also takes connections with ALPN `gw-control/1`. A worker reads the
+//! ClientHello and hands the connection to a thread of the control plane, which does the handshake
+//! and serves HTTP/1.1. Both ends show a certificate of the region's authority with slot and
+//! session of their process.
 
 mod client;
 mod local_node;

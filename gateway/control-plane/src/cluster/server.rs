@@ -70,8 +70,8 @@ struct NodeServing {
     closing: watch::Receiver<bool>,
 }
 
-/// Serves connections until `stopped` resolves, and then finishes running requests. Handlers find the other node in an
-/// `Extension<NodeIdentity>`.
+/// Serves connections until `stopped` resolves, and then finishes running requests. Handlers find
+/// the other node in an `Extension<NodeIdentity>`.
 pub async fn serve(
     waiting: &mut WaitingConnections,
     node: Arc<LocalNode>,
@@ -119,8 +119,8 @@ pub async fn serve(
     }
 }
 
-/// `router`, for processes that are nodes of the region as far as `node` knows. The certificate of a process that has ended is
-/// of no use there.
+/// `router`, for processes that are nodes of the region as far as `node` knows. The certificate of
+/// a process that has ended is of no use there.
 pub fn for_nodes(router: Router, node: Arc<LocalNode>) -> Router {
     router.route_layer(from_fn_with_state(node, only_nodes))
 }
@@ -138,7 +138,8 @@ async fn only_nodes(
     if node.refuses_first(caller) {
         tracing::warn!(
             node = slot,
-            "request of a control plane refused: its process has ended, or the table of nodes does not list it"
+            "request of a control plane refused: its process has ended, or the table of nodes does \
+             not list it"
         );
     }
     (
@@ -174,14 +175,24 @@ impl NodeServing {
         let head = self.limits.head;
         let idle = self.limits.idle;
         let ended = tokio::select! {
-            ended = http_server::serve_connection(stream, self.router, extensions, head, idle, self.closing) => ended,
+            ended = http_server::serve_connection(
+                stream,
+                self.router,
+                extensions,
+                head,
+                idle,
+                self.closing,
+            ) => ended,
             () = self.node.distrusts(&certificate) => {
                 let node = node.slot.get();
-                return tracing::info!(%from, node, "connection of another control plane ended: its authority is not trusted any more");
+                return tracing::info!(%from, node,
+                    "connection of another control plane ended: its authority is not trusted any \
+                     more");
             }
         };
         if let Err(error) = ended {
-            tracing::debug!(%from, node = node.slot.get(), %error, "connection of another control plane ended");
+            tracing::debug!(%from, node = node.slot.get(), %error,
+                "connection of another control plane ended");
         }
     }
 
@@ -202,7 +213,10 @@ impl NodeServing {
         let accepted = tokio::select! {
             biased;
             () = handshake.lost() => return Err(NotServed::GaveWay),
-            accepted = timeout(self.limits.handshake_within, transport::accept(connection, &self.node)) => accepted,
+            accepted = timeout(
+                self.limits.handshake_within,
+                transport::accept(connection, &self.node),
+            ) => accepted,
         };
         let (stream, node, certificate) = accepted.unwrap_or(Err(NotServed::TimedOut))?;
         let counted = Arc::clone(&self.connections)

@@ -1,4 +1,5 @@
-//! What a backup reads from the running control plane. Changes wait for each read, not for the whole backup.
+//! What a backup reads from the running control plane. Changes wait for each read, not for the
+//! whole backup.
 
 use std::path::Path;
 
@@ -21,7 +22,8 @@ pub(crate) fn sealing(control: &Control) -> Sealing {
     control.store_source.sealing()
 }
 
-/// Records in the audit log that a backup is made, and returns all records as of this entry or a later change.
+/// Records in the audit log that a backup is made, and returns all records as of this entry or a
+/// later change.
 pub(crate) fn begin(control: &Control, actor: &Actor) -> Result<Snapshot, ControlError> {
     audit::note(
         control,

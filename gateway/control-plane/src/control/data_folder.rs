@@ -1,4 +1,5 @@
-//! The data folder at the start: whether this process can use it, and the reasons for which it cannot.
+//! The data folder at the start: whether this process can use it, and the reasons for which it
+//! cannot.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -18,8 +19,8 @@ pub(super) const LOCK_FILE: &str = "gw.lock";
 /// Folder in the data folder that exists while a backup is restored.
 pub(crate) const INCOMPLETE_RESTORE: &str = "restore.partial";
 
-/// Creates the folder if it is missing, and checks that this process may read and write it, and that no restore is
-/// incomplete.
+/// Creates the folder if it is missing, and checks that this process may read and write it, and
+/// that no restore is incomplete.
 pub(super) fn prepare(path: &Path) -> Result<(), ControlError> {
     let user = rustix::process::geteuid().as_raw();
     if let Err(error) = files::create_private_dir(path) {
@@ -40,11 +41,16 @@ pub(super) fn prepare(path: &Path) -> Result<(), ControlError> {
     usable.map_err(io::Error::from).map_err(|error| {
         let advice = match (error.kind(), fs::metadata(path)) {
             (ErrorKind::PermissionDenied, Ok(found)) if found.uid() == user => {
-                format!("its mode is {:04o}: `chmod 700 {}`", found.mode() & 0o7777, path.display())
+                format!(
+                    "its mode is {:04o}: `chmod 700 {}`",
+                    found.mode() & 0o7777,
+                    path.display()
+                )
             }
             (ErrorKind::PermissionDenied, Ok(found)) => format!(
-                "user {user} has to read and write it, and it belongs to user {owner} with mode {mode:04o}: give it to user \
-                 {user} with `chown -R {user} {path}`, or run the gateway as its owner",
+                "user {user} has to read and write it, and it belongs to user {owner} with mode \
+                 {mode:04o}: give it to user {user} with `chown -R {user} {path}`, or run the \
+                 gateway as its owner",
                 owner = found.uid(),
                 mode = found.mode() & 0o7777,
                 path = path.display()
@@ -57,21 +63,22 @@ pub(super) fn prepare(path: &Path) -> Result<(), ControlError> {
     refuse_incomplete_restore(path)
 }
 
-/// Refuses a folder that does not have all files of a backup yet. Called again after the database was opened: a restore
-/// that begins later finds the database and refuses.
+/// Refuses a folder that does not have all files of a backup yet. Called again after the database
+/// was opened: a restore that begins later finds the database and refuses.
 pub(super) fn refuse_incomplete_restore(path: &Path) -> Result<(), ControlError> {
     if !path.join(INCOMPLETE_RESTORE).exists() {
         return Ok(());
     }
     let reason = format!(
-        "a restore of a backup is running or was interrupted, because it has {INCOMPLETE_RESTORE}: wait until `gw-gateway \
-         restore` has ended. If it does not run, empty the folder and restore the backup again"
+        "a restore of a backup is running or was interrupted, because it has {INCOMPLETE_RESTORE}: \
+         wait until `gw-gateway restore` has ended. If it does not run, empty the folder and \
+         restore the backup again"
     );
     Err(unusable(path, reason))
 }
 
-const READ_ONLY: &str = "name a folder on a file system that can be written; under systemd, ReadWritePaths= of the unit \
-                         lists the folders that can";
+const READ_ONLY: &str = "name a folder on a file system that can be written; under systemd, \
+                         ReadWritePaths= of the unit lists the folders that can";
 
 /// What to do about a folder that could not be created.
 fn creation(path: &Path, error: &io::Error, user: u32) -> String {
@@ -95,8 +102,8 @@ pub(super) fn explain(path: &Path, error: ControlError) -> ControlError {
             let holder = holder(path)
                 .map_or_else(|| "another process".to_owned(), |holder| holder.to_string());
             let reason = format!(
-                "{holder} uses it, and a data folder is for one gateway: stop that process, replace it with SIGUSR2, or \
-                 name another folder in data_dir"
+                "{holder} uses it, and a data folder is for one gateway: stop that process, \
+                 replace it with SIGUSR2, or name another folder in data_dir"
             );
             return ControlError::DataFolderInUse {
                 path: path.to_owned(),
@@ -113,7 +120,8 @@ pub(super) fn explain(path: &Path, error: ControlError) -> ControlError {
             let user = rustix::process::geteuid().as_raw();
             let path = path.display();
             format!(
-                "{error}; all files in it must belong to the user of the gateway: `chown -R {user} {path}`"
+                "{error}; all files in it must belong to the user of the gateway: `chown -R {user} \
+                 {path}`"
             )
         }
         _ => return error,

@@ -98,7 +98,8 @@ impl ControlError {
         }
     }
 
-    /// As [`Self::not_found`], with a similar id of those that exist, or with the command that lists them.
+    /// As [`Self::not_found`], with a similar id of those that exist, or with the command that
+    /// lists them.
     pub(super) fn not_found_among<'a>(
         kind: &'static str,
         id: &str,

@@ -66,7 +66,8 @@ impl JobQueue {
         Self(jobs)
     }
 
-    /// Runs jobs until the tasks stop, then those that wait at that time. Later ones wait until this is called again.
+    /// Runs jobs until the tasks stop, then those that wait at that time. Later ones wait until
+    /// this is called again.
     pub async fn serve(&mut self, control: &Arc<Control>, tasks: &Tasks) {
         while let Some(Some(job)) = tasks.stopping().run_until_cancelled(self.0.recv()).await {
             run(job, control, tasks).await;
@@ -98,7 +99,8 @@ pub fn maintain(control: &Arc<Control>, tasks: &Tasks) {
             if of_control.has_store()
                 && let Err(error) = of_control.maintain(Timestamp::now())
             {
-                tracing::error!(%error, "maintenance of the records failed; trying again in a minute");
+                tracing::error!(%error,
+                    "maintenance of the records failed; trying again in a minute");
             }
         },
     );

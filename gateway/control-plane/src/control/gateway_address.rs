@@ -1,5 +1,6 @@
-//! The address of the gateway, and the shell commands with which agents and callers reach it. Each works as printed, on
-//! any machine: it has the port, and the CA certificate where the system does not trust the gateway's.
+//! The address of the gateway, and the shell commands with which agents and callers reach it. Each
+//! works as printed, on any machine: it has the port, and the CA certificate where the system does
+//! not trust the gateway's.
 
 use gw_shared::command::quoted;
 use gw_shared::files;
@@ -15,8 +16,8 @@ use super::Control;
 pub struct GatewayAddress {
     /// The gateway as it knows itself: the apex of the region, and the port that it listens on.
     pub gateway_url: String,
-    /// PEM of the authority that agents and callers have to trust for the gateway; absent if the certificate is from a
-    /// file.
+    /// PEM of the authority that agents and callers have to trust for the gateway; absent if the
+    /// certificate is from a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_certificate: Option<String>,
 }
@@ -33,20 +34,24 @@ impl GatewayAddress {
         self
     }
 
-    /// The command that the others begin with: it writes the CA certificate to a file. Empty for a public authority.
+    /// The command that the others begin with: it writes the CA certificate to a file. Empty for a
+    /// public authority.
     pub fn write_authority(&self) -> String {
         self.ca_file("").0
     }
 
-    /// The command that enrolls an agent and runs it in front of a program on `backend_port` of the same machine.
+    /// The command that enrolls an agent and runs it in front of a program on `backend_port` of the
+    /// same machine.
     ///
-    /// The token is on standard input: other users of that machine can read the arguments of the running agent.
+    /// The token is on standard input: other users of that machine can read the arguments of the
+    /// running agent.
     pub fn agent_command(&self, token: &str, backend_port: u16) -> String {
         let (before, ca_option) = self.ca_file("--ca-file");
         let gateway = quoted(&self.gateway_url);
         let token = escaped(token);
         format!(
-            "{before}gw-agent http {backend_port} --gateway {gateway}{ca_option} --token-file - <<'END'\n{token}\nEND"
+            "{before}gw-agent http {backend_port} --gateway {gateway}{ca_option} --token-file - \
+             <<'END'\n{token}\nEND"
         )
     }
 
@@ -92,8 +97,9 @@ impl GatewayAddress {
         port.map_or_else(String::new, |port| format!(":{port}"))
     }
 
-    /// A command that writes the CA certificate to a file, and the option that names the file; both are empty for a
-    /// public authority, and for text that is not PEM, which could end the command and begin another.
+    /// A command that writes the CA certificate to a file, and the option that names the file; both
+    /// are empty for a public authority, and for text that is not PEM, which could end the command
+    /// and begin another.
     fn ca_file(&self, option: &str) -> (String, String) {
         let is_pem = |line: &str| {
             line != "END"
@@ -170,7 +176,8 @@ mod tests {
         );
         assert_eq!(
             public.agent_command("gw_et_a.b", 3000),
-            "gw-agent http 3000 --gateway https://eu1.example.com --token-file - <<'END'\ngw_et_a.b\nEND"
+            "gw-agent http 3000 --gateway https://eu1.example.com --token-file - <<'END'\n\
+             gw_et_a.b\nEND"
         );
         let public_file = public.write_authority();
         let own = GatewayAddress {

@@ -1,8 +1,9 @@
-//! The control plane: the records and the certificate authority, and the messages that update the workers. Ordinary
-//! blocking code that runs outside the worker threads.
+//! The control plane: the records and the certificate authority, and the messages that update the
+//! workers. Ordinary blocking code that runs outside the worker threads.
 //!
-//! Every change takes the same path: `Control::change` plans it on the records in memory, commits it to the store
-//! together with its audit entry, then publishes the new directory to the workers and returns.
+//! Every change takes the same path: `Control::change` plans it on the records in memory, commits
+//! it to the store together with its audit entry, then publishes the new directory to the workers
+//! and returns.
 
 pub mod backup;
 pub mod changes;
@@ -184,8 +185,8 @@ impl Control {
         &self.admin_hosts
     }
 
-    /// The CA certificate that callers and agents must trust; `None` if the server certificate comes from a file
-    /// or from an ACME authority.
+    /// The CA certificate that callers and agents must trust; `None` if the server certificate
+    /// comes from a file or from an ACME authority.
     pub fn development_ca(&self) -> Option<PathBuf> {
         self.tls.development_ca()
     }
@@ -226,12 +227,13 @@ impl Control {
         })
     }
 
-    /// Runs the maintenance that is due at `now`: rotates the signing key, deletes expired records, and makes the reserve on
-    /// the disk whole.
+    /// Runs the maintenance that is due at `now`: rotates the signing key, deletes expired records,
+    /// and makes the reserve on the disk whole.
     pub fn maintain(&self, now: Timestamp) -> Result<(), ControlError> {
         if let Err(error) = self.reserve.fill() {
             let path = self.reserve.path().display();
-            tracing::warn!(%path, %error, "the reserve for revocations is not whole: free space on this disk");
+            tracing::warn!(%path, %error,
+                "the reserve for revocations is not whole: free space on this disk");
         }
         records::signing_key::rotate_by_age(self, now)?;
         records::signing_key::forget_old(self, now)?;
@@ -239,7 +241,8 @@ impl Control {
         identity::enrollment::forget_old(self, now)
     }
 
-    /// Closes the store, so that another process can open it. Until it is reopened, no change is possible here.
+    /// Closes the store, so that another process can open it. Until it is reopened, no change is
+    /// possible here.
     pub fn close_store(&self) {
         // First, while no other process uses the data folder.
         if let Some(journal) = &self.journal {
@@ -262,12 +265,13 @@ impl Control {
 
     /// Whether the store is open in this process, so that changes are possible.
     pub fn has_store(&self) -> bool {
-        // Tasks ask, too, and do not wait for a change, which holds the lock of a store that is open.
+        // Tasks ask, too, and do not wait for a change, which holds the lock of a store that is
+        // open.
         self.store.try_lock().map_or(true, |store| store.is_some())
     }
 
-    /// Reloads the server certificate and that of the admin listener. One that cannot be used stays as it was, and the
-    /// other is replaced all the same.
+    /// Reloads the server certificate and that of the admin listener. One that cannot be used stays
+    /// as it was, and the other is replaced all the same.
     pub fn reload_certificates(&self) -> Result<(), ControlError> {
         let server = self
             .tls
@@ -281,8 +285,9 @@ impl Control {
         }?)
     }
 
-    /// Makes every worker use this view of the region from now on. Issues a certificate for this node first if its slot
-    /// or session is new. `number` and `applied` as in [`Workers::publish_view`].
+    /// Makes every worker use this view of the region from now on. Issues a certificate for this
+    /// node first if its slot or session is new. `number` and `applied` as in
+    /// [`Workers::publish_view`].
     pub fn publish_view(
         &self,
         number: u64,
@@ -346,10 +351,12 @@ impl Control {
     }
 
     fn store(&self) -> MutexGuard<'_, Option<Box<dyn Store>>> {
-        // Panics on a thread that runs tasks, which this may block. PostgreSQL panics there in all builds.
+        // Panics on a thread that runs tasks, which this may block. PostgreSQL panics there in all
+        // builds.
         #[cfg(debug_assertions)]
         let _ = Handle::try_current().map(|runtime| runtime.block_on(async {}));
-        // A panic that poisons the lock leaves the store consistent, because changes are transactions.
+        // A panic that poisons the lock leaves the store consistent, because changes are
+        // transactions.
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -30,7 +30,8 @@ use crate::cluster::{LocalNode, NodeClient};
 
 const ADMIN_TOKEN_FILE: &str = "admin.token";
 const AGENT_CA_NAME: &str = "agent-ca";
-/// Files that are sealed if there is a key. The development authority is for machines that trust it for tests.
+/// Files that are sealed if there is a key. The development authority is for machines that trust it
+/// for tests.
 const SEALED_FILES: [&str; 2] = ["agent-ca.key", ADMIN_TOKEN_FILE];
 
 /// TLS configurations of the listeners, from the configuration and the records.
@@ -46,8 +47,8 @@ fn tls_material(config: &Config, authorities: &Authorities, records: &Records) -
 }
 
 impl Control {
-    /// Opens the store and the data folder with authority and admin token, and creates what is missing. Work that takes
-    /// long runs in `tasks`.
+    /// Opens the store and the data folder with authority and admin token, and creates what is
+    /// missing. Work that takes long runs in `tasks`.
     pub fn open(
         config: &Config,
         workers: Arc<dyn Workers>,
@@ -126,13 +127,14 @@ impl Control {
         Ok(control)
     }
 
-    /// Maintains the records. Maintenance can wait, for example on a full disk; without any signing key, however, no token can
-    /// be issued.
+    /// Maintains the records. Maintenance can wait, for example on a full disk; without any signing
+    /// key, however, no token can be issued.
     fn maintain_at_start(&self) -> Result<(), ControlError> {
         match self.maintain(Timestamp::now()) {
             Err(error) if self.state().records.signing_keys.is_empty() => Err(error),
             Err(error) => {
-                tracing::error!(%error, "maintenance of the records failed; trying again in a minute");
+                tracing::error!(%error,
+                    "maintenance of the records failed; trying again in a minute");
                 Ok(())
             }
             Ok(()) => Ok(()),
@@ -205,8 +207,8 @@ pub fn node_name() -> String {
         .into_owned()
 }
 
-/// Loads the records, and stores the secrets that all nodes share in the data folder. If the primary does not answer, or
-/// its records are not authentic, both come from the data folder.
+/// Loads the records, and stores the secrets that all nodes share in the data folder. If the
+/// primary does not answer, or its records are not authentic, both come from the data folder.
 fn load(
     store: &mut dyn Store,
     source: &StoreSource,
@@ -224,12 +226,14 @@ fn load(
             let has_secrets = [AGENT_CA, ADMIN_TOKEN]
                 .iter()
                 .all(|secret| secret.is_in(&config.data_dir));
-            // A start from the copy makes no secret of its own, which the other nodes would not know.
+            // A start from the copy makes no secret of its own, which the other nodes would not
+            // know.
             let copy = read_copy(&config.data_dir, source)?.filter(|_| has_secrets);
             let Some(copy) = copy else {
                 return Err(error.into());
             };
-            tracing::error!(%error, revision = copy.position.revision.0, "starting with the copy of the records in the data folder");
+            tracing::error!(%error, revision = copy.position.revision.0,
+                "starting with the copy of the records in the data folder");
             Ok(copy)
         }
         loaded => loaded,
@@ -257,7 +261,8 @@ fn load_from_postgres(
     Ok(snapshot)
 }
 
-/// Writes the shared secrets of the region to the data folder; creates those that the region does not have yet.
+/// Writes the shared secrets of the region to the data folder; creates those that the region does
+/// not have yet.
 fn fetch_shared_files(store: &mut PostgresStore, config: &Config) -> Result<(), ControlError> {
     let folder = &config.data_dir;
     fetch(store, folder, &AGENT_CA, || {

@@ -38,7 +38,8 @@ pub struct ReplayEdits {
     /// All that are sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headers: Option<Vec<ReplayField>>,
-    /// Fields that are set, or with null taken out; the others stay. Credentials were not kept: give them here.
+    /// Fields that are set, or with null taken out; the others stay. Credentials were not kept:
+    /// give them here.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub set_headers: BTreeMap<String, Option<String>>,
     /// The body, if it is text.
@@ -59,8 +60,9 @@ pub struct ReplayField {
     pub value: String,
 }
 
-/// Relays a captured request again, by the normal path: rate limits apply, and the request log records it. The
-/// receiver gets the id of the new request when it has ended; dropping the receiver cancels the request.
+/// Relays a captured request again, by the normal path: rate limits apply, and the request log
+/// records it. The receiver gets the id of the new request when it has ended; dropping the receiver
+/// cancels the request.
 pub(crate) fn start(
     control: &Control,
     actor: &Actor,
@@ -81,14 +83,16 @@ pub(crate) fn start(
     let new_body = edits.new_body()?;
     if request.body.truncated && new_body.is_none() {
         return Err(ControlError::Conflict(format!(
-            "only the first {} bytes of the body of request {} were captured; give a body for the replay",
+            "only the first {} bytes of the body of request {} were captured; give a body for the \
+             replay",
             request.body.bytes.len(),
             view.id
         )));
     }
     if !service.request_logging {
         return Err(ControlError::Conflict(format!(
-            "request_logging of service {} is off, so the log would not record the replay; turn it on first",
+            "request_logging of service {} is off, so the log would not record the replay; turn it \
+             on first",
             view.service
         )));
     }
@@ -97,23 +101,19 @@ pub(crate) fn start(
     let checked =
         limits::REQUEST_HEAD.check(target.as_str(), method.as_str().len(), headers.iter());
     checked.map_err(|invalid| {
-        let field = if matches!(invalid, InvalidHead::TargetTooLong(_)) {
-            "target"
-        } else {
-            "headers"
+        let field = match invalid {
+            InvalidHead::TargetTooLong(_) => "target",
+            _ => "headers",
         };
         ControlError::invalid(field, invalid.to_string())
     })?;
     audit::note_replay(control, actor, &view, edits)?;
     let (reply, ended) = oneshot::channel();
+    let not_found = || ControlError::not_found("service", &view.service);
     let replay = Replay {
         original: view.id.parse().map_err(ControlError::bad_id("id"))?,
-        label: tenant_label(&service.account, &service.id)
-            .ok_or_else(|| ControlError::not_found("service", &view.service))?,
-        hostname: service
-            .hostname
-            .parse()
-            .map_err(|_| ControlError::not_found("service", &view.service))?,
+        label: tenant_label(&service.account, &service.id).ok_or_else(not_found)?,
+        hostname: service.hostname.parse().map_err(|_| not_found())?,
         method,
         target,
         headers,
@@ -135,8 +135,8 @@ pub(crate) fn start(
 /// The error for a request whose log record has no captured message.
 pub(crate) fn not_captured(id: &str) -> ControlError {
     let message = format!(
-        "request {id} was not captured: capture_request_body was off, the request was not relayed, or its \
-         account had used its share of the disk"
+        "request {id} was not captured: capture_request_body was off, the request was not relayed, \
+         or its account had used its share of the disk"
     );
     ControlError::Conflict(message)
 }
@@ -179,12 +179,13 @@ impl ReplayEdits {
         }
     }
 
-    /// The target and fields to send. A value that was masked in the log must be given in the edits, because the
-    /// original is not stored.
+    /// The target and fields to send. A value that was masked in the log must be given in the
+    /// edits, because the original is not stored.
     fn head(&self, target: &str, kept: Fields) -> Result<(PathAndQuery, Fields), ControlError> {
         let masked = |name: &str| {
             ControlError::Conflict(format!(
-                "a secret in {name} was masked when the request was captured; give {name} for the replay"
+                "a secret in {name} was masked when the request was captured; give {name} for the \
+                 replay"
             ))
         };
         if self.target.is_none() && mask::is_masked(target.as_bytes()) {

@@ -1,5 +1,5 @@
-//! Usage of services by day. A single gateway has all of it in its own file; the nodes of a region write theirs into PostgreSQL,
-//! within a minute.
+//! Usage of services by day. A single gateway has all of it in its own file; the nodes of a region
+//! write theirs into PostgreSQL, within a minute.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,8 @@ use utoipa::{IntoParams, ToSchema};
 use super::executor::repeat;
 use super::{Control, ControlError};
 
-/// Interval of writing to the store that nodes share. With the interval of points it is less than a minute, which a lost node loses.
+/// Interval of writing to the store that nodes share. With the interval of points it is less than a
+/// minute, which a lost node loses.
 const INTERVAL: Duration = Duration::from_secs(30);
 /// Rows that are written at once. Changes wait meanwhile.
 const ROWS: usize = 500;
@@ -29,7 +30,8 @@ pub struct UsageView {
     /// Day in UTC.
     #[schema(format = Date)]
     pub date: String,
-    /// Account of the service; null for services without counters of their own, which are counted together.
+    /// Account of the service; null for services without counters of their own, which are counted
+    /// together.
     pub account: Option<String>,
     /// Service of the account; null likewise.
     pub service: Option<String>,
@@ -201,7 +203,8 @@ pub fn list(
     })
 }
 
-/// Starts the periodic task that writes usage into the shared store, if any, and deletes usage older than 400 days.
+/// Starts the periodic task that writes usage into the shared store, if any, and deletes usage
+/// older than 400 days.
 pub fn keep(control: &Arc<Control>, series: &Arc<Series>, tasks: &Tasks) {
     let of_control = Arc::clone(control);
     let series = Arc::clone(series);
@@ -209,7 +212,8 @@ pub fn keep(control: &Arc<Control>, series: &Arc<Series>, tasks: &Tasks) {
         if of_control.has_store()
             && let Err(error) = send(&of_control, series.usage())
         {
-            tracing::debug!(%error, "usage is not in the shared store yet; tried again in half a minute");
+            tracing::debug!(%error,
+                "usage is not in the shared store yet; tried again in half a minute");
         }
     });
 }

@@ -24,11 +24,12 @@ const NAMED: usize = 5;
 /// Time for which a service is listed after one of its tunnels was full, in seconds.
 const FULL_WITHIN_SECONDS: u64 = 24 * 60 * 60;
 
-const FULL_REMEDY: &str = "set GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS of the agent to the clients at a time, times the streams, \
-                           WebSockets and requests that each of them has open, or run a second agent";
+const FULL_REMEDY: &str = "set GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS of the agent to the \
+                           clients at a time, times the streams, WebSockets and requests that each \
+                           of them has open, or run a second agent";
 
-const REMEDY: &str = "the service fails with its last ready agent: look at the logs of the others and run `gw-agent doctor` \
-                      beside them; delete agents that are gone for good";
+const REMEDY: &str = "the service fails with its last ready agent: look at the logs of the others \
+                      and run `gw-agent doctor` beside them; delete agents that are gone for good";
 
 /// Services that need attention.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
@@ -36,16 +37,18 @@ const REMEDY: &str = "the service fails with its last ready agent: look at the l
 pub struct WarningsView {
     /// The warnings, at most 100.
     pub items: Vec<WarningView>,
-    /// Slots of nodes that do not answer, so that warnings of services that they own are missing; absent if all answer.
+    /// Slots of nodes that do not answer, so that warnings of services that they own are missing;
+    /// absent if all answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing_nodes: Vec<u16>,
-    /// Servers of PostgreSQL that take changes although there may be one only, and what to do; absent if all is well.
+    /// Servers of PostgreSQL that take changes although there may be one only, and what to do;
+    /// absent if all is well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
 }
 
-/// A service with several agents of which at most one is ready, with a tunnel that was full, or with an own domain that lost its
-/// proof or whose certificate ends soon.
+/// A service with several agents of which at most one is ready, with a tunnel that was full, or
+/// with an own domain that lost its proof or whose certificate ends soon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Warning)]
 pub struct WarningView {
@@ -55,7 +58,8 @@ pub struct WarningView {
     /// Id of the service.
     #[schema(value_type = String)]
     pub service: ServiceId,
-    /// The ready agent with the reasons of the others, the agent without a free slot, or the domain with its finding.
+    /// The ready agent with the reasons of the others, the agent without a free slot, or the domain
+    /// with its finding.
     pub found: String,
     /// What to do about it.
     pub remedy: String,
@@ -67,8 +71,8 @@ impl WarningView {
     }
 }
 
-/// Warnings of the enabled services. `tunnels` are those of all nodes. A service without a tunnel has no warning: lists of
-/// services show it.
+/// Warnings of the enabled services. `tunnels` are those of all nodes. A service without a tunnel
+/// has no warning: lists of services show it.
 pub(crate) fn list<'a>(
     control: &Control,
     tunnels: impl IntoIterator<Item = &'a TunnelReport>,
@@ -153,8 +157,8 @@ fn full(tunnels: &[&TunnelReport]) -> Option<String> {
         ago => format!("was full {} ago", format_duration(Duration::from_secs(ago))),
     };
     Some(format!(
-        "the tunnel of {} {when}: all {} slots are in use then, and further requests fail with GW_AGENT_CONCURRENCY_LIMIT \
-         unless another agent has free ones",
+        "the tunnel of {} {when}: all {} slots are in use then, and further requests fail with \
+         GW_AGENT_CONCURRENCY_LIMIT unless another agent has free ones",
         tunnel.agent_id,
         tunnel.slots.unwrap_or_default()
     ))
@@ -204,7 +208,11 @@ mod tests {
 
     fn agent(number: usize) -> AgentRecord {
         let record = json!({
-            "id": id(number), "account": "acme", "name": format!("edge {number}"), "services": ["api"], "status": "approved",
+            "id": id(number),
+            "account": "acme",
+            "name": format!("edge {number}"),
+            "services": ["api"],
+            "status": "approved",
         });
         serde_json::from_value(record).unwrap()
     }
@@ -254,8 +262,8 @@ mod tests {
         let [first, second, third] =
             [1, 2, 3].map(|number| format!("{} (edge {number})", id(number)));
         let expected = format!(
-            "1 of 3 agents is ready, {first}; {second}: unhealthy for 1m 1s: the agent reports that no backend takes \
-             connections; {third}: no tunnel"
+            "1 of 3 agents is ready, {first}; {second}: unhealthy for 1m 1s: the agent reports \
+             that no backend takes connections; {third}: no tunnel"
         );
         assert_eq!(warning(3, &[tunnel(1, "ready"), unhealthy]), Some(expected));
         let none = warning(9, &[tunnel(1, "suspect")]).unwrap();
@@ -292,7 +300,10 @@ mod tests {
     fn disabled_services_revoked_agents_and_services_without_tunnels_have_no_warning() {
         let service = |enabled| {
             let record = json!({
-                "account": "acme", "id": "api", "modes": { "jwt": true, "service_key": true }, "enabled": enabled,
+                "account": "acme",
+                "id": "api",
+                "modes": { "jwt": true, "service_key": true },
+                "enabled": enabled,
                 "rate": { "burst": 1, "refill_per_minute": 1 },
             });
             serde_json::from_value(record).unwrap()

@@ -42,9 +42,10 @@ const REQUESTS_MAX: usize = 16;
 /// Longest response, in bytes.
 const RESPONSE_MAX: usize = 4 << 20;
 
-/// Requests of an administrator, each on two lines: method, path and, if the request applies a document, its name; then
-/// the body. No request fails by a fault of the gateway. Each refusal describes itself and changes nothing, nor does a
-/// request that only reads, or a change that is repeated. At the end the database has the records that are in memory.
+/// Requests of an administrator, each on two lines: method, path and, if the request applies a
+/// document, its name; then the body. No request fails by a fault of the gateway. Each refusal
+/// describes itself and changes nothing, nor does a request that only reads, or a change that is
+/// repeated. At the end the database has the records that are in memory.
 pub fn admin_api(data: &[u8]) {
     static GATEWAY: LazyLock<Mutex<Gateway>> = LazyLock::new(|| Mutex::new(Gateway::start()));
     let gateway = GATEWAY.lock().unwrap_or_else(PoisonError::into_inner);
@@ -260,16 +261,25 @@ fn first_records() -> Value {
         { "service": service("api") },
         { "service": service("web") },
         { "credential": {
-            "id": "gw_ci_00000000000000000001", "account": "acme", "name": "client", "secret": secret,
-            "allowed_services": ["api"], "enabled": true, "created_at": created_at,
+            "id": "gw_ci_00000000000000000001",
+            "account": "acme",
+            "name": "client",
+            "secret": secret,
+            "allowed_services": ["api"],
+            "enabled": true,
+            "created_at": created_at,
         } },
         { "service_key": {
             "id": "0123456789abcdef", "account": "acme", "secret": secret,
             "allowed_services": ["api", "web"], "enabled": true, "created_at": created_at,
         } },
         { "agent": {
-            "id": "ag_01234567890123456789", "account": "acme", "name": "agent", "services": ["api"],
-            "status": "pending", "created_at": created_at,
+            "id": "ag_01234567890123456789",
+            "account": "acme",
+            "name": "agent",
+            "services": ["api"],
+            "status": "pending",
+            "created_at": created_at,
         } },
     ])
 }

@@ -19,9 +19,10 @@ use crate::control::SHARED_SECRETS;
 /// First bytes of data that zstd has compressed (RFC 8878 §3.1.1).
 const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
-/// An archive: compressed, or as files, each on a line: name, type of the entry, size, content. The size `-` is that of the
-/// content. The content `@` is that of a valid file of this name; `@ 100=255` replaces the byte at 100. A backup that is
-/// restored leaves files of a data folder that only their owner can read; another one leaves nothing.
+/// An archive: compressed, or as files, each on a line: name, type of the entry, size, content. The
+/// size `-` is that of the content. The content `@` is that of a valid file of this name; `@
+/// 100=255` replaces the byte at 100. A backup that is restored leaves files of a data folder that
+/// only their owner can read; another one leaves nothing.
 pub fn backup_file(data: &[u8]) {
     let parent = memory_folder();
     let folder = parent.path().join("data");

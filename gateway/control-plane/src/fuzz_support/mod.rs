@@ -1,5 +1,6 @@
-//! Targets of gateway/fuzz/: what the control plane reads from administrators, other nodes and files. Not a public
-//! interface. As in `gw_data_plane::support::fuzz`, a target takes any bytes and panics if an invariant does not hold.
+//! Targets of gateway/fuzz/: what the control plane reads from administrators, other nodes and
+//! files. Not a public interface. As in `gw_data_plane::support::fuzz`, a target takes any bytes
+//! and panics if an invariant does not hold.
 
 #![expect(
     clippy::expect_used,
@@ -22,7 +23,8 @@ pub use self::admin_api::admin_api;
 pub use self::backup_file::backup_file;
 pub use self::node_state::node_state;
 
-/// Targets with the name of their wrapper in fuzz/fuzz_targets/ and of their folder in fuzz/corpus/.
+/// Targets with the name of their wrapper in fuzz/fuzz_targets/ and of their folder in
+/// fuzz/corpus/.
 #[expect(clippy::type_complexity, reason = "a table of two columns")]
 pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("admin_api", admin_api),

@@ -17,9 +17,10 @@ const ACTIONS_MAX: usize = 100;
 /// Most messages of an input.
 const MESSAGES_MAX: usize = 50;
 
-/// Messages of other nodes to one that is a member, each on a line: JSON. A line `+N` lets N seconds pass, and a line `!`
-/// makes the call of the database fail that is under way. An accepted message is written and read back unchanged. The
-/// member keeps a valid table of nodes, and hands it over unchanged to its successor.
+/// Messages of other nodes to one that is a member, each on a line: JSON. A line `+N` lets N
+/// seconds pass, and a line `!` makes the call of the database fail that is under way. An accepted
+/// message is written and read back unchanged. The member keeps a valid table of nodes, and hands
+/// it over unchanged to its successor.
 pub fn node_state(data: &[u8]) {
     let begin = Instant::now();
     let mut member = Member {

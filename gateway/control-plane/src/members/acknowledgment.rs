@@ -1,10 +1,12 @@
 //! Waits until the other nodes use a change.
 //!
-//! The node that commits a change asks every other node whether it has the change. The question makes a node look at
-//! once, so that it does not depend on the notification of PostgreSQL. It names the change by its id and region: a node whose
-//! history is another one, for example after a failover that has lost changes, can be at the same or at a later revision.
+//! The node that commits a change asks every other node whether it has the change. The question
+//! makes a node look at once, so that it does not depend on the notification of PostgreSQL. It
+//! names the change by its id and region: a node whose history is another one, for example after a
+//! failover that has lost changes, can be at the same or at a later revision.
 //!
-//! A node says yes when its workers use the change, and the change is in its data folder, for a start without PostgreSQL.
+//! A node says yes when its workers use the change, and the change is in its data folder, for a
+//! start without PostgreSQL.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +32,8 @@ const ANSWER_WITHIN: Duration = Duration::from_millis(900);
 /// Stands for a position that no change has made, as after an import.
 const NO_CHANGE: &str = "-";
 
-/// Asks `others` until they keep the change that made `position`. Returns those that do not say so in time.
+/// Asks `others` until they keep the change that made `position`. Returns those that do not say so
+/// in time.
 pub async fn nodes_behind(
     client: &NodeClient,
     others: &[Member],

@@ -2,8 +2,8 @@
 
 use gw_base::clock::{ClockDifference, DIFFERENCE_MAX};
 
-/// Opens once, when the clock of the machine agrees with that of PostgreSQL. A node that owns services keeps them when the
-/// clock is set to a wrong time later: it follows PostgreSQL's.
+/// Opens once, when the clock of the machine agrees with that of PostgreSQL. A node that owns
+/// services keeps them when the clock is set to a wrong time later: it follows PostgreSQL's.
 #[derive(Default)]
 pub(super) struct ClockGate {
     is_open: bool,
@@ -23,8 +23,8 @@ impl ClockGate {
             self.is_open = true;
         } else if !std::mem::replace(&mut self.has_refused, true) {
             tracing::error!(
-                "this node does not join the region: {difference}; {} s are allowed. Set the clock that is wrong, and \
-                 synchronise both with NTP: this node joins once they agree",
+                "this node does not join the region: {difference}; {} s are allowed. Set the clock \
+                 that is wrong, and synchronise both with NTP: this node joins once they agree",
                 DIFFERENCE_MAX.as_secs()
             );
         }

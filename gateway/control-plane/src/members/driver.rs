@@ -1,9 +1,10 @@
-//! The task that runs the membership of this node: carries the statements of [`Membership`] to PostgreSQL, its messages
-//! to other nodes and its views to the workers.
+//! The task that runs the membership of this node: carries the statements of [`Membership`] to
+//! PostgreSQL, its messages to other nodes and its views to the workers.
 //!
-//! A turn of its loop may block: it writes a file, and waits for room in the mailboxes of the workers. It runs as
-//! [`block_in_place`], so that other tasks go on meanwhile. Statements have a thread of their own: a lease ends within
-//! seconds, and must not wait for a thread that blocks for another purpose.
+//! A turn of its loop may block: it writes a file, and waits for room in the mailboxes of the
+//! workers. It runs as [`block_in_place`], so that other tasks go on meanwhile. Statements have a
+//! thread of their own: a lease ends within seconds, and must not wait for a thread that blocks for
+//! another purpose.
 
 use std::io;
 use std::path::PathBuf;
@@ -146,26 +147,28 @@ impl Members {
         &self.inputs
     }
 
-    /// Notified when the membership has ended by itself: the node was drained, another process took its slot, or the
-    /// task panicked.
+    /// Notified when the membership has ended by itself: the node was drained, another process took
+    /// its slot, or the task panicked.
     pub fn ended(&self) -> &Arc<Notify> {
         &self.ended
     }
 
-    /// Whether the membership has ended without a reason: its task panicked. Asked once, after [`Self::ended`].
+    /// Whether the membership has ended without a reason: its task panicked. Asked once, after
+    /// [`Self::ended`].
     pub fn has_failed(&self) -> bool {
         self.stopped.try_recv().is_err()
     }
 
-    /// Ends the loop without leaving the region. Returns what another process needs to continue; until then this process
-    /// admits by the members that it knows.
+    /// Ends the loop without leaving the region. Returns what another process needs to continue;
+    /// until then this process admits by the members that it knows.
     pub fn hand_over(self) -> Option<CarriedMembership> {
         let (reply, answer) = bounded(1);
         self.inputs.send(RegionInput::HandOver(reply));
         answer.recv_timeout(ANSWER_WITHIN).ok().flatten()
     }
 
-    /// Leaves the region: the services of this node move to other nodes. Returns when they have, or after `within`.
+    /// Leaves the region: the services of this node move to other nodes. Returns when they have, or
+    /// after `within`.
     pub fn leave(&self, within: Duration) {
         self.inputs.send(RegionInput::Leave);
         match self.stopped.recv_timeout(within) {
@@ -201,7 +204,8 @@ fn serve_calls(mut store: PostgresStore, calls: &Receiver<Call>, results: &Regio
             Ok((applied, roster)) => CallResult::Done { applied, roster },
             Err(error) => {
                 if !std::mem::replace(&mut has_failed, true) {
-                    tracing::warn!(%error, "cannot reach the table of nodes: working with the known members");
+                    tracing::warn!(%error,
+                        "cannot reach the table of nodes: working with the known members");
                 }
                 results.send(RegionInput::Event(MembershipEvent::Result {
                     call: id,
@@ -222,13 +226,14 @@ fn serve_calls(mut store: PostgresStore, calls: &Receiver<Call>, results: &Regio
     }
 }
 
-/// The membership of the last process of this node, if the primary does not answer. Otherwise this process joins with a
-/// session of its own.
+/// The membership of the last process of this node, if the primary does not answer. Otherwise this
+/// process joins with a session of its own.
 fn membership_in(file: &NodeFile, store: &mut PostgresStore) -> Option<CarriedMembership> {
     let carried = file.membership()?;
     match store.run(&Statement::Read) {
         Err(error @ (StoreError::Unavailable(_) | StoreError::SeveralPrimaries(_))) => {
-            tracing::error!(%error, epoch = carried.roster.epoch, "starting as the member that this node was");
+            tracing::error!(%error, epoch = carried.roster.epoch,
+                "starting as the member that this node was");
             Some(carried)
         }
         Ok(_) | Err(_) => None,
@@ -268,7 +273,8 @@ struct MembershipLoop {
     refusals: SessionRefusals,
     probes: Probes,
     clock_gate: ClockGate,
-    /// Why the membership has ended, and until when its last messages may take, until both are told.
+    /// Why the membership has ended, and until when its last messages may take, until both are
+    /// told.
     stop: Option<(StopReason, Instant)>,
     stopped: Sender<StopReason>,
     ended: Arc<Notify>,
@@ -311,7 +317,8 @@ impl MembershipLoop {
         }
     }
 
-    /// Handles what has happened, if anything, and does what is due. Returns the time until something else is due.
+    /// Handles what has happened, if anything, and does what is due. Returns the time until
+    /// something else is due.
     fn turn(&mut self, next: Option<Next>) -> Duration {
         match next {
             Some(Next::Input(Some(input))) => self.on(input),
@@ -363,8 +370,8 @@ impl MembershipLoop {
         let went_back = self.machine.engine_went_back();
         match (std::mem::replace(&mut self.went_back, went_back), went_back) {
             (false, true) => tracing::error!(
-                "PostgreSQL has older members than this node knows: it was restored, or is not the primary any more; after a \
-                 restore, stop all nodes, then start them"
+                "PostgreSQL has older members than this node knows: it was restored, or is not the \
+                 primary any more; after a restore, stop all nodes, then start them"
             ),
             (true, false) => {
                 tracing::info!("PostgreSQL has the members that this node knows again");
@@ -524,7 +531,8 @@ impl MembershipLoop {
         self.refusals.retain(&state.roster);
         self.outbox
             .retain(|session| rows.iter().any(|row| row.session == session));
-        // A node that was declared dead may live, and learns of it from the other nodes if it does not reach PostgreSQL.
+        // A node that was declared dead may live, and learns of it from the other nodes if it does
+        // not reach PostgreSQL.
         let listens = |row: &&NodeRow| row.session != state.session && row.state != NodeState::Left;
         for row in rows.iter().filter(listens) {
             self.send(&row.member(), state);
@@ -542,10 +550,12 @@ impl MembershipLoop {
         let address = to.peer_address;
         match self.refusals.note(to.session, delivery, now) {
             Some(RefusalChange::Lasts(reason)) => {
-                tracing::warn!(node, %address, reason = &*reason, "another node refuses the messages of this one");
+                tracing::warn!(node, %address, reason = &*reason,
+                    "another node refuses the messages of this one");
             }
             Some(RefusalChange::Ended) => {
-                tracing::info!(node, %address, "another node accepts the messages of this one again");
+                tracing::info!(node, %address,
+                    "another node accepts the messages of this one again");
             }
             None => {}
         }
@@ -555,7 +565,8 @@ impl MembershipLoop {
                 .last_told
                 .as_ref()
                 .and_then(|(state, _)| state.roster.slot(to.slot));
-            // A node that was declared dead is told until its row is removed, in case that it lives.
+            // A node that was declared dead is told until its row is removed, in case that it
+            // lives.
             if told.is_none_or(|row| row.session != to.session || !row.state.is_over()) {
                 tracing::warn!(node, %address, "another node does not listen any more");
             }
@@ -574,12 +585,8 @@ impl MembershipLoop {
 }
 
 fn log_view(view: &View) {
-    let members: Vec<u16> = view
-        .placement()
-        .members()
-        .iter()
-        .map(|member| member.slot.get())
-        .collect();
+    let members = view.placement().members().iter();
+    let members: Vec<u16> = members.map(|member| member.slot.get()).collect();
     let node = view.placement().here().get();
     tracing::info!(
         node,

@@ -21,7 +21,8 @@ pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// An input of the membership loop.
 pub(super) enum RegionInput {
     Event(MembershipEvent),
-    /// A message of a node whose slot and session were checked. The sender is dropped when the levels are in use.
+    /// A message of a node whose slot and session were checked. The sender is dropped when the
+    /// levels are in use.
     Message(StateMessage, oneshot::Sender<()>),
     Delivered {
         to: Member,
@@ -41,8 +42,8 @@ pub(super) enum RegionInput {
 pub struct RegionInputs(pub(super) UnboundedSender<RegionInput>);
 
 impl RegionInputs {
-    /// Passes on the message of a node whose slot and session were checked. The returned channel ends when the message
-    /// was used.
+    /// Passes on the message of a node whose slot and session were checked. The returned channel
+    /// ends when the message was used.
     pub fn message(&self, message: StateMessage) -> oneshot::Receiver<()> {
         let (used, until_used) = oneshot::channel();
         self.send(RegionInput::Message(message, used));
@@ -57,7 +58,8 @@ impl RegionInputs {
         self.send(RegionInput::Probed(session, verdict));
     }
 
-    /// The region as this node sees it, without the services of each node; `None` if the loop does not answer.
+    /// The region as this node sees it, without the services of each node; `None` if the loop does
+    /// not answer.
     pub fn status(&self) -> Option<RegionStatus> {
         let (reply, answer) = bounded(1);
         self.send(RegionInput::Status(reply));
@@ -76,7 +78,8 @@ impl RegionInputs {
         Some(status)
     }
 
-    /// The other nodes, as far as this node knows, and those that only `newer` has. `None` if the loop does not answer.
+    /// The other nodes, as far as this node knows, and those that only `newer` has. `None` if the
+    /// loop does not answer.
     pub fn others(&self, newer: Option<Roster>) -> Option<OtherNodes> {
         let (reply, answer) = bounded(1);
         self.send(RegionInput::Others(newer, reply));
@@ -84,8 +87,8 @@ impl RegionInputs {
     }
 
     pub(super) fn send(&self, input: RegionInput) {
-        // Fails when the loop has ended. Unbounded: each sender waits for its answer before it sends again, or has one
-        // input at most under way for each node.
+        // Fails when the loop has ended. Unbounded: each sender waits for its answer before it
+        // sends again, or has one input at most under way for each node.
         let _ = self.0.send(input);
     }
 }

@@ -1,5 +1,5 @@
-//! Messages between the control planes of nodes, as JSON. Fields are only added, with a default. A message whose
-//! rows of nodes have no tags is refused, as of an earlier version.
+//! Messages between the control planes of nodes, as JSON. Fields are only added, with a default. A
+//! message whose rows of nodes have no tags is refused, as of an earlier version.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +16,8 @@ pub struct StateMessage {
     pub state: NodeMessage,
     /// Levels of the buckets of services that have moved to the receiver.
     pub levels: Vec<Level>,
-    /// Time without contact after which the sender refuses requests; `None` if it serves without a limit.
+    /// Time without contact after which the sender refuses requests; `None` if it serves without a
+    /// limit.
     pub(crate) max_staleness: Option<Duration>,
 }
 

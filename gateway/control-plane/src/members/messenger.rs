@@ -70,14 +70,15 @@ async fn deliver(control: &Control, to: &Member, message: &StateMessage) -> Deli
         Ok(response) => Delivery::Denied(reason(&response)),
         Err(NodeCallError::Refused) => Delivery::Refused,
         Err(error) => {
-            tracing::debug!(node = to.slot.get(), %error, "cannot tell another node the state of this one");
+            tracing::debug!(node = to.slot.get(), %error,
+                "cannot tell another node the state of this one");
             Delivery::Failed
         }
     }
 }
 
-/// The primaries in the answer to a message. None without a valid tag: the certificate of a node does not suffice to end all
-/// changes.
+/// The primaries in the answer to a message. None without a valid tag: the certificate of a node
+/// does not suffice to end all changes.
 fn told(keys: &RegionKeys, message: &[u8], answer: &Response<Bytes>) -> Vec<Primary> {
     let tag = answer.headers().get(TAG).map(HeaderValue::as_bytes);
     let tag = tag.unwrap_or_default();
@@ -121,7 +122,8 @@ struct MessageIntake {
     authenticators: Option<Arc<DerivedKeys<Authenticator>>>,
 }
 
-/// Answers with the primaries that this node knows, also to a process that another primary's table of nodes lists.
+/// Answers with the primaries that this node knows, also to a process that another primary's table
+/// of nodes lists.
 async fn receive(
     State(MessageIntake {
         inputs,
@@ -139,7 +141,8 @@ async fn receive(
             "the message is not that of the node of the certificate\n".to_owned(),
         ));
     }
-    // The certificate of a node does not suffice to add members, or to send requests to other addresses.
+    // The certificate of a node does not suffice to add members, or to send requests to other
+    // addresses.
     let accepted = authenticators.as_ref().map_or(&[][..], |keys| keys.all());
     if !message
         .state

@@ -1,5 +1,5 @@
-//! This node as a member of its region: runs the membership against PostgreSQL, and exchanges its messages with other
-//! nodes.
+//! This node as a member of its region: runs the membership against PostgreSQL, and exchanges its
+//! messages with other nodes.
 
 mod acknowledgment;
 mod clock_gate;

@@ -1,5 +1,6 @@
-//! The file in the data folder with what this node must remember over a restart: its slot, its membership for a start
-//! while PostgreSQL does not answer, and the primaries, so that it uses no older one.
+//! The file in the data folder with what this node must remember over a restart: its slot, its
+//! membership for a start while PostgreSQL does not answer, and the primaries, so that it uses no
+//! older one.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -37,8 +38,8 @@ struct NodeFileContents {
     later: LaterMembers,
 }
 
-/// Has this process use the primary that the last process of the node has used, or a newer one. An invalid file is reported
-/// when the node joins.
+/// Has this process use the primary that the last process of the node has used, or a newer one. An
+/// invalid file is reported when the node joins.
 pub fn remember_primary(config: &Config) {
     if let StoreSettings::Postgres(settings) = &config.store {
         let file = NodeFile::open(&config.data_dir).ok();
@@ -115,7 +116,8 @@ impl NodeFile {
         match written.and_then(|json| files::write_private(&self.path, &json)) {
             Ok(()) => self.contents = Some(contents),
             Err(error) => {
-                tracing::error!(path = %self.path.display(), %error, "cannot store the slot of this node");
+                tracing::error!(path = %self.path.display(), %error,
+                    "cannot store the slot of this node");
             }
         }
     }

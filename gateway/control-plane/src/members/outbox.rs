@@ -49,7 +49,8 @@ impl MessageOutbox {
         }
     }
 
-    /// Adds levels for a session; they go with its next message. Drops those beyond [`limits::LEVELS`].
+    /// Adds levels for a session; they go with its next message. Drops those beyond
+    /// [`limits::LEVELS`].
     pub(super) fn add_level(&mut self, session: u128, level: Level, now: Instant) {
         let parcel = self.parcels.entry(session).or_default();
         if parcel.levels.len() < limits::LEVELS {
@@ -57,7 +58,8 @@ impl MessageOutbox {
         }
     }
 
-    /// The message to send now to `to`; `None` while another is under way, after which this one goes.
+    /// The message to send now to `to`; `None` while another is under way, after which this one
+    /// goes.
     pub(super) fn message(
         &mut self,
         to: &Member,
@@ -81,8 +83,8 @@ impl MessageOutbox {
         })
     }
 
-    /// The message under way to this session has arrived or failed. Returns the one that waited, and whether the node
-    /// has stopped to listen since the last message arrived.
+    /// The message under way to this session has arrived or failed. Returns the one that waited,
+    /// and whether the node has stopped to listen since the last message arrived.
     pub(super) fn ended(
         &mut self,
         session: u128,

@@ -1,6 +1,6 @@
-//! Nodes that may serve without a change: those that were asked and have not said that they use it, and dead ones, which are
-//! not asked. A node that was declared dead may live, cut off from PostgreSQL and from the others, and serve the callers that
-//! reach it by what it last knew.
+//! Nodes that may serve without a change: those that were asked and have not said that they use it,
+//! and dead ones, which are not asked. A node that was declared dead may live, cut off from
+//! PostgreSQL and from the others, and serve the callers that reach it by what it last knew.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -35,8 +35,9 @@ impl OtherNodes {
         }
     }
 
-    /// The nodes that may serve without a change, as a list of slots with parameters (RFC 8941 §3.1): `2, 5;dead`. `behind` are
-    /// those that were asked and have not said that they use it. `None` if there are none.
+    /// The nodes that may serve without a change, as a list of slots with parameters (RFC 8941
+    /// §3.1): `2, 5;dead`. `behind` are those that were asked and have not said that they use it.
+    /// `None` if there are none.
     pub fn pending(&self, behind: &[NodeSlot]) -> Option<String> {
         let asked = behind.iter().map(|slot| (*slot, ""));
         // A node can have been declared dead after it was asked.
@@ -54,7 +55,8 @@ impl OtherNodes {
 /// The time until which dead nodes may serve.
 #[derive(Default)]
 pub(crate) struct DeadNodes {
-    /// Time without contact after which a session refuses requests, as it has said. Others serve without a limit.
+    /// Time without contact after which a session refuses requests, as it has said. Others serve
+    /// without a limit.
     max_staleness: HashMap<u128, Duration>,
     /// When this node has first seen that a session is dead.
     dead_since: HashMap<u128, Instant>,
@@ -86,8 +88,8 @@ impl DeadNodes {
         }
     }
 
-    /// The nodes other than that of the session `own`. `newer` are rows that were read since, if any: this node may not know yet of
-    /// one that has just joined.
+    /// The nodes other than that of the session `own`. `newer` are rows that were read since, if
+    /// any: this node may not know yet of one that has just joined.
     pub(crate) fn others(
         &mut self,
         roster: &Roster,
@@ -112,8 +114,8 @@ impl DeadNodes {
         }
     }
 
-    /// Whether a dead node may serve, if it lives. Its last contact was before its death: later messages would have told it of
-    /// that.
+    /// Whether a dead node may serve, if it lives. Its last contact was before its death: later
+    /// messages would have told it of that.
     fn may_serve(&self, row: &NodeRow, now: Instant) -> bool {
         let (Some(since), Some(max_staleness)) = (
             self.dead_since.get(&row.session),

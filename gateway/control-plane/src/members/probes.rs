@@ -1,17 +1,19 @@
-//! Probes of nodes without a sign of life: which sessions are probed, and which of them are lost, so that the workers end
-//! their connections.
+//! Probes of nodes without a sign of life: which sessions are probed, and which of them are lost,
+//! so that the workers end their connections.
 //!
-//! A lost machine sends no packets, and TCP notices that after [`TCP_DEAD_AFTER`] only. So a session whose beat has not
-//! changed for [`SUSPECT_AFTER`] is probed with a new connection. When it is declared dead and the probe had no answer, its
-//! connections end. A node that answers has only lost PostgreSQL: its requests finish, and it is probed for [`WATCHED`]
-//! more, in case that its machine follows.
+//! A lost machine sends no packets, and TCP notices that after [`TCP_DEAD_AFTER`] only. So a
+//! session whose beat has not changed for [`SUSPECT_AFTER`] is probed with a new connection. When
+//! it is declared dead and the probe had no answer, its connections end. A node that answers has
+//! only lost PostgreSQL: its requests finish, and it is probed for [`WATCHED`] more, in case that
+//! its machine follows.
 //!
 //! # Load
 //!
-//! Each node probes each such session by one connection at a time, [`PROBES`](limits::PROBES) sessions at once. A lost
-//! machine gets a SYN a second from each node: 1,023 a second in a region of 1,024. A node that answers does one handshake
-//! a second with each of up to 100 nodes. In a larger region the time between two probes grows with the number of nodes, so
-//! that there are 100 handshakes a second, but for the first second, in which each node begins.
+//! Each node probes each such session by one connection at a time, [`PROBES`](limits::PROBES)
+//! sessions at once. A lost machine gets a SYN a second from each node: 1,023 a second in a region
+//! of 1,024. A node that answers does one handshake a second with each of up to 100 nodes. In a
+//! larger region the time between two probes grows with the number of nodes, so that there are 100
+//! handshakes a second, but for the first second, in which each node begins.
 //!
 //! [`TCP_DEAD_AFTER`]: gw_shared::tunnel::heartbeat::TCP_DEAD_AFTER
 //! [`SUSPECT_AFTER`]: gw_region::timing::SUSPECT_AFTER
@@ -42,7 +44,8 @@ const EVERY: Duration = Duration::from_secs(1);
 const EVERY_PER_NODE: Duration = Duration::from_millis(10);
 /// Time for which a session is probed after it was declared dead, or another process took its slot.
 const WATCHED: Duration = Duration::from_secs(30);
-/// Time between two looks at the table of nodes. The membership also looks then whether a node is dead.
+/// Time between two looks at the table of nodes. The membership also looks then whether a node is
+/// dead.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Pause after an attempt without a route.
 const ROUTE_AGAIN: Duration = Duration::from_millis(200);
@@ -60,7 +63,8 @@ const _: () = {
 pub(super) enum ProbeVerdict {
     /// The process answers, whatever it says.
     Answers,
-    /// No answer, or no such process at its address: a process that is dead by the table of nodes is lost.
+    /// No answer, or no such process at its address: a process that is dead by the table of nodes
+    /// is lost.
     Silent,
 }
 
@@ -100,8 +104,8 @@ enum ProbeReason {
 }
 
 impl Probes {
-    /// Looks at the table of nodes, begins the probes that are due and tells the workers of lost nodes. Returns when to call
-    /// it again.
+    /// Looks at the table of nodes, begins the probes that are due and tells the workers of lost
+    /// nodes. Returns when to call it again.
     pub(super) fn run(
         &mut self,
         tasks: &Tasks,
@@ -138,7 +142,8 @@ impl Probes {
         self.next_deadline()
     }
 
-    /// Takes note of the rows, and of those without a sign of life. `here` is the slot of this node.
+    /// Takes note of the rows, and of those without a sign of life. `here` is the slot of this
+    /// node.
     fn look(&mut self, now: Instant, roster: &Roster, here: Option<NodeSlot>, suspects: &[Member]) {
         self.looked = Some(now);
         self.nodes = u32::try_from(roster.rows.len()).unwrap_or(u32::MAX);
@@ -245,8 +250,8 @@ impl Probes {
         watched.is_told &= verdict != Some(ProbeVerdict::Silent);
     }
 
-    /// Processes that are over and silent, again after each probe without an answer: a connection to them may have been
-    /// opened meanwhile. The second value tells whether it is the first time.
+    /// Processes that are over and silent, again after each probe without an answer: a connection
+    /// to them may have been opened meanwhile. The second value tells whether it is the first time.
     fn lost(&mut self, now: Instant) -> Vec<(LostNode, bool)> {
         let mut lost = Vec::new();
         for watched in self.watched.values_mut() {

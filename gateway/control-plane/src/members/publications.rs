@@ -50,7 +50,8 @@ impl Publications {
         (number, self.sender.clone())
     }
 
-    /// A worker uses the view with this number. Returns the view, and whether all workers use it now.
+    /// A worker uses the view with this number. Returns the view, and whether all workers use it
+    /// now.
     pub(super) fn applied(&mut self, number: u64, worker: WorkerId) -> Option<(Arc<View>, bool)> {
         let publication = self.open.iter_mut().find(|open| open.number == number)?;
         publication.waiting.remove(&worker.0);

@@ -8,7 +8,8 @@ use gw_region::{NodeRow, RegionStatus, Roster, Standing, StateRefusal};
 
 use super::outbox::Delivery;
 
-/// Time after which a refusal is logged. A shorter one is that of a node that does not know yet that this one has joined.
+/// Time after which a refusal is logged. A shorter one is that of a node that does not know yet
+/// that this one has joined.
 const LASTS: Duration = Duration::from_secs(2);
 /// Time after which this node counts as shut out.
 const SHUT_OUT_AFTER: Duration = Duration::from_secs(10);
@@ -44,7 +45,8 @@ impl SessionRefusals {
         self.heard.insert(session, now);
     }
 
-    /// A message to this session has arrived or failed. A node that does not answer may still refuse.
+    /// A message to this session has arrived or failed. A node that does not answer may still
+    /// refuse.
     pub(super) fn note(
         &mut self,
         session: u128,
@@ -96,8 +98,9 @@ impl SessionRefusals {
         status.is_shut_out = is_owner && self.is_shut_out(roster, own, now);
     }
 
-    /// Whether all other owners refuse the messages of this node, which accepts those of one of them. Such a node does not
-    /// refuse all others itself: not all nodes of a region are shut out at once.
+    /// Whether all other owners refuse the messages of this node, which accepts those of one of
+    /// them. Such a node does not refuse all others itself: not all nodes of a region are shut out
+    /// at once.
     fn is_shut_out(&self, roster: &Roster, own: u128, now: Instant) -> bool {
         let others = || {
             roster

@@ -1,4 +1,5 @@
-//! Requests of agents without a tunnel: enrollment and certificate signing (`POST /enroll`, `GET /enroll/status`, `POST /csr`).
+//! Requests of agents without a tunnel: enrollment and certificate signing (`POST /enroll`, `GET
+//! /enroll/status`, `POST /csr`).
 
 use std::net::IpAddr;
 
@@ -58,7 +59,8 @@ impl Apex {
         client: IpAddr,
         body: &mut impl RequestBody,
     ) -> Result<Response<Vec<u8>>, Unanswered> {
-        // A request that an old key signs is charged to the address: a signature costs more to check than a secret.
+        // A request that an old key signs is charged to the address: a signature costs more to
+        // check than a secret.
         let bucket = self.bucket_of(request, client);
         let CsrRequest { csr, agent_id } = self.charge_and_read(request, bucket, body).await?;
         let proof = match (enrollment_secret(&request.headers), agent_id) {
@@ -80,8 +82,8 @@ impl Apex {
         Ok(answer(StatusCode::OK, &reply))
     }
 
-    /// Makes a change of the records, and waits until the other nodes use it: the agent's next request may arrive at any of
-    /// them.
+    /// Makes a change of the records, and waits until the other nodes use it: the agent's next
+    /// request may arrive at any of them.
     async fn change<T: Send + 'static>(
         &self,
         change: impl FnOnce(&dyn ControlPlane) -> Result<T, Error> + Send + 'static,
@@ -96,8 +98,8 @@ impl Apex {
         Ok(reply)
     }
 
-    /// The bucket of a request: of its agent if it has the secret of an enrollment, else of its address. A worker may not
-    /// know an agent that has just enrolled.
+    /// The bucket of a request: of its agent if it has the secret of an enrollment, else of its
+    /// address. A worker may not know an agent that has just enrolled.
     fn bucket_of(&self, request: &RequestHead, client: IpAddr) -> ApexBucket {
         bucket_of(&self.directory.get(), &request.headers, client)
     }

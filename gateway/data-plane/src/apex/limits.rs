@@ -1,5 +1,6 @@
-//! Limits of apex requests per client address and per agent. Exact over all workers: each address and agent is owned by one of
-//! them. In a region of several nodes it is also owned by one node (`other_nodes`).
+//! Limits of apex requests per client address and per agent. Exact over all workers: each address
+//! and agent is owned by one of them. In a region of several nodes it is also owned by one node
+//! (`other_nodes`).
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -23,8 +24,8 @@ pub enum ApexBucket {
     Token(IpAddr),
     /// The bucket of an address for `/enroll`, `/enroll/status` and `/csr` together.
     Enrollment(IpAddr),
-    /// The bucket of an agent that has proved its enrollment, for `/enroll/status` and `/csr` together. Agents behind one
-    /// address do not share it.
+    /// The bucket of an agent that has proved its enrollment, for `/enroll/status` and `/csr`
+    /// together. Agents behind one address do not share it.
     Agent(AgentId),
 }
 
@@ -39,7 +40,8 @@ impl ApexBucket {
         }
     }
 
-    /// Index of the node, out of the slots of the members, that has it for the whole region; `None` without members.
+    /// Index of the node, out of the slots of the members, that has it for the whole region; `None`
+    /// without members.
     pub(super) fn owner_node(&self, slots: impl Iterator<Item = u64>) -> Option<usize> {
         match self {
             Self::Token(client) | Self::Enrollment(client) => {
@@ -118,7 +120,8 @@ impl Apex {
         {
             taken = nodes.take(&bucket).await;
         }
-        // The time until the bucket is full, not until one request fits: a limited client should come back much later.
+        // The time until the bucket is full, not until one request fits: a limited client should
+        // come back much later.
         let (client, rate) = match bucket {
             ApexBucket::Token(_) => ("address", self.limits.token.borrow().rate()),
             ApexBucket::Enrollment(_) => ("address", self.limits.enrollment.borrow().rate()),

@@ -1,5 +1,5 @@
-//! Endpoints of the regional apex host: access tokens, the key set, enrollment of agents. Tunnels are told apart by
-//! ALPN and do not come here.
+//! Endpoints of the regional apex host: access tokens, the key set, enrollment of agents. Tunnels
+//! are told apart by ALPN and do not come here.
 
 mod agents;
 mod body;

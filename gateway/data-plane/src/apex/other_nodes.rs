@@ -1,11 +1,12 @@
 //! What the apex asks the other nodes of a region. A task beside the workers sends the questions.
 //!
-//! Limits per client address and agent: each bucket has an owner among the nodes, found by rendezvous hashing. A node takes a
-//! request out of a bucket of its own first, and then asks the owner to take it out of the owner's bucket. So one client
-//! cannot make a node ask more often than the limit allows. Without an answer of the owner the node's own bucket alone
-//! decides.
+//! Limits per client address and agent: each bucket has an owner among the nodes, found by
+//! rendezvous hashing. A node takes a request out of a bucket of its own first, and then asks the
+//! owner to take it out of the owner's bucket. So one client cannot make a node ask more often than
+//! the limit allows. Without an answer of the owner the node's own bucket alone decides.
 //!
-//! Enrollments: the next request of an agent may arrive at another node, so a change is answered when all nodes use it.
+//! Enrollments: the next request of an agent may arrive at another node, so a change is answered
+//! when all nodes use it.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -40,7 +41,8 @@ pub enum NodeQuestion {
         /// `None` if the owner does not answer.
         reply: oneshot::Sender<Option<ChargeVerdict>>,
     },
-    /// Whether the nodes keep the change that made a position; answered when they do, or after a second.
+    /// Whether the nodes keep the change that made a position; answered when they do, or after a
+    /// second.
     Keep {
         /// Nodes to ask.
         nodes: Vec<Member>,
@@ -54,7 +56,8 @@ pub enum NodeQuestion {
 /// Whether a request was taken out of the owner's bucket.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct ChargeVerdict {
-    /// Milliseconds until one more request is admitted, and until the bucket is full; absent if the request was taken.
+    /// Milliseconds until one more request is admitted, and until the bucket is full; absent if the
+    /// request was taken.
     pub exhausted_for_ms: Option<(u64, u64)>,
 }
 
@@ -69,7 +72,8 @@ impl ApexNodes {
         Self { peering, questions }
     }
 
-    /// Takes a request out of the owner's bucket. `Ok` if this node is the owner, or the owner does not answer.
+    /// Takes a request out of the owner's bucket. `Ok` if this node is the owner, or the owner does
+    /// not answer.
     pub(super) async fn take(&self, bucket: &ApexBucket) -> Result<(), Exhausted> {
         let Some(owner) = self.owner(bucket) else {
             return Ok(());

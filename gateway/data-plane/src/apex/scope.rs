@@ -1,5 +1,5 @@
-//! OAuth scope of an access token: `account:{account_id} service:{service_id}`, each once, in any order. Pairs with
-//! other keys are ignored and not granted (RFC 6749 §3.3).
+//! OAuth scope of an access token: `account:{account_id} service:{service_id}`, each once, in any
+//! order. Pairs with other keys are ignored and not granted (RFC 6749 §3.3).
 
 use gw_shared::id::{AccountId, ServiceId};
 

@@ -1,5 +1,5 @@
-//! `POST /oauth/token`: access tokens for client credentials (RFC 6749 §4.4). Served on the worker: the directory has
-//! everything it needs, and a signature takes about 20 µs (benches/).
+//! `POST /oauth/token`: access tokens for client credentials (RFC 6749 §4.4). Served on the worker:
+//! the directory has everything it needs, and a signature takes about 20 µs (benches/).
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -27,8 +27,9 @@ use super::{Apex, json};
 use crate::http_message::{CallerGone, RequestBody};
 use crate::request_scope::{RequestScope, Stage};
 
-/// Request of a client, before any check. Unknown fields are ignored; a field must not appear twice. In a form, fields
-/// without a value count as omitted (RFC 6749 §3.2). In JSON, only `null` counts as omitted: an empty string is a value.
+/// Request of a client, before any check. Unknown fields are ignored; a field must not appear
+/// twice. In a form, fields without a value count as omitted (RFC 6749 §3.2). In JSON, only `null`
+/// counts as omitted: an empty string is a value.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct TokenRequest {
     pub(crate) grant_type: Option<String>,
@@ -269,18 +270,21 @@ fn mint(
     let scope = Scope::parse(scope).map_err(|error| Denial::InvalidScope(error.to_string()))?;
     if scope.account != access.account {
         return Err(Denial::InvalidScope(
-            "the scope's account is not the credential's: name the one in which the credential was created".to_owned(),
+            "the scope's account is not the credential's: name the one in which the credential was \
+             created".to_owned(),
         ));
     }
     let service = tenant_label(&scope.account, &scope.service)
         .and_then(|label| directory.service(&label))
         .filter(|service| access.permits(service))
         .ok_or(Denial::UnauthorizedClient(
-            "this credential does not allow this service: correct the scope, or have an administrator add the service to it",
+            "this credential does not allow this service: correct the scope, or have an \
+             administrator add the service to it",
         ))?;
     if !service.settings.modes.jwt {
         return Err(Denial::UnauthorizedClient(
-            "this service does not accept access tokens: send a service key, or have an administrator change its modes",
+            "this service does not accept access tokens: send a service key, or have an \
+             administrator change its modes",
         ));
     }
     let key = directory
@@ -307,7 +311,8 @@ impl Denial {
             Self::InvalidClient => (
                 StatusCode::UNAUTHORIZED,
                 "invalid_client",
-                "unknown client, or wrong secret: send both as they were shown when the credential was created",
+                "unknown client, or wrong secret: send both as they were shown when the credential \
+                 was created",
             ),
             Self::UnsupportedGrantType => (
                 StatusCode::BAD_REQUEST,
@@ -321,7 +326,8 @@ impl Denial {
             Self::RateLimited { .. } => (
                 StatusCode::TOO_MANY_REQUESTS,
                 "rate_limit_exceeded",
-                "too many token requests from this address: keep tokens until shortly before they expire",
+                "too many token requests from this address: keep tokens until shortly before they \
+                 expire",
             ),
             Self::MethodNotAllowed => (
                 StatusCode::METHOD_NOT_ALLOWED,
@@ -417,7 +423,8 @@ mod tests {
             fields(&parse_as("Application/JSON; charset=utf-8", None, json).unwrap()),
             expected
         );
-        let form = "grant_type=client_credentials&client_id=a&client_secret=b+c&scope=account%3Ax+service%3Ay&x=1";
+        let form = "grant_type=client_credentials&client_id=a&client_secret=b+c&\
+                    scope=account%3Ax+service%3Ay&x=1";
         assert_eq!(
             fields(&parse_as("application/x-www-form-urlencoded", None, form).unwrap()),
             expected
@@ -446,7 +453,8 @@ mod tests {
         assert_eq!(fields(&parsed), [Some(""), None, None, None]);
         let denial = parse_as("application/json", None, r#"{"x":{"y":1,"y":1}}"#).unwrap_err();
         assert!(
-            matches!(&denial, Denial::InvalidRequest(message) if message.contains("duplicate field `y`")),
+            matches!(&denial, Denial::InvalidRequest(message) if message.contains("duplicate field \
+                `y`")),
             "{denial:?}"
         );
     }

@@ -1,5 +1,5 @@
-//! Unfinished handshakes of one worker. A handshake beyond a limit ends the oldest one: an honest handshake takes
-//! milliseconds, so the oldest are the ones that stall.
+//! Unfinished handshakes of one worker. A handshake beyond a limit ends the oldest one: an honest
+//! handshake takes milliseconds, so the oldest are the ones that stall.
 
 use std::cell::RefCell;
 use std::io;
@@ -174,7 +174,8 @@ mod tests {
                         let account = account.map(|id| AccountId::new(id).unwrap());
                         runtime::spawn(async move {
                             let handshake = async {
-                                // As after a HelloRetryRequest: the second step is the expensive one.
+                                // As after a HelloRetryRequest: the second step is the expensive
+                                // one.
                                 if is_later {
                                     runtime::yield_now().await;
                                 }

@@ -1,6 +1,7 @@
 //! Connections of one worker: their number, deadlines, and end in a drain.
 //!
-//! One sweep per tick checks all deadlines. There is no timer per connection, so setting a deadline is one store.
+//! One sweep per tick checks all deadlines. There is no timer per connection, so setting a deadline
+//! is one store.
 
 pub(crate) mod handshakes;
 pub(crate) mod unfinished;
@@ -51,7 +52,8 @@ struct ConnectionEntry {
     idle: Cell<bool>,
     /// The peer is expected to send: a handshake, its first request, the rest of a head.
     expected: Cell<bool>,
-    /// Time for a request that was sent before the drain began to arrive; `None` until first computed.
+    /// Time for a request that was sent before the drain began to arrive; `None` until first
+    /// computed.
     on_its_way: Cell<Option<Duration>>,
     /// Time since which the connection is idle.
     idle_since: Cell<Instant>,
@@ -111,7 +113,8 @@ impl Connections {
         })
     }
 
-    /// Adds a connection, whose handshake must be complete by `deadline`. `None` if the table is full.
+    /// Adds a connection, whose handshake must be complete by `deadline`. `None` if the table is
+    /// full.
     pub(crate) fn register(
         self: &Rc<Self>,
         socket: &Socket,
@@ -156,8 +159,8 @@ impl Connections {
         self.limit / 32
     }
 
-    /// Ends the connections that have been idle for longest, so that a flood of idle connections does not block new
-    /// ones. Ends several at once, because each search visits all entries.
+    /// Ends the connections that have been idle for longest, so that a flood of idle connections
+    /// does not block new ones. Ends several at once, because each search visits all entries.
     fn make_room(&self, entries: &Slab<Rc<ConnectionEntry>>) {
         let is_idle = |entry: &&Rc<ConnectionEntry>| entry.idle.get() && !entry.evicted.get();
         let mut idle: Vec<&Rc<ConnectionEntry>> = entries
@@ -196,8 +199,8 @@ impl Connections {
         self.discards.len()
     }
 
-    /// Ends connections that have missed their deadline: first by ending their input, which lets them send GOAWAY, then
-    /// by an abort. Wakes tasks that watch a peer that has left.
+    /// Ends connections that have missed their deadline: first by ending their input, which lets
+    /// them send GOAWAY, then by an abort. Wakes tasks that watch a peer that has left.
     pub(crate) fn sweep(&self, now: Instant) {
         for (_, entry) in self.entries.borrow().iter() {
             if entry.watcher.borrow().is_some() && entry.has_left() {
@@ -210,8 +213,8 @@ impl Connections {
         }
     }
 
-    /// Begins a drain: connections may be idle for `idle` from now on, HTTP/2 connections send GOAWAY, and the rests of refused
-    /// requests are no longer received.
+    /// Begins a drain: connections may be idle for `idle` from now on, HTTP/2 connections send
+    /// GOAWAY, and the rests of refused requests are no longer received.
     pub(crate) fn drain(&self, now: Instant, idle: Duration) {
         self.draining.set(Some(idle));
         self.draining_since.set(Some(now));
@@ -303,7 +306,8 @@ impl ConnectionEntry {
 }
 
 impl ConnectionGuard {
-    /// To be called after parts of bodies were sent or received. Measures kernel memory from time to time.
+    /// To be called after parts of bodies were sent or received. Measures kernel memory from time
+    /// to time.
     pub(crate) fn carried(&self) {
         self.socket.carried();
     }
@@ -313,7 +317,8 @@ impl ConnectionGuard {
         self.socket.usage()
     }
 
-    /// To be called before the connection is closed. Bounds the time for which the kernel keeps unacknowledged bytes.
+    /// To be called before the connection is closed. Bounds the time for which the kernel keeps
+    /// unacknowledged bytes.
     pub(crate) fn closes(&self) {
         self.socket.closes();
     }
@@ -324,13 +329,14 @@ impl ConnectionGuard {
         self.entry.deadline.set(Some(deadline));
     }
 
-    /// Extends the deadline of the connection by the time in which [`Self::discard`] receives the rest of a request.
+    /// Extends the deadline of the connection by the time in which [`Self::discard`] receives the
+    /// rest of a request.
     pub(crate) fn discards(&self) {
         self.expect_by(Instant::now() + limits::DISCARD_WITHIN + limits::LINGER);
     }
 
-    /// Runs `discard`, which receives the rest of a request of the peer. Returns `None` if that takes too long, or if the rest
-    /// of another request takes its place.
+    /// Runs `discard`, which receives the rest of a request of the peer. Returns `None` if that
+    /// takes too long, or if the rest of another request takes its place.
     pub(crate) async fn discard<T>(&self, discard: impl Future<Output = T>) -> Option<T> {
         let within = if self.is_draining() {
             limits::LINGER
@@ -341,15 +347,15 @@ impl ConnectionGuard {
         discards.run(self.claimant(), within, discard).await
     }
 
-    /// Runs `end`, which waits for the end of a request that announced an empty body. Returns `None` if that takes too long, or
-    /// if another such request takes its place.
+    /// Runs `end`, which waits for the end of a request that announced an empty body. Returns
+    /// `None` if that takes too long, or if another such request takes its place.
     pub(crate) async fn empty_body<T>(&self, end: impl Future<Output = T>) -> Option<T> {
         let bodies = &self.connections.empty_bodies;
         bodies.run(self.claimant(), limits::HEAD, end).await
     }
 
-    /// Runs `refusal`, which waits for the peer to take a response of the gateway. Returns `None` if that takes too long, or if
-    /// another such response takes its place.
+    /// Runs `refusal`, which waits for the peer to take a response of the gateway. Returns `None`
+    /// if that takes too long, or if another such response takes its place.
     pub(crate) async fn unread_refusal<T>(&self, refusal: impl Future<Output = T>) -> Option<T> {
         let refusals = &self.connections.unread_refusals;
         refusals.run(self.claimant(), limits::HEAD, refusal).await
@@ -383,8 +389,8 @@ impl ConnectionGuard {
         self.unfinished.take();
     }
 
-    /// Counts an incomplete head over HTTP/1.1 until [`Self::has_shaken_hands`] or [`Self::busy`], unless the connection counts
-    /// already.
+    /// Counts an incomplete head over HTTP/1.1 until [`Self::has_shaken_hands`] or [`Self::busy`],
+    /// unless the connection counts already.
     pub(crate) fn begins_head(&self) {
         let counted = self.unfinished.take();
         let counted = counted.unwrap_or_else(|| Box::new(self.unfinished_heads().begin()));
@@ -412,7 +418,8 @@ impl ConnectionGuard {
         self.connections.draining.get().is_some()
     }
 
-    /// Resolves within a tick after the peer has left. For a connection that is not read from, which would not notice.
+    /// Resolves within a tick after the peer has left. For a connection that is not read from,
+    /// which would not notice.
     pub(crate) fn poll_hung_up(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.entry.hung_up.get() {
             return Poll::Ready(());
@@ -432,7 +439,8 @@ impl ConnectionGuard {
         self.poll_hung_up(cx)
     }
 
-    /// Resolves when the connection should send GOAWAY: running requests may finish, new ones are not accepted.
+    /// Resolves when the connection should send GOAWAY: running requests may finish, new ones are
+    /// not accepted.
     pub(crate) fn poll_leave(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.entry.leaving.get() || self.is_draining() {
             return Poll::Ready(());

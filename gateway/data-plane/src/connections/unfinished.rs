@@ -1,5 +1,5 @@
-//! Incomplete request heads of one worker. A further one ends the connection with the oldest: an honest caller finishes a head
-//! within a round trip or two.
+//! Incomplete request heads of one worker. A further one ends the connection with the oldest: an
+//! honest caller finishes a head within a round trip or two.
 
 use std::rc::Rc;
 

@@ -1,9 +1,10 @@
-//! Waits for callers, on one worker, that hold a request: the rest of a refused one is received and dropped, a body that was
-//! announced as empty has not ended, or a refusal is not read.
+//! Waits for callers, on one worker, that hold a request: the rest of a refused one is received and
+//! dropped, a body that was announced as empty has not ended, or a refusal is not read.
 //!
-//! A caller that sends a refused request may read the response only after it has sent everything, and closing a connection
-//! with unread bytes resets it, which can destroy the response (RFC 9112 §9.6). So the rest is received for a while. That
-//! costs as much as a request that is served: the number is limited, and one beyond the limit ends the oldest.
+//! A caller that sends a refused request may read the response only after it has sent everything,
+//! and closing a connection with unread bytes resets it, which can destroy the response (RFC 9112
+//! §9.6). So the rest is received for a while. That costs as much as a request that is served: the
+//! number is limited, and one beyond the limit ends the oldest.
 
 use std::cell::RefCell;
 use std::pin::pin;
@@ -30,7 +31,8 @@ impl Waits {
         Self(RefCell::new(Places::new(limit, per_address)))
     }
 
-    /// Runs `wait` for this client. Returns `None` if that takes longer than `within`, or if a later one takes its place.
+    /// Runs `wait` for this client. Returns `None` if that takes longer than `within`, or if a
+    /// later one takes its place.
     pub(super) async fn run<T>(
         &self,
         client: Claimant,
@@ -113,7 +115,8 @@ mod tests {
                 let mut ended = Vec::new();
                 for number in 0..all.len() {
                     assert!(futures_util::poll!(&mut all[number]).is_pending());
-                    // The third of an address ends its first, and the fifth of all the oldest of all.
+                    // The third of an address ends its first, and the fifth of all the oldest of
+                    // all.
                     let over = (0..number)
                         .filter(|at| !ended.contains(at))
                         .collect::<Vec<_>>();

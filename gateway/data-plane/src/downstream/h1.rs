@@ -24,11 +24,12 @@ use crate::http1;
 use crate::peer::Peer;
 use crate::route::Router;
 
-/// Largest buffer of a head, in bytes, that is kept while a body follows. A larger head is also written apart from the body,
-/// because its charge covers one copy.
+/// Largest buffer of a head, in bytes, that is kept while a body follows. A larger head is also
+/// written apart from the body, because its charge covers one copy.
 const HEAD_BUFFER_KEPT: usize = 4 * 1024;
 
-/// Serves one connection until either side ends it: requests one after another, responses in the same order.
+/// Serves one connection until either side ends it: requests one after another, responses in the
+/// same order.
 ///
 /// Not an async function: the future of an async function stores its arguments twice.
 pub(crate) fn serve(
@@ -71,8 +72,8 @@ pub(crate) fn serve(
             ))
             .await
             {
-                // Also in a drain, if the response announced a persistent connection: the next response announces the
-                // close.
+                // Also in a drain, if the response announced a persistent connection: the next
+                // response announces the close.
                 AfterRequest::KeepAlive => {}
                 AfterRequest::Refused if !refusals.count() => {
                     router.observers.counters.abused("refusals");
@@ -98,8 +99,9 @@ enum AfterRequest {
     Refused,
     /// The response is complete; the rest of the request is not read.
     Close,
-    /// The response is incomplete, or the rest of the request does not end. The connection ends with a reset and without
-    /// `close_notify` (RFC 8446 §6.1): some callers take any other end for the end of a body without a length.
+    /// The response is incomplete, or the rest of the request does not end. The connection ends
+    /// with a reset and without `close_notify` (RFC 8446 §6.1): some callers take any other end for
+    /// the end of a body without a length.
     Abort,
 }
 
@@ -125,7 +127,8 @@ async fn serve_request(
         stream,
         version: head.version,
         is_head: head.method == Method::HEAD,
-        // After a declined upgrade, bytes that the caller sent in advance could be of the other protocol.
+        // After a declined upgrade, bytes that the caller sent in advance could be of the other
+        // protocol.
         keep_alive: head.keep_alive && head.upgrade.is_none(),
         unwritten: Framing::None,
         out: Vec::new(),
@@ -143,7 +146,8 @@ async fn serve_request(
         Outcome::Cut => {
             guard.expect_by(Instant::now() + limits::LINGER);
             stream.socket().reset_when_dropped();
-            // Flushes the bytes before the break first, because a reset discards unacknowledged bytes.
+            // Flushes the bytes before the break first, because a reset discards unacknowledged
+            // bytes.
             let said = async {
                 response.flush().await?;
                 stream.socket().acknowledged().await;
@@ -161,7 +165,8 @@ async fn serve_request(
     }
 }
 
-/// Refuses a request whose head is invalid, and closes: bytes after it cannot be trusted to be a request.
+/// Refuses a request whose head is invalid, and closes: bytes after it cannot be trusted to be a
+/// request.
 async fn refuse_invalid_head(
     router: &Router,
     stream: &TlsStream,
@@ -226,7 +231,8 @@ struct H1RequestBody<'a> {
 }
 
 impl H1RequestBody<'_> {
-    /// Receives the rest of the body after its response, for a limited time. Returns `whole` if the next request can follow.
+    /// Receives the rest of the body after its response, for a limited time. Returns `whole` if the
+    /// next request can follow.
     async fn finish(&mut self, whole: AfterRequest) -> AfterRequest {
         if self.decoder.is_done() {
             return whole;
@@ -276,10 +282,11 @@ impl H1RequestBody<'_> {
         }
     }
 
-    /// Reads ahead up to a limit, to notice the end of the connection behind pipelined requests. Beyond the limit,
-    /// bytes stay in the kernel and the socket is watched for a hang-up.
+    /// Reads ahead up to a limit, to notice the end of the connection behind pipelined requests.
+    /// Beyond the limit, bytes stay in the kernel and the socket is watched for a hang-up.
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<CallerGone> {
-        // After an upgrade, a caller may end its direction while its last bytes still wait for the backend.
+        // After an upgrade, a caller may end its direction while its last bytes still wait for the
+        // backend.
         let has_ended = self.switched && self.decoder.is_done();
         if self.broken_off {
             return Poll::Ready(CallerGone);
@@ -444,8 +451,9 @@ impl ResponseSink for H1ResponseSink<'_> {
             return Ok(());
         }
         self.unwritten = self.framing_of(&head);
-        // No 100 was sent, so a body may or may not follow: close. A caller that is told of a close stops sending, so a
-        // response before the end of its request does not announce the close of a drain.
+        // No 100 was sent, so a body may or may not follow: close. A caller that is told of a close
+        // stops sending, so a response before the end of its request does not announce the close of
+        // a drain.
         let is_drained = self.guard.is_draining() && self.rest.get() == Rest::Received;
         self.keep_alive &=
             self.unwritten != Framing::UntilClose && !self.has_withheld_body() && !is_drained;

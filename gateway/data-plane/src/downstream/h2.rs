@@ -1,5 +1,6 @@
-//! Callers that speak HTTP/2 (RFC 9113). Each request is a task and goes to the owner of its service, so one connection
-//! can carry requests of all tenants that the certificate covers (RFC 9113 §9.1.1).
+//! Callers that speak HTTP/2 (RFC 9113). Each request is a task and goes to the owner of its
+//! service, so one connection can carry requests of all tenants that the certificate covers (RFC
+//! 9113 §9.1.1).
 
 mod response;
 
@@ -106,7 +107,8 @@ pub(crate) fn serve_on(
                 Either::Left(EndReason::Goodbye) => http2.graceful_shutdown(),
                 Either::Left(EndReason::Abuse(reason)) => {
                     router.observers.counters.abused(reason);
-                    tracing::debug!(peer = %connection.peer.address(), "connection ended: too many {reason}");
+                    tracing::debug!(peer = %connection.peer.address(),
+                        "connection ended: too many {reason}");
                     connection.guard.expect_by(Instant::now() + limits::LINGER);
                     http2.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                 }
@@ -131,14 +133,15 @@ pub(crate) fn serve_on(
     }
 }
 
-/// Receives what the caller still sends: its own GOAWAY, or bytes that were not read. A socket that is closed before they
-/// arrive resets the connection, and the caller may lose the GOAWAY (RFC 9113 §9.1).
+/// Receives what the caller still sends: its own GOAWAY, or bytes that were not read. A socket that
+/// is closed before they arrive resets the connection, and the caller may lose the GOAWAY (RFC 9113
+/// §9.1).
 async fn linger(peer_end: Closer) {
     let _ = runtime::timeout(limits::LINGER, peer_end.linger(limits::LINGER)).await;
 }
 
-/// Serves all requests that have arrived, and frees the buffers of a connection without requests. Ready at the end of the
-/// connection, with its error.
+/// Serves all requests that have arrived, and frees the buffers of a connection without requests.
+/// Ready at the end of the connection, with its error.
 fn poll_accept_all<S: CallerStream>(
     http2: &mut h2::server::Connection<Metered<S>, Bytes>,
     router: &Rc<Router>,
@@ -273,7 +276,8 @@ impl H2Connection {
         }
     }
 
-    /// Counts a request that the caller reset. A reset costs the gateway more than the caller (CVE-2023-44487).
+    /// Counts a request that the caller reset. A reset costs the gateway more than the caller
+    /// (CVE-2023-44487).
     fn count_reset(&self) {
         if self.resets.borrow_mut().take(Instant::now()).is_err() {
             self.end_for("resets");
@@ -287,7 +291,8 @@ impl Drop for Open {
         self.0.open.set(open);
         if open == 0 && self.0.abuse().is_none() {
             self.0.guard.idle_until(Instant::now() + limits::IDLE);
-            // The task of the connection frees the buffers. In most cases it also has to send the end of the response.
+            // The task of the connection frees the buffers. In most cases it also has to send the
+            // end of the response.
             if let Some(driver) = &*self.0.driver.borrow() {
                 driver.wake_by_ref();
             }
@@ -350,7 +355,8 @@ async fn serve_request(
             // RST_STREAM discards queued frames.
             let sent = connection.0.send_queued();
             let sent = runtime::timeout(limits::CUT_BEHIND_A_WRITE, sent).await;
-            // If the caller does not read, dropping the stream resets it with CANCEL behind the head.
+            // If the caller does not read, dropping the stream resets it with CANCEL behind the
+            // head.
             if sent.is_ok() {
                 stream.borrow_mut().reset(Reason::INTERNAL_ERROR);
             }
@@ -366,8 +372,8 @@ fn is_to_be_empty(method: &Method, headers: &HeaderMap) -> bool {
     *method != Method::CONNECT && length_of(headers.get_all(header::CONTENT_LENGTH)) == Ok(Some(0))
 }
 
-/// Waits until a body that was announced as empty has ended, trailers aside, before the request is served: data would
-/// contradict the announcement (RFC 9113 §8.1.1). Has the time limit of a head.
+/// Waits until a body that was announced as empty has ended, trailers aside, before the request is
+/// served: data would contradict the announcement (RFC 9113 §8.1.1). Has the time limit of a head.
 async fn ends_without_data(body: &mut RecvStream, guard: &ConnectionGuard) -> bool {
     if body.is_end_stream() {
         return true;
@@ -386,7 +392,8 @@ async fn ends_without_data(body: &mut RecvStream, guard: &ConnectionGuard) -> bo
 
 struct H2RequestBody<'a> {
     body: Incoming,
-    /// Bytes of the last returned part; released to the caller's window when the next part is requested.
+    /// Bytes of the last returned part; released to the caller's window when the next part is
+    /// requested.
     unreleased: usize,
     /// The bytes are of another protocol, which has no trailers (RFC 9113 §8.5).
     switched: bool,
@@ -403,8 +410,9 @@ impl H2RequestBody<'_> {
 }
 
 impl H2RequestBody<'_> {
-    /// Receives the rest of a request after its response: some callers drop the response when the rest is reset. If the
-    /// rest is too long, dropping the body resets the stream without an error (RFC 9113 §8.1).
+    /// Receives the rest of a request after its response: some callers drop the response when the
+    /// rest is reset. If the rest is too long, dropping the body resets the stream without an error
+    /// (RFC 9113 §8.1).
     async fn discard_rest(mut self, guard: &ConnectionGuard) {
         if !self.is_done() {
             guard
@@ -446,7 +454,8 @@ impl RequestBody for H2RequestBody<'_> {
     }
 
     async fn gone(&mut self) -> CallerGone {
-        // While the next hop does not read the body, received data is gathered in no more memory than its bytes.
+        // While the next hop does not read the body, received data is gathered in no more memory
+        // than its bytes.
         self.body
             .gather_while(std::future::poll_fn(|cx| {
                 self.stream.borrow_mut().poll_reset(cx)

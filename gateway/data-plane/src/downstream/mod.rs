@@ -1,4 +1,5 @@
-//! Connections of callers. Every HTTP version is turned into a request head, a [`RequestBody`] and a [`ResponseSink`].
+//! Connections of callers. Every HTTP version is turned into a request head, a [`RequestBody`] and
+//! a [`ResponseSink`].
 //!
 //! [`RequestBody`]: crate::http_message::RequestBody
 //! [`ResponseSink`]: crate::http_message::ResponseSink

@@ -26,9 +26,10 @@ impl UploadWindow {
 
     /// Adjusts the windows once an interval. Called before the connection is polled.
     ///
-    /// The windows only grow. When the caller acknowledges a smaller initial window, h2 0.4.20 reduces the window of each
-    /// open stream and does not check whether a WINDOW_UPDATE is due. The upload of such a stream could stall for ever. The
-    /// window of the connection bounds the memory.
+    /// The windows only grow. When the caller acknowledges a smaller initial window, h2 0.4.20
+    /// reduces the window of each open stream and does not check whether a WINDOW_UPDATE is due.
+    /// The upload of such a stream could stall for ever. The window of the connection bounds the
+    /// memory.
     pub(super) fn look<S: CallerStream>(
         &mut self,
         connection: &mut h2::server::Connection<Metered<S>, Bytes>,
@@ -46,7 +47,8 @@ impl UploadWindow {
             sent: 0,
             rtt,
         };
-        // The bytes held by single streams are not measured: the window of the connection bounds them.
+        // The bytes held by single streams are not measured: the window of the connection bounds
+        // them.
         let demand = Demand {
             streams,
             unread: &[],

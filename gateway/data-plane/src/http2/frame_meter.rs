@@ -1,6 +1,7 @@
-//! Guard against floods of HTTP/2 frames without content: PING, SETTINGS, PRIORITY, RST_STREAM, empty DATA and the like
-//! (CVE-2019-9511 to 9518, CVE-2024-27316). The h2 crate bounds some of them; this module counts all as they are read.
-//! It also ends connections whose header blocks are too large.
+//! Guard against floods of HTTP/2 frames without content: PING, SETTINGS, PRIORITY, RST_STREAM,
+//! empty DATA and the like (CVE-2019-9511 to 9518, CVE-2024-27316). The h2 crate bounds some of
+//! them; this module counts all as they are read. It also ends connections whose header blocks are
+//! too large.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
@@ -25,7 +26,8 @@ struct Flood(&'static str);
 
 /// Too many frames without content.
 const FRAMES: Flood = Flood("frames");
-/// A header block over [`limits::HTTP2_HEADER_LIST`], or one that takes longer than [`limits::HEAD`].
+/// A header block over [`limits::HTTP2_HEADER_LIST`], or one that takes longer than
+/// [`limits::HEAD`].
 const HEADER_LIST: Flood = Flood("headers");
 
 /// Bytes of the connection preface (RFC 9113 §3.4).
@@ -73,7 +75,8 @@ impl FrameMeter {
         }
     }
 
-    /// Counts the frames in `bytes` until the weight of this turn is used up. Returns the number of bytes consumed.
+    /// Counts the frames in `bytes` until the weight of this turn is used up. Returns the number of
+    /// bytes consumed.
     fn received(&mut self, bytes: &[u8], now: impl Fn() -> Instant) -> Result<usize, Flood> {
         let all = bytes.len();
         let mut bytes = bytes;
@@ -151,8 +154,8 @@ impl FrameMeter {
         self.budget.take(now()).map_err(|_| FRAMES)
     }
 
-    /// Counts a header block that has become a request. A request can have two: head and trailers. Callers of gRPC send
-    /// two updates for each response, however small.
+    /// Counts a header block that has become a request. A request can have two: head and trailers.
+    /// Callers of gRPC send two updates for each response, however small.
     fn became_request(&mut self) {
         self.earned = (self.earned + 2).min(limits::HTTP2_HEADERS_AHEAD);
         self.earn_updates(2);
@@ -235,13 +238,15 @@ impl CallerStream for TlsStream {
     }
 }
 
-/// A connection that counts frames as h2 reads them. Limits the frames of a turn, and stops reading at a flood.
+/// A connection that counts frames as h2 reads them. Limits the frames of a turn, and stops reading
+/// at a flood.
 pub(crate) struct Metered<S> {
     stream: S,
     meter: Rc<Meter>,
     /// Yield to other tasks; reading continues when it resolves.
     pause: Option<Pin<Box<dyn Future<Output = ()>>>>,
-    /// Deadline of the header block being read. Set when a block is incomplete and no more bytes are available.
+    /// Deadline of the header block being read. Set when a block is incomplete and no more bytes
+    /// are available.
     head_due: Option<Pin<Box<dyn Future<Output = ()>>>>,
 }
 
@@ -374,7 +379,8 @@ mod tests {
         frame
     }
 
-    /// Number of copies of `frame`, at most `most`, that are accepted at one instant in pieces of `step` bytes.
+    /// Number of copies of `frame`, at most `most`, that are accepted at one instant in pieces of
+    /// `step` bytes.
     fn taken(meter: &mut FrameMeter, now: Instant, frame: &[u8], most: u32, step: usize) -> u32 {
         let mut whole = |mut piece: &[u8]| {
             while !piece.is_empty() {

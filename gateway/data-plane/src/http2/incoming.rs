@@ -1,7 +1,8 @@
 //! Bodies received on HTTP/2 streams, buffered while the next hop is slow.
 //!
-//! h2 needs about 250 bytes for a frame of one byte, and ends connections on which too many such frames wait. Frames
-//! that wait for the next hop are therefore taken out of h2 and merged. The stream's window still bounds their bytes.
+//! h2 needs about 250 bytes for a frame of one byte, and ends connections on which too many such
+//! frames wait. Frames that wait for the next hop are therefore taken out of h2 and merged. The
+//! stream's window still bounds their bytes.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -40,7 +41,8 @@ impl Incoming {
         std::future::poll_fn(|cx| self.poll_receive(cx)).await
     }
 
-    /// Waits for `next_hop`; takes data that arrives meanwhile out of h2 without releasing its window.
+    /// Waits for `next_hop`; takes data that arrives meanwhile out of h2 without releasing its
+    /// window.
     pub(crate) async fn gather_while<T>(&mut self, next_hop: impl Future<Output = T>) -> T {
         if self.stream.is_end_stream() {
             return next_hop.await;

@@ -1,5 +1,5 @@
-//! Data that h2 was given and has not sent yet. h2 does not report it, but it drops a piece of data when it has sent it, or
-//! when the stream is reset.
+//! Data that h2 was given and has not sent yet. h2 does not report it, but it drops a piece of data
+//! when it has sent it, or when the stream is reset.
 
 use std::sync::Arc;
 

@@ -16,7 +16,8 @@ use tokio::sync::watch;
 use super::Ingress;
 use super::plain_http::PlainHttp;
 
-/// Pause after an accept that failed for lack of descriptors or memory: an immediate retry fails, too.
+/// Pause after an accept that failed for lack of descriptors or memory: an immediate retry fails,
+/// too.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 /// A worker's listening sockets.
@@ -71,8 +72,8 @@ impl Acceptor {
         })
     }
 
-    /// Stops accepting. Connections that wait in the kernel are left to another process that listens, too. Without one
-    /// they are accepted, and later ones are refused.
+    /// Stops accepting. Connections that wait in the kernel are left to another process that
+    /// listens, too. Without one they are accepted, and later ones are refused.
     pub(crate) fn stop(&self, has_successor: bool) {
         if has_successor || !self.are_ours {
             self.listeners.take();
@@ -111,7 +112,8 @@ impl Ingress {
                 Ok((fd, peer)) => self.begin(fd, peer, entrance),
                 Err(error) => {
                     self.counters.accept_errors.increment();
-                    // ECONNABORTED: the peer gave up before the accept. Other errors are a shortage.
+                    // ECONNABORTED: the peer gave up before the accept. Other errors are a
+                    // shortage.
                     if error.kind() != io::ErrorKind::ConnectionAborted {
                         tracing::warn!(%error, "accepting connections fails");
                         runtime::sleep(ACCEPT_BACKOFF).await;

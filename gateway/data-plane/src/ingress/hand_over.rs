@@ -71,7 +71,8 @@ impl Ingress {
             }),
         ) {
             Ok(()) => self.counters.handed_over.increment(),
-            // The mailbox of the owner is full: the connection is served here and its requests cross cores.
+            // The mailbox of the owner is full: the connection is served here and its requests
+            // cross cores.
             Err(connection) if !is_tunnel(&connection.hello) => self.take_over(*connection).await,
             // A tunnel must be on the owner: it is dropped, and its agent tries again.
             Err(_) => self.counters.shed.increment(),
@@ -115,8 +116,8 @@ impl Ingress {
     }
 }
 
-/// Whether a connection goes to an owner that is this much busier than the accepting worker. Tunnels always do: the
-/// requests of their service look for them there.
+/// Whether a connection goes to an owner that is this much busier than the accepting worker.
+/// Tunnels always do: the requests of their service look for them there.
 fn should_hand_over(policy: HandOver, is_tunnel: bool, busier_per_mille: u32) -> bool {
     match policy {
         _ if is_tunnel => true,

@@ -1,4 +1,5 @@
-//! New connections: accept, PROXY protocol, ClientHello, hand-over to the owning worker or node, TLS handshake, protocol.
+//! New connections: accept, PROXY protocol, ClientHello, hand-over to the owning worker or node,
+//! TLS handshake, protocol.
 
 mod acceptor;
 mod hand_over;
@@ -143,10 +144,12 @@ impl Ingress {
             .await;
     }
 
-    /// Counts and registers a new connection, and reads the header of the PROXY protocol. `None` if the connection was refused.
+    /// Counts and registers a new connection, and reads the header of the PROXY protocol. `None` if
+    /// the connection was refused.
     async fn arrive(&self, fd: OwnedFd, peer: SocketAddr, entrance: Entrance) -> Option<Arrival> {
         let proxy = self.trusted_proxies.proxy_protocol(peer.ip());
-        // Limits apply before anything is spent on the connection. Trusted proxies have yet to name their client.
+        // Limits apply before anything is spent on the connection. Trusted proxies have yet to name
+        // their client.
         let mut slot = None;
         if proxy.is_none() {
             slot = Some(self.count_connection(peer)?);
@@ -178,8 +181,8 @@ impl Ingress {
         })
     }
 
-    /// Reads the header with which `proxy` announces its client. Returns the client, with the bytes behind the header;
-    /// `None` if the connection was refused.
+    /// Reads the header with which `proxy` announces its client. Returns the client, with the bytes
+    /// behind the header; `None` if the connection was refused.
     async fn announced(
         &self,
         socket: &Socket,
@@ -198,15 +201,17 @@ impl Ingress {
                 if self.may_warn() {
                     tracing::warn!(
                         proxy = %peer,
-                        "connection closed: it does not begin with a header of the PROXY protocol, which `proxy_protocol = \"required\"` \
-                         of this address in trusted_proxies demands; let the proxy send it, or set \"off\""
+                        "connection closed: it does not begin with a header of the PROXY protocol, \
+                         which `proxy_protocol = \"required\"` of this address in trusted_proxies \
+                         demands; let the proxy send it, or set \"off\""
                     );
                 }
             }
             Err(error) => {
                 let is_long = matches!(error, Unannounced::Header(InvalidHeader::TooLong(_)));
                 if is_long && self.may_warn() {
-                    tracing::warn!(proxy = %peer, "connection closed: {error}; let the proxy send fewer extensions (TLVs)");
+                    tracing::warn!(proxy = %peer,
+                        "connection closed: {error}; let the proxy send fewer extensions (TLVs)");
                 }
                 self.handshake_failed(peer, &error);
             }
@@ -228,7 +233,8 @@ impl Ingress {
             .ok()
     }
 
-    /// Registers a connection with the worker's connections and with `handshakes`; `None` if the worker has too many.
+    /// Registers a connection with the worker's connections and with `handshakes`; `None` if the
+    /// worker has too many.
     fn register(
         &self,
         socket: &Socket,

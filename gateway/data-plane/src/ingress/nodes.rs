@@ -1,5 +1,5 @@
-//! Connections between nodes of the region: tunnels that one node splices to the owner of their service, links that
-//! carry requests to it, and HTTP between control planes.
+//! Connections between nodes of the region: tunnels that one node splices to the owner of their
+//! service, links that carry requests to it, and HTTP between control planes.
 
 use std::io;
 use std::net::SocketAddr;
@@ -36,7 +36,8 @@ const UNREACHABLE: &str = "owner_unreachable";
 const CONTROL_PLANE_BUSY: &str = "control_plane_busy";
 
 impl Ingress {
-    /// The other node that owns the service of a tunnel, if any. Tunnels of unknown services are refused here.
+    /// The other node that owns the service of a tunnel, if any. Tunnels of unknown services are
+    /// refused here.
     pub(super) fn node_for(&self, hello: &ClientHello) -> Option<SpliceTo> {
         let view = self.nodes.as_ref()?.peering.view()?;
         let placement = view.placement();
@@ -55,8 +56,9 @@ impl Ingress {
         }
     }
 
-    /// Splices a tunnel to the node that owns its service. If that cannot be reached, waits for another owner, which can
-    /// be this node. After a while the connection closes and the agent tries again.
+    /// Splices a tunnel to the node that owns its service. If that cannot be reached, waits for
+    /// another owner, which can be this node. After a while the connection closes and the agent
+    /// tries again.
     pub(super) async fn splice(
         self: Rc<Self>,
         greeting: Greeting,
@@ -106,29 +108,28 @@ impl Ingress {
         match connected {
             Ok(owner) => {
                 guard.has_shaken_hands();
-                // A spliced tunnel counts as a running request: a drain waits until the agent has moved.
+                // A spliced tunnel counts as a running request: a drain waits until the agent has
+                // moved.
                 guard.busy();
                 self.counters.tunnels_spliced.increment();
                 tracing::debug!(%agent, node, "tunnel spliced to the owner of its service");
-                // Its TLS is the agent's: nothing here tells whether the owner lives.
-                let ends = [greeting.socket.closer(), owner.closer()];
-                let _attached = ends.map(|end| nodes.attach(to.owner.session, end));
-                let silent = nodes.until_silent(to.owner.slot);
-                let ended = splice::carry_until(silent, &greeting.socket, &owner).await;
-                tracing::debug!(%agent, node, error = ended.err().map(tracing::field::display), "spliced tunnel ended");
+                let ended = carry_splice(&nodes, &to.owner, &greeting.socket, &owner).await;
+                let error = ended.err().map(tracing::field::display);
+                tracing::debug!(%agent, node, error, "spliced tunnel ended");
             }
             Err(error) => {
                 self.counters.turned_away.increment(UNREACHABLE);
                 if self.tunnels.may_log_refusal() {
                     let address = to.owner.peer_address;
-                    tracing::warn!(%agent, node, %address, %error, "cannot splice a tunnel to the owner of its service");
+                    tracing::warn!(%agent, node, %address, %error,
+                        "cannot splice a tunnel to the owner of its service");
                 }
             }
         }
     }
 
-    /// Waits until another process than `owner` owns the service of a tunnel. A machine that is lost does not refuse
-    /// connections.
+    /// Waits until another process than `owner` owns the service of a tunnel. A machine that is
+    /// lost does not refuse connections.
     async fn moved(&self, nodes: &Nodes, hello: &ClientHello, owner: &Member) {
         while self.node_for(hello).is_some_and(|to| to.owner == *owner) {
             nodes.peering.changed().await;
@@ -206,8 +207,8 @@ impl Ingress {
         }
     }
 
-    /// Serves a spliced tunnel if this node owns its service. Never splices it again, so that nodes with different
-    /// placements do not send a tunnel around.
+    /// Serves a spliced tunnel if this node owns its service. Never splices it again, so that nodes
+    /// with different placements do not send a tunnel around.
     async fn take_spliced(
         self: Rc<Self>,
         nodes: &Nodes,
@@ -219,7 +220,8 @@ impl Ingress {
         if !self.owns(&nodes.peering, &announced, &greeting.hello) {
             self.counters.turned_away.increment(NOT_OWNER);
             let sender = announced.sender.get();
-            return tracing::debug!(%agent, sender, "spliced tunnel refused: this process does not own its service");
+            return tracing::debug!(%agent, sender,
+                "spliced tunnel refused: this process does not own its service");
         }
         // From here on the connection is one of its agent.
         let mut slot = None;
@@ -267,7 +269,8 @@ impl Ingress {
         self.hand_over(worker, greeting, origin).await;
     }
 
-    /// Does the TLS handshake of a link. The other end must be a process that is a node of the region.
+    /// Does the TLS handshake of a link. The other end must be a process that is a node of the
+    /// region.
     async fn shake_hands(
         &self,
         nodes: &Nodes,
@@ -359,7 +362,8 @@ enum NotANode {
     #[error("its certificate is not that of a node of this region")]
     OtherCertificate,
     #[error(
-        "its certificate is for a process as node {0} that has ended, or that the table of nodes does not list"
+        "its certificate is for a process as node {0} that has ended, or that the table of nodes \
+         does not list"
     )]
     Ended(u16),
     #[error("this node has no certificate yet")]
@@ -371,7 +375,8 @@ enum NotANode {
 /// Content type of the first TLS record (RFC 8446 §5.1).
 const HANDSHAKE: u8 = 22;
 
-/// Reads the beginning of a connection, with the announcement of a tunnel; also returns the bytes behind it.
+/// Reads the beginning of a connection, with the announcement of a tunnel; also returns the bytes
+/// behind it.
 async fn read_beginning(
     socket: &Socket,
     peering: &Peering,
@@ -389,4 +394,17 @@ async fn read_beginning(
             return Ok((Beginning::Tunnel(announced), received));
         }
     }
+}
+
+/// Carries a tunnel between its agent and the owner of its service until it ends, or the owner is
+/// silent. Its TLS is the agent's: nothing here tells whether the owner lives.
+async fn carry_splice(
+    nodes: &Rc<Nodes>,
+    owner: &Member,
+    from_agent: &Socket,
+    to_owner: &Socket,
+) -> io::Result<()> {
+    let ends = [from_agent.closer(), to_owner.closer()];
+    let _attached = ends.map(|end| nodes.attach(owner.session, end));
+    splice::carry_until(nodes.until_silent(owner.slot), from_agent, to_owner).await
 }

@@ -24,8 +24,8 @@ impl Ingress {
     }
 }
 
-/// The TLS configurations of the own domains whose callers connected last. The certificate of a domain is read with the first
-/// handshake that needs it.
+/// The TLS configurations of the own domains whose callers connected last. The certificate of a
+/// domain is read with the first handshake that needs it.
 pub(crate) struct DomainCertificates {
     /// Configuration for names of the region, which those of the domains are made from.
     made_from: Option<Arc<ServerConfig>>,
@@ -66,7 +66,8 @@ impl DomainCertificates {
         let config = config.unwrap_or_else(|error| {
             tracing::error!(
                 domain = %domain.name, %error,
-                "the stored certificate of an own domain cannot be used: its callers get that of the region; upload it again, or remove the domain and add it again"
+                "the stored certificate of an own domain cannot be used: its callers get that of \
+                 the region; upload it again, or remove the domain and add it again"
             );
             Arc::clone(region)
         });
@@ -76,8 +77,9 @@ impl DomainCertificates {
     }
 }
 
-/// A configuration as `region` that serves `pair`. A session ticket resumes only for the server name that it was given for
-/// (RFC 8446 §4.6.1), although all configurations share the keys of tickets: rustls compares them.
+/// A configuration as `region` that serves `pair`. A session ticket resumes only for the server
+/// name that it was given for (RFC 8446 §4.6.1), although all configurations share the keys of
+/// tickets: rustls compares them.
 fn config_with(region: &ServerConfig, pair: Pair) -> Result<Arc<ServerConfig>, String> {
     let key = CertifiedKey::from_der(pair.chain, pair.key, region.crypto_provider())
         .map_err(|error| error.to_string())?;

@@ -1,5 +1,5 @@
-//! Plain HTTP (`listen_http`): redirects to https, and answers to challenges of an ACME authority (HTTP-01, RFC 8555 §8.3).
-//! Nothing else is served.
+//! Plain HTTP (`listen_http`): redirects to https, and answers to challenges of an ACME authority
+//! (HTTP-01, RFC 8555 §8.3). Nothing else is served.
 
 use std::fmt::Write;
 use std::io::IoSlice;
@@ -79,7 +79,8 @@ impl PlainHttp {
         self.redirect(request, name)
     }
 
-    /// Redirects to the same path and query at `name`. The name and the port are of the configuration, not of the request.
+    /// Redirects to the same path and query at `name`. The name and the port are of the
+    /// configuration, not of the request.
     fn redirect(&self, request: &RequestHead, name: &str) -> Result<Response<Vec<u8>>, Error> {
         let mut location = format!("https://{name}");
         let port = self.public_https_port(request.authority.port_u16());
@@ -111,8 +112,8 @@ impl PlainHttp {
         Ok(response)
     }
 
-    /// Port at which clients reach the listener for callers. A client that names the port of this listener connects without
-    /// a mapping of ports; with one, only the usual ports are known.
+    /// Port at which clients reach the listener for callers. A client that names the port of this
+    /// listener connects without a mapping of ports; with one, only the usual ports are known.
     fn public_https_port(&self, requested: Option<u16>) -> u16 {
         if requested.unwrap_or(HTTP_PORT) == self.port {
             self.https_port
@@ -173,7 +174,8 @@ impl Ingress {
     }
 }
 
-/// The name of this region, or the own domain, that a host denotes, in lower case and without a port; `None` for other hosts.
+/// The name of this region, or the own domain, that a host denotes, in lower case and without a
+/// port; `None` for other hosts.
 fn name_of(region: &Region, directory: &Directory, host: &str) -> Option<String> {
     match region.destination(host) {
         Destination::Apex => Some(region.apex().to_owned()),

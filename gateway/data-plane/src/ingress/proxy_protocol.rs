@@ -30,7 +30,10 @@ pub(crate) enum InvalidHeader {
     Version2(#[from] v2::ParseError),
     #[error("PROXY header: no end of the line in {max} bytes", max = limits::PROXY_LINE)]
     LongLine,
-    #[error("PROXY header: {0} bytes after the first 16; at most {max} are taken", max = limits::PROXY_HEADER)]
+    #[error(
+        "PROXY header: {0} bytes after the first 16; at most {max} are taken",
+        max = limits::PROXY_HEADER
+    )]
     TooLong(usize),
     #[error("PROXY header: the connection ended within it")]
     CutOff,
@@ -45,7 +48,8 @@ pub(crate) enum Unannounced {
     Io(#[from] io::Error),
 }
 
-/// Parser of the bytes received so far; `None` asks for more. [`parse`] if a header is required, [`parse_optional`] if not.
+/// Parser of the bytes received so far; `None` asks for more. [`parse`] if a header is required,
+/// [`parse_optional`] if not.
 pub(crate) type Parse = fn(&[u8]) -> Result<Option<Preface>, InvalidHeader>;
 
 /// Reads the header at the beginning of `socket`.
@@ -209,7 +213,8 @@ mod tests {
         .concat()
     }
 
-    /// The announced source, or `-`. Asserts that the header is complete exactly with its last byte.
+    /// The announced source, or `-`. Asserts that the header is complete exactly with its last
+    /// byte.
     fn announced(header: &[u8]) -> String {
         for end in 0..header.len() {
             assert_eq!(parse(&header[..end]), Ok(None), "{end} bytes");
@@ -416,7 +421,9 @@ mod tests {
         ) {
             let received = [PROTOCOL_PREFIX, &[version], &after_signature].concat();
             if let Ok(Some(Preface { length, .. })) = parse(&received) {
-                prop_assert!((16..=16 + limits::PROXY_HEADER).contains(&length) && length <= received.len());
+                prop_assert!(
+                    (16..=16 + limits::PROXY_HEADER).contains(&length) && length <= received.len()
+                );
             }
             let line = [b"PROXY ", &after_signature[..]].concat();
             if let Ok(Some(Preface { length, .. })) = parse(&line) {

@@ -1,4 +1,5 @@
-//! Carries the bytes of a tunnel between its agent and the node that owns its service. TLS ends at that node.
+//! Carries the bytes of a tunnel between its agent and the node that owns its service. TLS ends at
+//! that node.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};

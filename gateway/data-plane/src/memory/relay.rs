@@ -11,7 +11,8 @@ use gw_shared::tunnel::ledger::{Ledger, Share};
 
 use crate::memory::sockets::SocketMemory;
 
-/// Memory of the relayed requests of one worker: their streams and kept bodies, and kernel memory of their callers.
+/// Memory of the relayed requests of one worker: their streams and kept bodies, and kernel memory
+/// of their callers.
 pub(crate) struct RelayMemory {
     budget: usize,
     ledger: Rc<Ledger>,
@@ -73,7 +74,8 @@ impl RelayMemory {
         }
     }
 
-    /// Charges `bytes` of a request to `account` until the result is dropped. Fails if there is no room.
+    /// Charges `bytes` of a request to `account` until the result is dropped. Fails if there is no
+    /// room.
     pub(crate) fn reserve(
         self: &Rc<Self>,
         account: &AccountId,
@@ -86,8 +88,8 @@ impl RelayMemory {
             .ok_or_else(|| memory.refusal())
     }
 
-    /// As [`Self::reserve`], for what a request can do without: `None` once the account has used half of its share, so that the
-    /// other half has room for further requests.
+    /// As [`Self::reserve`], for what a request can do without: `None` once the account has used
+    /// half of its share, so that the other half has room for further requests.
     pub(crate) fn spare(self: &Rc<Self>, account: &AccountId, bytes: usize) -> Option<Reserved> {
         self.account(account).share().spare(bytes)
     }
@@ -107,8 +109,8 @@ impl RelayMemory {
         accounts.shares.iter().filter_map(charged).collect()
     }
 
-    /// The budget minus kernel memory, and at least half of the budget. The limit on kernel memory applies to all
-    /// workers together, so one worker may hold more than its part.
+    /// The budget minus kernel memory, and at least half of the budget. The limit on kernel memory
+    /// applies to all workers together, so one worker may hold more than its part.
     pub(crate) fn limit(&self) -> usize {
         self.budget - self.sockets.held().min(self.budget / 2)
     }

@@ -1,4 +1,5 @@
-//! Requests that queued while the process was frozen: they are authenticated once the records were read again.
+//! Requests that queued while the process was frozen: they are authenticated once the records were
+//! read again.
 
 use std::pin::pin;
 
@@ -35,7 +36,8 @@ impl Relay {
         self.open(scope, label, request, peer, body.was_taken_back())
     }
 
-    /// Charges the head of a request that waits to the account of its service; `None` if there is no such service.
+    /// Charges the head of a request that waits to the account of its service; `None` if there is
+    /// no such service.
     fn charge(&self, label: &str, request: &RequestHead) -> Result<Option<Reserved>, Error> {
         let directory = self.directory.get();
         let Some(service) = directory.service(label) else {

@@ -35,9 +35,10 @@ impl AuthFailures {
 impl Relay {
     /// Authenticates the caller of `service`.
     ///
-    /// An address with too many failures is told that it is limited instead of the reason. Valid credentials are accepted
-    /// nevertheless: a client cannot lock out others behind its address. Only unverified tokens from an address that sent
-    /// forged ones have to wait, because each costs a signature check.
+    /// An address with too many failures is told that it is limited instead of the reason. Valid
+    /// credentials are accepted nevertheless: a client cannot lock out others behind its address.
+    /// Only unverified tokens from an address that sent forged ones have to wait, because each
+    /// costs a signature check.
     pub(super) fn authenticate(
         &self,
         scope: &RequestScope,

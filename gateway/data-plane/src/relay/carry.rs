@@ -1,5 +1,5 @@
-//! Carries an opened request: its body up to the agent and its response down. One loop for callers of this worker, of another
-//! worker and of another node.
+//! Carries an opened request: its body up to the agent and its response down. One loop for callers
+//! of this worker, of another worker and of another node.
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -30,7 +30,8 @@ pub(super) enum Stopped {
 }
 
 impl Stopped {
-    /// Why a body that is no more received ends the exchange. The end of a malformed request is unknown.
+    /// Why a body that is no more received ends the exchange. The end of a malformed request is
+    /// unknown.
     pub(super) fn by_body(error: BodyError, response: &mut impl ResponseSink) -> Self {
         match error {
             BodyError::Gone => Self::CallerGone,
@@ -48,11 +49,12 @@ impl From<CallerGone> for Stopped {
     }
 }
 
-/// Carries both directions until both have ended: a backend may answer before it has the whole request, and the directions of
-/// an upgraded connection end one after the other. Dropping this future cancels the request up to the backend.
+/// Carries both directions until both have ended: a backend may answer before it has the whole
+/// request, and the directions of an upgraded connection end one after the other. Dropping this
+/// future cancels the request up to the backend.
 ///
-/// `scope` is present for callers of this worker. It observes the exchange, and gives the response what the gateway adds to
-/// it.
+/// `scope` is present for callers of this worker. It observes the exchange, and gives the response
+/// what the gateway adds to it.
 pub(super) async fn carry(
     scope: Option<&RequestScope>,
     request: UpstreamRequest,
@@ -114,8 +116,8 @@ struct Answered {
     upgrade: Option<Upgrade>,
     /// The response goes to the caller itself, not to another worker or node.
     is_of_caller: bool,
-    /// The decision of the backend about a request to switch protocols, or of the gateway to send it without `Upgrade`. `None` until
-    /// the final head was received.
+    /// The decision of the backend about a request to switch protocols, or of the gateway to send
+    /// it without `Upgrade`. `None` until the final head was received.
     is_switched: Cell<Option<bool>>,
     /// The caller has the whole response.
     is_whole: Cell<bool>,
@@ -138,9 +140,9 @@ impl Answered {
         }
     }
 
-    /// Resolves when the caller is gone and the upload is cancelled. A caller that has the whole response may leave without that,
-    /// and so may a caller of an upgraded connection: the bytes that it sent are delivered as long as the backend takes some within
-    /// [`limits::LAST_BYTES`].
+    /// Resolves when the caller is gone and the upload is cancelled. A caller that has the whole
+    /// response may leave without that, and so may a caller of an upgraded connection: the bytes
+    /// that it sent are delivered as long as the backend takes some within [`limits::LAST_BYTES`].
     async fn abandoned(&self, upload: &Upload, body: &mut impl RequestBody) -> CallerGone {
         let gone = body.gone().await;
         let may_leave = self.is_whole.get() || self.is_of_caller && self.has_switched();
@@ -155,8 +157,8 @@ impl Answered {
     }
 }
 
-/// Sends the body as it arrives, then watches the caller. Returns only when the caller is gone or its body is malformed.
-/// `Ok` if the request has no body that the backend may still read.
+/// Sends the body as it arrives, then watches the caller. Returns only when the caller is gone or
+/// its body is malformed. `Ok` if the request has no body that the backend may still read.
 async fn send(
     scope: Option<&RequestScope>,
     mut upload: Upload,
@@ -187,8 +189,9 @@ async fn send(
     Err(BodyError::Gone)
 }
 
-/// Sends the body to its end, or the `content` of a request to switch protocols. Once the backend reads no more, the rest is
-/// received and discarded: the caller may read the response only after it has sent the whole request.
+/// Sends the body to its end, or the `content` of a request to switch protocols. Once the backend
+/// reads no more, the rest is received and discarded: the caller may read the response only after
+/// it has sent the whole request.
 async fn send_body(
     scope: Option<&RequestScope>,
     body: &mut impl RequestBody,
@@ -242,7 +245,8 @@ async fn send_body(
     Ok(())
 }
 
-/// Delays a tiny piece beyond the rate of such pieces. Data that arrives during the pause is read as one piece.
+/// Delays a tiny piece beyond the rate of such pieces. Data that arrives during the pause is read
+/// as one piece.
 async fn pace(
     tiny: &mut Option<Bucket>,
     abandoned: impl Future<Output = CallerGone>,
@@ -296,8 +300,8 @@ async fn receive(
     Ok(())
 }
 
-/// Passes interim responses on and returns the final head with the fields that the caller gets. While an attempt fails and the
-/// request can go to another agent, there is another one.
+/// Passes interim responses on and returns the final head with the fields that the caller gets.
+/// While an attempt fails and the request can go to another agent, there is another one.
 async fn receive_head(
     scope: Option<&RequestScope>,
     mut pending: PendingResponse,
@@ -354,7 +358,8 @@ async fn receive_body(
 ) -> Result<(), Stopped> {
     let mut trailers = None;
     loop {
-        // Parts that are ready are written together; once none is ready, the written ones are flushed.
+        // Parts that are ready are written together; once none is ready, the written ones are
+        // flushed.
         let part = match futures_util::poll!(std::future::poll_fn(|cx| download.poll_part(cx))) {
             Poll::Ready(part) => part,
             Poll::Pending => {

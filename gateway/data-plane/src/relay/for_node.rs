@@ -1,5 +1,6 @@
-//! Requests of callers of another process: of another node, for services that this node owns, or of the process that this one has
-//! replaced. Checks and admits what they send on their links, opens it and carries it between tunnel and link.
+//! Requests of callers of another process: of another node, for services that this node owns, or of
+//! the process that this one has replaced. Checks and admits what they send on their links, opens
+//! it and carries it between tunnel and link.
 
 use std::cell::Cell;
 use std::io;
@@ -112,7 +113,8 @@ fn endpoint(upstream: &Upstream) -> Endpoint {
     Endpoint::agent_within(limits::LINK_REQUESTS, upstream.tunnels.relay_memory.links())
 }
 
-/// Serves the requests of a link until it ends, or `distrusted` resolves. `nodes` is absent on the link of a predecessor.
+/// Serves the requests of a link until it ends, or `distrusted` resolves. `nodes` is absent on the
+/// link of a predecessor.
 async fn drive(
     upstream: &Rc<Upstream>,
     nodes: Option<&Rc<Nodes>>,
@@ -166,7 +168,8 @@ async fn serve(
     }
     let reset = pin!(std::future::poll_fn(|cx| sender.poll_reset(cx)));
     let owned = after_freeze(&upstream, nodes.as_deref(), &head, service, is_passed_on);
-    // The reset comes first: after a cut of the link a request often arrives together with its reset, and is not charged.
+    // The reset comes first: after a cut of the link a request often arrives together with its
+    // reset, and is not charged.
     let Either::Right((owned, _)) = select(reset, pin!(owned)).await else {
         return;
     };
@@ -214,7 +217,8 @@ async fn serve(
     }
 }
 
-/// Carries the request once it is open, and tells a process that waits for it that the body may follow.
+/// Carries the request once it is open, and tells a process that waits for it that the body may
+/// follow.
 async fn accept_and_carry(
     opening: Opening,
     origin: Origin,
@@ -268,8 +272,8 @@ fn read_head(receiver: &StreamReceiver) -> Option<RequestHead> {
     }
 }
 
-/// The label of the request's service, which this node owns if another node has sent the request, unless the request
-/// `is_passed_on`. The request may have queued while this process was frozen.
+/// The label of the request's service, which this node owns if another node has sent the request,
+/// unless the request `is_passed_on`. The request may have queued while this process was frozen.
 async fn after_freeze(
     upstream: &Upstream,
     nodes: Option<&Nodes>,
@@ -297,7 +301,8 @@ async fn after_freeze(
     Ok(label)
 }
 
-/// Waits until this node knows that it owns the service, or that another one does if the request `is_passed_on`.
+/// Waits until this node knows that it owns the service, or that another one does if the request
+/// `is_passed_on`.
 async fn owned(nodes: &Nodes, label: &str, is_passed_on: bool) -> Result<(), Refused> {
     let hostname = format!("{label}.{}", nodes.region.apex());
     let deadline = Instant::now() + limits::NODE_WAIT;
@@ -319,8 +324,8 @@ async fn owned(nodes: &Nodes, label: &str, is_passed_on: bool) -> Result<(), Ref
     }
 }
 
-/// Checks that the caller may call the service, then charges the stream of `sender` to its account, admits and opens the
-/// request, unless it is passed on.
+/// Checks that the caller may call the service, then charges the stream of `sender` to its account,
+/// admits and opens the request, unless it is passed on.
 fn open(
     upstream: &Rc<Upstream>,
     label: &str,
@@ -402,7 +407,8 @@ impl RequestBody for LinkBody<'_> {
         if self.unreleased > 0 {
             body.release(std::mem::take(&mut self.unreleased));
         }
-        // The other node checks the framing of its callers, so a body breaks off only when its caller has left.
+        // The other node checks the framing of its callers, so a body breaks off only when its
+        // caller has left.
         let part = body.receive().await.map_err(|_| BodyError::Gone)?;
         if let Part::Data(data) = &part {
             self.unreleased = data.len();
@@ -436,7 +442,8 @@ impl LinkSink<'_> {
     fn fail(&self, error: Error) {
         if self.begun {
             let (.., code, _) = error.outcome();
-            // Fails if the response has ended. Dropping the stream then resets it, because the report of the upload is missing.
+            // Fails if the response has ended. Dropping the stream then resets it, because the
+            // report of the upload is missing.
             let _ = self.sender.break_off(code.as_str());
         } else {
             if !self.progress.failed_attempts.is_empty() {

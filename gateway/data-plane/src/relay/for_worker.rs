@@ -1,6 +1,6 @@
-//! Requests of callers of another worker, for services that this worker owns: admits them, opens them on a tunnel and carries
-//! them between tunnel and pipes. So are requests of this worker that have to wait. If the service moves while a request waits,
-//! the request is sent on from here.
+//! Requests of callers of another worker, for services that this worker owns: admits them, opens
+//! them on a tunnel and carries them between tunnel and pipes. So are requests of this worker that
+//! have to wait. If the service moves while a request waits, the request is sent on from here.
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -103,8 +103,8 @@ impl From<Error> for NotServed {
     }
 }
 
-/// Admits a request and opens it, once it has its turn. If the service moves before, the request is to be sent on: from here,
-/// unless its sender does that.
+/// Admits a request and opens it, once it has its turn. If the service moves before, the request is
+/// to be sent on: from here, unless its sender does that.
 async fn admit_and_open(
     upstream: &Rc<Upstream>,
     request: Authenticated,
@@ -305,7 +305,8 @@ mod tests {
 
     const LABEL: &str = "acme--api";
 
-    /// The answer to a request with a service key that waits for its bucket until the worker uses `later`.
+    /// The answer to a request with a service key that waits for its bucket until the worker uses
+    /// `later`.
     fn answer_after_wait(later: impl FnOnce(&mut gw_store::Records)) -> Error {
         let mut records = memory_worker::records(1).unwrap();
         let directory = Arc::new(memory_worker::directory(&records));

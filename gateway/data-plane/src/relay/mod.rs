@@ -1,4 +1,5 @@
-//! The path of a relayed request, top to bottom: find the service, authenticate, admit, open, stream.
+//! The path of a relayed request, top to bottom: find the service, authenticate, admit, open,
+//! stream.
 
 mod after_freeze;
 mod authenticate;
@@ -37,7 +38,8 @@ use crate::peer::Peer;
 use crate::request_scope::{Observers, RequestScope, Stage, refuse};
 use crate::upstream::{Opening, Origin, Upstream};
 
-/// A request for it panics in the task of its connection. For tests of the whole gateway; not in release builds.
+/// A request for it panics in the task of its connection. For tests of the whole gateway; not in
+/// release builds.
 #[cfg(debug_assertions)]
 pub const PANICKING_PATH: &str = "/gw-test-panic";
 
@@ -55,8 +57,9 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// Relays one request to the service with this label. Opens it before the returned future is made: the future, which
-    /// every idle connection reserves memory for, does not hold the request head.
+    /// Relays one request to the service with this label. Opens it before the returned future is
+    /// made: the future, which every idle connection reserves memory for, does not hold the request
+    /// head.
     pub(crate) fn relay(
         &self,
         scope: &RequestScope,
@@ -97,7 +100,8 @@ impl Relay {
         }
     }
 
-    /// Decides everything that precedes the first byte of the body, in the order in which errors are reported.
+    /// Decides everything that precedes the first byte of the body, in the order in which errors
+    /// are reported.
     fn open(
         &self,
         scope: &RequestScope,
@@ -113,7 +117,12 @@ impl Relay {
         self.permit(service)?;
         let authenticated = self.authenticate(scope, &directory, service, &request.headers)?;
         peer.serves(&service.account);
-        tracing::debug!(request_id = %scope.id, service = %service.label, by = ?authenticated.by, "admitting");
+        tracing::debug!(
+            request_id = %scope.id,
+            service = %service.label,
+            by = ?authenticated.by,
+            "admitting"
+        );
         if taken_back {
             return Err(NotRelayed::TakenBack);
         }
@@ -145,7 +154,8 @@ impl Relay {
         }
     }
 
-    /// Admits the request by the bucket of its service and opens it on a tunnel, unless another node owns the service.
+    /// Admits the request by the bucket of its service and opens it on a tunnel, unless another
+    /// node owns the service.
     fn admit_and_open(
         &self,
         scope: &RequestScope,
@@ -180,7 +190,8 @@ impl Relay {
 /// Why a request goes no further than to the gateway.
 enum NotRelayed {
     Refused(Error),
-    /// The caller reset the stream already (rapid reset, CVE-2023-44487): nothing is opened upstream.
+    /// The caller reset the stream already (rapid reset, CVE-2023-44487): nothing is opened
+    /// upstream.
     TakenBack,
 }
 

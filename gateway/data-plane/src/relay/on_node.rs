@@ -1,5 +1,5 @@
-//! Requests of services that another node of the region owns, or the process that takes over from this one: sends the request
-//! there, to be carried as any other.
+//! Requests of services that another node of the region owns, or the process that takes over from
+//! this one: sends the request there, to be carried as any other.
 
 use std::cell::RefCell;
 use std::pin::pin;
@@ -15,7 +15,8 @@ use crate::request_scope::{RequestScope, Stage};
 use crate::upstream::cross_node::{CrossNodeRequest, NotSent, ShortBody};
 use crate::upstream::{PendingResponse, UpstreamRequest};
 
-/// Sends the request, with its body if that is short. `scope` is as in [`carry`](super::carry::carry).
+/// Sends the request, with its body if that is short. `scope` is as in
+/// [`carry`](super::carry::carry).
 pub(super) async fn open_on_node(
     scope: Option<&RequestScope>,
     request: CrossNodeRequest,
@@ -35,7 +36,8 @@ pub(super) async fn open_on_node(
         }
         None => None,
     };
-    // Those that no scope observes go to the worker or the process of the caller, with its response.
+    // Those that no scope observes go to the worker or the process of the caller, with its
+    // response.
     let lost = RefCell::new(Vec::new());
     let on_lost = |failed| match scope {
         Some(scope) => scope.note(Stage::NodeLost(failed)),

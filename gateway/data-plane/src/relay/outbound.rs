@@ -12,8 +12,8 @@ use http::header::{self, HeaderName, HeaderValue};
 
 use crate::peer::Peer;
 
-/// Removes the fields of this hop and adds those of the gateway (RFC 9110 §7.6). Calls `is_proxy` for a request with a field that only
-/// trusted proxies may set.
+/// Removes the fields of this hop and adds those of the gateway (RFC 9110 §7.6). Calls `is_proxy`
+/// for a request with a field that only trusted proxies may set.
 pub(super) fn outbound(
     request: RequestHead,
     peer: &Peer,
@@ -30,8 +30,9 @@ pub(super) fn outbound(
         upgrade,
         ..
     } = request;
-    // Removed: `Host` (the authority has its value), fields of the gateway (credentials or forged), and forwarding fields, also those
-    // that have `_` in place of `-`. Three of these and X-Gw-Request-Id are set below in their place.
+    // Removed: `Host` (the authority has its value), fields of the gateway (credentials or forged),
+    // and forwarding fields, also those that have `_` in place of `-`. Three of these and
+    // X-Gw-Request-Id are set below in their place.
     let is_set = |name: &HeaderName| {
         [X_FORWARDED_FOR, X_FORWARDED_PROTO, X_FORWARDED_HOST].contains(name)
             || *name == X_REAL_IP && is_proxy()

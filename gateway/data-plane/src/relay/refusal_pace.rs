@@ -1,4 +1,5 @@
-//! Pace at which refusals leave a worker: callers of one account that send again at once take no time from other accounts.
+//! Pace at which refusals leave a worker: callers of one account that send again at once take no
+//! time from other accounts.
 
 #[cfg(test)]
 mod tests;
@@ -24,7 +25,8 @@ pub(crate) struct RefusalPace {
 }
 
 impl RefusalPace {
-    /// Takes the next place of the account and returns the time until then. Places that were not taken are kept for a moment.
+    /// Takes the next place of the account and returns the time until then. Places that were not
+    /// taken are kept for a moment.
     fn take(&mut self, account: &AccountId, now: Instant) -> Duration {
         const LEAST: usize = 64;
         let kept = limits::REFUSAL_INTERVAL * limits::REFUSALS_AT_ONCE;
@@ -41,7 +43,8 @@ impl RefusalPace {
 }
 
 impl Relay {
-    /// The time until a refusal leaves, and the charge for it; `None` if it leaves now. The head of the request was dropped.
+    /// The time until a refusal leaves, and the charge for it; `None` if it leaves now. The head of
+    /// the request was dropped.
     pub(super) fn refusal_wait(
         &self,
         scope: &RequestScope,

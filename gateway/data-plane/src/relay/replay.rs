@@ -1,4 +1,5 @@
-//! Replays of captured requests: relayed as any other request, with an administrator in place of the caller.
+//! Replays of captured requests: relayed as any other request, with an administrator in place of
+//! the caller.
 
 use std::rc::Rc;
 

@@ -1,5 +1,5 @@
-//! The record of one request on its way through the gateway: stages are noted as they happen; counters, time series,
-//! request log and trace are fed from it once, when the request ends.
+//! The record of one request on its way through the gateway: stages are noted as they happen;
+//! counters, time series, request log and trace are fed from it once, when the request ends.
 
 mod report;
 mod response;
@@ -43,7 +43,8 @@ pub(crate) struct Observers {
     pub(crate) lifecycle: Rc<Lifecycle>,
 }
 
-/// One request. Reported once: by [`Self::report`], or when dropped because its task was cancelled or panicked.
+/// One request. Reported once: by [`Self::report`], or when dropped because its task was cancelled
+/// or panicked.
 pub(crate) struct RequestScope {
     pub(crate) observers: Rc<Observers>,
     pub(crate) id: RequestId,
@@ -145,7 +146,8 @@ pub(crate) enum Stage<'a> {
     Refused(&'a Error),
     /// The apex refuses the request with an OAuth error code (RFC 6749 §5.2).
     RefusedWithCode(&'static str),
-    /// The gateway answers itself, with a body of `bytes` bytes, which the response to HEAD leaves out.
+    /// The gateway answers itself, with a body of `bytes` bytes, which the response to HEAD leaves
+    /// out.
     GatewayResponse { status: StatusCode, bytes: usize },
 }
 
@@ -254,7 +256,8 @@ impl RequestScope {
         self.began
     }
 
-    /// `Strict-Transport-Security` of responses of the service (RFC 6797 §6.1); `None` if its settings have none.
+    /// `Strict-Transport-Security` of responses of the service (RFC 6797 §6.1); `None` if its
+    /// settings have none.
     pub(crate) fn transport_security(&self) -> Option<HeaderValue> {
         match self.service.get()?.settings.hsts_max_age_seconds {
             0 => None,
@@ -399,7 +402,8 @@ impl RequestScope {
             .is_some_and(|service| service.settings.request_logging)
     }
 
-    /// Keeps the request line. The second call, for a request that is both traced and logged, has no effect.
+    /// Keeps the request line. The second call, for a request that is both traced and logged, has
+    /// no effect.
     fn summarize(&self, request: &RequestHead) {
         let trace = self.span.as_ref().map(|span| span.context);
         let _ = self.summary.set(RequestSummary {
@@ -418,7 +422,8 @@ impl Drop for RequestScope {
         self.observers
             .requests_in_flight
             .set(self.observers.requests_in_flight.get() - 1);
-        // A task that is cancelled has lost its caller. A panic or the end of the worker cuts the response.
+        // A task that is cancelled has lost its caller. A panic or the end of the worker cuts the
+        // response.
         let cut_here = std::thread::panicking() || self.observers.lifecycle.is_ending();
         self.report(if cut_here {
             Outcome::Cut

@@ -196,8 +196,9 @@ impl RequestScope {
     }
 }
 
-/// Attempts of a request that began at `start`, in order; none if its first attempt did not fail. `opened` has the agent that the
-/// response came from, and the time until the stream to it was open.
+/// Attempts of a request that began at `start`, in order; none if its first attempt did not fail.
+/// `opened` has the agent that the response came from, and the time until the stream to it was
+/// open.
 fn ended_attempts(
     failed: &[FailedAttempt],
     opened: Option<(AgentId, Duration)>,
@@ -208,8 +209,8 @@ fn ended_attempts(
         return Vec::new();
     }
     let total = Duration::from_micros(timing.total);
-    // Only the durations of failed attempts are known. They follow one another until the last stream was open, or until the
-    // error was sent.
+    // Only the durations of failed attempts are known. They follow one another until the last
+    // stream was open, or until the error was sent.
     let mut end = opened.as_ref().map_or(total, |(_, until)| *until);
     let mut attempts = Vec::with_capacity(failed.len() + 1);
     if let Some((agent, until)) = opened {
@@ -253,7 +254,8 @@ fn path_of(target: &str) -> &str {
     target.split_once('?').map_or(target, |(path, _)| path)
 }
 
-/// Path and query of an apex request, without the values of the query: they can be secrets that no pattern recognises.
+/// Path and query of an apex request, without the values of the query: they can be secrets that no
+/// pattern recognises.
 fn without_values(target: &str) -> Box<str> {
     const KEPT: &str = "enrollment_id";
     let Some((path, query)) = target.split_once('?') else {
@@ -270,7 +272,8 @@ fn without_values(target: &str) -> Box<str> {
     format!("{path}?{}", parameters.collect::<Vec<_>>().join("&")).into()
 }
 
-/// A copy that does not hold the received buffer; `None` if it is longer than a host name and a port can be.
+/// A copy that does not hold the received buffer; `None` if it is longer than a host name and a
+/// port can be.
 fn owned(authority: &Authority) -> Option<Authority> {
     const MAX: usize = 255 + ":65535".len();
     let text = authority.as_str();

@@ -63,8 +63,8 @@ pub(crate) struct MemoryWorker {
 }
 
 impl MemoryWorker {
-    /// Starts the gateway's end of a tunnel of the first of `services` services on the reactor of the calling thread. Waits
-    /// until the agent takes requests.
+    /// Starts the gateway's end of a tunnel of the first of `services` services on the reactor of
+    /// the calling thread. Waits until the agent takes requests.
     pub(crate) async fn start(
         services: usize,
         transport: impl Transport + 'static,
@@ -235,7 +235,8 @@ pub(crate) fn records(services: usize) -> Option<Records> {
     Some(records)
 }
 
-/// A connected socket whose other end is closed. Answers questions about a connection in memory, and carries no bytes.
+/// A connected socket whose other end is closed. Answers questions about a connection in memory,
+/// and carries no bytes.
 pub(super) fn idle_socket() -> io::Result<Socket> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     Socket::from_fd(TcpStream::connect(listener.local_addr()?)?.into())

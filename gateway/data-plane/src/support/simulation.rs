@@ -1,5 +1,6 @@
-//! Entry point of gateway/simulation: a worker as a task of the calling thread's reactor, and what invariants need to know of it
-//! beyond its [`WorkerReport`](gw_telemetry::counters::WorkerReport). Not a public interface.
+//! Entry point of gateway/simulation: a worker as a task of the calling thread's reactor, and what
+//! invariants need to know of it beyond its [`WorkerReport`](gw_telemetry::counters::WorkerReport).
+//! Not a public interface.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,9 +17,10 @@ use gw_telemetry::counters::TunnelReport;
 use crate::tunnel::session::Session;
 use crate::worker::{Setup, Worker, WorkerMessage};
 
-/// Builds a worker. The future is what [`worker::run`](crate::worker::run) does on the thread of a worker: it ends once the
-/// worker is stopped. Must be called by a task, and the future awaited by one: both use the reactor of the thread. Other tasks of
-/// the worker remain, which on a thread of its own end with the reactor.
+/// Builds a worker. The future is what [`worker::run`](crate::worker::run) does on the thread of a
+/// worker: it ends once the worker is stopped. Must be called by a task, and the future awaited by
+/// one: both use the reactor of the thread. Other tasks of the worker remain, which on a thread of
+/// its own end with the reactor.
 pub fn serve(
     setup: Setup,
     inbox: Inbox<WorkerMessage>,
@@ -40,7 +42,8 @@ impl RunningWorker {
     }
 }
 
-/// What a worker holds. All numbers but those of limits and tunnels are zero when no caller is connected.
+/// What a worker holds. All numbers but those of limits and tunnels are zero when no caller is
+/// connected.
 #[derive(Debug, Clone)]
 pub struct Probe {
     /// Requests of callers of this worker, from their heads to their records.
@@ -57,7 +60,8 @@ pub struct Probe {
     pub discards: usize,
     /// Requests that wait for a tunnel or for a slot of one, by the label of their service.
     pub waiting: BTreeMap<String, usize>,
-    /// Bytes that are charged to all accounts: streams, kept bodies, and the pipes of requests that cross workers.
+    /// Bytes that are charged to all accounts: streams, kept bodies, and the pipes of requests that
+    /// cross workers.
     pub relay_bytes: usize,
     /// Limit of these bytes now.
     pub relay_limit: usize,
@@ -84,7 +88,8 @@ pub struct TunnelProbe {
     pub is_replaced: bool,
     /// Streams that the agent serves at once, from its HELLO; 0 before.
     pub streams_max: usize,
-    /// Streams that are open on the wire. Those that the gateway has reset count until the agent answers.
+    /// Streams that are open on the wire. Those that the gateway has reset count until the agent
+    /// answers.
     pub open_streams: usize,
     /// Bytes granted to the agent and not relayed yet.
     pub committed: usize,

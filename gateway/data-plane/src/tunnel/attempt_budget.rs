@@ -1,5 +1,5 @@
-//! Bound on further attempts: which failed attempts may be followed by another one, and how many of a service's requests, as
-//! the retry budgets of Finagle and linkerd. No I/O, no clock.
+//! Bound on further attempts: which failed attempts may be followed by another one, and how many of
+//! a service's requests, as the retry budgets of Finagle and linkerd. No I/O, no clock.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,8 @@ const MAYBE_SENT_MAX: u32 = 2;
 
 /// Seconds for which requests and attempts count.
 const MEMORY_SECONDS: usize = 10;
-/// Cost of a further attempt, in deposits of one request: one further attempt for each five requests.
+/// Cost of a further attempt, in deposits of one request: one further attempt for each five
+/// requests.
 const ATTEMPT_COST: i64 = 5;
 /// Further attempts per second that need no deposits.
 const RESERVE_PER_SECOND: i64 = 10;
@@ -20,8 +21,8 @@ const RESERVE: i64 = RESERVE_PER_SECOND * MEMORY_SECONDS as i64 * ATTEMPT_COST;
 
 /// Budget of one service for further attempts. Bounds the load that they add when all agents fail.
 ///
-/// A ring of ten buckets of one second: deposits and attempts of a second are forgotten ten seconds later. Within these
-/// seconds, attempts are at most a fifth of the requests and the reserve.
+/// A ring of ten buckets of one second: deposits and attempts of a second are forgotten ten seconds
+/// later. Within these seconds, attempts are at most a fifth of the requests and the reserve.
 #[derive(Debug)]
 pub(crate) struct AttemptBudget {
     start: Instant,
@@ -97,8 +98,9 @@ pub(crate) enum Transmission {
 }
 
 impl Transmission {
-    /// Transmission of an attempt. `is_unsent`: no stream was opened for it, or its refusal says that no backend processed any
-    /// of the request. `is_passed_on`: something of a response was passed to the caller.
+    /// Transmission of an attempt. `is_unsent`: no stream was opened for it, or its refusal says
+    /// that no backend processed any of the request. `is_passed_on`: something of a response was
+    /// passed to the caller.
     pub(crate) fn of(is_unsent: bool, is_passed_on: bool) -> Self {
         match (is_passed_on, is_unsent) {
             (true, _) => Self::Answered,
@@ -142,7 +144,8 @@ impl AttemptBudgets {
     }
 }
 
-/// Failed attempts of one request, and the rules for a further one. The caller then asks the [budget](AttemptBudget).
+/// Failed attempts of one request, and the rules for a further one. The caller then asks the
+/// [budget](AttemptBudget).
 #[derive(Debug)]
 pub(crate) struct FailedAttempts {
     is_repeatable: bool,
@@ -151,8 +154,8 @@ pub(crate) struct FailedAttempts {
 }
 
 impl FailedAttempts {
-    /// Rules for a request. `is_safe`: its method is safe (RFC 9110 §9.2.1) and it has no body. `repeats_sent`: the
-    /// setting of the service.
+    /// Rules for a request. `is_safe`: its method is safe (RFC 9110 §9.2.1) and it has no body.
+    /// `repeats_sent`: the setting of the service.
     pub(crate) fn new(is_safe: bool, repeats_sent: bool) -> Self {
         Self {
             is_repeatable: is_safe && repeats_sent,
@@ -166,13 +169,14 @@ impl FailedAttempts {
         self.is_repeatable
     }
 
-    /// Whether the request may go to another agent now, although the agent of this attempt has not answered.
+    /// Whether the request may go to another agent now, although the agent of this attempt has not
+    /// answered.
     pub(crate) fn may_leave(&self) -> bool {
         self.is_repeatable && self.maybe_sent + 1 < MAYBE_SENT_MAX && self.failed + 1 < AGENTS_MAX
     }
 
-    /// Records a failed attempt, and returns whether the request may go to another agent: one that was never sent to three
-    /// agents in all, one that may have been sent once more.
+    /// Records a failed attempt, and returns whether the request may go to another agent: one that
+    /// was never sent to three agents in all, one that may have been sent once more.
     pub(crate) fn may_go_on_after(&mut self, transmission: Transmission) -> bool {
         self.failed += 1;
         self.maybe_sent += u32::from(transmission == Transmission::MaybeSent);
@@ -257,8 +261,8 @@ mod tests {
     }
 
     proptest! {
-        /// The ring gives what a list of all events gives: attempts within ten seconds are at most a fifth of the requests
-        /// in them and the reserve.
+        /// The ring gives what a list of all events gives: attempts within ten seconds are at most
+        /// a fifth of the requests in them and the reserve.
         #[test]
         fn attempts_are_bounded_in_each_ten_seconds(
             events in prop::collection::vec((0u64..3_000, 0u32..40, 0u32..60), 1..60),

@@ -1,6 +1,7 @@
-//! Tunnels while the authority of agents is replaced. An agent is asked to renew its certificate. Once it has one of the issuing
-//! authority, it is asked to connect again with it, and keeps the tunnel until the next one is ready. When the earlier authority
-//! ends, so do the tunnels with its certificates.
+//! Tunnels while the authority of agents is replaced. An agent is asked to renew its certificate.
+//! Once it has one of the issuing authority, it is asked to connect again with it, and keeps the
+//! tunnel until the next one is ready. When the earlier authority ends, so do the tunnels with its
+//! certificates.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,8 @@ const STORED_WITHIN: Duration = Duration::from_secs(2);
 const ASK_AGAIN: Duration = Duration::from_secs(60);
 
 impl Tunnels {
-    /// Why a tunnel with this certificate may not be registered, by the authorities that are trusted now.
+    /// Why a tunnel with this certificate may not be registered, by the authorities that are
+    /// trusted now.
     pub(super) fn distrusted(&self, session: &Session) -> Option<CutReason> {
         let is_trusted = self
             .certificates
@@ -52,8 +54,9 @@ impl Tunnels {
         }
     }
 
-    /// Asks the agent to renew its certificate if it is not of the issuing authority, also if another was issued to it: the reply
-    /// may be lost. Agents of the previous line renew it at their usual time.
+    /// Asks the agent to renew its certificate if it is not of the issuing authority, also if
+    /// another was issued to it: the reply may be lost. Agents of the previous line renew it at
+    /// their usual time.
     fn want_renewal(&self, session: &Session) {
         let configs = self.certificates.in_use();
         if let Some(authority) = configs.authorities.issuing.clone()
@@ -103,7 +106,8 @@ impl Tunnels {
         session.issuer != self.certificates.in_use().authorities.issuing
     }
 
-    /// Whether the agent has got a certificate of the issuing authority, and not opened this tunnel with it.
+    /// Whether the agent has got a certificate of the issuing authority, and not opened this tunnel
+    /// with it.
     fn has_renewed(&self, session: &Session) -> bool {
         let directory = self.directory.in_use();
         let newest = directory

@@ -1,4 +1,5 @@
-//! Callers' connections whose requests go to one agent, because the agent has connections to its backends for each of them.
+//! Callers' connections whose requests go to one agent, because the agent has connections to its
+//! backends for each of them.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -29,8 +30,9 @@ impl BoundCallers {
         bound.is_used(now).then_some(&bound.agent)
     }
 
-    /// Records that a request of this connection goes to `agent`. The longest idle connection is forgotten if there are too
-    /// many. `reserve` charges a new one: without memory, its requests may go to any agent.
+    /// Records that a request of this connection goes to `agent`. The longest idle connection is
+    /// forgotten if there are too many. `reserve` charges a new one: without memory, its requests
+    /// may go to any agent.
     pub(super) fn bind(
         &mut self,
         caller: CallerName,
@@ -59,7 +61,8 @@ impl BoundCallers {
         }
     }
 
-    /// Forgets connections that have been idle for too long, and returns the memory of a table that was larger.
+    /// Forgets connections that have been idle for too long, and returns the memory of a table that
+    /// was larger.
     pub(super) fn forget(&mut self, now: Instant) {
         self.0.retain(|_, bound| bound.is_used(now));
         if self.0.capacity() > 4 * self.0.len() {

@@ -21,13 +21,15 @@ pub(super) struct Candidacy {
     /// Hash of the agent.
     key: u64,
     health: RefCell<TunnelHealth>,
-    /// When the last PING of [`Session::watch`] was queued; `None` while the service has no other tunnel.
+    /// When the last PING of [`Session::watch`] was queued; `None` while the service has no other
+    /// tunnel.
     pinged: Cell<Option<Instant>>,
     /// Slots and those in use, as the agent last reported them.
     slots: Cell<Option<(u32, u32)>>,
     /// When the agent last reported that all are in use.
     full_at: Cell<Option<Instant>>,
-    /// The agent, or the administrator, says that it gets requests only if no other agent can take them.
+    /// The agent, or the administrator, says that it gets requests only if no other agent can take
+    /// them.
     standby_by_agent: Cell<bool>,
     standby_by_record: Cell<bool>,
     /// Requests that were sent on the tunnel.
@@ -126,7 +128,8 @@ impl Session {
         self.candidacy.health.borrow().is_suspect()
     }
 
-    /// Whether the agent has a slot for one more request, as far as it is known: the agent may not have reported its slots yet.
+    /// Whether the agent has a slot for one more request, as far as it is known: the agent may not
+    /// have reported its slots yet.
     pub(super) fn has_free_slot(&self) -> bool {
         self.open_streams() < self.total_slots()
     }
@@ -139,9 +142,10 @@ impl Session {
             .min(most)
     }
 
-    /// Sends a PING every [`limits::PING_EVERY`] to an agent whose service has other tunnels, and marks one that leaves it
-    /// unanswered: it gets no new requests, and those that can go elsewhere do. Any received byte is a sign of life. `was_late`
-    /// tells that this worker did nothing for a while, so that an answer may have arrived and not been read.
+    /// Sends a PING every [`limits::PING_EVERY`] to an agent whose service has other tunnels, and
+    /// marks one that leaves it unanswered: it gets no new requests, and those that can go
+    /// elsewhere do. Any received byte is a sign of life. `was_late` tells that this worker did
+    /// nothing for a while, so that an answer may have arrived and not been read.
     pub(super) fn watch(&self, has_others: bool, was_late: bool, now: Instant) {
         let candidacy = &self.candidacy;
         let pinged = candidacy.pinged.get().filter(|_| has_others && !was_late);
@@ -179,7 +183,8 @@ impl Session {
         let agent = &self.agent;
         let service = &self.service.label;
         if is_suspect {
-            tracing::warn!(%agent, %service, "the agent does not answer a PING: new requests go to other agents");
+            tracing::warn!(%agent, %service,
+                "the agent does not answer a PING: new requests go to other agents");
         } else {
             tracing::info!(%agent, %service, "the agent answers again");
         }
@@ -212,14 +217,15 @@ impl Candidate for Rc<Session> {
     }
 }
 
-/// Counts one request in flight on a session until dropped, and reports how it went to the health of the tunnel if it is
-/// [observed](Self::observe).
+/// Counts one request in flight on a session until dropped, and reports how it went to the health
+/// of the tunnel if it is [observed](Self::observe).
 pub(crate) struct InFlight {
     session: Rc<Session>,
     opened: Instant,
     /// The attempt, until it has an outcome. `None` if it is not observed.
     attempt: Cell<Option<BegunAttempt>>,
-    /// The request has no body, so the time since it was opened is that of the agent and its backend.
+    /// The request has no body, so the time since it was opened is that of the agent and its
+    /// backend.
     is_timed: Cell<bool>,
 }
 
@@ -251,7 +257,8 @@ impl InFlight {
         requests.set(requests.get() + 1);
     }
 
-    /// Lets the outcome of the request count for the health of the tunnel. `is_timed` tells that the request has no body.
+    /// Lets the outcome of the request count for the health of the tunnel. `is_timed` tells that
+    /// the request has no body.
     pub(crate) fn observe(&self, is_timed: bool) {
         self.is_timed.set(is_timed);
         self.attempt.set(Some(
@@ -263,7 +270,8 @@ impl InFlight {
         ));
     }
 
-    /// A response has begun. `latency` is the time that the agent and its backend took, if it is known.
+    /// A response has begun. `latency` is the time that the agent and its backend took, if it is
+    /// known.
     pub(crate) fn succeeded(&self, latency: Option<Duration>) {
         if let Some(attempt) = self.attempt.take() {
             let mut health = self.session.candidacy.health.borrow_mut();

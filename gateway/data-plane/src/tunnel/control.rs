@@ -18,7 +18,8 @@ use super::handshake::openings::TunnelOpening;
 use super::handshake::replaced_keys;
 use super::session::Session;
 
-/// State of the service in the last `other_tunnels` message to an agent. The default is what an agent assumes before the first one.
+/// State of the service in the last `other_tunnels` message to an agent. The default is what an
+/// agent assumes before the first one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Told {
     /// The service has tunnels of other agents.
@@ -37,7 +38,8 @@ impl Default for Told {
 }
 
 impl Session {
-    /// Sends `other_tunnels` if `change` changes the state. Agents of the previous line do not know the message.
+    /// Sends `other_tunnels` if `change` changes the state. Agents of the previous line do not know
+    /// the message.
     pub(super) fn tell_of_service(&self, change: impl FnOnce(&mut Told)) {
         let mut told = self.told.get();
         change(&mut told);
@@ -51,8 +53,8 @@ impl Session {
     }
 }
 
-/// Registers the tunnel once the agent has sent its HELLO, then handles its messages until the tunnel ends.
-/// `key` is that of the certificate that the tunnel was opened with.
+/// Registers the tunnel once the agent has sent its HELLO, then handles its messages until the
+/// tunnel ends. `key` is that of the certificate that the tunnel was opened with.
 pub(super) async fn serve(
     tunnels: Rc<Tunnels>,
     session: Rc<Session>,
@@ -98,7 +100,10 @@ async fn exchange(
         session.send(&offer);
     }
     tracing::info!(
-        agent = %session.agent, service = %session.service.label, generation = session.generation, "tunnel ready"
+        agent = %session.agent,
+        service = %session.service.label,
+        generation = session.generation,
+        "tunnel ready"
     );
     if tunnels.lifecycle.is_draining() {
         session.send(&ToAgent::Drain);
@@ -112,7 +117,8 @@ async fn exchange(
         rate.take(Instant::now())
             .map_err(|_| CutReason::TooManyMessages)?;
         let message = decode(&message).map_err(|error| {
-            tracing::warn!(agent = %session.agent, error = error_line(&error), "invalid control message");
+            tracing::warn!(agent = %session.agent, error = error_line(&error),
+                "invalid control message");
             CutReason::InvalidMessage
         })?;
         session.receive(tunnels, message);

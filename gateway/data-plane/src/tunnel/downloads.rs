@@ -1,7 +1,7 @@
 //! Programs that one worker sends to agents at once.
 //!
-//! While all places are taken, the account with the most downloads gives way to one that has fewer, so that no account keeps
-//! the agents of others from their updates.
+//! While all places are taken, the account with the most downloads gives way to one that has fewer,
+//! so that no account keeps the agents of others from their updates.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -32,8 +32,9 @@ pub(super) struct RunningDownload {
 }
 
 impl Downloads {
-    /// Begins a download on the connection of `closer`. Ends an earlier one of the agent, which has given that up. `None` if
-    /// all places are taken and no account has more of them than this one would have.
+    /// Begins a download on the connection of `closer`. Ends an earlier one of the agent, which has
+    /// given that up. `None` if all places are taken and no account has more of them than this one
+    /// would have.
     pub(super) fn begin(
         self: &Rc<Self>,
         agent: &AgentId,
@@ -74,7 +75,8 @@ impl Drop for RunningDownload {
     }
 }
 
-/// The latest download of the account that has the most, if those are still as many as the ones of `account` afterwards.
+/// The latest download of the account that has the most, if those are still as many as the ones of
+/// `account` afterwards.
 fn giving_way(under_way: &[DownloadEntry], account: &AccountId) -> Option<usize> {
     let of = |account: &AccountId| {
         under_way

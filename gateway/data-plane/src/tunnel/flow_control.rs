@@ -1,7 +1,9 @@
-//! Flow control of a tunnel: measures the path, and sets the credit that each end grants on its streams.
+//! Flow control of a tunnel: measures the path, and sets the credit that each end grants on its
+//! streams.
 //!
-//! The gateway chooses the window for both directions: its endpoint grants up to a window on each response, and WINDOW
-//! tells the agent what to grant on each request body. Credit is exact, so a smaller window is in force at once.
+//! The gateway chooses the window for both directions: its endpoint grants up to a window on each
+//! response, and WINDOW tells the agent what to grant on each request body. Credit is exact, so a
+//! smaller window is in force at once.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -21,7 +23,8 @@ pub(crate) struct FlowControl {
     tunnel: Tunnel,
     /// `None` once the connection has ended.
     gauge: RefCell<Option<Gauge>>,
-    /// Time of the last received bytes. Used as the current time: without traffic there is nothing to measure.
+    /// Time of the last received bytes. Used as the current time: without traffic there is nothing
+    /// to measure.
     last_received: Rc<Cell<Instant>>,
     next_measurement: Cell<Instant>,
     tuner: RefCell<WindowTuner>,
@@ -31,7 +34,8 @@ pub(crate) struct FlowControl {
     memory: AccountMemory,
     /// Payload of the last PING that measures the path, and when it was queued.
     probe: Cell<(u64, Instant)>,
-    /// Shortest time from such a PING to its answer. Longer than the round trip of TCP if there is a proxy between.
+    /// Shortest time from such a PING to its answer. Longer than the round trip of TCP if there is
+    /// a proxy between.
     quickest_answer: Cell<Option<Duration>>,
     /// Time from the last such PING that was answered to its answer.
     latest_answer: Cell<Option<Duration>>,
@@ -83,14 +87,14 @@ impl FlowControl {
         }
     }
 
-    /// Time from a PING to its answer, as last measured. The value of TCP is larger on an idle connection, because
-    /// acknowledgements of a lone segment are delayed.
+    /// Time from a PING to its answer, as last measured. The value of TCP is larger on an idle
+    /// connection, because acknowledgements of a lone segment are delayed.
     pub(super) fn round_trip(&self) -> Option<Duration> {
         self.latest_answer.get()
     }
 
-    /// Counts a request before its stream is opened. Returns the credit that its response may have, as far as there is
-    /// memory for it.
+    /// Counts a request before its stream is opened. Returns the credit that its response may have,
+    /// as far as there is memory for it.
     pub(super) fn enter(&self) -> usize {
         self.streams.set(self.streams.get() + 1);
         self.tunnel.with(|endpoint| endpoint.window())
@@ -109,7 +113,8 @@ impl FlowControl {
         }
     }
 
-    /// Measures the traffic once per interval and adjusts the window. Called before the tunnel is driven.
+    /// Measures the traffic once per interval and adjusts the window. Called before the tunnel is
+    /// driven.
     pub(super) fn adjust(&self) {
         let now = self.last_received.get();
         if now < self.next_measurement.get() {

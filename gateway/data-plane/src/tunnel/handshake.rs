@@ -1,5 +1,5 @@
-//! Handshake of a tunnel: authenticates the agent on its TLS connection, authorises it for the service, then starts
-//! the tunnel.
+//! Handshake of a tunnel: authenticates the agent on its TLS connection, authorises it for the
+//! service, then starts the tunnel.
 
 pub(super) mod openings;
 pub(super) mod replaced_keys;
@@ -35,8 +35,8 @@ use crate::connections::ConnectionGuard;
 use crate::http_message::dated;
 use crate::http1;
 
-/// Serves the upgrade request on a connection of an agent, and starts the tunnel. `via` is the node that splices the
-/// connection, if any.
+/// Serves the upgrade request on a connection of an agent, and starts the tunnel. `via` is the node
+/// that splices the connection, if any.
 pub(crate) async fn serve(
     tunnels: Rc<Tunnels>,
     stream: TlsStream,
@@ -112,8 +112,8 @@ async fn accept(stream: &TlsStream) -> io::Result<()> {
     stream.flush().await
 }
 
-/// Reads the upgrade request and checks it; challenges an agent without a certificate. `None` if the agent has closed the
-/// connection.
+/// Reads the upgrade request and checks it; challenges an agent without a certificate. `None` if
+/// the agent has closed the connection.
 async fn authenticate(
     tunnels: &Tunnels,
     stream: &TlsStream,
@@ -133,7 +133,8 @@ async fn authenticate(
     Some(upgrade.and_then(|head| admit(tunnels, stream, &head, Some(challenge))))
 }
 
-/// Warns about known agents only, and at a limited rate, so that neither others nor a modified agent can fill the log.
+/// Warns about known agents only, and at a limited rate, so that neither others nor a modified
+/// agent can fill the log.
 fn log_refusal(tunnels: &Tunnels, peer: SocketAddr, error: &Error) {
     let is_unknown_agent = matches!(
         error,
@@ -147,8 +148,8 @@ fn log_refusal(tunnels: &Tunnels, peer: SocketAddr, error: &Error) {
     }
 }
 
-/// Reads the head of an upgrade request, which may have queued while this process was frozen. `None` if the agent has closed
-/// the connection.
+/// Reads the head of an upgrade request, which may have queued while this process was frozen.
+/// `None` if the agent has closed the connection.
 async fn read_upgrade(
     tunnels: &Tunnels,
     stream: &TlsStream,
@@ -186,8 +187,8 @@ struct Admission {
     purpose: Purpose,
 }
 
-/// Checks version, certificate, agent and service. In this order, so that an answer reveals nothing before the
-/// authentication that it requires.
+/// Checks version, certificate, agent and service. In this order, so that an answer reveals nothing
+/// before the authentication that it requires.
 fn admit(
     tunnels: &Tunnels,
     stream: &TlsStream,
@@ -225,7 +226,8 @@ fn admit(
     if !agent.may_serve(service) {
         return Err(Error::AgentNotAllowed(service.hostname.to_string()));
     }
-    // The server name has routed the connection to the owner of its service. `Host` names another service.
+    // The server name has routed the connection to the owner of its service. `Host` names another
+    // service.
     if service.owner != tunnels.worker {
         return Err(Error::Misdirected);
     }
@@ -250,8 +252,8 @@ fn admit(
     })
 }
 
-/// The error for a version that is not served. Names the agent and its service if it has sent its certificate, for the
-/// log and for administrators.
+/// The error for a version that is not served. Names the agent and its service if it has sent its
+/// certificate, for the log and for administrators.
 fn refuse_version(
     tunnels: &Tunnels,
     stream: &TlsStream,
@@ -275,8 +277,8 @@ fn refuse_version(
         if tunnels.may_log_refusal() {
             tracing::warn!(
                 %agent, service = %service_label, agent_version, gateway_version = VERSION,
-                "tunnel refused: the agent's version is not served; install another version of gw-agent or, during an \
-                 upgrade, set agent_versions = \"previous\""
+                "tunnel refused: the agent's version is not served; install another version of \
+                 gw-agent or, during an upgrade, set agent_versions = \"previous\""
             );
         }
         let mut registry = tunnels.registry.borrow_mut();
@@ -354,7 +356,8 @@ async fn write_program(
     stream.flush().await
 }
 
-/// The authority that has issued the certificate, by those that are trusted now: others may have been at the TLS handshake.
+/// The authority that has issued the certificate, by those that are trusted now: others may have
+/// been at the TLS handshake.
 fn issuer(
     tunnels: &Tunnels,
     certificate: &CertificateDer<'_>,
@@ -372,8 +375,8 @@ fn issuer(
         })
 }
 
-/// The certificate from a proof of an agent without a client certificate, which is not verified yet: the agent has signed the
-/// challenge of this connection with the key of the certificate.
+/// The certificate from a proof of an agent without a client certificate, which is not verified
+/// yet: the agent has signed the challenge of this connection with the key of the certificate.
 fn proved_certificate(
     head: &RequestHead,
     challenge: Option<&str>,

@@ -83,8 +83,12 @@ mod tests {
     /// The service `acme--api`.
     fn service() -> Arc<Service> {
         let record = json!({ "service": {
-            "account": "acme", "id": "api", "modes": { "jwt": true, "service_key": true }, "enabled": true,
-            "rate": { "burst": 1, "refill_per_minute": 1 }, "created_ms": 1,
+            "account": "acme",
+            "id": "api",
+            "modes": { "jwt": true, "service_key": true },
+            "enabled": true,
+            "rate": { "burst": 1, "refill_per_minute": 1 },
+            "created_ms": 1,
         } });
         let record = serde_json::from_value::<StoredRecord>(record).unwrap();
         let region = Region::new("eu1", "example.com");

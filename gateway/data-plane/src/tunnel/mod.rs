@@ -55,10 +55,11 @@ pub(crate) struct Tunnels {
     pub(crate) releases: Arc<AgentReleases>,
     /// Programs that are being sent.
     pub(crate) downloads: Rc<Downloads>,
-    /// Rate at which this worker admits tunnels of all services, in a region of several nodes: when services move to
-    /// this node, the agents of all of them connect at once.
+    /// Rate at which this worker admits tunnels of all services, in a region of several nodes: when
+    /// services move to this node, the agents of all of them connect at once.
     pub(crate) admissions: Option<RefCell<Bucket>>,
-    /// Which services this node of a region owns, and whether it is suspended; `None` if it is the only one.
+    /// Which services this node of a region owns, and whether it is suspended; `None` if it is the
+    /// only one.
     pub(crate) peering: Option<Rc<Peering>>,
     /// Requests that wait for a tunnel.
     pub(crate) waiting: Rc<Waiting>,
@@ -83,7 +84,8 @@ pub(crate) struct Via {
 }
 
 impl Tunnels {
-    /// Whether a refusal of a tunnel may be logged as a warning. Limited by a rate, so that agents cannot fill the log.
+    /// Whether a refusal of a tunnel may be logged as a warning. Limited by a rate, so that agents
+    /// cannot fill the log.
     pub(crate) fn may_log_refusal(&self) -> bool {
         self.registry.borrow().openings().may_log_refusal()
     }
@@ -102,8 +104,8 @@ impl Tunnels {
             .is_some_and(|peering| peering.is_elsewhere(&service.hostname))
     }
 
-    /// Labels of the services of this worker whose agents lost their last tunnel a moment ago, or have not come back since the
-    /// takeover.
+    /// Labels of the services of this worker whose agents lost their last tunnel a moment ago, or
+    /// have not come back since the takeover.
     pub(crate) fn awaited_services(&self, now: Instant) -> Vec<String> {
         let registry = self.registry.borrow();
         let directory = self.directory.in_use();

@@ -34,8 +34,8 @@ use crate::memory::relay::RelayMemory;
 /// The live tunnels of the services that one worker owns.
 pub(crate) struct Registry {
     by_service: HashMap<Arc<str>, ServiceTunnels>,
-    /// Sessions that a newer one of the same agent has replaced. They still have requests, or are a reserve: the agent of a copied
-    /// state folder keeps its tunnel open.
+    /// Sessions that a newer one of the same agent has replaced. They still have requests, or are a
+    /// reserve: the agent of a copied state folder keeps its tunnel open.
     replaced: Vec<Rc<Session>>,
     /// Services whose last tunnel has ended a moment ago.
     lost: LostServices,
@@ -165,7 +165,8 @@ impl Registry {
         self.ended.retain(exist(directory));
     }
 
-    /// Adds a session. It replaces an older one of the same agent, which gets no more requests while the newer one is open.
+    /// Adds a session. It replaces an older one of the same agent, which gets no more requests
+    /// while the newer one is open.
     pub(crate) fn insert(&mut self, session: &Rc<Session>, now: Instant) -> Result<(), CutReason> {
         self.refused_versions
             .remove(&session.agent, &session.service.label);
@@ -182,8 +183,8 @@ impl Registry {
             }
             let older = std::mem::replace(&mut tunnels.sessions[at], Rc::clone(session));
             older.replace();
-            // Only the latest replaced sessions may finish their requests, so that an agent that keeps reconnecting does
-            // not accumulate sessions.
+            // Only the latest replaced sessions may finish their requests, so that an agent that
+            // keeps reconnecting does not accumulate sessions.
             let newest_first = self
                 .replaced
                 .iter()
@@ -225,8 +226,8 @@ impl Registry {
         }
     }
 
-    /// Handles that a session takes no more requests. A reserve takes its place. Without another tunnel, requests wait for the next
-    /// one of the service.
+    /// Handles that a session takes no more requests. A reserve takes its place. Without another
+    /// tunnel, requests wait for the next one of the service.
     pub(super) fn retire(&mut self, session: &Session, reason: CutReason, now: Instant) {
         self.use_reserve_of(session);
         if reason.agent_may_return() && !self.has_tunnel(&session.service.label) {
@@ -260,8 +261,9 @@ impl Registry {
             .push(std::mem::replace(&mut tunnels.sessions[at], reserve));
     }
 
-    /// Puts replaced tunnels in the place of newer ones that have ended, now that their agents have shown that they are still
-    /// there: an agent that stood still while the newer tunnel was open was no reserve at its end. Returns their services.
+    /// Puts replaced tunnels in the place of newer ones that have ended, now that their agents have
+    /// shown that they are still there: an agent that stood still while the newer tunnel was open
+    /// was no reserve at its end. Returns their services.
     pub(crate) fn use_late_reserves(&mut self, now: Instant) -> Vec<Arc<str>> {
         let mut services = Vec::new();
         while let Some(at) = self.replaced.iter().rposition(|session| {
@@ -286,7 +288,8 @@ impl Registry {
         services
     }
 
-    /// Time until which a tunnel of the service is expected again, if its last one has ended a moment ago.
+    /// Time until which a tunnel of the service is expected again, if its last one has ended a
+    /// moment ago.
     pub(crate) fn lost_until(&self, label: &str, now: Instant) -> Option<Instant> {
         self.lost.until(label, now)
     }
@@ -308,8 +311,9 @@ impl Registry {
         }
     }
 
-    /// Whether all agents of the service take requests to switch protocols that have content. Agents of the previous line ignore
-    /// their `Upgrade`, and take what follows the content for a part of it.
+    /// Whether all agents of the service take requests to switch protocols that have content.
+    /// Agents of the previous line ignore their `Upgrade`, and take what follows the content for a
+    /// part of it.
     pub(crate) fn takes_upgrade_content(&self, label: &str) -> bool {
         self.of_service(label)
             .all(|session| session.version.line != version::PREVIOUS)
@@ -341,7 +345,8 @@ impl Registry {
         callers.agent_of(caller, Instant::now()).cloned()
     }
 
-    /// Records that a request went to `session`, as further ones of the caller's connection will if it has a name.
+    /// Records that a request went to `session`, as further ones of the caller's connection will if
+    /// it has a name.
     pub(crate) fn bind(
         &self,
         request: &OutboundRequest,
@@ -400,7 +405,8 @@ impl Registry {
             .any(|session| session.takes_requests())
     }
 
-    /// Whether one of the service's tunnels that `may_take` a request has a free slot; one of those in order, if there are any.
+    /// Whether one of the service's tunnels that `may_take` a request has a free slot; one of those
+    /// in order, if there are any.
     pub(crate) fn has_room(
         &self,
         label: &str,
@@ -419,8 +425,8 @@ impl Registry {
         }
     }
 
-    /// Whether the tunnels in order of a service are full while another one is not in order: the slots that are missing may be
-    /// its.
+    /// Whether the tunnels in order of a service are full while another one is not in order: the
+    /// slots that are missing may be its.
     pub(crate) fn is_short(&self, label: &str, now: Instant) -> bool {
         let is_one_of_several = self.has_several && self.of_service(label).count() > 1;
         let is_impaired = |session: &Rc<Session>| {
@@ -431,7 +437,8 @@ impl Registry {
             && self.of_service(label).any(is_impaired)
     }
 
-    /// Checks by PINGs which agents of services with several tunnels answer. Returns whether there are such services.
+    /// Checks by PINGs which agents of services with several tunnels answer. Returns whether there
+    /// are such services.
     pub(crate) fn watch(&mut self, was_late: bool, now: Instant) -> bool {
         self.has_several = false;
         for tunnels in self.by_service.values() {
@@ -474,14 +481,15 @@ impl Registry {
         self.sessions().chain(&self.replaced)
     }
 
-    /// Sends the agents the services that they serve. To be called before [`Self::enforce`], so that an agent that
-    /// loses its tunnel gets the message.
+    /// Sends the agents the services that they serve. To be called before [`Self::enforce`], so
+    /// that an agent that loses its tunnel gets the message.
     pub(crate) fn announce(&self, directory: &Directory) {
         self.all()
             .for_each(|session| session.announce_services(directory));
     }
 
-    /// Cuts tunnels, including those being opened, of agents that may no longer serve their service.
+    /// Cuts tunnels, including those being opened, of agents that may no longer serve their
+    /// service.
     pub(crate) fn enforce(&self, directory: &Directory, now: Timestamp) {
         self.openings.enforce(directory, now);
         for session in self.all() {
@@ -493,8 +501,9 @@ impl Registry {
         }
     }
 
-    /// Sends the agents of services that `is_elsewhere` to the node that owns them now, and those whose connection comes
-    /// through a node that `has_left` to another node. Running requests finish.
+    /// Sends the agents of services that `is_elsewhere` to the node that owns them now, and those
+    /// whose connection comes through a node that `has_left` to another node. Running requests
+    /// finish.
     pub(crate) fn relocate(
         &self,
         is_elsewhere: impl Fn(&Service) -> bool,

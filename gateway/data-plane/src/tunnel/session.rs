@@ -1,5 +1,7 @@
 //! One tunnel: a connection on which the gateway opens a stream for each request.
 
+mod report;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::io;
@@ -16,7 +18,6 @@ use gw_base::error::{Error, Overload};
 use gw_interface::control_plane::{AgentProof, Executor};
 use gw_interface::rate_limit::Bucket;
 use gw_region::NodeSlot;
-use gw_region::owners::ownership::WorkerId;
 use gw_shared::http::InvalidHead;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::id::{AgentId, AuthorityId, ServiceId};
@@ -36,13 +37,12 @@ use gw_shared::tunnel::ledger::Share;
 use gw_shared::tunnel::transport::Transport;
 use gw_shared::version::{self, Version};
 use gw_store::{Directory, PublicKeyHash, Service};
-use gw_telemetry::counters::{AgentUpdate, TunnelReport};
+use gw_telemetry::counters::AgentUpdate;
 
 use super::candidate::{Candidacy, InFlight};
 use super::control::Told;
 use super::flow_control::FlowControl;
 use super::handshake::openings::TunnelOpening;
-use super::health::TunnelCondition;
 use super::waiting::Waiting;
 use super::{Tunnels, Via, control};
 
@@ -64,7 +64,8 @@ pub(crate) struct Session {
     pub(super) version: Version,
     /// Authority that has issued the certificate that the tunnel was opened with.
     pub(super) issuer: Option<AuthorityId>,
-    /// When the agent, which has a certificate of another authority by now, is asked to connect again.
+    /// When the agent, which has a certificate of another authority by now, is asked to connect
+    /// again.
     pub(super) move_at: Cell<Option<Instant>>,
     /// As the agent last reported it.
     update: RefCell<Option<UpdateReport>>,
@@ -84,7 +85,8 @@ pub(crate) struct Session {
     draining_for: Cell<Option<CutReason>>,
     /// Why the gateway has cut the tunnel.
     cut_for: Cell<Option<CutReason>>,
-    /// Task that moves the tunnel's bytes. Unlike the endpoint's, it is woken while the connection takes no bytes.
+    /// Task that moves the tunnel's bytes. Unlike the endpoint's, it is woken while the connection
+    /// takes no bytes.
     driver: Cell<Option<Waker>>,
     /// A certificate is being issued.
     renewing: Cell<bool>,
@@ -122,7 +124,8 @@ pub(crate) async fn run(
 ) {
     let last_received = stream.socket().last_received();
     if let Err(error) = stream.socket().detect_dead_peer(heartbeat::TCP_DEAD_AFTER) {
-        tracing::warn!(%error, "cannot set TCP keep-alive on a tunnel; only heartbeats detect a dead agent");
+        tracing::warn!(%error,
+            "cannot set TCP keep-alive on a tunnel; only heartbeats detect a dead agent");
     }
     if let Err(error) = stream.socket().limit_unsent(UNSENT) {
         tracing::warn!(%error, "cannot limit unsent bytes in the socket of a tunnel");
@@ -181,7 +184,8 @@ pub(crate) async fn run(
     session.flow.end();
 }
 
-/// Moves bytes between the endpoint and the connection until the connection ends or the agent breaks a limit.
+/// Moves bytes between the endpoint and the connection until the connection ends or the agent
+/// breaks a limit.
 pub(crate) async fn drive(session: &Session, stream: &impl Transport) -> Result<(), TunnelError> {
     let mut frames = Bucket::new(limits::TUNNEL_CONTROL_FRAMES, Instant::now());
     let mut after_receive = |endpoint: &mut Endpoint| {
@@ -256,7 +260,8 @@ impl Session {
         })
     }
 
-    /// Opens a stream for a request. Fails instead of queueing if the agent allows no further stream.
+    /// Opens a stream for a request. Fails instead of queueing if the agent allows no further
+    /// stream.
     pub(crate) fn open_stream(
         self: &Rc<Self>,
         request: &OutboundRequest,
@@ -301,7 +306,8 @@ impl Session {
         }
     }
 
-    /// Whether the agent sends a notice when it accepts a request that asks for it. Agents of the previous line do not.
+    /// Whether the agent sends a notice when it accepts a request that asks for it. Agents of the
+    /// previous line do not.
     pub(crate) fn notifies_of_acceptance(&self) -> bool {
         self.version.line != version::PREVIOUS
     }
@@ -315,8 +321,8 @@ impl Session {
         });
     }
 
-    /// Whether the tunnel, which a newer one has replaced, can take requests again. An agent that ends it says so by a drain, and
-    /// agents of the previous line always end it.
+    /// Whether the tunnel, which a newer one has replaced, can take requests again. An agent that
+    /// ends it says so by a drain, and agents of the previous line always end it.
     pub(super) fn is_reserve(&self) -> bool {
         let is_alive = self
             .replaced_at
@@ -335,7 +341,8 @@ impl Session {
         let message = match messages::encode(message) {
             Ok(message) => message,
             Err(error) => {
-                return tracing::warn!(agent = %self.agent, %error, "cannot send a message to the agent");
+                return tracing::warn!(agent = %self.agent, %error,
+                    "cannot send a message to the agent");
             }
         };
         if let Err(OutgoingFull) = self.tunnel.send_message(message, limits::CONTROL_QUEUE) {
@@ -370,7 +377,8 @@ impl Session {
                     .borrow_mut()
                     .retire(self, CutReason::AgentDrained, Instant::now());
             }
-            // One at a time, at a limited rate. Further requests get no answer, which would need memory.
+            // One at a time, at a limited rate. Further requests get no answer, which would need
+            // memory.
             ToGateway::Renew { csr } => {
                 if !self.renewing.get() && self.renewals.borrow_mut().take(Instant::now()).is_ok() {
                     self.renewing.set(true);
@@ -380,7 +388,8 @@ impl Session {
         }
     }
 
-    /// Issues the next certificate of the agent. The agent uses it for its next tunnel; this one stays.
+    /// Issues the next certificate of the agent. The agent uses it for its next tunnel; this one
+    /// stays.
     async fn renew(self: Rc<Self>, executor: Executor, csr: String) {
         let proof = AgentProof::Tunnel(self.agent.clone());
         let reply = executor
@@ -390,14 +399,17 @@ impl Session {
         self.send(&match reply {
             Ok(certificate) => ToAgent::Certificate(certificate),
             Err(error) => {
-                tracing::warn!(agent = %self.agent, %error, "cannot renew the certificate of the agent");
-                ToAgent::RenewalRefused { message: error.to_string() }
+                tracing::warn!(agent = %self.agent, %error,
+                    "cannot renew the certificate of the agent");
+                ToAgent::RenewalRefused {
+                    message: error.to_string(),
+                }
             }
         });
     }
 
-    /// Takes the current record of the agent: whether it is a standby, and the services that it serves, which it is sent if they
-    /// have changed.
+    /// Takes the current record of the agent: whether it is a standby, and the services that it
+    /// serves, which it is sent if they have changed.
     pub(super) fn announce_services(&self, directory: &Directory) {
         let Some(agent) = directory.agent(self.agent.as_str()) else {
             return;
@@ -437,13 +449,14 @@ impl Session {
         !self.closed_to_requests.get()
     }
 
-    /// Streams that the agent has not let go of, which may be more than the requests in flight: a stream that the
-    /// gateway has reset counts until the agent answers.
+    /// Streams that the agent has not let go of, which may be more than the requests in flight: a
+    /// stream that the gateway has reset counts until the agent answers.
     pub(crate) fn open_streams(&self) -> usize {
         self.tunnel.with(|endpoint| endpoint.open_streams())
     }
 
-    /// Sends no more requests and tells the agent, which ends the tunnel once running requests have finished.
+    /// Sends no more requests and tells the agent, which ends the tunnel once running requests have
+    /// finished.
     pub(super) fn end(&self, reason: CutReason) {
         self.drains_for(reason);
         if !self.closed_to_requests.replace(true) {
@@ -547,48 +560,6 @@ impl Session {
             error: report.error,
             release_keys,
         })
-    }
-
-    pub(crate) fn report(
-        &self,
-        worker: WorkerId,
-        directory: &Directory,
-        releases: &AgentReleases,
-        now: Instant,
-    ) -> TunnelReport {
-        let certificate = directory
-            .agent(self.agent.as_str())
-            .and_then(|agent| agent.certificate_not_after);
-        let TunnelCondition { state, since, why } = self.condition(now);
-        TunnelReport {
-            service: self.service.label.to_string(),
-            agent_id: self.agent.to_string(),
-            agent_version: self.version.to_string(),
-            update: self.update_view(releases),
-            certificate_not_after: certificate.map(|not_after| not_after.to_string()),
-            generation: self.generation,
-            node: None,
-            worker: worker.0,
-            age_seconds: now.saturating_duration_since(self.opened).as_secs(),
-            idle_seconds: self.flow.quiet_for(now).as_secs(),
-            round_trip_us: self
-                .flow
-                .round_trip()
-                .and_then(|took| took.as_micros().try_into().ok()),
-            in_flight: self.flow.streams(),
-            window: self.flow.window(),
-            held_bytes: self.flow.held_bytes(),
-            slots: self.reported_slots().map(|(slots, _)| slots),
-            slots_in_use: self.reported_slots().map(|(_, in_use)| in_use),
-            full_seconds_ago: self.full_for(now).map(|time| time.as_secs()),
-            draining: self.closed_to_requests.get(),
-            state: state.as_str().to_owned(),
-            state_seconds: now.saturating_duration_since(since).as_secs(),
-            state_reason: (!why.is_empty()).then(|| why.to_owned()),
-            standby: self.gets_requests_last(),
-            requests: self.requests(),
-            share_percent: None,
-        }
     }
 }
 

@@ -1,5 +1,5 @@
-//! Requests that wait for a tunnel of their service, or for a free slot of one. They go in order, one at a time, so that the
-//! first tunnel of a service is not flooded.
+//! Requests that wait for a tunnel of their service, or for a free slot of one. They go in order,
+//! one at a time, so that the first tunnel of a service is not flooded.
 
 pub mod grace;
 pub(super) mod lost;
@@ -33,7 +33,8 @@ pub(crate) enum NoTurn {
     Unavailable,
 }
 
-/// The turn of a request, which is at the front of its line. The next one has its turn once this is dropped.
+/// The turn of a request, which is at the front of its line. The next one has its turn once this is
+/// dropped.
 pub(crate) struct Turn<'a> {
     waiting: &'a Waiting,
     label: Arc<str>,
@@ -47,8 +48,9 @@ impl Waiting {
         !lines.is_empty() && lines.contains_key(label)
     }
 
-    /// Waits in the line of the service until `can_open` is true for the first in the line. Looks again after each
-    /// [`Self::look_again`]. Fails once `has_moved` is true, after `within`, and at once if [`limits::WAITING_REQUESTS`] wait.
+    /// Waits in the line of the service until `can_open` is true for the first in the line. Looks
+    /// again after each [`Self::look_again`]. Fails once `has_moved` is true, after `within`, and
+    /// at once if [`limits::WAITING_REQUESTS`] wait.
     pub(crate) async fn turn(
         &self,
         label: &Arc<str>,
@@ -104,8 +106,8 @@ impl Waiting {
         }
     }
 
-    /// Lets the first request in the line of the service look whether it can go. Called when a tunnel has registered, and
-    /// when streams may have closed.
+    /// Lets the first request in the line of the service look whether it can go. Called when a
+    /// tunnel has registered, and when streams may have closed.
     pub(crate) fn look_again(&self, label: &str) {
         let lines = self.lines.borrow();
         if lines.is_empty() {

@@ -1,8 +1,9 @@
 //! Attempts of a request whose service has several tunnels.
 //!
-//! What happened to an attempt decides whether another one follows. A request that provably no backend processed goes to another
-//! agent, whatever its method. One that a backend may have processed is sent once more if it is safe and has no body (RFC 9110
-//! §9.2.2). A response that has begun is the answer. `docs/redundancy.md` describes the rules.
+//! What happened to an attempt decides whether another one follows. A request that provably no
+//! backend processed goes to another agent, whatever its method. One that a backend may have
+//! processed is sent once more if it is safe and has no body (RFC 9110 §9.2.2). A response that has
+//! begun is the answer. `docs/redundancy.md` describes the rules.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -62,7 +63,8 @@ struct TunnelSearch {
     by: Principal,
     /// Hash of the caller's session, if the service has an affinity.
     affinity: Option<u64>,
-    /// The agent of the caller's connection: while it has a tunnel that is in order, the request goes to no other.
+    /// The agent of the caller's connection: while it has a tunnel that is in order, the request
+    /// goes to no other.
     bound_to: Option<AgentId>,
     rules: FailedAttempts,
     failed: Vec<FailedAttempt>,
@@ -148,8 +150,8 @@ impl Attempts {
         })
     }
 
-    /// The next part of the response. Also sends the kept bytes of the body on the current stream. Fails with [`Closed::Lost`] once
-    /// the agent is silent and another one can take the request.
+    /// The next part of the response. Also sends the kept bytes of the body on the current stream.
+    /// Fails with [`Closed::Lost`] once the agent is silent and another one can take the request.
     pub(super) fn poll_receive(
         &mut self,
         cx: &mut Context<'_>,
@@ -166,8 +168,8 @@ impl Attempts {
         received
     }
 
-    /// Whether the agent of this attempt is silent and the request goes to another one, which is ready and paid for. Asked again
-    /// while the agent is silent.
+    /// Whether the agent of this attempt is silent and the request goes to another one, which is
+    /// ready and paid for. Asked again while the agent is silent.
     fn leaves_silent_agent(&mut self) -> bool {
         if self.is_paid {
             return true;
@@ -180,7 +182,8 @@ impl Attempts {
         self.is_paid
     }
 
-    /// Takes a notice that the agent has accepted the request: an interim response that goes no further.
+    /// Takes a notice that the agent has accepted the request: an interim response that goes no
+    /// further.
     pub(super) fn take_acceptance(&mut self, payload: &Bytes) -> bool {
         let upload = self
             .upload
@@ -199,8 +202,8 @@ impl Attempts {
         self.is_passed_on = true;
     }
 
-    /// Time that the agent and its backend took for the response that begins now; `None` if it is not known, because the caller
-    /// has not sent the whole body.
+    /// Time that the agent and its backend took for the response that begins now; `None` if it is
+    /// not known, because the caller has not sent the whole body.
     pub(super) fn latency(&self) -> Option<Duration> {
         match &self.upload {
             None => Some(self.began.elapsed()),
@@ -216,8 +219,8 @@ impl Attempts {
         self.search.failed
     }
 
-    /// Makes another attempt after this one has failed. Fails with the error of the last attempt if there is none.
-    /// Waits for a slot if the others are full.
+    /// Makes another attempt after this one has failed. Fails with the error of the last attempt if
+    /// there is none. Waits for a slot if the others are full.
     pub(super) async fn again(
         mut self: Box<Self>,
         failure: AttemptError,
@@ -277,8 +280,8 @@ impl Attempts {
         }
     }
 
-    /// Opens a stream on another tunnel. Checks before that the caller may still call the service: the attempt before, or the
-    /// wait for a slot, may have taken long.
+    /// Opens a stream on another tunnel. Checks before that the caller may still call the service:
+    /// the attempt before, or the wait for a slot, may have taken long.
     fn reopen(&mut self, last: Option<Last>) -> Result<Opened, NotOpened> {
         let TunnelSearch {
             tunnels,
@@ -357,7 +360,8 @@ pub(crate) struct AttemptsFailed {
 }
 
 impl TunnelSearch {
-    /// Ends a search without a tunnel: with a response that names the failed attempts, or with an error if there are none.
+    /// Ends a search without a tunnel: with a response that names the failed attempts, or with an
+    /// error if there are none.
     fn end(self, not_opened: NotOpened) -> Result<UpstreamRequest, Error> {
         let error = not_opened.into_error();
         if self.failed.is_empty() {
@@ -369,8 +373,8 @@ impl TunnelSearch {
         }))
     }
 
-    /// Opens a stream on a tunnel of an agent that was not tried, after an attempt that failed with `last`. Fails with the error
-    /// of the last attempt.
+    /// Opens a stream on a tunnel of an agent that was not tried, after an attempt that failed with
+    /// `last`. Fails with the error of the last attempt.
     fn open(
         &mut self,
         outbound: &mut OutboundRequest,
@@ -470,7 +474,8 @@ impl TunnelSearch {
             .has_room(&self.service.label, may_take, Instant::now())
     }
 
-    /// Whether the agent was not tried, and is not another one than that of the caller's connection.
+    /// Whether the agent was not tried, and is not another one than that of the caller's
+    /// connection.
     fn may_take(&self, session: &Session) -> bool {
         let is_other = |agent: &AgentId| {
             let registry = self.tunnels.registry.borrow();
@@ -533,8 +538,8 @@ impl Body {
     }
 }
 
-/// Whether the request can be sent again although a backend may have processed it: its method is safe (RFC 9110 §9.2.1) and it
-/// has no body.
+/// Whether the request can be sent again although a backend may have processed it: its method is
+/// safe (RFC 9110 §9.2.1) and it has no body.
 pub(super) fn is_safe(outbound: &OutboundRequest) -> bool {
     let is_safe = matches!(
         outbound.method,
@@ -568,7 +573,8 @@ pub(super) fn reason_of(error: &Error, is_silent: bool) -> Option<AttemptFailure
     })
 }
 
-/// What a failed attempt says about the health of its tunnel; `None` for a tunnel that is lost or silent, which says it all.
+/// What a failed attempt says about the health of its tunnel; `None` for a tunnel that is lost or
+/// silent, which says it all.
 pub(super) fn verdict(reason: AttemptFailure, is_unsent: bool) -> Option<TunnelFailure> {
     match reason {
         AttemptFailure::NoSlot => Some(TunnelFailure::NoSlot),

@@ -1,4 +1,5 @@
-//! Requests of services that another worker owns: posted to the owner, with one end of two pipes for the bodies.
+//! Requests of services that another worker owns: posted to the owner, with one end of two pipes
+//! for the bodies.
 
 use std::sync::{Arc, OnceLock};
 

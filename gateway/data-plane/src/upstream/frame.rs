@@ -23,7 +23,8 @@ pub enum Frame {
     Part(Part),
     /// The response broke off; no frame follows.
     Broken(Box<Error>),
-    /// Bytes of the request body that the backend took, if known. The last frame of a request with a body.
+    /// Bytes of the request body that the backend took, if known. The last frame of a request with
+    /// a body.
     Uploaded(Option<u64>),
 }
 

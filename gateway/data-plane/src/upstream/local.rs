@@ -14,8 +14,9 @@ use crate::tunnel::Serving;
 use crate::tunnel::attempt_budget::FailedAttempts;
 
 impl Upstream {
-    /// Opens a stream for an admitted request on a tunnel of its service. If there are several, the request can be sent to
-    /// another agent when the first one provably did nothing with it. The gateway answers a request that is not to be forwarded.
+    /// Opens a stream for an admitted request on a tunnel of its service. If there are several, the
+    /// request can be sent to another agent when the first one provably did nothing with it. The
+    /// gateway answers a request that is not to be forwarded.
     pub(crate) fn open_on_tunnel(
         &self,
         Admitted(request): Admitted,

@@ -8,8 +8,8 @@ use http::{Method, StatusCode};
 
 use crate::http_message::RelayedHead;
 
-/// Decrements `Max-Forwards` of a TRACE or OPTIONS; returns head and body of the response if it was 0. A value that is not
-/// a number is ignored.
+/// Decrements `Max-Forwards` of a TRACE or OPTIONS; returns head and body of the response if it was
+/// 0. A value that is not a number is ignored.
 pub(super) fn count_down(request: &mut OutboundRequest) -> Option<(RelayedHead, Bytes)> {
     if !matches!(request.method, Method::TRACE | Method::OPTIONS) {
         return None;
@@ -29,7 +29,8 @@ pub(super) fn count_down(request: &mut OutboundRequest) -> Option<(RelayedHead, 
     };
     let mut body = Vec::new();
     if request.method == Method::TRACE {
-        // The response leaves out credentials (RFC 9110 §9.3.8), and addresses of proxies in front of the gateway.
+        // The response leaves out credentials (RFC 9110 §9.3.8), and addresses of proxies in front
+        // of the gateway.
         let is_shown = |name: &_| !fields::is_credential(name) && !fields::is_forwarding(name);
         request.headers.retain(is_shown);
         request.framing = Framing::None;

@@ -1,12 +1,14 @@
-//! A relayed request on its way to the agent: opens it on the tunnel of its service, carries its body up and its
-//! response down.
+//! A relayed request on its way to the agent: opens it on the tunnel of its service, carries its
+//! body up and its response down.
 //!
-//! On the worker that owns the service, both are a stream of the tunnel (`local`). On another worker they are pipes to a
-//! task of the owner, which opens the stream there (`cross_core`). On another node they are a stream of a link to the
-//! owner (`cross_node`). Callers of this module see a difference only before the request is opened.
+//! On the worker that owns the service, both are a stream of the tunnel (`local`). On another
+//! worker they are pipes to a task of the owner, which opens the stream there (`cross_core`). On
+//! another node they are a stream of a link to the owner (`cross_node`). Callers of this module see
+//! a difference only before the request is opened.
 //!
-//! A request that waits for a tunnel has touched none. If its service moves meanwhile to another node, or another process takes
-//! over, the task that waits sends the request on, or the node of the caller does.
+//! A request that waits for a tunnel has touched none. If its service moves meanwhile to another
+//! node, or another process takes over, the task that waits sends the request on, or the node of
+//! the caller does.
 
 mod attempts;
 mod cross_core;
@@ -64,7 +66,8 @@ pub(crate) struct Upstream {
     pub(crate) counters: Rc<Counters>,
     /// Requests that this worker opens for callers of other workers.
     pub(crate) cross_core_served: Cell<usize>,
-    /// Requests that this worker serves for other nodes, and for the process that this one has replaced.
+    /// Requests that this worker serves for other nodes, and for the process that this one has
+    /// replaced.
     pub(crate) link_requests_served: Cell<usize>,
     /// Mailboxes of all workers.
     pub(crate) mailboxes: Arc<dyn Post<Box<CrossCoreRequest>>>,
@@ -81,7 +84,8 @@ pub(crate) struct Upstream {
 /// A request after it was opened.
 pub(crate) enum Opening {
     Opened(UpstreamRequest),
-    /// Another node may own the service, or another process has taken over: the request has yet to be sent there.
+    /// Another node may own the service, or another process has taken over: the request has yet to
+    /// be sent there.
     OnNode(Box<CrossNodeRequest>),
 }
 
@@ -94,14 +98,16 @@ pub(crate) struct Origin {
     pub(crate) awaits_acceptance: bool,
     /// Another node: it has sent the whole body with the head.
     pub(crate) is_whole: bool,
-    /// Another node that does not reach the owner: this one passes the request on, and no other one does.
+    /// Another node that does not reach the owner: this one passes the request on, and no other one
+    /// does.
     pub(crate) is_passed_on: bool,
     /// An attempt before this one was lost with another node.
     pub(crate) was_lost: bool,
 }
 
 impl Origin {
-    /// The error that the caller gets. The one of a lost attempt says more than that there is no agent for another attempt.
+    /// The error that the caller gets. The one of a lost attempt says more than that there is no
+    /// agent for another attempt.
     pub(crate) fn error(self, error: Error) -> Error {
         match error {
             Error::AgentUnavailable if self.was_lost => Error::NodeLost,
@@ -111,8 +117,8 @@ impl Origin {
 }
 
 impl Upstream {
-    /// Admits a request by the bucket of its service and opens it on a tunnel, on the node and the worker that own the
-    /// service.
+    /// Admits a request by the bucket of its service and opens it on a tunnel, on the node and the
+    /// worker that own the service.
     pub(crate) fn open(
         self: &Rc<Self>,
         request: Authenticated,
@@ -154,8 +160,8 @@ impl Upstream {
         origin: Origin,
     ) -> Result<UpstreamRequest, Error> {
         let now = Instant::now();
-        // While another process has the buckets, admission has to wait: it is left to a task, as for another worker.
-        // So it is while the agents of a service connect.
+        // While another process has the buckets, admission has to wait: it is left to a task, as
+        // for another worker. So it is while the agents of a service connect.
         if request.service.owner != self.worker
             || !self.buckets.borrow().are_here()
             || self.wait_until(&request, now).is_some()
@@ -332,8 +338,8 @@ impl Upload {
 }
 
 impl PendingResponse {
-    /// The next interim response (1xx); `None` once [`Self::head`] is ready. Without a time limit: the backend decides
-    /// how long a request takes.
+    /// The next interim response (1xx); `None` once [`Self::head`] is ready. Without a time limit:
+    /// the backend decides how long a request takes.
     pub(crate) async fn interim(&mut self) -> Option<RelayedHead> {
         match self {
             Self::Stream(response) => response.interim().await,
@@ -376,8 +382,8 @@ impl PendingResponse {
         }
     }
 
-    /// The final head, or another attempt; call it after the last interim response. A response that is already known to be broken
-    /// behind its head is an error: nothing of it was passed on.
+    /// The final head, or another attempt; call it after the last interim response. A response that
+    /// is already known to be broken behind its head is an error: nothing of it was passed on.
     pub(crate) fn head(self) -> Final {
         let (pipe, has_upload, received, mut memory) = match self {
             Self::Stream(response) => return response.head(),
@@ -444,7 +450,8 @@ impl Download {
             return Poll::Ready(Ok(first));
         }
         match &mut self.source {
-            // The stream stays charged until the caller has the head. Dropping it resets it and discards data of the agent.
+            // The stream stays charged until the caller has the head. Dropping it resets it and
+            // discards data of the agent.
             BodySource::Stream {
                 has_body: false, ..
             } => Poll::Ready(Ok(Part::End)),
@@ -461,8 +468,8 @@ impl Download {
         }
     }
 
-    /// The bytes of the request body that the backend took, if known, once the upload has ended. Call it after the end of the
-    /// response. Fails if the end of the upload will not be known.
+    /// The bytes of the request body that the backend took, if known, once the upload has ended.
+    /// Call it after the end of the response. Fails if the end of the upload will not be known.
     pub(crate) fn poll_uploaded(
         &mut self,
         cx: &mut Context<'_>,
@@ -494,8 +501,8 @@ impl Download {
         }
     }
 
-    /// Records that `bytes` of the body were passed on. Releases what was passed on to the window of the stream, except
-    /// the last `unsent` bytes, which are still in this process.
+    /// Records that `bytes` of the body were passed on. Releases what was passed on to the window
+    /// of the stream, except the last `unsent` bytes, which are still in this process.
     pub(crate) fn release(&mut self, bytes: usize, unsent: usize) {
         self.unreleased += bytes;
         let released = self.unreleased.saturating_sub(unsent);

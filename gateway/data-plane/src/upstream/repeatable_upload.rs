@@ -13,8 +13,9 @@ use gw_shared::tunnel::head::write_trailers;
 use crate::memory::relay::Reserved;
 use crate::pipe::OtherEndGone;
 
-/// The upload of a request and the stream of its current attempt. Two futures of one task share it: one receives the body from
-/// the caller, the other one waits for the response and makes the attempts. The task polls both each time.
+/// The upload of a request and the stream of its current attempt. Two futures of one task share it:
+/// one receives the body from the caller, the other one waits for the response and makes the
+/// attempts. The task polls both each time.
 pub(crate) struct RepeatableUpload(RefCell<UploadState>);
 
 struct UploadState {
@@ -31,7 +32,8 @@ struct UploadState {
 enum UploadMode {
     /// A short body is sent as it arrives, and a copy is kept for the next attempt.
     Kept(Copy),
-    /// The body follows when the agent has accepted the request, or has switched protocols. None of it was received before.
+    /// The body follows when the agent has accepted the request, or has switched protocols. None of
+    /// it was received before.
     Withheld,
     /// The body goes to this stream only.
     Passing,
@@ -97,7 +99,8 @@ impl RepeatableUpload {
         self.0.borrow().ended
     }
 
-    /// Sends a withheld body to the current stream from now on, which makes the attempt the last one.
+    /// Sends a withheld body to the current stream from now on, which makes the attempt the last
+    /// one.
     pub(super) fn pass(&self) {
         let mut state = self.0.borrow_mut();
         if matches!(state.mode, UploadMode::Withheld) {
@@ -116,7 +119,8 @@ impl RepeatableUpload {
         }
     }
 
-    /// There will be no further attempt: the rest of the body goes to the current stream, and no copy is kept.
+    /// There will be no further attempt: the rest of the body goes to the current stream, and no
+    /// copy is kept.
     pub(super) fn settle(&self) {
         self.pass();
         let mut state = self.0.borrow_mut();
@@ -124,8 +128,8 @@ impl RepeatableUpload {
         state.drop_sent_copy();
     }
 
-    /// Sends data, and with `end` the end of the body, as fast as the agent reads. Fails once the stream is closed and there will
-    /// be no further attempt.
+    /// Sends data, and with `end` the end of the body, as fast as the agent reads. Fails once the
+    /// stream is closed and there will be no further attempt.
     pub(super) async fn send(
         &self,
         mut data: Bytes,
@@ -153,7 +157,8 @@ impl RepeatableUpload {
         .await
     }
 
-    /// Sends what is kept and was not sent on the current stream. Ready when there is nothing to send.
+    /// Sends what is kept and was not sent on the current stream. Ready when there is nothing to
+    /// send.
     pub(super) fn poll_kept(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.0.borrow_mut().poll_kept(cx)
     }

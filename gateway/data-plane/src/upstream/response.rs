@@ -1,5 +1,5 @@
-//! Responses of agents. An agent is not trusted: every check that the genuine agent applies to a backend is repeated
-//! here.
+//! Responses of agents. An agent is not trusted: every check that the genuine agent applies to a
+//! backend is repeated here.
 
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -44,7 +44,8 @@ impl RequestTraits {
         }
     }
 
-    /// Method that decides the framing of the response (RFC 9112 §6.3): HEAD, or GET for all others.
+    /// Method that decides the framing of the response (RFC 9112 §6.3): HEAD, or GET for all
+    /// others.
     fn method(&self) -> &'static Method {
         if self.is_head {
             &Method::HEAD
@@ -87,7 +88,8 @@ impl Carrier {
         }
     }
 
-    /// Reports the outcome of the request to the health of its tunnel: the latency of a response if it is known, or the failure.
+    /// Reports the outcome of the request to the health of its tunnel: the latency of a response if
+    /// it is known, or the failure.
     fn observe(&self, outcome: Result<Option<Duration>, &AttemptError>) {
         let Self::Tunnel(in_flight) = self else {
             return;
@@ -249,8 +251,8 @@ impl StreamResponse {
         is_acceptance || self.carrier.take_notice(payload)
     }
 
-    /// The final head, or another attempt; call it after the last interim response. A response that is already known to be broken
-    /// behind its head is an error: nothing of it was passed on.
+    /// The final head, or another attempt; call it after the last interim response. A response that
+    /// is already known to be broken behind its head is an error: nothing of it was passed on.
     pub(super) fn head(mut self) -> Final {
         let mut progress = self.progress();
         let received = self.received.take();
@@ -411,7 +413,8 @@ fn interim_head(
     })
 }
 
-/// Checks a final head and cleans its fields for the next hop. `is_whole` tells whether the response ended with it.
+/// Checks a final head and cleans its fields for the next hop. `is_whole` tells whether the
+/// response ended with it.
 fn final_head(
     response: AgentResponse,
     request: &RequestTraits,

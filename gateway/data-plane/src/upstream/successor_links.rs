@@ -1,5 +1,5 @@
-//! The links to the process that has taken over from this one, one after the other: a worker there that starts again after a panic
-//! serves the next one.
+//! The links to the process that has taken over from this one, one after the other: a worker there
+//! that starts again after a panic serves the next one.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

@@ -13,7 +13,8 @@ use crate::tunnel::waiting::{NoTurn, Turn};
 
 /// Why a request is not opened here.
 pub(crate) enum NotHere {
-    /// Another node or another process serves the service now. Nothing of the request has reached a tunnel.
+    /// Another node or another process serves the service now. Nothing of the request has reached a
+    /// tunnel.
     Moved,
     Failed(Error),
 }
@@ -25,10 +26,11 @@ impl From<Error> for NotHere {
 }
 
 impl Upstream {
-    /// Time until which a request of the service waits for a tunnel; `None` if it need not wait. It waits if the service came
-    /// to this node a moment ago, if its last tunnel ended a moment ago, if this process replaced another, and if the tunnels in order
-    /// are full while another one is not in order. A request that has waited elsewhere waits here, too.
-    /// While earlier requests wait, later ones go behind them.
+    /// Time until which a request of the service waits for a tunnel; `None` if it need not wait. It
+    /// waits if the service came to this node a moment ago, if its last tunnel ended a moment ago,
+    /// if this process replaced another, and if the tunnels in order are full while another one is
+    /// not in order. A request that has waited elsewhere waits here, too. While earlier requests
+    /// wait, later ones go behind them.
     pub(crate) fn wait_until(&self, request: &Authenticated, now: Instant) -> Option<Instant> {
         let service = &*request.service;
         let Tunnels {
@@ -59,7 +61,8 @@ impl Upstream {
         Some(until.min(now + left(request)))
     }
 
-    /// Whether another node owns the service, or another process has taken over, and there is no tunnel of it here.
+    /// Whether another node owns the service, or another process has taken over, and there is no
+    /// tunnel of it here.
     pub(crate) fn has_left(&self, service: &Service) -> bool {
         (self.lifecycle.is_succeeded() || self.tunnels.is_elsewhere(service))
             && !self.tunnels.registry.borrow().has_tunnel(&service.label)

@@ -40,18 +40,20 @@ pub struct WorkerHandles {
     pub lost: AtomicUsize,
     publications: Publications,
     latest: Mutex<LatestBroadcast>,
-    /// Links of the predecessor's workers for workers that start again, each with the number of its worker there.
+    /// Links of the predecessor's workers for workers that start again, each with the number of its
+    /// worker there.
     links: Mutex<Vec<(usize, OwnedFd)>>,
 }
 
-/// Number of publications. A worker compares it with the last one that it has used, for each request: no other value shares its
-/// cache lines.
+/// Number of publications. A worker compares it with the last one that it has used, for each
+/// request: no other value shares its cache lines.
 #[derive(Default)]
 #[repr(align(128))]
 struct Publications(AtomicU64);
 
-/// What the control plane has published last, each with the number of its publication. Workers read it: a publication waits for
-/// no worker, and a worker that is late or starts again uses the latest of each kind and no older one.
+/// What the control plane has published last, each with the number of its publication. Workers read
+/// it: a publication waits for no worker, and a worker that is late or starts again uses the latest
+/// of each kind and no older one.
 #[derive(Default)]
 struct LatestBroadcast {
     directory: Option<(u64, Arc<Directory>)>,
@@ -99,13 +101,14 @@ impl WorkerHandles {
         })
     }
 
-    /// Keeps links of the predecessor for workers that start again, in place of those before: each with the number of its worker
-    /// there.
+    /// Keeps links of the predecessor for workers that start again, in place of those before: each
+    /// with the number of its worker there.
     pub fn keep_links(&self, links: Vec<(usize, OwnedFd)>) {
         *self.links() = links;
     }
 
-    /// Gives a worker that has started again the next links of those workers of the predecessor whose links it has served.
+    /// Gives a worker that has started again the next links of those workers of the predecessor
+    /// whose links it has served.
     pub fn link_again(&self, worker: WorkerId) {
         let mut linked = HashSet::new();
         let mut links = self.links();
@@ -128,8 +131,8 @@ impl WorkerHandles {
         self.mailboxes.len() - self.lost.load(Ordering::Relaxed)
     }
 
-    /// What was published after the publication `seen`, only the latest of each kind, with the number of the last publication.
-    /// `None` if there is nothing newer.
+    /// What was published after the publication `seen`, only the latest of each kind, with the
+    /// number of the last publication. `None` if there is nothing newer.
     pub(super) fn published_since(&self, seen: u64) -> Option<(u64, Vec<WorkerMessage>)> {
         // Ordered with the queue of a mailbox: see `publish`.
         if self.publications.0.load(Ordering::SeqCst) == seen {
@@ -140,8 +143,8 @@ impl WorkerHandles {
         Some((number, latest.since(seen)))
     }
 
-    /// Makes `change`, which has the number of the publication, and tells every worker to look at it. Never blocks: callers
-    /// hold locks of the control plane.
+    /// Makes `change`, which has the number of the publication, and tells every worker to look at
+    /// it. Never blocks: callers hold locks of the control plane.
     fn publish(&self, change: impl FnOnce(&mut LatestBroadcast, u64)) {
         {
             let mut latest = self.latest();
@@ -150,7 +153,8 @@ impl WorkerHandles {
             self.publications.0.store(number, Ordering::SeqCst);
         }
         for mailbox in &self.mailboxes {
-            // A worker without room here looks before it handles the next message, and one that starts again before the first.
+            // A worker without room here looks before it handles the next message, and one that
+            // starts again before the first.
             let _ = mailbox.post(WorkerMessage::Published);
         }
     }
@@ -160,7 +164,8 @@ impl WorkerHandles {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves a message for every worker. Blocks until each has room, once those that have room have their message.
+    /// Leaves a message for every worker. Blocks until each has room, once those that have room
+    /// have their message.
     pub fn tell_all(&self, message: impl Fn() -> WorkerMessage) {
         for (mailbox, message) in self.tell_those_with_room(message) {
             // Fails only for a worker that has ended.
@@ -188,8 +193,8 @@ impl WorkerHandles {
         }
     }
 
-    /// Asks every worker; returns the answers that arrive in time. A worker with a full mailbox is not asked: it could not
-    /// answer in time.
+    /// Asks every worker; returns the answers that arrive in time. A worker with a full mailbox is
+    /// not asked: it could not answer in time.
     pub fn ask_all<T>(&self, question: impl Fn(Sender<T>) -> WorkerMessage) -> Vec<T> {
         self.ask_all_within(REPORT_WITHIN, question)
     }

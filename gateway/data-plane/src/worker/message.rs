@@ -36,7 +36,8 @@ pub enum WorkerMessage {
     Published,
     /// Use this directory from now on.
     Directory(Arc<Directory>),
-    /// The feed has read the records, or failed to; it began at this time. What it read was sent before.
+    /// The feed has read the records, or failed to; it began at this time. What it read was sent
+    /// before.
     RecordsRead(Instant),
     /// Use this view of the region from now on.
     View(Box<NewView>),
@@ -59,19 +60,21 @@ pub enum WorkerMessage {
     ChargeForPredecessor(Box<PredecessorCharge>),
     /// Another process takes over: leave it the buckets.
     Succeeded(Box<Succeeded>),
-    /// Send requests without a tunnel here to the process that takes over, which serves the other end of this socket, once the links
-    /// before have ended.
+    /// Send requests without a tunnel here to the process that takes over, which serves the other
+    /// end of this socket, once the links before have ended.
     LinkToSuccessor(OwnedFd),
-    /// Serve the requests of the process that this one has replaced, which has the other end of this socket.
+    /// Serve the requests of the process that this one has replaced, which has the other end of
+    /// this socket.
     LinkOfPredecessor(OwnedFd),
     /// Report the levels of the buckets.
     ReportLevels(Sender<Vec<Level>>),
-    /// Report the labels of services that have lost their last tunnel and expect it back within seconds.
+    /// Report the labels of services that have lost their last tunnel and expect it back within
+    /// seconds.
     ReportAwaited(Sender<Vec<String>>),
     /// Report counters and state.
     Scrape(Scrape),
-    /// Accept no more connections, finish running requests; with a successor, leave it the connections that wait to be
-    /// accepted.
+    /// Accept no more connections, finish running requests; with a successor, leave it the
+    /// connections that wait to be accepted.
     Drain {
         /// Whether another process takes over.
         successor: bool,
@@ -84,7 +87,8 @@ pub enum WorkerMessage {
     End,
     /// Stop now.
     Stop,
-    /// Panic, in a task without which the worker is of no use. For tests of the whole gateway; not in release builds.
+    /// Panic, in a task without which the worker is of no use. For tests of the whole gateway; not
+    /// in release builds.
     #[cfg(debug_assertions)]
     Panic,
 }

@@ -1,5 +1,5 @@
-//! One core: a pinned thread with its own reactor, listeners, directory snapshot, buckets and tunnels. Workers share no
-//! mutable state; other threads reach a worker through its mailbox.
+//! One core: a pinned thread with its own reactor, listeners, directory snapshot, buckets and
+//! tunnels. Workers share no mutable state; other threads reach a worker through its mailbox.
 
 mod build;
 mod handles;
@@ -181,8 +181,9 @@ pub(crate) struct Worker {
     stop: Stop,
 }
 
-/// Runs a worker on the calling thread until it is stopped. Panics if the worker did, once its connections are closed. `up`
-/// receives one message once the worker accepts connections; it is dropped without one if the worker cannot start.
+/// Runs a worker on the calling thread until it is stopped. Panics if the worker did, once its
+/// connections are closed. `up` receives one message once the worker accepts connections; it is
+/// dropped without one if the worker cannot start.
 pub fn run(
     setup: Setup,
     inbox: Inbox<WorkerMessage>,
@@ -223,8 +224,8 @@ async fn keep_deadlines(worker: Rc<Worker>) {
     }
 }
 
-/// Ends the tunnels of agents with an expired certificate, which agents renew long before, and all tunnels while this node is
-/// suspended. Also has agents use a certificate of another authority.
+/// Ends the tunnels of agents with an expired certificate, which agents renew long before, and all
+/// tunnels while this node is suspended. Also has agents use a certificate of another authority.
 async fn end_tunnels(worker: Rc<Worker>) {
     loop {
         runtime::sleep(TUNNELS_INTERVAL).await;
@@ -264,7 +265,8 @@ async fn watch_tunnels(worker: Rc<Worker>) {
     }
 }
 
-/// Publishes CPU time over wall time once an interval, for workers that consider handing connections over.
+/// Publishes CPU time over wall time once an interval, for workers that consider handing
+/// connections over.
 async fn publish_busy_share(worker: Rc<Worker>) {
     let mut cpu_before = thread_cpu_time();
     let mut wall_before = Instant::now();
@@ -333,7 +335,8 @@ impl Worker {
         if let Some(flushing) = self.observers.tracing.keep_flushing() {
             runtime::spawn(flushing);
         }
-        // Fails if the process gave up starting. Dropped at once: the end of the channel says that every worker is up.
+        // Fails if the process gave up starting. Dropped at once: the end of the channel says that
+        // every worker is up.
         let _ = up.send(());
         drop(up);
         self.stop.requested().await;
@@ -514,8 +517,8 @@ impl Worker {
         self.tunnels.registry.borrow().drain();
     }
 
-    /// Waits until the requests on cut tunnels have told their callers and are recorded. Aborts the connections of callers
-    /// that do not read in time.
+    /// Waits until the requests on cut tunnels have told their callers and are recorded. Aborts the
+    /// connections of callers that do not read in time.
     async fn end_last_requests(&self) {
         for has_aborted in [false, true] {
             let until = Instant::now() + limits::LAST_WORDS;

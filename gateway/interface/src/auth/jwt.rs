@@ -1,5 +1,5 @@
-//! Access tokens: JSON Web Tokens of this region, signed with Ed25519 (RFC 7519, RFC 8037, RFC 9068), created and
-//! verified according to RFC 8725.
+//! Access tokens: JSON Web Tokens of this region, signed with Ed25519 (RFC 7519, RFC 8037, RFC
+//! 9068), created and verified according to RFC 8725.
 
 use std::num::NonZeroUsize;
 use std::rc::Rc;
@@ -49,7 +49,8 @@ pub struct Claims {
     pub jti: String,
 }
 
-/// The header of tokens of this gateway. A token with `jku`, `jwk`, `x5u`, `crit` or any other member is refused.
+/// The header of tokens of this gateway. A token with `jku`, `jwk`, `x5u`, `crit` or any other
+/// member is refused.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TokenHeader<'a> {
@@ -65,10 +66,11 @@ struct Verified {
     key: SigningKeyId,
 }
 
-/// Cache of the tokens that one worker has verified, by their SHA-256; the tokens themselves are not stored.
+/// Cache of the tokens that one worker has verified, by their SHA-256; the tokens themselves are
+/// not stored.
 ///
-/// Holds only the signature check and the claims, which never change. Expiry, audience, key and credential are checked
-/// on every request.
+/// Holds only the signature check and the claims, which never change. Expiry, audience, key and
+/// credential are checked on every request.
 pub struct VerifiedTokens(LruCache<[u8; digest::SHA256_OUTPUT_LEN], Rc<Verified>>);
 
 impl Default for VerifiedTokens {
@@ -139,7 +141,8 @@ fn verify_signature(
             "signed by no key of this region; request a new one at its apex",
         ))?;
     may_verify()?;
-    // The algorithm is that of the key, not that of the token (RFC 8725 §3.1). `check_claims` checks the claims.
+    // The algorithm is that of the key, not that of the token (RFC 8725 §3.1). `check_claims`
+    // checks the claims.
     let mut validation = Validation::new(Algorithm::EdDSA);
     validation.validate_exp = false;
     validation.validate_aud = false;
@@ -147,7 +150,8 @@ fn verify_signature(
     let decoded = jsonwebtoken::decode::<Claims>(token, &key.public, &validation)
         .map_err(|_| Error::TokenForged)?;
     let claims = decoded.claims;
-    // The gateway issues no longer ones: a token that is valid for years was made with a stolen key.
+    // The gateway issues no longer ones: a token that is valid for years was made with a stolen
+    // key.
     if claims.exp.saturating_sub(claims.iat.min(claims.nbf))
         > limits::TOKEN_LIFETIME_MAX.as_secs().cast_signed()
     {

@@ -1,4 +1,5 @@
-//! Authentication of callers, before a request takes from the service's bucket or opens a stream on its tunnel.
+//! Authentication of callers, before a request takes from the service's bucket or opens a stream on
+//! its tunnel.
 
 pub mod enrollment_token;
 pub mod jwt;
@@ -18,14 +19,15 @@ use http::header::{self, HeaderName, HeaderValue};
 pub use jwt::VerifiedTokens;
 
 /// Proof that the caller of a request may call the service. Only [`authenticate`], `Self::by_node`
-/// and `Self::administrator` create one. A request that has waited is checked [`again`](Self::again).
+/// and `Self::administrator` create one. A request that has waited is checked
+/// [`again`](Self::again).
 pub struct Authenticated {
     /// The service that the caller may call.
     pub service: Arc<Service>,
     /// The originator of the request.
     pub by: Principal,
-    /// Time that the request has waited at earlier owners of the service, which have admitted it: no bucket is charged again.
-    /// `None` before it is admitted.
+    /// Time that the request has waited at earlier owners of the service, which have admitted it:
+    /// no bucket is charged again. `None` before it is admitted.
     pub waited: Option<Duration>,
     _proof: AuthProof,
 }
@@ -38,8 +40,9 @@ pub const TOKENS: &str = "access tokens";
 pub const KEYS: &str = "service keys";
 
 impl Authenticated {
-    /// Checks by this directory that a caller may call the service with this label, after another node of the region has
-    /// authenticated the request: that node may not know yet that an administrator has revoked the access.
+    /// Checks by this directory that a caller may call the service with this label, after another
+    /// node of the region has authenticated the request: that node may not know yet that an
+    /// administrator has revoked the access.
     pub fn by_node(directory: &Directory, label: &str, by: Principal) -> Result<Self, Error> {
         let service = directory.service(label).ok_or(Error::ServiceNotFound)?;
         if !service.settings.enabled {
@@ -64,7 +67,8 @@ impl Authenticated {
         })
     }
 
-    /// Checks again by this directory, after a wait in which an administrator may have revoked the access.
+    /// Checks again by this directory, after a wait in which an administrator may have revoked the
+    /// access.
     pub fn again(self, directory: &Directory) -> Result<Self, Error> {
         Ok(Self {
             waited: self.waited,
@@ -143,7 +147,8 @@ pub fn authenticate(
     })
 }
 
-/// The token in a value of the `Bearer` scheme (RFC 6750 §2.1), whose name is case-insensitive (RFC 9110 §11.1).
+/// The token in a value of the `Bearer` scheme (RFC 6750 §2.1), whose name is case-insensitive (RFC
+/// 9110 §11.1).
 pub fn bearer(value: &HeaderValue) -> Option<&str> {
     let (scheme, token) = std::str::from_utf8(value.as_bytes())
         .ok()?
@@ -153,7 +158,8 @@ pub fn bearer(value: &HeaderValue) -> Option<&str> {
         .then(|| token.trim_matches(' '))
 }
 
-/// The value of a field that may occur once. An empty field counts as absent; a repeated field is ambiguous.
+/// The value of a field that may occur once. An empty field counts as absent; a repeated field is
+/// ambiguous.
 fn single<'a>(headers: &'a Fields, name: &HeaderName) -> Result<Option<&'a HeaderValue>, Error> {
     let mut values = headers.get_all(name);
     match (values.next(), values.next()) {

@@ -7,8 +7,8 @@ use gw_store::{Directory, Service};
 /// Beginning of a service key.
 pub(super) const KEY_PREFIX: &str = "gw_sk_";
 
-/// Verifies the key that a caller sent. The id is public (it appears in logs and in the console); the secret is
-/// compared in constant time.
+/// Verifies the key that a caller sent. The id is public (it appears in logs and in the console);
+/// the secret is compared in constant time.
 pub(super) fn verify(
     directory: &Directory,
     service: &Service,

@@ -21,7 +21,8 @@ const NOW: Timestamp = Timestamp(1_800_000_000);
 const ISSUER: &str = "https://eu1.example.com";
 const SECRET: &str = "s3cret";
 
-/// A directory with service `acme--api` and a service key with this access; also returns the key's text.
+/// A directory with service `acme--api` and a service key with this access; also returns the key's
+/// text.
 fn directory(modes: Modes, account: &str, allowed: &str, enabled: bool) -> (Directory, String) {
     let mut records = records(modes);
     let key = KeyId::random();

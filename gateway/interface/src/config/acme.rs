@@ -26,7 +26,8 @@ const ADDRESS: &str = "ADDRESS or ADDRESS:PORT of a DNS server such as \"192.0.2
 pub struct AcmeConfig {
     /// The authority and the account. The names follow from the region.
     pub settings: Settings,
-    /// Proof of control over the names of the region; `None` if the certificate of the region comes from files.
+    /// Proof of control over the names of the region; `None` if the certificate of the region comes
+    /// from files.
     pub challenge: Option<Challenge>,
 }
 
@@ -89,7 +90,9 @@ pub(super) fn take(keys: &mut Keys<'_>, dns_servers: &[SocketAddr]) -> Option<Ac
     });
     if given.terms_accepted != Some(true) {
         keys.errors.push(
-            "acme.terms_accepted: must be true; read the terms of service of the authority, and set it".to_owned(),
+            "acme.terms_accepted: must be true; read the terms of service of the authority, and \
+             set it"
+                .to_owned(),
         );
     }
     if keys.errors.len() > had_errors {
@@ -119,7 +122,8 @@ impl Given {
         Self {
             directory: keys.text(
                 "acme.directory",
-                "the https URL of a directory such as \"https://acme-v02.api.letsencrypt.org/directory\"",
+                "the https URL of a directory such as \
+                 \"https://acme-v02.api.letsencrypt.org/directory\"",
                 parse_directory,
             ),
             contact: keys.list(
@@ -261,7 +265,8 @@ fn external_account(keys: &mut Keys<'_>, given: &Given) -> Option<ExternalAccoun
         }),
         Err(error) => {
             keys.errors.push(format!(
-                "acme.eab_key_file: {error}; check its path, and that the user of the gateway may read it"
+                "acme.eab_key_file: {error}; check its path, and that the user of the gateway may \
+                 read it"
             ));
             None
         }
@@ -391,7 +396,8 @@ mod tests {
                 "acme.ca_file: /nonexistent: cannot be read: No such file",
             ),
             (
-                "tls = 'acme'\ntls_certificate = 'c'\ntls_key = 'k'\n[acme]\nterms_accepted = true\nchallenge = 'tls-alpn'",
+                "tls = 'acme'\ntls_certificate = 'c'\ntls_key = 'k'\n[acme]\n\
+                 terms_accepted = true\nchallenge = 'tls-alpn'",
                 "tls: \"acme\" and tls_certificate exclude each other; remove one of them",
             ),
         ];

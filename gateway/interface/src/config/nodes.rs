@@ -43,12 +43,14 @@ impl Config {
         let mut refuse = |problem: &str| keys.errors.push(problem.to_owned());
         if is_postgres && self.region_key.is_none() {
             refuse(
-                "region_key: missing; a region on PostgreSQL needs the file of its key, which `gw-gateway region init` makes",
+                "region_key: missing; a region on PostgreSQL needs the file of its key, which \
+                 `gw-gateway region init` makes",
             );
         }
         if has_archive && self.region_key.is_none() {
             refuse(
-                "region_key: missing; the archive is encrypted with a key derived from it: `openssl rand -hex 32` makes one",
+                "region_key: missing; the archive is encrypted with a key derived from it: \
+                 `openssl rand -hex 32` makes one",
             );
         }
         if self.region_key_next.is_some() && !is_postgres {
@@ -110,8 +112,8 @@ pub(super) fn isolation(config: &Config, keys: &mut Keys<'_>) -> Isolation {
     }
     if listen.is_some_and(|listen| listen.ip().is_unspecified()) && address.is_none() {
         keys.errors.push(
-            "peer_address: missing; peer_listen does not say at which address other nodes connect: set it to one of this machine, \
-             with the port"
+            "peer_address: missing; peer_listen does not say at which address other nodes connect: \
+             set it to one of this machine, with the port"
                 .into(),
         );
     }

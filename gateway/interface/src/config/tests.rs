@@ -97,26 +97,23 @@ fn the_access_log_is_off_on_standard_output_or_a_file() {
 
 #[test]
 fn all_keys_are_parsed() {
-    let given = "listen = \"[::1]:8443\"\nlisten_http = \"[::1]:8080\"\nadmin_listen = \"127.0.0.1:1\"\nadmin_hosts = [\"a.example\"]\n\
+    let given = "listen = \"[::1]:8443\"\nlisten_http = \"[::1]:8080\"\n\
+                 admin_listen = \"127.0.0.1:1\"\nadmin_hosts = [\"a.example\"]\n\
                  tls_certificate = \"c\"\ntls_key = \"k\"\ntls_min_version = \"1.3\"\n\
-                 admin_tls_certificate = \"ac\"\nadmin_tls_key = \"ak\"\n\
-                 hand_over = \"never\"\nlog_format = \"json\"\ncore_dumps = true\nworkers = 5\nburst = 7\nrefill_per_minute = 8\n\
-                 trusted_proxies = [\"10.0.0.0/8\", \"192.0.2.1\", \"2001:db8::/32\", \"fd00::1\"]\n\
-                 token_requests_per_minute = 1\nenrollment_requests_per_minute = 2\nauth_failures_per_minute = 1000000\n\
-                 new_connections_per_minute = 3\nconnections_per_address = 4\n\
-                 agent_mtls = false\nagent_certificate_hours = 2\ntoken_lifetime_seconds = 60\nsigning_key_days = 0\n\
-                 drain_seconds = 0\nrelay_memory_mib = 16\nrequest_log_max_bytes = 67108864\naccess_log = \"stdout\"\n\
+                 admin_tls_certificate = \"ac\"\nadmin_tls_key = \"ak\"\nhand_over = \"never\"\n\
+                 log_format = \"json\"\ncore_dumps = true\nworkers = 5\nburst = 7\n\
+                 refill_per_minute = 8\n\
+                 trusted_proxies = [\"10.0.0.0/8\", \"192.0.2.1\", \"2001:db8::/32\", \
+                 \"fd00::1\"]\ntoken_requests_per_minute = 1\nenrollment_requests_per_minute = 2\n\
+                 auth_failures_per_minute = 1000000\nnew_connections_per_minute = 3\n\
+                 connections_per_address = 4\nagent_mtls = false\nagent_certificate_hours = 2\n\
+                 token_lifetime_seconds = 60\nsigning_key_days = 0\ndrain_seconds = 0\n\
+                 relay_memory_mib = 16\nrequest_log_max_bytes = 67108864\naccess_log = \"stdout\"\n\
                  [traces]\nendpoint = \"https://c:4318\"\nsample_ratio = 1\n";
     let config = parse(&format!("{MINIMAL}seal_key = \"s\"\n{given}")).unwrap();
     assert_eq!(config.seal_key, Some(PathBuf::from("s")));
-    assert_eq!(
-        (
-            config.listen.port(),
-            config.admin_listen.port(),
-            config.workers
-        ),
-        (8443, 1, 5)
-    );
+    assert_eq!(config.listen.port(), 8443);
+    assert_eq!((config.admin_listen.port(), config.workers), (1, 5));
     assert_eq!(config.listen_http.unwrap().port(), 8080);
     assert_eq!(config.admin_hosts, ["a.example"]);
     let CertificateSource::Files { certificate, key } = config.certificate else {
@@ -129,10 +126,8 @@ fn all_keys_are_parsed() {
         key: "ak".into(),
     };
     assert_eq!(config.admin_certificate, Some(admin));
-    assert_eq!(
-        (config.hand_over, config.log_format),
-        (HandOver::Never, LogFormat::Json)
-    );
+    assert_eq!(config.hand_over, HandOver::Never);
+    assert_eq!(config.log_format, LogFormat::Json);
     assert_eq!(config.default_rate, Rate::new(7, 8).unwrap());
     let blocks = ["10.0.0.0/8", "192.0.2.1/32", "2001:db8::/32", "fd00::1/128"];
     assert_eq!(
@@ -170,11 +165,13 @@ fn all_keys_are_parsed() {
 #[test]
 fn all_mistakes_are_reported_with_their_keys() {
     let text = "region = \"EU\"\ndata_dir = 5\nworkers = -1\nburst = \"many\"\nlisten = \"443\"\n\
-                hand_over = \"often\"\nadmin_hosts = [\"a b\"]\ntls_key = \"k\"\ntls_min_version = \"1.1\"\nadmin_tls_key = \"k\"\ncolour = 1\nagent_mtls = \"yes\"\n\
+                hand_over = \"often\"\nadmin_hosts = [\"a b\"]\ntls_key = \"k\"\n\
+                tls_min_version = \"1.1\"\nadmin_tls_key = \"k\"\ncolour = 1\n\
+                agent_mtls = \"yes\"\n\
                 trusted_proxies = [\"10.0.0.0/8\", \"10.0.0.0/40\", 7, \"proxy.example.com\"]\n\
                 token_requests_per_minute = 0\nenrollment_requests_per_minute = 1000001\n\
-                auth_failures_per_minute = 4294967297\nconnections_per_address = 0\nagent_certificate_hours = 721\n\
-                token_lifetime_seconds = 59\nsigning_key_days = -1\n\
+                auth_failures_per_minute = 4294967297\nconnections_per_address = 0\n\
+                agent_certificate_hours = 721\ntoken_lifetime_seconds = 59\nsigning_key_days = -1\n\
                 [traces]\nendpoint = \"c:4318\"\nsample_ratio = 1.5\ncolour = 1\n";
     let errors = parse(text).unwrap_err().0;
     let keys: Vec<&str> = errors
@@ -215,7 +212,8 @@ fn all_mistakes_are_reported_with_their_keys() {
     let expected = [
         "trusted_proxies: \"10.0.0.0/40\" is not an address or a block such as \"10.0.0.0/8\"",
         "trusted_proxies: 7 is not an address or a block such as \"10.0.0.0/8\"",
-        "trusted_proxies: \"proxy.example.com\" is not an address or a block such as \"10.0.0.0/8\"",
+        "trusted_proxies: \"proxy.example.com\" is not an address or a block such as \
+         \"10.0.0.0/8\"",
         "workers: -1 is not a whole number from 0 to 1024",
     ];
     assert_eq!(errors[9..13], expected);
@@ -281,8 +279,9 @@ fn proxies(blocks: &[(&str, ProxyProtocol)]) -> TrustedProxies {
 #[test]
 fn proxies_are_strings_or_tables_and_the_most_specific_block_applies() {
     use ProxyProtocol::{Guessed, Off, Required};
-    let inline = "trusted_proxies = [\"10.0.0.0/8\", { address = \"10.0.0.7\", proxy_protocol = \"off\" }, \
-                  { address = \"10.0.0.0/24\", proxy_protocol = \"required\" }, \"::ffff:192.0.2.0/120=required\"]\n";
+    let inline = "trusted_proxies = [\"10.0.0.0/8\", { address = \"10.0.0.7\", proxy_protocol = \
+                  \"off\" }, { address = \"10.0.0.0/24\", proxy_protocol = \"required\" }, \
+                  \"::ffff:192.0.2.0/120=required\"]\n";
     let config = parse(&format!("{MINIMAL}{inline}")).unwrap();
     for (address, setting) in [
         ("10.0.0.7", Some(Off)),
@@ -319,21 +318,23 @@ fn proxies_are_strings_or_tables_and_the_most_specific_block_applies() {
 
 #[test]
 fn every_mistake_about_a_proxy_names_its_entry() {
-    let text = "trusted_proxies = [{ address = \"10.0.0.0/40\", proxy_protocol = \"on\", port = 1 }, { adress = \"10.0.0.1\" }, \
-                \"10.0.0.0/8=optional\", { address = \"10.0.0.0/8\", proxy_protocol = \"off\" }, \"10.1.2.3/8\", \
-                \"10.2.0.0/16\", \"10.2.0.0/16\"]\n";
+    let text = "trusted_proxies = [{ address = \"10.0.0.0/40\", proxy_protocol = \"on\", port = 1 \
+                }, { adress = \"10.0.0.1\" }, \"10.0.0.0/8=optional\", { address = \"10.0.0.0/8\", \
+                proxy_protocol = \"off\" }, \"10.1.2.3/8\", \"10.2.0.0/16\", \"10.2.0.0/16\"]\n";
     let errors = parse(&format!("{MINIMAL}{text}")).unwrap_err().0;
     assert_eq!(
         errors,
         [
-            "trusted_proxies[0].address: \"10.0.0.0/40\" is not an address or a block such as \"10.0.0.0/8\"",
+            "trusted_proxies[0].address: \"10.0.0.0/40\" is not an address or a block such as \
+             \"10.0.0.0/8\"",
             "trusted_proxies[0].proxy_protocol: \"on\" is not \"required\" or \"off\"",
             "trusted_proxies[0].port: no such key; docs/configuration.md lists the keys",
-            "trusted_proxies[1].address: missing; it must be an address or a block such as \"10.0.0.0/8\"",
+            "trusted_proxies[1].address: missing; it must be an address or a block such as \
+             \"10.0.0.0/8\"",
             "trusted_proxies[1].proxy_protocol: missing; it must be \"required\" or \"off\"",
             "trusted_proxies[1].adress: no such key; did you mean `address`?",
-            "trusted_proxies: \"10.0.0.0/8=optional\" is not a block and its setting, such as \"10.0.0.0/8=required\" or \
-             \"10.0.0.0/8=off\"",
+            "trusted_proxies: \"10.0.0.0/8=optional\" is not a block and its setting, such as \
+             \"10.0.0.0/8=required\" or \"10.0.0.0/8=off\"",
             "trusted_proxies: 10.1.2.3/8 is listed twice; keep one of the entries",
         ]
     );

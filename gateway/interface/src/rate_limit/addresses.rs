@@ -1,4 +1,5 @@
-//! Limits per client address, for clients that have not authenticated, per agent, per account and per service.
+//! Limits per client address, for clients that have not authenticated, per agent, per account and
+//! per service.
 
 use std::collections::hash_map::RandomState;
 use std::hash::Hash;
@@ -17,8 +18,8 @@ use super::Bucket;
 
 /// A bucket for each recently seen client, which is an address, an agent, an account or a service.
 ///
-/// Bounded: beyond [`limits::ADDRESSES`] the least recently used client is forgotten; its bucket had the most time to
-/// refill.
+/// Bounded: beyond [`limits::ADDRESSES`] the least recently used client is forgotten; its bucket
+/// had the most time to refill.
 pub struct ClientLimits<K> {
     rate: Rate,
     /// Callers choose the keys: keyed hashing prevents chosen collisions.
@@ -30,7 +31,8 @@ pub struct ClientLimits<K> {
 pub enum AddressKey {
     /// An IPv4 address, also of a client with the IPv4-mapped IPv6 address (RFC 4291 §2.5.5.2).
     V4(Ipv4Addr),
-    /// The /64 of one link (RFC 4291 §2.5.4): a client that has one of its addresses has all of them.
+    /// The /64 of one link (RFC 4291 §2.5.4): a client that has one of its addresses has all of
+    /// them.
     V6([u8; 8]),
 }
 
@@ -46,12 +48,13 @@ impl From<IpAddr> for AddressKey {
     }
 }
 
-/// Places in the hash table of a full table. hashbrown fills seven eighths, half of them possibly with removed entries,
-/// before it cleans up.
+/// Places in the hash table of a full table. hashbrown fills seven eighths, half of them possibly
+/// with removed entries, before it cleans up.
 const PLACES: usize = limits::ADDRESSES.get() * 16 / 7;
 /// Bytes of one entry. The id of an agent is a pointer to its text.
 const ENTRY: usize = size_of::<(AddressKey, Bucket)>();
-/// Bytes of a full table: entries with their two links, and for each place of the hash table two pointers and a byte.
+/// Bytes of a full table: entries with their two links, and for each place of the hash table two
+/// pointers and a byte.
 const TABLE_BYTES: usize = limits::ADDRESSES.get() * (ENTRY + 2 * size_of::<usize>())
     + PLACES * (2 * size_of::<usize>() + 1);
 
@@ -69,7 +72,8 @@ impl AddressKey {
         }
     }
 
-    /// Index of the node, out of the slots of the members, that counts them for the whole region; `None` without members.
+    /// Index of the node, out of the slots of the members, that counts them for the whole region;
+    /// `None` without members.
     pub fn owner_node(self, slots: impl Iterator<Item = u64>) -> Option<usize> {
         match self {
             Self::V4(address) => ownership::owner_node(address.octets(), slots),
@@ -101,7 +105,8 @@ impl<K: Hash + Eq> ClientLimits<K> {
         }
     }
 
-    /// Takes one request out of the bucket of a client, which is full for a new one. Fails if it is empty.
+    /// Takes one request out of the bucket of a client, which is full for a new one. Fails if it is
+    /// empty.
     pub fn take(&mut self, client: impl Into<K>, now: Instant) -> Result<(), Exhausted> {
         let bucket = self
             .buckets
@@ -119,8 +124,8 @@ impl<K: Hash + Eq> ClientLimits<K> {
         bucket.spend(time, now);
     }
 
-    /// The refusal that [`Self::take`] would return, if any. Takes nothing and adds no client: a check before each
-    /// request costs clients that are not limited nothing.
+    /// The refusal that [`Self::take`] would return, if any. Takes nothing and adds no client: a
+    /// check before each request costs clients that are not limited nothing.
     pub fn is_exhausted(&mut self, client: impl Into<K>, now: Instant) -> Option<Exhausted> {
         // A client that keeps asking stays in the table.
         let bucket = self.buckets.get(&client.into())?;
@@ -243,7 +248,10 @@ mod tests {
                 let asked = limits.is_exhausted(address, now);
                 let taken = limits.take(address, now);
                 prop_assert_eq!(asked, taken.err());
-                prop_assert_eq!(taken.map_err(|exhausted| exhausted.until_one), alone[usize::from(client)].take(now));
+                prop_assert_eq!(
+                    taken.map_err(|exhausted| exhausted.until_one),
+                    alone[usize::from(client)].take(now)
+                );
             }
         }
     }

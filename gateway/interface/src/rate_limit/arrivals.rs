@@ -1,5 +1,5 @@
-//! Connections per client address: how many are open, and the rate of new ones. Checked before a connection costs
-//! anything.
+//! Connections per client address: how many are open, and the rate of new ones. Checked before a
+//! connection costs anything.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -72,7 +72,8 @@ impl Arrivals {
         Ok(slot)
     }
 
-    /// Counts a connection. The rate of a connection that was handed over is charged where it was accepted.
+    /// Counts a connection. The rate of a connection that was handed over is charged where it was
+    /// accepted.
     pub fn count(self: &Rc<Self>, address: IpAddr) -> Result<AddressSlot, TooMany> {
         let address = address.into();
         let mut open = self.open.borrow_mut();

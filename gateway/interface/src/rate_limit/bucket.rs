@@ -1,7 +1,7 @@
 //! Token bucket without a clock of its own.
 //!
-//! State as in the generic cell rate algorithm (ITU-T I.371): one instant, at which the bucket will be full. Integer
-//! nanoseconds do not drift.
+//! State as in the generic cell rate algorithm (ITU-T I.371): one instant, at which the bucket will
+//! be full. Integer nanoseconds do not drift.
 
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,8 @@ impl Bucket {
         }
     }
 
-    /// Takes this time from a bucket of microseconds, at most a burst. Later refills pay for missing tokens.
+    /// Takes this time from a bucket of microseconds, at most a burst. Later refills pay for
+    /// missing tokens.
     pub fn spend(&mut self, time: Duration, now: Instant) {
         let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
         let spent = self.rate.interval() * micros.min(self.rate.burst());

@@ -1,5 +1,5 @@
-//! Levels of the services' buckets, handed from one process to the next: in a message of a takeover, or in a file
-//! between a stop and a start.
+//! Levels of the services' buckets, handed from one process to the next: in a message of a
+//! takeover, or in a file between a stop and a start.
 
 use crate::limits;
 use gw_base::service::rate::Rate;

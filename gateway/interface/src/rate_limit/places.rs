@@ -1,4 +1,5 @@
-//! A bounded number of places, such as those of handshakes. When none is free, the holder of an older one gives way.
+//! A bounded number of places, such as those of handshakes. When none is free, the holder of an
+//! older one gives way.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +15,8 @@ pub enum Claimant {
     Address(AddressKey),
     /// A client without a share, such as a trusted proxy, which brings many clients.
     Unshared,
-    /// A client whose places are the last to be taken away: it has authenticated, or has the address of a node.
+    /// A client whose places are the last to be taken away: it has authenticated, or has the
+    /// address of a node.
     Known,
 }
 

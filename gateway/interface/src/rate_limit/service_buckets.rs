@@ -1,5 +1,5 @@
-//! Buckets of the services that one worker owns. During a takeover one of the two processes has the buckets, and
-//! requests of both are charged there.
+//! Buckets of the services that one worker owns. During a takeover one of the two processes has the
+//! buckets, and requests of both are charged there.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,7 +16,8 @@ use tokio::sync::watch;
 use super::{Bucket, Level, PredecessorCharge, SuccessorBuckets};
 use crate::auth::Authenticated;
 
-/// A request that was authenticated, and admitted by the bucket of its service on the owner of the service.
+/// A request that was authenticated, and admitted by the bucket of its service on the owner of the
+/// service.
 pub struct Admitted(pub Authenticated);
 
 /// Bounded by the number of services: requests of unknown services are refused before admission.
@@ -53,7 +54,8 @@ impl Buckets {
         }
     }
 
-    /// Continues the levels of the services that `worker` owns. Has no effect once another process has taken over.
+    /// Continues the levels of the services that `worker` owns. Has no effect once another process
+    /// has taken over.
     pub fn take_over(
         &mut self,
         levels: &[Level],
@@ -68,7 +70,8 @@ impl Buckets {
         }
     }
 
-    /// Leaves the buckets to the process that takes over; returns the levels of those that are not full.
+    /// Leaves the buckets to the process that takes over; returns the levels of those that are not
+    /// full.
     pub fn hand_over(&mut self, successor: SuccessorBuckets, now: Instant) -> Vec<Level> {
         let levels = self.levels(now);
         self.location = BucketLocation::AtSuccessor(successor);
@@ -84,7 +87,8 @@ impl Buckets {
             .collect()
     }
 
-    /// Removes the buckets of services that `has_left`; returns the levels of those that are not full.
+    /// Removes the buckets of services that `has_left`; returns the levels of those that are not
+    /// full.
     pub fn leave(
         &mut self,
         directory: &Directory,
@@ -102,8 +106,8 @@ impl Buckets {
             .collect()
     }
 
-    /// Continues the levels of services that came from another node, and that `worker` owns. The lower one counts if a
-    /// bucket exists already.
+    /// Continues the levels of services that came from another node, and that `worker` owns. The
+    /// lower one counts if a bucket exists already.
     pub fn receive(
         &mut self,
         levels: &[Level],
@@ -186,7 +190,8 @@ fn owned(
     })
 }
 
-/// Admits a request by the bucket of its service; waits while the bucket is or goes to another process.
+/// Admits a request by the bucket of its service; waits while the bucket is or goes to another
+/// process.
 pub async fn charge_or_wait(
     buckets: &RefCell<Buckets>,
     request: Authenticated,

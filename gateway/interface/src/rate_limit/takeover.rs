@@ -41,8 +41,8 @@ pub struct ChargeAnswer {
 }
 
 impl PredecessorCharge {
-    /// Sends the answer: `None` if the request is admitted, or the time until it can be. Never blocks; without room in the
-    /// queue the answer is dropped.
+    /// Sends the answer: `None` if the request is admitted, or the time until it can be. Never
+    /// blocks; without room in the queue the answer is dropped.
     pub fn answer(&self, wait: Option<Duration>) {
         let number = self.number;
         // Fails if the predecessor has ended.
@@ -57,7 +57,8 @@ impl SuccessorBuckets {
         (Self(sender), receiver)
     }
 
-    /// Takes one request out of the bucket of `service`. `None` if the exchange with the successor has ended.
+    /// Takes one request out of the bucket of `service`. `None` if the exchange with the successor
+    /// has ended.
     pub async fn take(&self, service: &Arc<str>) -> Option<Result<(), Error>> {
         let (reply, answer) = oneshot::channel();
         let service = Arc::clone(service);

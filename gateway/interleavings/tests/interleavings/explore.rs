@@ -7,12 +7,14 @@ use std::time::Instant;
 
 use loom::model::Builder;
 
-/// Most preemptions of a thread in one interleaving. `LOOM_MAX_PREEMPTIONS` changes it. Waits do not count.
+/// Most preemptions of a thread in one interleaving. `LOOM_MAX_PREEMPTIONS` changes it. Waits do
+/// not count.
 const PREEMPTIONS: usize = 3;
 /// Most steps of one interleaving.
 const STEPS: usize = 10_000;
 
-/// Explores a scenario. Panics if one of its interleavings ends in a panic, or with threads that wait for ever.
+/// Explores a scenario. Panics if one of its interleavings ends in a panic, or with threads that
+/// wait for ever.
 pub(crate) fn explore(scenario: fn()) {
     let mut builder = Builder::new();
     builder.max_branches = STEPS;

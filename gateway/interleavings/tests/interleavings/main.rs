@@ -13,13 +13,15 @@ mod limits {
     pub(crate) const PIPE_FRAMES_PER_TURN: usize = 1;
 }
 
-/// Copies of the product's files, and one of each mutant with the test that the exploration finds it.
+/// Copies of the product's files, and one of each mutant with the test that the exploration finds
+/// it.
 #[allow(
     dead_code,
     unreachable_pub,
     unused_variables,
     clippy::duplicate_mod,
-    reason = "the copies have all of the product's functions, and the same scenarios; mutants leave some unused"
+    reason = "the copies have all of the product's functions, and the same scenarios; mutants \
+              leave some unused"
 )]
 mod copies {
     include!(concat!(env!("OUT_DIR"), "/copies.rs"));

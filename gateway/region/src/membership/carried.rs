@@ -1,4 +1,5 @@
-//! Membership that passes from one process of a node to the next, so that its services stay where they are.
+//! Membership that passes from one process of a node to the next, so that its services stay where
+//! they are.
 
 use std::time::Instant;
 
@@ -18,14 +19,15 @@ pub struct CarriedMembership {
     pub beats: u64,
     /// The rows that the earlier process knew.
     pub roster: Roster,
-    /// The earlier process could admit a moment ago, and does not any more. Otherwise this process admits once a call
-    /// has succeeded, or all other owners have said that they know no later epoch.
+    /// The earlier process could admit a moment ago, and does not any more. Otherwise this process
+    /// admits once a call has succeeded, or all other owners have said that they know no later
+    /// epoch.
     pub has_lease: bool,
 }
 
 impl Membership {
-    /// Continues the membership of an earlier process, which has ended it. The session stays the same, so no service
-    /// moves.
+    /// Continues the membership of an earlier process, which has ended it. The session stays the
+    /// same, so no service moves.
     pub fn resume(config: NodeConfig, carried: CarriedMembership, now: Instant) -> Self {
         let CarriedMembership {
             slot,
@@ -216,7 +218,8 @@ mod tests {
             );
             assert!(!knows(&machine, slot, session));
         }
-        // A node that joins again after it was declared dead, and a process that had the slot before.
+        // A node that joins again after it was declared dead, and a process that had the slot
+        // before.
         let known = NodeSlot::new(1).unwrap();
         assert!(
             knows(&machine, known, 200)

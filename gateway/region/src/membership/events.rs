@@ -20,7 +20,8 @@ pub enum MembershipEvent {
     Disconnected,
     /// Message of another node.
     Message(NodeMessage),
-    /// The link to a node that announced no end broke, and the node refused the next connection. Not for time-outs.
+    /// The link to a node that announced no end broke, and the node refused the next connection.
+    /// Not for time-outs.
     Refused {
         /// Slot of that node.
         slot: NodeSlot,
@@ -32,7 +33,8 @@ pub enum MembershipEvent {
         /// The epoch that it knows.
         epoch: u64,
     },
-    /// All workers use the view of this epoch, and the bucket levels of services that moved away wait to be sent.
+    /// All workers use the view of this epoch, and the bucket levels of services that moved away
+    /// wait to be sent.
     Applied {
         /// Epoch of the view.
         epoch: u64,
@@ -50,9 +52,11 @@ pub enum MembershipEvent {
 pub struct NodeMessage {
     /// Slot of the sender.
     pub slot: NodeSlot,
-    /// Session of the sender. The receiver of the link has checked slot and session by the certificate of the sender.
+    /// Session of the sender. The receiver of the link has checked slot and session by the
+    /// certificate of the sender.
     pub session: u128,
-    /// Last epoch that all workers of the sender use. Levels of services that moved to the receiver precede it.
+    /// Last epoch that all workers of the sender use. Levels of services that moved to the receiver
+    /// precede it.
     pub acknowledged: u64,
     /// The rows that the sender knows.
     pub roster: Arc<Roster>,
@@ -61,7 +65,8 @@ pub struct NodeMessage {
 /// Action that the caller has to take.
 #[derive(Debug, Clone)]
 pub enum MembershipAction {
-    /// Run a statement and report its result. At most one is outstanding, for [`CALL_TIMEOUT`](crate::timing::CALL_TIMEOUT) at most.
+    /// Run a statement and report its result. At most one is outstanding, for
+    /// [`CALL_TIMEOUT`](crate::timing::CALL_TIMEOUT) at most.
     Call(Call),
     /// Give the view to all workers, then report [`MembershipEvent::Applied`].
     Publish(Arc<View>),

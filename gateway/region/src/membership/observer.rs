@@ -42,7 +42,8 @@ impl Observer {
 
     /// Takes note of rows that a call, sent at `sent`, has read.
     pub(crate) fn read(&mut self, sent: Instant, now: Instant, roster: &Roster) {
-        // After a longer gap this process was paused, and does not know whether the engine was away meanwhile.
+        // After a longer gap this process was paused, and does not know whether the engine was away
+        // meanwhile.
         if self
             .last_read
             .is_none_or(|last| sent.saturating_duration_since(last) > READ_GAP_MAX)
@@ -107,8 +108,8 @@ impl Observer {
         own: u128,
     ) -> Option<&'a NodeRow> {
         let good_for = self.good_for(now)?;
-        // Soon after an outage of the engine silence alone proves nothing, and a node that refuses connections has the
-        // time for one more beat.
+        // Soon after an outage of the engine silence alone proves nothing, and a node that refuses
+        // connections has the time for one more beat.
         let is_trusted = good_for >= ENGINE_GRACE;
         let silence = |seen: &Seen| now.saturating_duration_since(seen.since);
         roster

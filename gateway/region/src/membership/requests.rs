@@ -16,14 +16,16 @@ pub enum OperatorError {
     #[error("the node in slot {} is not live, so it cannot be drained", .0.get())]
     NotLive(NodeSlot),
     /// The node may still run.
-    #[error("the node in slot {} has neither left nor been declared dead: drain it first", .0.get())]
+    #[error("the node in slot {} has neither left nor been declared dead: drain it \
+             first", .0.get())]
     NotOver(NodeSlot),
     /// The queue of requests is full.
     #[error("too many requests wait for the database")]
     Busy,
 }
 
-/// Requests in the order of arrival. Each is tried until the row shows its effect or has changed otherwise.
+/// Requests in the order of arrival. Each is tried until the row shows its effect or has changed
+/// otherwise.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     waiting: Vec<OperatorRequest>,

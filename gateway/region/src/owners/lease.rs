@@ -19,14 +19,14 @@ pub enum Isolation {
 
 /// Evidence that a node still owns what it owned.
 ///
-/// Other nodes declare a node dead once they saw no beat for `DEAD_AFTER`. A beat sent at `t` is seen at `t` or later,
-/// so the node cannot be declared dead before `t` + `DEAD_AFTER` on the clock of the observer. Up to `t` + `LEASE` on
-/// its own clock it therefore admits safely. A beat counts once a tick has followed it, since a failover can lose it
-/// before.
+/// Other nodes declare a node dead once they saw no beat for `DEAD_AFTER`. A beat sent at `t` is
+/// seen at `t` or later, so the node cannot be declared dead before `t` + `DEAD_AFTER` on the clock
+/// of the observer. Up to `t` + `LEASE` on its own clock it therefore admits safely. A beat counts
+/// once a tick has followed it, since a failover can lose it before.
 ///
-/// A node whose calls fail cannot know more. It goes on while the calls fail, so that an outage of the engine does not
-/// stop the region. A process that was paused has neither a recent beat nor a recent failure: it admits only after a
-/// call that started after the pause.
+/// A node whose calls fail cannot know more. It goes on while the calls fail, so that an outage of
+/// the engine does not stop the region. A process that was paused has neither a recent beat nor a
+/// recent failure: it admits only after a call that started after the pause.
 #[derive(Debug)]
 pub(crate) struct OwnerLease {
     isolation: Isolation,
@@ -53,8 +53,8 @@ impl OwnerLease {
         *self = Self::new(self.isolation);
     }
 
-    /// Continues the lease of an earlier process of the same session. Without an answer of the engine it holds as soon as
-    /// a call has failed.
+    /// Continues the lease of an earlier process of the same session. Without an answer of the
+    /// engine it holds as soon as a call has failed.
     pub(crate) fn resume(&mut self, now: Instant) {
         self.contact = now.checked_sub(LEASE);
     }
@@ -81,8 +81,8 @@ impl OwnerLease {
         self.contact
     }
 
-    /// Whether the node refuses requests because its contact is too long ago. Not while it only waits for its first call
-    /// after a pause. `peers` as in [`Self::until`].
+    /// Whether the node refuses requests because its contact is too long ago. Not while it only
+    /// waits for its first call after a pause. `peers` as in [`Self::until`].
     pub(crate) fn is_stale(&self, peers: Option<Instant>, now: Instant) -> bool {
         let (Isolation::Refuse { max_staleness }, Some(contact)) = (self.isolation, self.contact)
         else {
@@ -92,8 +92,8 @@ impl OwnerLease {
         self.failed.is_some_and(|failed| now < failed + LEASE) && now >= contact + max_staleness
     }
 
-    /// End of the time to admit. `peers` is the time since which all other owners were heard. With `is_outdated` a
-    /// later epoch exists, so failures of the engine extend nothing.
+    /// End of the time to admit. `peers` is the time since which all other owners were heard. With
+    /// `is_outdated` a later epoch exists, so failures of the engine extend nothing.
     pub(crate) fn until(&self, peers: Option<Instant>, is_outdated: bool) -> Option<Instant> {
         let contact = self.contact?;
         let lease = contact + LEASE;

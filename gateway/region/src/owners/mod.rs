@@ -1,4 +1,5 @@
-//! Owners of services: which node and worker own a service, since when, and until when they may admit requests.
+//! Owners of services: which node and worker own a service, since when, and until when they may
+//! admit requests.
 
 pub(super) mod lease;
 pub mod ownership;

@@ -1,7 +1,8 @@
-//! Ownership of services and client addresses: rendezvous hashing (Thaler and Ravishankar, 1998) over the workers.
+//! Ownership of services and client addresses: rendezvous hashing (Thaler and Ravishankar, 1998)
+//! over the workers.
 //!
-//! Each member gets an equal share. Adding or removing a member moves only the services of that member. The hash is
-//! fixed, so that every process of every version agrees.
+//! Each member gets an equal share. Adding or removing a member moves only the services of that
+//! member. The hash is fixed, so that every process of every version agrees.
 
 /// A worker of a process: the index into its list of workers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -17,8 +18,8 @@ pub fn owner(name: impl AsRef<[u8]>, workers: usize) -> WorkerId {
     )
 }
 
-/// Index of the node, out of the slots of the members, that owns `name`; `None` without members. Independent of
-/// [`owner`], so that the services of one node are spread over all its workers.
+/// Index of the node, out of the slots of the members, that owns `name`; `None` without members.
+/// Independent of [`owner`], so that the services of one node are spread over all its workers.
 pub fn owner_node(name: impl AsRef<[u8]>, slots: impl Iterator<Item = u64>) -> Option<usize> {
     const SALT: u64 = 0x6e6f_6465_735f_6777;
     let key = mix(fnv1a(name.as_ref()) ^ SALT);

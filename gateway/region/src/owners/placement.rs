@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 
 use crate::owners::ownership;
 
-/// Number of a node in its region: 0 to 1023, so that it takes 10 bits of a request id. 0 is the only node of a region.
+/// Number of a node in its region: 0 to 1023, so that it takes 10 bits of a request id. 0 is the
+/// only node of a region.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeSlot(u16);
 
@@ -96,7 +97,8 @@ impl Placement {
         }
     }
 
-    /// The member that owns the service with this hostname, this node or another; `None` without members.
+    /// The member that owns the service with this hostname, this node or another; `None` without
+    /// members.
     pub fn owning_member(&self, hostname: &str) -> Option<&Member> {
         let slots = self.members.iter().map(|member| u64::from(member.slot.0));
         ownership::owner_node(hostname, slots).map(|index| &self.members[index])

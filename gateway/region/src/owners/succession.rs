@@ -1,22 +1,27 @@
-//! The order in which nodes admit for a service: a node begins only after every earlier owner has stopped.
+//! The order in which nodes admit for a service: a node begins only after every earlier owner has
+//! stopped.
 //!
-//! A node acknowledges an epoch once all its workers use the placement of that epoch. A node that gains a service at
-//! epoch `e` awaits each session that may have owned the service at an earlier epoch and has acknowledged less than
-//! `e`. An acknowledgment ends the wait, and so does a row that says the session has left, is dead or was replaced.
+//! A node acknowledges an epoch once all its workers use the placement of that epoch. A node that
+//! gains a service at epoch `e` awaits each session that may have owned the service at an earlier
+//! epoch and has acknowledged less than `e`. An acknowledgment ends the wait, and so does a row
+//! that says the session has left, is dead or was replaced.
 //!
-//! An acknowledgment of a *later* epoch than `e` does not end the wait: the other node may have got the service back
-//! in between without ever stopping.
+//! An acknowledgment of a *later* epoch than `e` does not end the wait: the other node may have got
+//! the service back in between without ever stopping.
 //!
 //! # Why two sessions never admit for one service
 //!
-//! Let P and Q both admit for a service, neither declared dead, and let `p` and `q` be the last epochs at which each
-//! gained it, `p < q`. (They differ: an epoch has one owner.) Q began after it knew either
-//! - P's acknowledgment of `q`: then P used the placement of `q`, lost the service, and `p` is not its last gain; or
-//! - P's acknowledgment of `k < q`, and that P owned the service at no epoch from `k` to `q` - 1: if `p >= k`, P owned
-//!   it at `p`; if `p < k`, P used the placement of `k` and, as it still held the service, owned it at `k`.
+//! Let P and Q both admit for a service, neither declared dead, and let `p` and `q` be the last
+//! epochs at which each gained it, `p < q`. (They differ: an epoch has one owner.) Q began after it
+//! knew either
+//! - P's acknowledgment of `q`: then P used the placement of `q`, lost the service, and `p` is not
+//!   its last gain; or
+//! - P's acknowledgment of `k < q`, and that P owned the service at no epoch from `k` to `q` - 1:
+//!   if `p >= k`, P owned it at `p`; if `p < k`, P used the placement of `k` and, as it still held
+//!   the service, owned it at `k`.
 //!
-//! Each case contradicts the assumption. A node that has missed an epoch awaits every session for every service that it
-//! did not hold before.
+//! Each case contradicts the assumption. A node that has missed an epoch awaits every session for
+//! every service that it did not hold before.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -92,7 +97,8 @@ impl ViewSuccession {
         }
     }
 
-    /// Uses a roster, if it is not older than the known one. `here` is the slot of this node, if it has one.
+    /// Uses a roster, if it is not older than the known one. `here` is the slot of this node, if it
+    /// has one.
     pub(crate) fn install(&mut self, roster: Roster, source: RosterSource, here: Option<NodeSlot>) {
         let noted: Vec<_> = roster
             .rows
@@ -198,7 +204,8 @@ impl ViewSuccession {
         }));
     }
 
-    /// Makes a new view of the same epoch if the next placement, the awaited sessions or the processes have changed.
+    /// Makes a new view of the same epoch if the next placement, the awaited sessions or the
+    /// processes have changed.
     fn refresh(&mut self) {
         let Some(view) = &self.view else { return };
         let epoch = view.epoch();

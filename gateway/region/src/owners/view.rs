@@ -1,12 +1,13 @@
-//! What the workers of a node know about the owners of services, and what they do with a request by it.
+//! What the workers of a node know about the owners of services, and what they do with a request by
+//! it.
 
 use std::sync::Arc;
 
 use super::placement::{Member, NodeSlot, Owner, Placement};
 use crate::engine::is_among;
 
-/// The owners of services at one epoch, and which services this node may admit already. Immutable: every change is a
-/// new view.
+/// The owners of services at one epoch, and which services this node may admit already. Immutable:
+/// every change is a new view.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct View {
     pub(super) placement: Arc<Placement>,
@@ -55,8 +56,8 @@ pub enum ArrivedFrom {
 pub enum Decision<'a> {
     /// This node owns the service: admit by its bucket.
     Admit,
-    /// This node owns the service, but another may still admit for it, or this node is not sure to be the owner. Decide
-    /// again when the view or the end of the lease changes, for at most 5 s.
+    /// This node owns the service, but another may still admit for it, or this node is not sure to
+    /// be the owner. Decide again when the view or the end of the lease changes, for at most 5 s.
     Wait,
     /// Forward to the owner.
     Forward(&'a Member),
@@ -68,8 +69,8 @@ pub enum Decision<'a> {
 }
 
 impl View {
-    /// A view in which every member has stopped admitting by earlier placements. This node is a member if the placement
-    /// says so.
+    /// A view in which every member has stopped admitting by earlier placements. This node is a
+    /// member if the placement says so.
     pub fn settled(placement: Placement) -> Self {
         let is_member = placement.member(placement.here()).is_some();
         let processes = placement
@@ -103,8 +104,8 @@ impl View {
         }
     }
 
-    /// Whether the process with this slot and session is a node of the region, and so may call this one. The certificate of a
-    /// process that has ended names a session without a row.
+    /// Whether the process with this slot and session is a node of the region, and so may call this
+    /// one. The certificate of a process that has ended names a session without a row.
     pub fn knows(&self, slot: NodeSlot, session: u128) -> bool {
         is_among(&self.processes, slot, session)
     }
@@ -124,8 +125,8 @@ impl View {
         Arc::clone(&self.placement)
     }
 
-    /// The placement after the joins and drains under way; `None` if there are none. Tunnels are opened by it ahead;
-    /// it grants nothing.
+    /// The placement after the joins and drains under way; `None` if there are none. Tunnels are
+    /// opened by it ahead; it grants nothing.
     pub fn next(&self) -> Option<&Placement> {
         self.next.as_deref()
     }
@@ -148,7 +149,8 @@ impl View {
             (Owner::Here, _) if self.is_member && has_lease && !self.is_awaiting(hostname) => {
                 Decision::Admit
             }
-            // Without members, or with the row of an earlier session of this slot, the owner is not known yet.
+            // Without members, or with the row of an earlier session of this slot, the owner is not
+            // known yet.
             (Owner::Here, _) => Decision::Wait,
             (Owner::OtherNode(member), ArrivedFrom::Caller) => Decision::Forward(member),
             (Owner::OtherNode(_), ArrivedFrom::Node) => Decision::NotOwner {

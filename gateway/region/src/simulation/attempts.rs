@@ -9,7 +9,8 @@ pub(super) struct OwnerAttempts {
 /// What the ingress does after another node answered that it is not the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Retry {
-    /// The other node knows a later epoch: report it as `MembershipEvent::Hint`, decide again once the view has it.
+    /// The other node knows a later epoch: report it as `MembershipEvent::Hint`, decide again once
+    /// the view has it.
     AfterEpoch(u64),
     /// The other node has an earlier view: decide again after a short pause.
     AfterPause,
@@ -28,7 +29,8 @@ impl OwnerAttempts {
         }
     }
 
-    /// Another node answered that it is not the owner at `theirs`; the request was forwarded at epoch `ours`.
+    /// Another node answered that it is not the owner at `theirs`; the request was forwarded at
+    /// epoch `ours`.
     pub(super) fn not_owner(&mut self, ours: u64, theirs: u64) -> Retry {
         let Some(left) = self.retries_left.checked_sub(1) else {
             return Retry::GiveUp;

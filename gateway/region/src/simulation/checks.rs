@@ -8,7 +8,8 @@ use super::world::{Process, WORKER_DELAY, World};
 use crate::owners::placement::{Member, NodeSlot, Owner, Placement};
 use crate::owners::view::View;
 
-/// Longest time for which a node that lives and reaches the engine does not know that its session has ended.
+/// Longest time for which a node that lives and reaches the engine does not know that its session
+/// has ended.
 const UNAWARE_MAX: Duration = Duration::from_millis(1_300);
 
 /// Counts of what the schedules exercised.
@@ -51,7 +52,8 @@ impl World {
             .hosts
             .iter()
             .position(|host| host.process.as_ref().is_some_and(is_target));
-        // Clocks of observers are up to 3 % fast. A process that has ended refuses connections, which is proof enough.
+        // Clocks of observers are up to 3 % fast. A process that has ended refuses connections,
+        // which is proof enough.
         let is_soon =
             long_outage_end.is_some_and(|end| self.now - end < Duration::from_millis(9_650));
         if is_soon && target.is_some() && !self.falsely_refused.contains(&session) {
@@ -158,7 +160,8 @@ impl World {
         }
     }
 
-    /// The host begins to admit for a service: in a planned move it has the levels of the earlier owner.
+    /// The host begins to admit for a service: in a planned move it has the levels of the earlier
+    /// owner.
     fn check_handover(&mut self, host: usize, service: usize) {
         let Some(process) = &self.hosts[host].process else {
             return;
@@ -203,7 +206,8 @@ impl World {
         }
     }
 
-    /// A service starts with a full bucket: once, and once for each session that has ended without handing its level over.
+    /// A service starts with a full bucket: once, and once for each session that has ended without
+    /// handing its level over.
     fn check_burst(&mut self, service: usize) {
         let (bursts, explained) = &mut self.checks.bursts[service];
         *bursts += 1;
@@ -281,7 +285,8 @@ impl World {
         }
         let (executed, arrived) = node.last_answer;
         let Some(end) = self.engine.ended.get(&session) else {
-            // A session that went live at the older primary was no member at the newer one. Its workers are about to know.
+            // A session that went live at the older primary was no member at the newer one. Its
+            // workers are about to know.
             return match self.was_split && node.apply_at >= self.now {
                 true => Ok(()),
                 false => Err("its session has not ended"),
@@ -297,12 +302,13 @@ impl World {
         if end.kind != EndKind::Silence {
             return Ok(());
         }
-        // What other nodes sent before the end of the session has queued in a pause. Their later messages follow.
+        // What other nodes sent before the end of the session has queued in a pause. Their later
+        // messages follow.
         if node.is_resumed && self.now - self.hosts[older].resumed <= WORKER_DELAY {
             return Ok(());
         }
-        // A failure is known one second after the start of its call, and counts for four seconds after that start, on
-        // a clock that is up to 3 % slow.
+        // A failure is known one second after the start of its call, and counts for four seconds
+        // after that start, on a clock that is up to 3 % slow.
         let has_failed = node
             .failed
             .is_some_and(|failed| self.now - failed < Duration::from_millis(4_130));

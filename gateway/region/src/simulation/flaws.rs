@@ -3,7 +3,8 @@
 /// Which faults the hosts have. Usually none.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Flaws {
-    /// Connections are kept for the other node alone, also with the certificate of an earlier session and after a refusal.
+    /// Connections are kept for the other node alone, also with the certificate of an earlier
+    /// session and after a refusal.
     pub(super) keeps_connections: bool,
     /// A node that admits again after a gap starts with a full bucket.
     pub(super) forgets_levels: bool,

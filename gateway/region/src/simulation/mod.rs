@@ -1,6 +1,8 @@
-//! Simulations of a region on virtual time: random schedules of faults, with checks after every step.
+//! Simulations of a region on virtual time: random schedules of faults, with checks after every
+//! step.
 //!
-//! `GW_REGION_SCHEDULES` sets the number of random schedules, `GW_REGION_SEED` replays one with a trace.
+//! `GW_REGION_SCHEDULES` sets the number of random schedules, `GW_REGION_SEED` replays one with a
+//! trace.
 
 mod attempts;
 mod checks;
@@ -27,7 +29,8 @@ const SCHEDULES: u64 = 2_000;
 /// Longest time to converge after the last fault, if no node that ended has to be declared dead.
 const CONVERGENCE: Duration = Duration::from_secs(5);
 
-/// Longest time if one has: the grace after an outage, on the slowest clock, and the beats around it.
+/// Longest time if one has: the grace after an outage, on the slowest clock, and the beats around
+/// it.
 const CONVERGENCE_AFTER_DEATH: Duration = Duration::from_secs(14);
 
 /// Result of one schedule: how long it took to converge, and what was checked.

@@ -1,5 +1,5 @@
-//! Scenarios of records, connections and clocks. Each one runs on hosts in order, and on hosts with the fault that its check is
-//! there to find.
+//! Scenarios of records, connections and clocks. Each one runs on hosts in order, and on hosts with
+//! the fault that its check is there to find.
 
 use std::time::Duration;
 
@@ -119,7 +119,8 @@ fn a_node_goes_live_once_its_clock_is_right() {
 
 #[test]
 fn a_clock_that_was_ahead_shuts_no_node_out() {
-    // The clock steps while the node runs, and is right again when the node has taken its next certificate.
+    // The clock steps while the node runs, and is right again when the node has taken its next
+    // certificate.
     let stepped = || {
         let rejoin = [(15_000, Fault::Pause(1)), (24_000, Fault::Resume(1))];
         let step = |at, error| (at, Fault::Clock { host: 1, error });

@@ -506,7 +506,8 @@ fn every_beat_has_another_number() {
     assert_eq!(beats, [1, 2, 3, 4]);
 }
 
-/// Otherwise the node would be declared dead again and again: no beat is later than the number that was written.
+/// Otherwise the node would be declared dead again and again: no beat is later than the number that
+/// was written.
 #[test]
 fn a_false_beat_is_forgotten_with_its_session() {
     let mut now = Instant::now();

@@ -7,7 +7,8 @@ use crate::random::Random;
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Fault {
     Start(usize),
-    /// As `Start`, without waiting for the engine: the process continues the membership of the last one.
+    /// As `Start`, without waiting for the engine: the process continues the membership of the last
+    /// one.
     StartAlone(usize),
     /// Sets the wall clock of a host this many seconds ahead.
     Clock {
@@ -24,8 +25,8 @@ pub(super) enum Fault {
     },
     EngineHung,
     EngineUp,
-    /// A standby is promoted while the primary goes on. Hosts with a bit in `older` go on there, and those with one in `reach` could
-    /// use either.
+    /// A standby is promoted while the primary goes on. Hosts with a bit in `older` go on there,
+    /// and those with one in `reach` could use either.
     Promote {
         older: u8,
         reach: u8,
@@ -157,7 +158,8 @@ impl Schedule {
         schedule
     }
 
-    /// Outages of the engine may end with an asynchronous failover, and crashed hosts may start before the engine is back.
+    /// Outages of the engine may end with an asynchronous failover, and crashed hosts may start
+    /// before the engine is back.
     fn push_failover(&mut self, random: &mut Random) {
         let outages = self
             .faults

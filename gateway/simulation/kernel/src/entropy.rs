@@ -1,8 +1,9 @@
 //! Random numbers of AWS-LC, from which rustls and the product draw: also the pauses of agents.
 //!
-//! AWS-LC has a generator for each thread. It seeds that from the jitter of the CPU and from its instructions for random
-//! numbers, so that no function of libc decides them. Its own tests replace the source of these seeds; so does this module. The
-//! generators of the standard library and of `rand` read getrandom(2).
+//! AWS-LC has a generator for each thread. It seeds that from the jitter of the CPU and from its
+//! instructions for random numbers, so that no function of libc decides them. Its own tests replace
+//! the source of these seeds; so does this module. The generators of the standard library and of
+//! `rand` read getrandom(2).
 #![allow(
     unsafe_code,
     reason = "AWS-LC takes the source of its seeds as a table of C functions"
@@ -20,8 +21,8 @@ use crate::syscalls::getrandom;
 /// Bytes of a seed: `CTR_DRBG_ENTROPY_LEN`.
 const SEED_BYTES: usize = 48;
 
-/// `struct entropy_source_methods` of `aws-lc/crypto/fipsmodule/rand/entropy/internal.h`. The first argument of each is a
-/// `struct entropy_source_t`, which is not used here.
+/// `struct entropy_source_methods` of `aws-lc/crypto/fipsmodule/rand/entropy/internal.h`. The first
+/// argument of each is a `struct entropy_source_t`, which is not used here.
 #[repr(C)]
 struct EntropySourceMethods {
     initialize: extern "C" fn(*mut c_void) -> c_int,
@@ -49,7 +50,8 @@ unsafe extern "C" {
     fn override_entropy_source_method(methods: *const EntropySourceMethods);
 }
 
-/// Lets the generators of AWS-LC seed themselves by getrandom(2), on threads that draw their first number after this.
+/// Lets the generators of AWS-LC seed themselves by getrandom(2), on threads that draw their first
+/// number after this.
 pub(crate) fn read_by_getrandom() {
     static REPLACED: Once = Once::new();
     // SAFETY: the table is static, and has the layout of the version in the symbol's name.

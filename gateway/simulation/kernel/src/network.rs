@@ -15,7 +15,8 @@ type Action = Box<dyn FnOnce()>;
 pub struct Path {
     /// Time that each segment takes.
     pub delay: Duration,
-    /// Most time that a segment takes beyond [`Self::delay`]. Segments of one connection keep their order.
+    /// Most time that a segment takes beyond [`Self::delay`]. Segments of one connection keep their
+    /// order.
     pub jitter: Duration,
     /// Most bytes of one segment; each has a size that the seed chooses.
     pub segment: usize,
@@ -63,8 +64,9 @@ pub fn set_path(a: IpAddr, b: IpAddr, path: Path) {
     NETWORK.with_borrow_mut(|network| network.paths.entry(key(a, b)).or_default().path = path);
 }
 
-/// Cuts the path between two machines, or mends it. While it is cut, segments in either direction are lost, without a word to
-/// either end. TCP sends them again, so they arrive after the path is mended.
+/// Cuts the path between two machines, or mends it. While it is cut, segments in either direction
+/// are lost, without a word to either end. TCP sends them again, so they arrive after the path is
+/// mended.
 pub fn cut(a: IpAddr, b: IpAddr, is_cut: bool) {
     let held = NETWORK.with_borrow_mut(|network| {
         let default = network.default;
@@ -114,7 +116,8 @@ pub(crate) fn segment(a: SocketAddr, b: SocketAddr, most: usize) -> usize {
     }
 }
 
-/// Runs `action` once a segment from `from` has arrived at `to`, after `earliest`. Returns that time, unless the path is cut.
+/// Runs `action` once a segment from `from` has arrived at `to`, after `earliest`. Returns that
+/// time, unless the path is cut.
 pub(crate) fn carry(
     from: SocketAddr,
     to: SocketAddr,

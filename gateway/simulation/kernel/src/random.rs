@@ -8,7 +8,8 @@ use fastrand::Rng;
 thread_local! {
     /// Decides what the kernel and the network do.
     static CHOICES: RefCell<Rng> = const { RefCell::new(Rng::with_seed(0)) };
-    /// What the product reads with getrandom(2). Separate, so that reading more of it changes no choice.
+    /// What the product reads with getrandom(2). Separate, so that reading more of it changes no
+    /// choice.
     static ENTROPY: RefCell<Rng> = const { RefCell::new(Rng::with_seed(0)) };
 }
 

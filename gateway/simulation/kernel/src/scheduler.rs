@@ -1,8 +1,8 @@
 //! Hosts and their tasks.
 //!
-//! A host stands for a thread with a reactor: its tasks run in the order in which they became ready, as monoio runs them. The
-//! seed decides which host runs next, for how many tasks, and how much time each of them takes. Time passes to the next event
-//! when no host can run.
+//! A host stands for a thread with a reactor: its tasks run in the order in which they became
+//! ready, as monoio runs them. The seed decides which host runs next, for how many tasks, and how
+//! much time each of them takes. Time passes to the next event when no host can run.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -177,8 +177,8 @@ impl Host {
         result
     }
 
-    /// Kills the host as SIGKILL does a process: the kernel closes its sockets, and its tasks are gone. Tasks cannot be
-    /// started on it again; a new process is a new host.
+    /// Kills the host as SIGKILL does a process: the kernel closes its sockets, and its tasks are
+    /// gone. Tasks cannot be started on it again; a new process is a new host.
     pub fn kill(self) {
         trace::line(|line| line.push_str(&format!("{} is killed", self.name())));
         SCHEDULER.with_borrow_mut(|scheduler| scheduler.hosts[self.0].is_dead = true);
@@ -186,8 +186,8 @@ impl Host {
         self.drop_tasks();
     }
 
-    /// Ends the host like a thread that panics: drops its tasks and all that they own. Sockets that it has accepted and passed
-    /// to another thread stay open.
+    /// Ends the host like a thread that panics: drops its tasks and all that they own. Sockets that
+    /// it has accepted and passed to another thread stay open.
     pub fn unwind(self) {
         trace::line(|line| line.push_str(&format!("{} unwinds", self.name())));
         SCHEDULER.with_borrow_mut(|scheduler| scheduler.hosts[self.0].is_dead = true);
@@ -307,8 +307,8 @@ pub fn polls() -> u64 {
     SCHEDULER.with_borrow(|scheduler| scheduler.polls)
 }
 
-/// Runs `main` as [`Host::WORLD`] in a simulation of `seed`, on the calling thread, which must be new: values of
-/// thread-locals are a part of the state.
+/// Runs `main` as [`Host::WORLD`] in a simulation of `seed`, on the calling thread, which must be
+/// new: values of thread-locals are a part of the state.
 pub fn simulate<T: 'static>(
     seed: u64,
     with_text: bool,
@@ -410,7 +410,8 @@ fn run_turn(host: Host) {
             let (key, generation) = state.ready.pop_front()?;
             scheduler.polls += 1;
             let slot = scheduler.tasks.get_mut(key)?;
-            // Otherwise, the task has ended, and another one, perhaps of another host, has its slot.
+            // Otherwise, the task has ended, and another one, perhaps of another host, has its
+            // slot.
             if slot.waker.generation != generation {
                 return None;
             }

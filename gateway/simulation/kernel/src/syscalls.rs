@@ -1,10 +1,12 @@
 //! The functions of libc that the product calls, on simulated sockets and the virtual clock.
 //!
-//! The linker takes these definitions in place of those of the C library, for the whole program. Each of them acts on
-//! simulated sockets only, or on threads that run a simulation; otherwise it makes the system call.
+//! The linker takes these definitions in place of those of the C library, for the whole program.
+//! Each of them acts on simulated sockets only, or on threads that run a simulation; otherwise it
+//! makes the system call.
 #![allow(
     unsafe_code,
-    reason = "the definitions of C functions get pointers, whose validity the caller guarantees as for the C library"
+    reason = "the definitions of C functions get pointers, whose validity the caller guarantees as \
+              for the C library"
 )]
 
 use std::mem::MaybeUninit;
@@ -76,7 +78,8 @@ pub unsafe extern "C" fn getrandom(buffer: *mut c_void, length: usize, flags: c_
         // SAFETY: the caller's pointers.
         return unsafe { libc::syscall(libc::SYS_getrandom, buffer, length, flags) } as ssize_t;
     }
-    // SAFETY: the caller's buffer is valid for `length` bytes. It may be uninitialised, so it is cleared first.
+    // SAFETY: the caller's buffer is valid for `length` bytes. It may be uninitialised, so it is
+    // cleared first.
     let buffer = unsafe {
         buffer.cast::<u8>().write_bytes(0, length);
         std::slice::from_raw_parts_mut(buffer.cast::<u8>(), length)
@@ -359,7 +362,8 @@ pub unsafe extern "C" fn getpeername(
 
 /// # Safety
 ///
-/// As fcntl(2). The third argument is an integer or a pointer, which variadic functions get in the same register.
+/// As fcntl(2). The third argument is an integer or a pointer, which variadic functions get in the
+/// same register.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     if !is_simulated(fd) {
@@ -498,17 +502,9 @@ fn memory_info(fd: c_int) -> sockets::Result<[u32; 9]> {
     let measure = sockets::measure(fd)?;
     let number = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
     let queued = number(measure.unsent + measure.in_flight);
-    Ok([
-        number(measure.unread),
-        number(measure.receive_limit),
-        queued,
-        number(measure.send_limit),
-        0,
-        queued,
-        0,
-        0,
-        0,
-    ])
+    let [unread, receive_limit] = [measure.unread, measure.receive_limit].map(number);
+    let send_limit = number(measure.send_limit);
+    Ok([unread, receive_limit, queued, send_limit, 0, queued, 0, 0, 0])
 }
 
 /// # Safety
@@ -581,13 +577,14 @@ unsafe fn write_address(from: SocketAddr, address: *mut sockaddr, length: *mut s
     }
 }
 
-/// The product makes a call that the simulation does not know. Fails loudly, or the simulation would check less than it
-/// says.
+/// The product makes a call that the simulation does not know. Fails loudly, or the simulation
+/// would check less than it says.
 fn unsupported(call: &str, a: c_int, b: c_int) -> c_int {
     crate::trace::line(|line| line.push_str(&format!("not simulated: {call} {a} {b}")));
     let message =
         format!("the simulated kernel does not know {call}({a}, {b}): add it to syscalls.rs\n");
-    // SAFETY: the message is valid for its length. Standard error, since a panic cannot leave a C function.
+    // SAFETY: the message is valid for its length. Standard error, since a panic cannot leave a C
+    // function.
     unsafe {
         libc::syscall(
             libc::SYS_write,

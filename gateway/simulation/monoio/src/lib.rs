@@ -1,5 +1,5 @@
-//! The items of monoio that the product uses, on the [simulated kernel](gw_simulated_kernel). `[patch.crates-io]` of the
-//! workspace puts this crate in place of monoio.
+//! The items of monoio that the product uses, on the [simulated kernel](gw_simulated_kernel).
+//! `[patch.crates-io]` of the workspace puts this crate in place of monoio.
 
 use std::cell::RefCell;
 use std::future::Future;

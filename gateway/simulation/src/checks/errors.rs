@@ -24,8 +24,8 @@ static TABLE: LazyLock<BTreeMap<&str, (u16, &str)>> = LazyLock::new(|| {
         .collect()
 });
 
-/// An error has a code of the table, with its status and its `X-Gw-Status` (docs/errors.md). The response to HEAD has no
-/// body, and so no code.
+/// An error has a code of the table, with its status and its `X-Gw-Status` (docs/errors.md). The
+/// response to HEAD has no body, and so no code.
 pub(super) fn errors_are_of_the_table(world: &World) -> Checked {
     each(
         world,
@@ -44,7 +44,8 @@ pub(super) fn errors_are_of_the_table(world: &World) -> Checked {
     )
 }
 
-/// An error occurs only if something in the scenario can cause it: each page section names its causes (docs/errors.md).
+/// An error occurs only if something in the scenario can cause it: each page section names its
+/// causes (docs/errors.md).
 pub(super) fn errors_have_causes(world: &World) -> Checked {
     let records = Records::of(world);
     each(world, "an error has a cause", |request, entry| {
@@ -65,7 +66,8 @@ fn has_cause(world: &World, request: &Request, entry: &Entry, code: &str) -> boo
             |fault| matches!(fault, FaultKind::DisableKey { service: of, .. } if of == service),
         ),
         "AGENT_UNAVAILABLE" | "GW_RELAY_ERROR" => faults.any(ends_tunnels),
-        // The link to another node was lost, or that of a process that was replaced to the one that has replaced it.
+        // The link to another node was lost, or that of a process that was replaced to the one that
+        // has replaced it.
         "GW_NODE_UNAVAILABLE" => {
             let mut others = scenario.faults.iter().map(|fault| fault.kind);
             let is_replaced = others.any(|fault| matches!(fault, FaultKind::TakeOver));
@@ -131,7 +133,8 @@ fn ends_backends(fault: FaultKind) -> bool {
     )
 }
 
-/// Connections that the backend closes may be those of this request: a kept one closes as the request is sent.
+/// Connections that the backend closes may be those of this request: a kept one closes as the
+/// request is sent.
 fn others_close_connections(world: &World, service: usize) -> bool {
     let mut requests = world.scenario.requests_to(service);
     requests.any(|request| {
@@ -145,13 +148,15 @@ fn others_close_connections(world: &World, service: usize) -> bool {
     })
 }
 
-/// Bytes behind a response can arrive after the next request was sent on the connection, and are then read as its response.
+/// Bytes behind a response can arrive after the next request was sent on the connection, and are
+/// then read as its response.
 fn others_send_too_much(world: &World) -> bool {
     let mut requests = world.scenario.callers.iter().flat_map(|one| &one.requests);
     requests.any(|request| request.response.fault == ResponseFault::TooLong)
 }
 
-/// Whether each agent has a slot for every request that can be in flight. A request whose caller left can still hold one.
+/// Whether each agent has a slot for every request that can be in flight. A request whose caller
+/// left can still hold one.
 pub(super) fn has_slots(world: &World, service: usize) -> bool {
     let scenario = &world.scenario;
     let callers = scenario.callers.iter();
@@ -168,8 +173,8 @@ pub(super) fn has_slots(world: &World, service: usize) -> bool {
         && slots.min().unwrap_or(0) >= at_once
 }
 
-/// Memory of the account, which may hold half of it (docs/limits.md): at least 69 KiB of each request, 16 KiB more with a
-/// body, and what its bodies may hold.
+/// Memory of the account, which may hold half of it (docs/limits.md): at least 69 KiB of each
+/// request, 16 KiB more with a body, and what its bodies may hold.
 pub(super) fn memory_may_be_used_up(world: &World) -> bool {
     const REQUEST: usize = (69 + 16 + 4 + 64) * 1024;
     let scenario = &world.scenario;

@@ -22,7 +22,8 @@ pub(super) fn agents_keep_to_their_slots(world: &World) -> Checked {
     Ok(())
 }
 
-/// Once all is quiet, only tunnels count as connections of their addresses, at whichever worker of a process.
+/// Once all is quiet, only tunnels count as connections of their addresses, at whichever worker of
+/// a process.
 pub(super) fn addresses_have_slots_of_tunnels_only(world: &World) -> Checked {
     // Tunnels that pass a node count there, too.
     if world.scenario.nodes > 1 {

@@ -1,4 +1,5 @@
-//! What must hold in every simulation. Each function is one invariant, and gives what it found if it does not hold.
+//! What must hold in every simulation. Each function is one invariant, and gives what it found if
+//! it does not hold.
 
 mod errors;
 mod limits;

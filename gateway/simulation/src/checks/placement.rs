@@ -10,12 +10,14 @@ use crate::world::World;
 
 /// Time within which a revocation takes effect (docs/agent.md).
 const REVOKED_WITHIN: u64 = 1_000_000_000;
-/// Longest time until a safe request on a silent agent goes elsewhere: a PING each second, unanswered for 2 seconds; the wait
-/// for a slot of 1 second (docs/limits.md); and what paths and workers take.
+/// Longest time until a safe request on a silent agent goes elsewhere: a PING each second,
+/// unanswered for 2 seconds; the wait for a slot of 1 second (docs/limits.md); and what paths and
+/// workers take.
 const MOVED_WITHIN: Duration = Duration::from_millis(3000 + 1000 + 1000);
 
-/// A backend has no more requests at once than its agent has slots, as long as the agent has one tunnel of the service. Counts
-/// requests that neither side broke off: their slots are in use at least as long as the backend has them.
+/// A backend has no more requests at once than its agent has slots, as long as the agent has one
+/// tunnel of the service. Counts requests that neither side broke off: their slots are in use at
+/// least as long as the backend has them.
 pub(super) fn backends_get_no_more_than_slots(world: &World) -> Checked {
     let scenario = &world.scenario;
     let changes_tunnels = scenario.faults.iter().any(|fault| {
@@ -52,7 +54,8 @@ pub(super) fn backends_get_no_more_than_slots(world: &World) -> Checked {
             at_once += i64::from(change);
             if at_once > slots {
                 let found = format!(
-                    "{at_once} requests to service {service} of agent {agent} at {time}, of {slots} slots"
+                    "{at_once} requests to service {service} of agent {agent} at {time}, of \
+                     {slots} slots"
                 );
                 return violated("backends get no more requests than slots", found);
             }
@@ -99,7 +102,8 @@ pub(super) fn sessions_stay(world: &World) -> Checked {
     let can_be_switched = !has_http2_backends(world);
     world.ledger.find(|request, entry| {
         let seen = &entry.seen;
-        // An upgrade moves to another agent if the backend does not support extended CONNECT (RFC 8441).
+        // An upgrade moves to another agent if the backend does not support extended CONNECT (RFC
+        // 8441).
         if request.method == Method::Upgrade && !can_be_switched {
             return None;
         }
@@ -134,8 +138,8 @@ fn is_benign(request: &Request) -> bool {
         && !request.response.is_early
 }
 
-/// While one agent is in order and has room, one fault of another agent fails no safe request without a body, and none waits for
-/// longer than the detection of a silent agent takes.
+/// While one agent is in order and has room, one fault of another agent fails no safe request
+/// without a body, and none waits for longer than the detection of a silent agent takes.
 pub(super) fn a_healthy_agent_suffices(world: &World) -> Checked {
     let scenario = &world.scenario;
     // A safe request is sent once more only.

@@ -1,4 +1,5 @@
-//! The bucket of each service (docs/limits.md): one for all callers, exact over all workers, processes and changes.
+//! The bucket of each service (docs/limits.md): one for all callers, exact over all workers,
+//! processes and changes.
 
 use gw_simulated_kernel::clock::Nanos;
 
@@ -10,7 +11,8 @@ const LIMITED: &str = "GW_RATE_LIMIT_EXCEEDED";
 const NANOS_OF_MINUTE: f64 = 60e9;
 /// A request's share of rounding and of time that passes while it is charged.
 const TOLERANCE: f64 = 0.01;
-/// Most that a level is rounded, and ages on its way, from one process to the next (docs/limits.md).
+/// Most that a level is rounded, and ages on its way, from one process to the next
+/// (docs/limits.md).
 const ROUNDED: Nanos = 2_000_000;
 
 /// A request, with times between which its token was taken.
@@ -30,8 +32,8 @@ impl Charge {
     }
 }
 
-/// A period admits at most the burst and the tokens that are refilled in it. A request is refused only if as many were admitted.
-/// A retried request is charged once.
+/// A period admits at most the burst and the tokens that are refilled in it. A request is refused
+/// only if as many were admitted. A retried request is charged once.
 pub(super) fn bucket_is_exact(world: &World) -> Checked {
     for number in 0..world.services.len() {
         let charges = charges(world, number);
@@ -52,7 +54,8 @@ pub(super) fn bucket_is_exact(world: &World) -> Checked {
                 FaultKind::PanicWorker { .. } | FaultKind::KillGateway { .. }
             )
         });
-        // With several nodes, the service moves away and back, to full buckets: their levels are lost here.
+        // With several nodes, the service moves away and back, to full buckets: their levels are
+        // lost here.
         let moves = world
             .scenario
             .faults
@@ -131,8 +134,8 @@ fn admits_too_many(charges: &[Charge], burst: f64, per_nano: f64) -> Option<Stri
 fn refuses_too_early(charges: &[Charge], burst: f64, per_nano: f64) -> Option<String> {
     let may_be_charged = || charges.iter().filter(|charge| !charge.is_limited);
     for limited in charges.iter().filter(|charge| charge.is_limited) {
-        // The bucket was full last when a request was charged. With a later time, up to the next at which a request must have
-        // been charged, as many requests count, and less is refilled.
+        // The bucket was full last when a request was charged. With a later time, up to the next at
+        // which a request must have been charged, as many requests count, and less is refilled.
         let mut times = may_be_charged().map(|first| first.latest().min(limited.ended));
         let is_explained = times.any(|since| {
             let within =

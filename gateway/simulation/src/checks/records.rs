@@ -13,10 +13,12 @@ use crate::world::World;
 use crate::world::ledger::Entry;
 use crate::world::{agent_id, machine};
 
-/// Time within which workers send records. A worker that panics, or a process that is killed, loses those that it has.
+/// Time within which workers send records. A worker that panics, or a process that is killed, loses
+/// those that it has.
 const SENT_WITHIN: u64 = 1_500_000_000;
 
-/// The log has one record of each request that got a response or reached a backend (docs/request-log.md).
+/// The log has one record of each request that got a response or reached a backend
+/// (docs/request-log.md).
 pub(super) fn each_request_is_recorded_once(world: &World) -> Checked {
     let records = Records::of(world);
     each(world, "each request is recorded once", |request, entry| {
@@ -52,8 +54,8 @@ fn was_lost(world: &World, Entry { seen, attempts }: &Entry) -> bool {
     })
 }
 
-/// No two records have one id, whichever process and worker made them, and wherever the clock jumps: the log finds a request
-/// by it.
+/// No two records have one id, whichever process and worker made them, and wherever the clock
+/// jumps: the log finds a request by it.
 pub(super) fn ids_are_unique(world: &World) -> Checked {
     let mut ids = BTreeSet::new();
     for recorded in world.records.borrow().iter() {
@@ -70,9 +72,10 @@ pub(super) fn ids_are_unique(world: &World) -> Checked {
 
 const NANOS_IN_MS: Nanos = 1_000_000;
 
-/// The time in the id is that at which the head arrived: it decides in which file the record is, and whether a search finds it
-/// (docs/request-log-format.md). So the ids of a caller that waits for each response rise with the milliseconds, whichever worker
-/// gets its requests. Records come in the order in which requests end, which is not that of the ids.
+/// The time in the id is that at which the head arrived: it decides in which file the record is,
+/// and whether a search finds it (docs/request-log-format.md). So the ids of a caller that waits
+/// for each response rise with the milliseconds, whichever worker gets its requests. Records come
+/// in the order in which requests end, which is not that of the ids.
 pub(super) fn ids_have_the_time_of_the_request(world: &World) -> Checked {
     let mut faults = world.scenario.faults.iter();
     // Ids follow jumps of the clock, but for short ones back.
@@ -177,8 +180,8 @@ fn upload_disagrees(entry: &Entry, record: &RequestRecord) -> Option<String> {
     (record.bytes_taken > Some(record.bytes_in)).then(|| "more was taken than sent".to_owned())
 }
 
-/// Reasons by which no backend has the request. After the loss of a node, a request is sent to the next owner if it is safe, or if the
-/// first one has not accepted its body.
+/// Reasons by which no backend has the request. After the loss of a node, a request is sent to the
+/// next owner if it is safe, or if the first one has not accepted its body.
 const NOT_SENT: [&str; 5] = [
     "node_lost",
     "no_slot",
@@ -189,8 +192,8 @@ const NOT_SENT: [&str; 5] = [
 /// Agents that one request is sent to (docs/limits.md).
 const AGENTS_MAX: usize = 3;
 
-/// The recorded agent is one whose backend got the request. A request that can have reached a backend is retried only if it is
-/// safe and has no body (docs/redundancy.md).
+/// The recorded agent is one whose backend got the request. A request that can have reached a
+/// backend is retried only if it is safe and has no body (docs/redundancy.md).
 fn attempts_disagree(request: &Request, entry: &Entry, record: &RequestRecord) -> Option<String> {
     let is_relayed = entry.seen.answer_to.is_some();
     let agents = || entry.attempts.iter().map(|attempt| attempt.agent);
@@ -218,7 +221,8 @@ fn attempts_disagree(request: &Request, entry: &Entry, record: &RequestRecord) -
     (arrived.count() > most).then(|| "it was sent again".to_owned())
 }
 
-/// Counters of each process agree with its records. A process that has ended has none, and a worker that panics loses its own.
+/// Counters of each process agree with its records. A process that has ended has none, and a worker
+/// that panics loses its own.
 pub(super) fn counters_agree_with_records(world: &World) -> Checked {
     let faults = &world.scenario.faults;
     if faults
@@ -269,7 +273,8 @@ pub(super) fn counters_agree_with_records(world: &World) -> Checked {
     Ok(())
 }
 
-/// Whether a counter is of the service: its name is the label, and the time at which the service was created.
+/// Whether a counter is of the service: its name is the label, and the time at which the service
+/// was created.
 fn is_of(counter: &str, label: &str) -> bool {
     counter.split_once('@').is_some_and(|(of, _)| of == label)
 }

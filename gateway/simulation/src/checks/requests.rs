@@ -72,7 +72,8 @@ pub(super) fn upload_arrives_unchanged(world: &World) -> Checked {
     })
 }
 
-/// Whether the backend of an upgraded connection may take a cut for the end: bytes without framing end as the connection does.
+/// Whether the backend of an upgraded connection may take a cut for the end: bytes without framing
+/// end as the connection does.
 fn may_end_early(world: &World, request: &Request, attempt: &Attempt) -> bool {
     // When a process ends, the kernel ends its connections as if they were complete.
     let ends_agent = |kind: &FaultKind| match kind {
@@ -86,15 +87,16 @@ fn may_end_early(world: &World, request: &Request, attempt: &Attempt) -> bool {
     is_echo || is_in_halves(request) && faults.any(|fault| ends_agent(&fault.kind))
 }
 
-/// A request that is not idempotent reaches one backend at most. Others reach as many agents as the gateway may try, each of
-/// which may try a second connection.
+/// A request that is not idempotent reaches one backend at most. Others reach as many agents as the
+/// gateway may try, each of which may try a second connection.
 pub(super) fn unsafe_requests_arrive_once(world: &World) -> Checked {
     each(world, "a POST is not doubled", |request, entry| {
         let most = match request.method {
             Method::Post => 1,
             _ => AGENTS_MAX * CONNECTIONS_MAX,
         };
-        // A node that is lost may have sent the head of a request whose body it has not accepted: the backend has no request.
+        // A node that is lost may have sent the head of a request whose body it has not accepted:
+        // the backend has no request.
         let has_head_only = |attempt: &&Attempt| {
             world.scenario.nodes > 1 && !attempt.upload_is_complete && attempt.upload.length == 0
         };
@@ -120,7 +122,8 @@ pub(super) fn complete_responses_are_whole(world: &World) -> Checked {
             ResponseFault::ClosesInBody | ResponseFault::ResetsInBody
         );
         let has_body = request.method != Method::Head && response.status != 204;
-        // The end of the connection is the end of such a body. A backend that answers early ends its direction itself.
+        // The end of the connection is the end of such a body. A backend that answers early ends
+        // its direction itself.
         let is_undetectable = response.framing == Framing::Close
             && (response.fault == ResponseFault::ClosesInBody || response.is_early);
         if is_in_halves(request) && !is_cut && !was_killed(world, entry) {
@@ -143,17 +146,23 @@ pub(super) fn complete_responses_are_whole(world: &World) -> Checked {
     })
 }
 
-/// Whether a backend that got the request was killed before the end of its response. The kernel ends its connections as the
-/// process would.
+/// Whether a backend that got the request was killed before the end of its response. The kernel
+/// ends its connections as the process would.
 fn was_killed(world: &World, entry: &Entry) -> bool {
     let faults = &world.scenario.faults;
     entry.attempts.iter().any(|attempt| {
-        let kills = |kind: &FaultKind| matches!(kind, FaultKind::KillBackend { agent, .. } if *agent == attempt.agent);
+        let kills = |kind: &FaultKind| {
+            matches!(
+                kind,
+                FaultKind::KillBackend { agent, .. } if *agent == attempt.agent
+            )
+        };
         attempt.answered.is_none() && faults.iter().any(|fault| kills(&fault.kind))
     })
 }
 
-/// A service key opens nothing once the change that disabled it is answered, whatever the workers did meanwhile.
+/// A service key opens nothing once the change that disabled it is answered, whatever the workers
+/// did meanwhile.
 pub(super) fn disabled_keys_are_refused(world: &World) -> Checked {
     let disabled = world.disabled.borrow();
     each(world, "a disabled key is refused at once", |_, entry| {
@@ -170,7 +179,8 @@ pub(super) fn disabled_keys_are_refused(world: &World) -> Checked {
 
 /// Codes of requests that were opened on no tunnel, for want of one.
 const NOT_OPENED: [&str; 2] = ["AGENT_UNAVAILABLE", "GW_NODE_UNAVAILABLE"];
-/// Time within which a request that waits is opened once its service has a tunnel with room: those before it go first.
+/// Time within which a request that waits is opened once its service has a tunnel with room: those
+/// before it go first.
 const OPENED_WITHIN: u64 = 1_500_000_000;
 
 /// A request that waits, wherever it does, is opened once its service has a tunnel with room.
@@ -209,12 +219,12 @@ pub(super) fn waiting_requests_are_opened(world: &World) -> Checked {
     )
 }
 
-/// Longest time until the first byte of an answer while two nodes are cut off from each other: agents whose tunnels pass the cut
-/// connect again after nine seconds.
+/// Longest time until the first byte of an answer while two nodes are cut off from each other:
+/// agents whose tunnels pass the cut connect again after nine seconds.
 const PAST_CUT_WITHIN: u64 = 13_000_000_000;
 
-/// While two of three nodes are cut off from each other, requests go by the third: those that begin once the tunnels do not pass the
-/// cut are answered, and none waits for long.
+/// While two of three nodes are cut off from each other, requests go by the third: those that begin
+/// once the tunnels do not pass the cut are answered, and none waits for long.
 pub(super) fn a_cut_between_nodes_is_passed(world: &World) -> Checked {
     let scenario = &world.scenario;
     let happened = world.happened.borrow();
@@ -297,7 +307,8 @@ fn is_in_halves(request: &Request) -> bool {
     request.upload.is_some_and(|upload| upload.in_halves)
 }
 
-/// Interim responses and trailers pass in both directions (docs/http.md; RFC 9110, sections 6.5 and 15.2).
+/// Interim responses and trailers pass in both directions (docs/http.md; RFC 9110, sections 6.5 and
+/// 15.2).
 pub(super) fn interim_responses_and_trailers_pass(world: &World) -> Checked {
     each(
         world,

@@ -70,8 +70,9 @@ pub(super) fn nothing_is_held(world: &World) -> Checked {
     Ok(())
 }
 
-/// Once all is quiet, the workers of a process have the sockets of its tunnels and no others. A worker that has ended has no
-/// task. A tunnel may be with another worker than the one that accepted it.
+/// Once all is quiet, the workers of a process have the sockets of its tunnels and no others. A
+/// worker that has ended has no task. A tunnel may be with another worker than the one that
+/// accepted it.
 pub(super) fn only_tunnels_are_open(world: &World) -> Checked {
     if world.scenario.nodes > 1 {
         return Ok(());
@@ -103,7 +104,8 @@ pub(super) fn only_tunnels_are_open(world: &World) -> Checked {
 /// Tasks of a tunnel, at most.
 const TASKS_OF_TUNNEL: usize = 8;
 
-/// Once all is quiet, a process has no more tasks than after its start, but for those of further tunnels.
+/// Once all is quiet, a process has no more tasks than after its start, but for those of further
+/// tunnels.
 pub(super) fn tasks_end(world: &World) -> Checked {
     if world.scenario.nodes > 1 {
         return Ok(());
@@ -114,7 +116,8 @@ pub(super) fn tasks_end(world: &World) -> Checked {
         let most = tasks_before + TASKS_OF_TUNNEL * tunnels.saturating_sub(tunnels_before);
         if tasks > most {
             let found = format!(
-                "process {process} has {tasks} tasks and {tunnels} tunnels; {tasks_before} and {tunnels_before} at the start"
+                "process {process} has {tasks} tasks and {tunnels} tunnels; {tasks_before} and \
+                 {tunnels_before} at the start"
             );
             return violated("tasks end with their requests", found);
         }
@@ -131,12 +134,14 @@ pub(crate) fn tasks_and_tunnels(gateway: &GatewayProcess) -> (usize, usize) {
     (tasks.sum(), tunnels.sum())
 }
 
-/// Most bytes that one poll of a task of a worker moves: the buffers of two sockets of the simulated kernel.
+/// Most bytes that one poll of a task of a worker moves: the buffers of two sockets of the
+/// simulated kernel.
 const BYTES_AT_ONCE: usize = 512 * 1024;
 /// Most system calls on sockets that one poll of a task of a worker makes.
 const CALLS_AT_ONCE: usize = 32;
 
-/// No task of a worker holds up all others: one poll moves a bounded number of bytes, in a bounded number of calls.
+/// No task of a worker holds up all others: one poll moves a bounded number of bytes, in a bounded
+/// number of calls.
 pub(super) fn polls_are_short(world: &World) -> Checked {
     for gateway in world.gateways.borrow().iter() {
         for host in gateway.workers() {

@@ -18,7 +18,8 @@ use super::{Region, SetupError};
 /// An agent to enroll.
 #[derive(Debug, Clone)]
 pub struct AgentPlan {
-    /// Number of the agent, from which its id is made. Two agents with one number are copies of one state folder.
+    /// Number of the agent, from which its id is made. Two agents with one number are copies of one
+    /// state folder.
     pub number: u32,
     /// Services that the agent may serve, all of one account, each with the URLs of its backends.
     pub services: Vec<(ServicePath, Vec<String>)>,
@@ -56,7 +57,8 @@ impl AgentPlan {
         Ok((account.clone(), services.collect()))
     }
 
-    /// Enrolls the agent: adds its record to the region, and writes its files as [`Self::store`] does.
+    /// Enrolls the agent: adds its record to the region, and writes its files as [`Self::store`]
+    /// does.
     pub fn enroll(
         &self,
         region: &mut Region,
@@ -67,8 +69,9 @@ impl AgentPlan {
         self.store(region, gateway, folder)
     }
 
-    /// Writes the state folder and the configuration file of the agent below `folder`, which has to exist, for a gateway that
-    /// listens on `gateway`. Further calls, with other folders, make copies.
+    /// Writes the state folder and the configuration file of the agent below `folder`, which has to
+    /// exist, for a gateway that listens on `gateway`. Further calls, with other folders, make
+    /// copies.
     pub fn store(
         &self,
         region: &Region,
@@ -97,8 +100,8 @@ impl AgentPlan {
         self.load(folder)
     }
 
-    /// The configuration of an agent that has enrolled, as at every start of its program. The gateway may have changed its
-    /// services.
+    /// The configuration of an agent that has enrolled, as at every start of its program. The
+    /// gateway may have changed its services.
     pub fn load(&self, folder: &Path) -> Result<Config, SetupError> {
         let slots = self.slots.to_string();
         let environment = |name: &str| (name == SLOTS_VARIABLE).then(|| slots.clone());

@@ -1,5 +1,5 @@
-//! Certificates that are the same in every process: Ed25519 keys from fixed bytes, whose signatures have no random part, and
-//! fixed validity.
+//! Certificates that are the same in every process: Ed25519 keys from fixed bytes, whose signatures
+//! have no random part, and fixed validity.
 
 use std::sync::Arc;
 
@@ -162,7 +162,8 @@ impl Certificates {
         )?)
     }
 
-    /// TLS configuration of callers that speak `protocol`, such as `h2` or `http/1.1`. Sessions are resumed.
+    /// TLS configuration of callers that speak `protocol`, such as `h2` or `http/1.1`. Sessions are
+    /// resumed.
     pub fn caller(&self, protocol: &[u8]) -> Result<Arc<ClientConfig>, SetupError> {
         let mut roots = RootCertStore::empty();
         roots.add(der(&self.public_authority)?)?;

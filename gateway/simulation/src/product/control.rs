@@ -1,7 +1,8 @@
-//! The control plane of a simulated region: answers the jobs of workers from the records, in the order in which they come.
+//! The control plane of a simulated region: answers the jobs of workers from the records, in the
+//! order in which they come.
 //!
-//! Agents enroll before a simulation begins. What is left are certificates: those of agents that renew them, and of agents that
-//! ask whether the gateway still knows them.
+//! Agents enroll before a simulation begins. What is left are certificates: those of agents that
+//! renew them, and of agents that ask whether the gateway still knows them.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -21,8 +22,8 @@ use super::Region;
 use super::certificates::NOT_AFTER;
 use super::gateway::Publisher;
 
-/// Answers the jobs of a gateway, and publishes the records to its workers after each change. Ends with the executors of the
-/// gateway.
+/// Answers the jobs of a gateway, and publishes the records to its workers after each change. Ends
+/// with the executors of the gateway.
 pub async fn serve(
     region: Rc<RefCell<Region>>,
     mut jobs: mpsc::Receiver<Job>,

@@ -1,4 +1,5 @@
-//! One process of a gateway: what its workers start with, and what its control plane tells and asks them.
+//! One process of a gateway: what its workers start with, and what its control plane tells and asks
+//! them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -40,13 +41,15 @@ const ANSWER_TICK: Duration = Duration::from_millis(1);
 
 /// What a process of a gateway starts with.
 pub struct GatewayPlan {
-    /// The configuration of the region's gateway. [`GatewayPlan::new`] gives one whose numbers do not depend on the machine.
+    /// The configuration of the region's gateway. [`GatewayPlan::new`] gives one whose numbers do
+    /// not depend on the machine.
     pub config: Config,
     /// Largest number of connections of each worker.
     pub connections: usize,
     /// Kernel memory of the callers of all workers, in bytes.
     pub socket_memory: usize,
-    /// Levels of the buckets; `None` if a predecessor sends them, as [`take_over`](super::takeover::take_over) does.
+    /// Levels of the buckets; `None` if a predecessor sends them, as
+    /// [`take_over`](super::takeover::take_over) does.
     pub levels: Option<Vec<Level>>,
     /// Tunnels that agents had with the process before this one, by label of the service.
     pub tunnels_before: BTreeMap<String, usize>,
@@ -75,8 +78,8 @@ impl GatewayPlan {
     }
 }
 
-/// One process of a gateway. Its workers run as long as their futures do: dropping these kills the process, and another
-/// gateway of the same region, with the same folder, is its next start.
+/// One process of a gateway. Its workers run as long as their futures do: dropping these kills the
+/// process, and another gateway of the same region, with the same folder, is its next start.
 pub struct Gateway {
     publisher: Publisher,
     inboxes: Vec<Inbox<WorkerMessage>>,
@@ -135,8 +138,9 @@ impl Gateway {
         Ok((gateway, jobs))
     }
 
-    /// What a worker of this process starts with, and the records of `region`, for [`serve`](gw_data_plane::support::simulation::serve). Later calls start
-    /// the worker again: it gets the messages that were left meanwhile.
+    /// What a worker of this process starts with, and the records of `region`, for
+    /// [`serve`](gw_data_plane::support::simulation::serve). Later calls start the worker again: it
+    /// gets the messages that were left meanwhile.
     pub fn setup(
         &self,
         region: &Region,
@@ -178,8 +182,8 @@ impl Gateway {
         &self.socket_budget
     }
 
-    /// The records of requests that have ended since the last call, each with the label of its service. Workers send them
-    /// within a second.
+    /// The records of requests that have ended since the last call, each with the label of its
+    /// service. Workers send them within a second.
     pub fn ended_requests(&self) -> Vec<(Arc<str>, RequestRecord)> {
         let batches = std::iter::from_fn(|| self.records.try_next());
         let services = batches.flat_map(|batch| batch.services);
@@ -192,7 +196,8 @@ impl Gateway {
             .collect()
     }
 
-    /// Counters of the queue of the records: those that were dropped are missing in [`Self::ended_requests`].
+    /// Counters of the queue of the records: those that were dropped are missing in
+    /// [`Self::ended_requests`].
     pub fn log_stats(&self) -> LogStats {
         self.records.stats()
     }
@@ -221,7 +226,8 @@ impl Publisher {
         format!("{label}.{}", self.region.apex())
     }
 
-    /// Publishes the records of `region`: workers use them for each request that they authenticate from now on.
+    /// Publishes the records of `region`: workers use them for each request that they authenticate
+    /// from now on.
     pub fn publish(&self, region: &Region) {
         self.handles
             .publish_directory(&region.directory(self.workers()));
@@ -239,7 +245,8 @@ impl Publisher {
         (0..self.workers()).try_for_each(|worker| self.tell(worker, message()))
     }
 
-    /// Asks every worker. Returns the answers that arrive in time, in their order: workers that have ended give none.
+    /// Asks every worker. Returns the answers that arrive in time, in their order: workers that
+    /// have ended give none.
     pub async fn ask_all<T>(
         &self,
         question: impl Fn(Sender<T>) -> WorkerMessage,

@@ -1,8 +1,10 @@
-//! The product in a simulation: what its programs do when they start, without threads, processes and a store.
+//! The product in a simulation: what its programs do when they start, without threads, processes
+//! and a store.
 //!
-//! [`Region`] has the records and the certificates. A [`Gateway`] makes the set-up of each of its workers from them, and an
-//! [`AgentPlan`] the state folder and the configuration of an agent. Two gateways of the same region are two processes of one
-//! node, one after the other or at the same time, or of two of its [`Nodes`].
+//! [`Region`] has the records and the certificates. A [`Gateway`] makes the set-up of each of its
+//! workers from them, and an [`AgentPlan`] the state folder and the configuration of an agent. Two
+//! gateways of the same region are two processes of one node, one after the other or at the same
+//! time, or of two of its [`Nodes`].
 
 pub mod agent;
 pub mod certificates;

@@ -1,5 +1,6 @@
-//! The nodes of a simulated region: their certificates, and the views by which their workers know the owners of services. The
-//! membership is that of the world; `gateway/region/src/simulation` has that of the product.
+//! The nodes of a simulated region: their certificates, and the views by which their workers know
+//! the owners of services. The membership is that of the world; `gateway/region/src/simulation` has
+//! that of the product.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -60,8 +61,8 @@ impl Nodes {
         self.nodes.iter().position(|node| node.member.slot == owner)
     }
 
-    /// Begins or ends the membership of a node. It is another process then, if it `is_new`. Returns what others do about the earlier
-    /// process.
+    /// Begins or ends the membership of a node. It is another process then, if it `is_new`. Returns
+    /// what others do about the earlier process.
     pub fn change(&mut self, number: usize, is_member: bool, is_new: bool) -> LostNode {
         let node = &mut self.nodes[number];
         let lost = LostNode {

@@ -1,4 +1,5 @@
-//! The records of a region and its certificates. Ids and secrets are numbered, so that they are the same in every process.
+//! The records of a region and its certificates. Ids and secrets are numbered, so that they are the
+//! same in every process.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -96,7 +97,8 @@ impl Region {
         self.records.put(record);
     }
 
-    /// Creates a service, its account if there is none, and a service key. Keys have the numbers of their services.
+    /// Creates a service, its account if there is none, and a service key. Keys have the numbers of
+    /// their services.
     pub fn add_service(&mut self, plan: &ServicePlan) -> Result<PlannedService, SetupError> {
         let account = AccountId::new(&plan.account)?;
         let id = ServiceId::new(&plan.id)?;

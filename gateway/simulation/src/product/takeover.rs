@@ -1,5 +1,6 @@
-//! The end of a process of a gateway: a drain, and the takeover by another process, as `gateway/src/process/stop` and
-//! `gateway/src/process/takeover` do them. The channel between the two processes is left out, and so are the links of their workers.
+//! The end of a process of a gateway: a drain, and the takeover by another process, as
+//! `gateway/src/process/stop` and `gateway/src/process/takeover` do them. The channel between the
+//! two processes is left out, and so are the links of their workers.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -40,8 +41,9 @@ pub struct LastStop {
     pub tunnels: BTreeMap<String, usize>,
 }
 
-/// Ends a process: it accepts no more connections, serves those that are open for at most `within`, tells the agents to end their
-/// tunnels, and stops its workers. `has_successor` tells that another process has [taken over](take_over).
+/// Ends a process: it accepts no more connections, serves those that are open for at most `within`,
+/// tells the agents to end their tunnels, and stops its workers. `has_successor` tells that another
+/// process has [taken over](take_over).
 pub async fn drain(
     gateway: &Publisher,
     has_successor: bool,
@@ -79,7 +81,8 @@ pub async fn drain(
     Ok(LastStop { levels, tunnels })
 }
 
-/// Whether `holds` for all workers, twice in a row: one check misses a connection that moves from one worker to another.
+/// Whether `holds` for all workers, twice in a row: one check misses a connection that moves from
+/// one worker to another.
 async fn all_report(
     gateway: &Publisher,
     holds: impl Fn(&WorkerReport) -> bool,
@@ -92,7 +95,8 @@ async fn all_report(
     Ok(true)
 }
 
-/// Number of tunnels that take requests, by label of their service: what the next process expects back.
+/// Number of tunnels that take requests, by label of their service: what the next process expects
+/// back.
 pub async fn live_tunnels(gateway: &Publisher) -> io::Result<BTreeMap<String, usize>> {
     let mut tunnels = BTreeMap::new();
     let reports = gateway.reports(false).await?;
@@ -108,9 +112,10 @@ pub async fn live_tunnels(gateway: &Publisher) -> io::Result<BTreeMap<String, us
     Ok(tunnels)
 }
 
-/// Links the workers of `predecessor`, whose hosts are those of `from`, with those of `successor`, whose hosts are those of `to`.
-/// Moves the buckets of `predecessor` to `successor`, whose workers wait for their levels. From then on the successor admits the
-/// requests of both, while the returned future runs. It ends with the predecessor, or when the successor does not answer. The
+/// Links the workers of `predecessor`, whose hosts are those of `from`, with those of `successor`,
+/// whose hosts are those of `to`. Moves the buckets of `predecessor` to `successor`, whose workers
+/// wait for their levels. From then on the successor admits the requests of both, while the
+/// returned future runs. It ends with the predecessor, or when the successor does not answer. The
 /// predecessor has yet to [`drain`].
 pub async fn take_over(
     (predecessor, from): (&Publisher, &[Host]),

@@ -67,7 +67,8 @@ pub(super) fn fault(
     }
 }
 
-/// A cut between two nodes, or a move of services, perhaps while an agent is away, so that requests wait.
+/// A cut between two nodes, or a move of services, perhaps while an agent is away, so that requests
+/// wait.
 pub(super) fn fault_of_nodes(rng: &mut Rng, nodes: usize, agents: &[Agent]) -> Vec<Fault> {
     let node = rng.usize(..nodes);
     let millis = |rng: &mut Rng, most| Duration::from_millis(rng.u64(1..most));
@@ -97,8 +98,8 @@ pub(super) fn fault_of_nodes(rng: &mut Rng, nodes: usize, agents: &[Agent]) -> V
     faults
 }
 
-/// A process that is replaced while an agent is away, so that requests wait, and perhaps in the same moment a change of the
-/// records or a worker that does not turn.
+/// A process that is replaced while an agent is away, so that requests wait, and perhaps in the
+/// same moment a change of the records or a worker that does not turn.
 pub(super) fn replacement(
     rng: &mut Rng,
     workers: usize,

@@ -93,7 +93,8 @@ impl Connection {
         if plan.response.is_early {
             self.answer(&plan).await?;
             self.answered(id, attempt);
-            // As many servers do: reads a while, so that the answer is not lost to a reset, then closes.
+            // As many servers do: reads a while, so that the answer is not lost to a reset, then
+            // closes.
             self.socket.shutdown_write();
             let rest = self.upload(id, attempt, decoder);
             drop(runtime::timeout(Duration::from_secs(2), rest).await);

@@ -14,7 +14,8 @@ thread_local! {
     static PATTERN: OnceCell<Vec<u8>> = const { OnceCell::new() };
 }
 
-/// Passes the bytes of a body of request `id` from `offset` on to `call`. Uploads and downloads differ.
+/// Passes the bytes of a body of request `id` from `offset` on to `call`. Uploads and downloads
+/// differ.
 fn with<R>(
     id: u32,
     is_upload: bool,

@@ -1,4 +1,5 @@
-//! Callers: clients of HTTP/1.1 and HTTP/2 over TLS that send what their plan says and note what they see.
+//! Callers: clients of HTTP/1.1 and HTTP/2 over TLS that send what their plan says and note what
+//! they see.
 
 use std::cell::RefCell;
 use std::io;

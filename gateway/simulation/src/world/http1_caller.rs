@@ -1,4 +1,5 @@
-//! A caller that speaks HTTP/1.1: one request at a time on a connection, or several that are pipelined.
+//! A caller that speaks HTTP/1.1: one request at a time on a connection, or several that are
+//! pipelined.
 
 use std::io::{self, IoSlice};
 use std::time::Duration;
@@ -61,7 +62,8 @@ pub(crate) async fn run(caller: &Caller) {
     }
 }
 
-/// Whether a request can be sent before the response to the one before has arrived (RFC 9112, section 9.3.2).
+/// Whether a request can be sent before the response to the one before has arrived (RFC 9112,
+/// section 9.3.2).
 fn can_be_pipelined(request: &Request) -> bool {
     let is_safe = matches!(request.method, Method::Get | Method::Head);
     is_safe && request.conduct == Conduct::Patient
@@ -120,7 +122,8 @@ struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    /// Sends the request and receives the response. Returns whether the connection can be used again.
+    /// Sends the request and receives the response. Returns whether the connection can be used
+    /// again.
     async fn run(&self, buffer: &mut BytesMut) -> io::Result<bool> {
         if self.request.conduct == Conduct::HalfHead {
             let head = self.head();
@@ -186,7 +189,8 @@ impl Exchange<'_> {
         self.caller.seen(self.request, |seen| seen.head_sent = now);
     }
 
-    /// Waits for 100 (Continue), for a while. Returns whether the body is to be sent (RFC 9110, section 10.1.1).
+    /// Waits for 100 (Continue), for a while. Returns whether the body is to be sent (RFC 9110,
+    /// section 10.1.1).
     async fn expect(&self) -> bool {
         for _ in 0..EXPECT_TICKS {
             let (has_continued, is_answered) = self.caller.seen(self.request, |seen| {
@@ -347,7 +351,8 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// Sends everything after a switch of protocols and ends its direction, whatever the backend sends meanwhile.
+    /// Sends everything after a switch of protocols and ends its direction, whatever the backend
+    /// sends meanwhile.
     async fn halves(&self, buffer: &mut BytesMut, upload: Upload) -> io::Result<()> {
         let id = self.request.id;
         let sends = async {

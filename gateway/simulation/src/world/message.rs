@@ -1,5 +1,5 @@
-//! Messages of HTTP/1.1 as callers and backends of the world read them: written here, so that the product's own code does not
-//! judge itself.
+//! Messages of HTTP/1.1 as callers and backends of the world read them: written here, so that the
+//! product's own code does not judge itself.
 
 use std::io;
 

@@ -30,13 +30,15 @@ pub(crate) struct GatewayProcess {
     of_node: Option<NodeSetup>,
     control: Host,
     workers: RefCell<Vec<Host>>,
-    /// Hosts of workers that panicked. Connections that they had passed on are still theirs in the kernel.
+    /// Hosts of workers that panicked. Connections that they had passed on are still theirs in the
+    /// kernel.
     unwound: RefCell<Vec<Host>>,
     running: Rc<RefCell<BTreeMap<usize, RunningWorker>>>,
 }
 
 impl GatewayProcess {
-    /// Starts a process of a node, which serves from then on. `predecessor` is the one that it takes over from.
+    /// Starts a process of a node, which serves from then on. `predecessor` is the one that it
+    /// takes over from.
     pub(crate) fn start(
         world: &Rc<World>,
         node: usize,

@@ -10,8 +10,9 @@ use super::{Violation, World, caller, machine};
 use crate::product::SetupError;
 use crate::scenario::{Caller, Conduct, Framing, Method, Request, Response, ResponseFault};
 
-/// Longest time that a service may need: an agent waits for up to 120 seconds before it connects again (docs/agent.md), and a
-/// breaker that has opened often stays open for up to 90 seconds (docs/redundancy.md).
+/// Longest time that a service may need: an agent waits for up to 120 seconds before it connects
+/// again (docs/agent.md), and a breaker that has opened often stays open for up to 90 seconds
+/// (docs/redundancy.md).
 const WITHIN: Duration = Duration::from_secs(240);
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -1,7 +1,8 @@
 //! Same seed, same trace: alone and among others, in another process, and on another machine.
 //!
-//! The program gives each scenario a process of its own. Scenarios that run one after another in a process do not repeat to the
-//! last wake: tokio counts the threads that have used its random numbers.
+//! The program gives each scenario a process of its own. Scenarios that run one after another in a
+//! process do not repeat to the last wake: tokio counts the threads that have used its random
+//! numbers.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,8 +28,8 @@ fn a_trace_changes_nothing() {
     }
 }
 
-/// Another process has other addresses, hash seeds and clocks; this one also has no environment, another folder, and
-/// instructions for cryptography switched off.
+/// Another process has other addresses, hash seeds and clocks; this one also has no environment,
+/// another folder, and instructions for cryptography switched off.
 #[test]
 fn another_process_gives_the_same_trace() {
     let here = gw_simulation(&["--seed", "3", "--trace"]);

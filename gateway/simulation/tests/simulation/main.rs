@@ -1,4 +1,5 @@
-//! The simulation itself: what it repeats, what it shrinks, what its program prints; and the scenarios that failed once.
+//! The simulation itself: what it repeats, what it shrinks, what its program prints; and the
+//! scenarios that failed once.
 
 #![allow(
     clippy::unwrap_used,

@@ -37,10 +37,12 @@ pub(crate) enum AccountCommand {
         #[arg(long, value_name = "NUMBER")]
         domains_max: Option<DomainsMax>,
     },
-    /// Delete an account: one without services, credentials, service keys and agents, or with all of them.
+    /// Delete an account: one without services, credentials, service keys and agents, or with all
+    /// of them.
     Delete {
         account: AccountId,
-        /// Also delete all records of the account, in the same change. Lists them and asks for confirmation.
+        /// Also delete all records of the account, in the same change. Lists them and asks for
+        /// confirmation.
         #[arg(long)]
         cascade: bool,
         /// Do not ask.

@@ -23,7 +23,8 @@ pub(crate) enum AgentCommand {
         #[arg(long, value_name = "ID")]
         enrollment_token: Option<EnrollmentTokenId>,
     },
-    /// Count the agents of all accounts by the version that they run and by the release keys that they accept.
+    /// Count the agents of all accounts by the version that they run and by the release keys that
+    /// they accept.
     Progress,
     /// Show an agent and its tunnels.
     Show { account: AccountId, agent: AgentId },
@@ -195,6 +196,7 @@ fn in_words(tunnel: &TunnelReport) -> String {
         .map_or(String::new(), |node| format!(" at node {node}"));
     let state = state(tunnel);
     format!(
-        "{service}{node}: {state}, up {age}, idle {idle}, {in_flight} requests in flight{slots}{share}{round_trip}"
+        "{service}{node}: {state}, up {age}, idle {idle}, {in_flight} requests in \
+         flight{slots}{share}{round_trip}"
     )
 }

@@ -15,22 +15,24 @@ use crate::cli::client::output::{CommandError, Output, Shown, joined, write_fact
 
 #[derive(Subcommand)]
 pub(crate) enum AgentCaCommand {
-    /// Show the authorities of agents and nodes, and the agents, tunnels and nodes that still use the earlier one.
+    /// Show the authorities of agents and nodes, and the agents, tunnels and nodes that still use
+    /// the earlier one.
     Status,
     /// Replace the authority while agents and nodes run. Run it again if it waits for nodes.
     Replace {
-        /// End the authority at once: for a stolen key. Tunnels end, and the agents ask for other certificates with their
-        /// keys.
+        /// End the authority at once: for a stolen key. Tunnels end, and the agents ask for other
+        /// certificates with their keys.
         #[arg(long)]
         immediately: bool,
-        /// Try again for at most this many seconds while it waits for nodes. Exit code 1 if some are left.
+        /// Try again for at most this many seconds while it waits for nodes. Exit code 1 if some
+        /// are left.
         #[arg(long, value_name = "SECONDS", conflicts_with = "immediately")]
         wait: Option<u32>,
     },
     /// End the earlier authority. Refused while agents, tunnels or nodes use it.
     Finish {
-        /// End it all the same: requests on such tunnels are aborted, and the agents ask for other certificates with their
-        /// keys.
+        /// End it all the same: requests on such tunnels are aborted, and the agents ask for other
+        /// certificates with their keys.
         #[arg(long)]
         force: bool,
     },
@@ -128,7 +130,8 @@ impl Shown for AgentCaView {
     fn note(&self) -> Option<&'static str> {
         if self.with_role(AuthorityRole::Next).is_some() {
             return Some(
-                "Every node must trust the next authority before it issues. Run `gw-gateway agent-ca replace` again.",
+                "Every node must trust the next authority before it issues. Run `gw-gateway \
+                 agent-ca replace` again.",
             );
         }
         self.with_role(AuthorityRole::Earlier)?;
@@ -138,7 +141,8 @@ impl Shown for AgentCaView {
         Some(if is_done {
             "Nothing uses the earlier authority any more. End it with `gw-gateway agent-ca finish`."
         } else {
-            "Connected agents renew their certificates now, agents of the line before at their usual time."
+            "Connected agents renew their certificates now, agents of the line before at their \
+             usual time."
         })
     }
 }

@@ -1,4 +1,5 @@
-//! `gw-gateway agent progress`: how far an update of all agents is, or the replacement of a release key.
+//! `gw-gateway agent progress`: how far an update of all agents is, or the replacement of a release
+//! key.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -21,12 +21,18 @@ pub(crate) enum AuditCommand {
         #[arg(long)]
         account: Option<AccountId>,
         /// Most entries to print.
-        #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+        #[arg(
+            long,
+            value_name = "N",
+            default_value_t = 100,
+            value_parser = clap::value_parser!(u32).range(1..),
+        )]
         limit: u32,
     },
     /// Check that no entry was changed, added or removed. Exit code 1 if one was.
     Verify {
-        /// A head that was noted before, NUMBER:HASH: the log has to contain this entry. Can be given several times.
+        /// A head that was noted before, NUMBER:HASH: the log has to contain this entry. Can be
+        /// given several times.
         #[arg(long, value_name = "HEAD")]
         head: Vec<AuditHead>,
     },

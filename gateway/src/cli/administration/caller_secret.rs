@@ -64,7 +64,8 @@ pub(crate) enum CallerSecretCommand<K: SecretCollection> {
         #[command(flatten)]
         switch: Switch,
     },
-    /// Replace the secret; the new one is shown only this once. The old one is refused from then on.
+    /// Replace the secret; the new one is shown only this once. The old one is refused from then
+    /// on.
     RotateSecret { account: AccountId, id: K },
     /// Delete one. Its secret is refused from then on.
     Delete { account: AccountId, id: K },

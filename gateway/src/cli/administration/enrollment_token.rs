@@ -44,17 +44,27 @@ pub(crate) enum EnrollmentTokenCommand {
         )]
         expires_in_seconds: Option<u64>,
         /// Number of agents that may enroll with the token, at most 10000; 1 by default.
-        #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=i64::from(NewEnrollmentToken::USES_MAX)))]
+        #[arg(
+            long,
+            value_name = "N",
+            value_parser = value_parser!(u32).range(1..=i64::from(NewEnrollmentToken::USES_MAX)),
+        )]
         uses: Option<u32>,
-        /// Delete the agents of this token when they have had no tunnel for an hour: for agents that keep no state, such as
-        /// the replicas of a Deployment.
+        /// Delete the agents of this token when they have had no tunnel for an hour: for agents
+        /// that keep no state, such as the replicas of a Deployment.
         #[arg(long)]
         ephemeral: bool,
-        /// URL by which the agent reaches the gateway; by default the apex of the region with the port of the gateway.
+        /// URL by which the agent reaches the gateway; by default the apex of the region with the
+        /// port of the gateway.
         #[arg(long, value_name = "URL")]
         gateway_url: Option<String>,
         /// Port of the backend in the printed command.
-        #[arg(long, value_name = "PORT", default_value_t = BACKEND_PORT, value_parser = value_parser!(u16).range(1..))]
+        #[arg(
+            long,
+            value_name = "PORT",
+            default_value_t = BACKEND_PORT,
+            value_parser = value_parser!(u16).range(1..),
+        )]
         backend_port: u16,
     },
     /// List the tokens of an account, without their secrets.
@@ -107,7 +117,8 @@ impl EnrollmentTokenCommand {
                     };
                     writeln!(
                         out,
-                        "The token is shown only this once, and works {uses}.\n\nRun beside the backend, which listens on port {backend_port}:\n"
+                        "The token is shown only this once, and works {uses}.\n\n\
+                         Run beside the backend, which listens on port {backend_port}:\n"
                     )?;
                     writeln!(out, "{}", created.command(backend_port))
                 })

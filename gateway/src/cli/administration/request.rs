@@ -58,7 +58,8 @@ pub(crate) struct SearchArguments {
     /// Id of a credential (client id) or service key.
     #[arg(long, value_name = "ID")]
     caller_id: Option<String>,
-    /// Requests that were sent to another agent after the first one had failed, or whose agents all failed.
+    /// Requests that were sent to another agent after the first one had failed, or whose agents all
+    /// failed.
     #[arg(long)]
     retried: bool,
     /// Earliest time: RFC 3339, or relative to now: 90s, 15m, 2h, 3d.
@@ -74,7 +75,12 @@ pub(crate) struct SearchArguments {
     #[arg(long)]
     partial: bool,
     /// Most requests to print.
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 50,
+        value_parser = value_parser!(u32).range(1..),
+    )]
     limit: u32,
 }
 
@@ -86,7 +92,8 @@ pub(crate) struct ReplayArguments {
     /// Path and query.
     #[arg(long)]
     target: Option<String>,
-    /// Sets a field, or removes it if the value is empty (`Name:`). Credentials are not captured: give them here.
+    /// Sets a field, or removes it if the value is empty (`Name:`). Credentials are not captured:
+    /// give them here.
     #[arg(long = "header", value_name = "NAME: VALUE", value_parser = field)]
     headers: Vec<(String, Option<String>)>,
     /// A file with the body to send; `-` is standard input.

@@ -14,8 +14,8 @@ use crate::cli::client::output::{CommandError, Listed, Output, Shown, joined, or
 
 #[derive(Subcommand)]
 pub(crate) enum ServiceCommand {
-    /// Create a service. Omitted settings get their defaults. --with-key and --with-agent also create what a first request
-    /// needs, and print the commands to paste.
+    /// Create a service. Omitted settings get their defaults. --with-key and --with-agent also
+    /// create what a first request needs, and print the commands to paste.
     Create {
         account: AccountId,
         service: ServiceId,

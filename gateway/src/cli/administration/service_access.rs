@@ -1,4 +1,5 @@
-//! `gw-gateway service create --with-key --with-agent`: a service with all that its first request needs.
+//! `gw-gateway service create --with-key --with-agent`: a service with all that its first request
+//! needs.
 
 use std::io::{self, Write};
 
@@ -22,14 +23,16 @@ pub(crate) struct Access {
     /// Also create a service key, and print the command that calls the service.
     #[arg(long)]
     with_key: bool,
-    /// Also create an enrollment token, and print the command that runs the agent beside the backend.
+    /// Also create an enrollment token, and print the command that runs the agent beside the
+    /// backend.
     #[arg(long)]
     with_agent: bool,
     /// Port of the backend in the printed command of the agent.
     #[arg(long, value_name = "PORT", default_value_t = BACKEND_PORT, requires = "with_agent",
         value_parser = value_parser!(u16).range(1..))]
     backend_port: u16,
-    /// URL by which agents and callers reach the gateway; by default the apex of the region with the port of the gateway.
+    /// URL by which agents and callers reach the gateway; by default the apex of the region with
+    /// the port of the gateway.
     #[arg(long, value_name = "URL")]
     gateway_url: Option<String>,
 }
@@ -60,8 +63,8 @@ impl Access {
         self.create_account || self.with_key || self.with_agent
     }
 
-    /// Creates the service and what is wanted with it, and prints it. After a failure, prints what exists: secrets are
-    /// shown only once.
+    /// Creates the service and what is wanted with it, and prints it. After a failure, prints what
+    /// exists: secrets are shown only once.
     pub(crate) fn create(
         self,
         account: &AccountId,
@@ -273,7 +276,9 @@ impl Made {
             if !shared.is_empty() {
                 writeln!(
                     out,
-                    "\nFirst, where each of the commands below is run: the certificate to trust.\n\n{}",
+                    "\n\
+                     First, where each of the commands below is run: the certificate to trust.\n\n\
+                     {}",
                     shared.trim_end()
                 )?;
             }

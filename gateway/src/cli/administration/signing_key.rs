@@ -9,12 +9,13 @@ use crate::cli::client::output::{CommandError, Listed, Output, Shown, word};
 
 #[derive(Subcommand)]
 pub(crate) enum SigningKeyCommand {
-    /// List the published keys: the next key, the active key, and retired keys whose tokens are still valid.
+    /// List the published keys: the next key, the active key, and retired keys whose tokens are
+    /// still valid.
     List,
     /// Create the key that follows the active one. It signs once every verifier can know it.
     Rotate {
-        /// Sign with a new key at once, although verifiers may not know it yet, and delete the key that waits. For
-        /// stolen keys; delete the others afterwards.
+        /// Sign with a new key at once, although verifiers may not know it yet, and delete the key
+        /// that waits. For stolen keys; delete the others afterwards.
         #[arg(long)]
         immediately: bool,
     },

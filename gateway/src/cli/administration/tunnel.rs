@@ -16,7 +16,8 @@ use crate::cli::client::table;
 
 #[derive(Subcommand)]
 pub(crate) enum TunnelCommand {
-    /// List the open tunnels of an account: the state of each, since when and why, its slots, and its share of the requests.
+    /// List the open tunnels of an account: the state of each, since when and why, its slots, and
+    /// its share of the requests.
     List {
         account: AccountId,
         /// Only tunnels of this service.

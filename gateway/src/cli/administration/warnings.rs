@@ -40,7 +40,8 @@ pub(crate) fn examine(out: &mut Examination, config: &Path) {
         Ok(WarningsView { items, .. }) if items.is_empty() => {
             out.ok(
                 CHECK,
-                "no service with several agents depends on one of them, no tunnel was full, and no own domain needs attention",
+                "no service with several agents depends on one of them, no tunnel was full, and no \
+                 own domain needs attention",
             );
         }
         Ok(WarningsView { items, .. }) => {
@@ -61,8 +62,12 @@ fn audit_log(out: &mut Examination, api: &Api) {
         Ok(found) if found.valid => out.ok(CHECK, format!("{} entries, as written", found.entries)),
         Ok(found) => out.warning(
             CHECK,
-            format!("{} problems: entries are not as written", found.problem_count),
-            "`gw-gateway audit verify` names the entries; end the access to the database that is not a gateway's",
+            format!(
+                "{} problems: entries are not as written",
+                found.problem_count
+            ),
+            "`gw-gateway audit verify` names the entries; end the access to the database that is \
+             not a gateway's",
         ),
     }
 }

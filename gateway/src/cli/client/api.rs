@@ -45,7 +45,8 @@ pub(crate) struct ApiReply {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ApiError {
     #[error(
-        "no response from {url}: {error}; check that the gateway runs and that --admin-url names its admin listener"
+        "no response from {url}: {error}; check that the gateway runs and that --admin-url names \
+         its admin listener"
     )]
     Unreachable {
         url: String,
@@ -56,15 +57,17 @@ pub(crate) enum ApiError {
     #[error("{url} speaks https, not plain HTTP: use https:// in the URL (--admin-url)")]
     NotPlain { url: String },
     #[error(
-        "the gateway at {url} refuses the admin token (from {token_source}): it is of another gateway, or an earlier one; use the \
-         token in admin.token in the data_dir of that gateway, which --config FILE with its configuration finds"
+        "the gateway at {url} refuses the admin token (from {token_source}): it is of another \
+         gateway, or an earlier one; use the token in admin.token in the data_dir of that gateway, \
+         which --config FILE with its configuration finds"
     )]
     Unauthorized { url: String, token_source: String },
     #[error("{0}")]
     Refused(ReceivedProblem),
     #[error(
-        "{url} is not the admin listener of a gateway: it responds with {status} and no problem details; name the listener \
-         (`admin_listen`, by default {}) with --admin-url, or the gateway's own configuration with --config",
+        "{url} is not the admin listener of a gateway: it responds with {status} and no problem \
+         details; name the listener (`admin_listen`, by default {}) with --admin-url, or the \
+         gateway's own configuration with --config",
         URL_DEFAULT
     )]
     UnexpectedResponse { url: String, status: StatusCode },
@@ -78,7 +81,10 @@ impl ApiError {
         let Self::Unreachable { error, .. } = self else {
             return false;
         };
-        matches!(&**error, ureq::Error::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused)
+        matches!(
+            &**error,
+            ureq::Error::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused
+        )
     }
 }
 
@@ -142,7 +148,8 @@ impl Api {
         }
     }
 
-    /// Names the document that the next requests apply, for the audit log, in printable ASCII. Keeps the end of a long name.
+    /// Names the document that the next requests apply, for the audit log, in printable ASCII.
+    /// Keeps the end of a long name.
     pub(crate) fn name_document(&mut self, file: &str, revision: Option<&str>) {
         let file: Cow<'_, str> = match file.len().checked_sub(DOCUMENT_NAME_MAX) {
             None | Some(0) => file.into(),

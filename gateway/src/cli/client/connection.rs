@@ -17,21 +17,24 @@ use gw_store::Sealing;
 use super::api::Api;
 use super::output::Output;
 
-const NO_TOKEN: &str = "no admin token: set GW_ADMIN_TOKEN, or name the file that holds it with --admin-token-file, \
-                        or the gateway's own configuration with --config, such as --config /etc/gw/gateway.toml";
+const NO_TOKEN: &str = "no admin token: set GW_ADMIN_TOKEN, or name the file that holds it with \
+                        --admin-token-file, or the gateway's own configuration with --config, such \
+                        as --config /etc/gw/gateway.toml";
 
 /// What names an admin listener. Options take precedence over environment variables.
 #[derive(Args, Default)]
 #[command(next_help_heading = "Connection to the gateway")]
 pub(crate) struct ListenerOptions {
-    /// URL of the admin listener, http or https [env: GW_ADMIN_URL] [default: http://127.0.0.1:9080].
+    /// URL of the admin listener, http or https [env: GW_ADMIN_URL] [default:
+    /// http://127.0.0.1:9080].
     #[arg(long, global = true, value_name = "URL")]
     admin_url: Option<String>,
-    /// PEM file of the authorities trusted to issue the certificate of the admin listener [env: GW_ADMIN_CA] [default: those
-    /// of the system].
+    /// PEM file of the authorities trusted to issue the certificate of the admin listener [env:
+    /// GW_ADMIN_CA] [default: those of the system].
     #[arg(long, global = true, value_name = "FILE")]
     admin_ca: Option<PathBuf>,
-    /// Configuration file of a gateway on this machine, from which the address and the token are read.
+    /// Configuration file of a gateway on this machine, from which the address and the token are
+    /// read.
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -42,7 +45,8 @@ pub(crate) struct ListenerOptions {
 pub(crate) struct AdminConnection {
     #[command(flatten)]
     listener: ListenerOptions,
-    /// File with the admin token [env: GW_ADMIN_TOKEN_FILE, or GW_ADMIN_TOKEN for the token itself].
+    /// File with the admin token [env: GW_ADMIN_TOKEN_FILE, or GW_ADMIN_TOKEN for the token
+    /// itself].
     #[arg(long, global = true, value_name = "FILE")]
     admin_token_file: Option<PathBuf>,
     /// Print the JSON of the administration API instead of tables.
@@ -120,8 +124,8 @@ impl AdminConnection {
         self.endpoint(|name| std::env::var(name).ok()).map(Api::new)
     }
 
-    /// The configuration file of the gateway at this address; `None` if another address is named. GW_ADMIN_URL is not used
-    /// with a configuration file.
+    /// The configuration file of the gateway at this address; `None` if another address is named.
+    /// GW_ADMIN_URL is not used with a configuration file.
     pub(crate) fn own_config_file(&self) -> Option<&Path> {
         let ListenerOptions {
             admin_url, config, ..
@@ -161,8 +165,8 @@ impl AdminConnection {
         if token.reveal().is_empty() || !token.reveal().bytes().all(|byte| byte.is_ascii_graphic())
         {
             let message = format!(
-                "{token_source} holds no admin token: a token is one line of printable ASCII, as in admin.token in the data_dir of \
-                 the gateway"
+                "{token_source} holds no admin token: a token is one line of printable ASCII, as \
+                 in admin.token in the data_dir of the gateway"
             );
             return Err(Failure::Usage(message));
         }
@@ -229,16 +233,19 @@ fn remedy(file: &Path, error: &io::Error) -> String {
     use std::os::unix::fs::MetadataExt;
     match (error.kind(), std::fs::metadata(file)) {
         (io::ErrorKind::PermissionDenied, Ok(about)) => format!(
-            "the file belongs to user {} (mode {:04o}): run the command as that user or as root, such as with sudo",
+            "the file belongs to user {} (mode {:04o}): run the command as that user or as root, \
+             such as with sudo",
             about.uid(),
             about.mode() & 0o7777
         ),
         (io::ErrorKind::PermissionDenied, Err(_)) => {
-            "this user may not enter its folder: run the command as root, such as with sudo".to_owned()
+            "this user may not enter its folder: run the command as root, such as with \
+             sudo"
+                .to_owned()
         }
         (io::ErrorKind::NotFound, _) => {
-            "the gateway writes its token to admin.token in its data_dir; --config FILE with the gateway's own configuration \
-             finds it"
+            "the gateway writes its token to admin.token in its data_dir; --config FILE with the \
+             gateway's own configuration finds it"
                 .to_owned()
         }
         _ => "name the file that holds the token".to_owned(),
@@ -281,7 +288,8 @@ mod tests {
         };
         file("admin.token", "of-config\n");
         let config = format!(
-            "region = \"eu1\"\ndomain = \"example.com\"\ndata_dir = {:?}\nadmin_listen = \"[::]:9090\"\n",
+            "region = \"eu1\"\ndomain = \"example.com\"\ndata_dir = {:?}\n\
+             admin_listen = \"[::]:9090\"\n",
             directory.path()
         );
         let mut options = AdminConnection {

@@ -1,4 +1,5 @@
-//! Parts that the commands of the administration API share: the client, and output for people or scripts.
+//! Parts that the commands of the administration API share: the client, and output for people or
+//! scripts.
 
 pub(super) mod api;
 pub(super) mod connection;

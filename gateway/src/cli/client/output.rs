@@ -27,7 +27,8 @@ pub(crate) enum CommandError {
     #[error("nothing to change; --help lists what can be changed")]
     NothingToChange,
     #[error(
-        "--with-key: callers of this service cannot use a service key; add the mode service_key to it"
+        "--with-key: callers of this service cannot use a service key; add the mode service_key to \
+         it"
     )]
     NoKeyMode,
     /// A command of several changes, not all of which are made.
@@ -38,22 +39,23 @@ pub(crate) enum CommandError {
         missing: String,
     },
     #[error(
-        "the audit log is not as the gateways have written it: {0} problems, listed above; compare it with a backup, and find out which \
-         programs and people can write to the database"
+        "the audit log is not as the gateways have written it: {0} problems, listed above; compare \
+         it with a backup, and find out which programs and people can write to the database"
     )]
     Tampered(u64),
     #[error(
-        "the audit log could not be compared with the heads in the archive: {0}; the result above is without them"
+        "the audit log could not be compared with the heads in the archive: {0}; the result above \
+         is without them"
     )]
     NotCompared(String),
     #[error(
-        "the next authority does not issue yet: nodes {0} do not say that they trust it; repeat the command once they run, or after \
-         `gw-gateway region remove`"
+        "the next authority does not issue yet: nodes {0} do not say that they trust it; repeat \
+         the command once they run, or after `gw-gateway region remove`"
     )]
     NodesLeft(String),
     #[error(
-        "there is no next authority any more: another command has meanwhile ended it or the earlier one; look at the result with \
-         `gw-gateway agent-ca status`"
+        "there is no next authority any more: another command has meanwhile ended it or the \
+         earlier one; look at the result with `gw-gateway agent-ca status`"
     )]
     Overtaken,
     #[error("account {0} was not deleted: its id was not typed; repeat the command, or add --yes")]
@@ -72,7 +74,8 @@ pub(crate) enum CommandError {
     Secret(String),
     /// Documents of which not all changes are made.
     #[error(
-        "{at}{error}; the other changes are not made, and applying again goes on with them:{changes}"
+        "{at}{error}; the other changes are not made, and applying again goes on with \
+         them:{changes}"
     )]
     Stopped {
         at: String,
@@ -238,8 +241,8 @@ impl Output {
         }
     }
 
-    /// Writes the bytes at `path` to standard output, and notes about them to standard error. A terminal would obey
-    /// hidden characters in them, so they are escaped there.
+    /// Writes the bytes at `path` to standard output, and notes about them to standard error. A
+    /// terminal would obey hidden characters in them, so they are escaped there.
     pub(crate) fn download(&mut self, path: &str) -> Result<(), CommandError> {
         let download = self.api.download(path)?;
         if self.out.is_terminal() {

@@ -15,14 +15,16 @@ pub(super) fn warnings(nodes: &str) -> Vec<String> {
     let silent = (!silent.is_empty()).then(|| {
         let silent = silent.join(", ");
         format!(
-            "not yet in use at node {silent}, which does not answer or cannot write to its data_dir; `gw-gateway region status` and its log show it"
+            "not yet in use at node {silent}, which does not answer or cannot write to its \
+             data_dir; `gw-gateway region status` and its log show it"
         )
     });
     let dead = (!dead.is_empty()).then(|| {
         let dead = dead.join(", ");
         format!(
-            "not asked, because it is dead: node {dead}; a process of it that still runs, cut off from PostgreSQL, may serve \
-             without the change: make sure that it has ended, then start it again or use `gw-gateway region remove`"
+            "not asked, because it is dead: node {dead}; a process of it that still runs, cut off \
+             from PostgreSQL, may serve without the change: make sure that it has ended, then \
+             start it again or use `gw-gateway region remove`"
         )
     });
     silent.into_iter().chain(dead).collect()

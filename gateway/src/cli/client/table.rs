@@ -6,8 +6,8 @@ use gw_shared::text::escaped;
 
 const GAP: &str = "  ";
 
-/// Writes rows with each column as wide as its widest cell. Nothing is cut off. Hidden characters are escaped, because
-/// cells may hold data from the network.
+/// Writes rows with each column as wide as its widest cell. Nothing is cut off. Hidden characters
+/// are escaped, because cells may hold data from the network.
 pub(crate) fn write(out: &mut impl Write, rows: &[Vec<String>]) -> io::Result<()> {
     let rows: Vec<Vec<_>> = rows
         .iter()

@@ -21,7 +21,8 @@ pub(super) struct Existing {
 pub(super) struct GatewayObjects {
     /// Agents by their ids.
     pub(super) objects: BTreeMap<ObjectId, Existing>,
-    /// Credentials and keys without a name, which no document can name: account, kind, and number of them.
+    /// Credentials and keys without a name, which no document can name: account, kind, and number
+    /// of them.
     pub(super) unnamed: BTreeMap<(String, ObjectKind), usize>,
 }
 
@@ -34,7 +35,8 @@ impl Existing {
         self.view.get(member).and_then(Value::as_str)
     }
 
-    /// Whether it is an agent that documents have settings of: one that will not be gone, or is already.
+    /// Whether it is an agent that documents have settings of: one that will not be gone, or is
+    /// already.
     pub(super) fn is_lasting_agent(&self) -> bool {
         self.text("status") != Some("revoked") && self.view.get("ephemeral") != Some(&true.into())
     }

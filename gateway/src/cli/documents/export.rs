@@ -42,8 +42,8 @@ impl ExportArguments {
             command::note(
                 "gw-gateway",
                 format_args!(
-                    "not exported: {number} of the kind {kind} in account {account} without a name; `gw-gateway {kind} change \
-                     {account} ID --name NAME` gives one"
+                    "not exported: {number} of the kind {kind} in account {account} without a \
+                     name; `gw-gateway {kind} change {account} ID --name NAME` gives one"
                 ),
             );
         }
@@ -126,18 +126,17 @@ mod tests {
     use super::super::read::Declarations;
     use super::*;
 
-    /// Two accounts with an object of each kind, an agent whose name is not unique, and agents that are not exported.
+    /// Two accounts with an object of each kind, an agent whose name is not unique, and agents that
+    /// are not exported.
     fn gateway() -> GatewayObjects {
         let mut gateway = GatewayObjects::default();
-        let agent = |number: u8, name: &str, status: &str, ephemeral: bool| {
-            json!({ "agent_id": format!("ag_{number}123456789abcdefghij"), "name": name, "services": ["api"], "status": status,
-                "standby": true, "ephemeral": ephemeral, "tunnels": [] })
-        };
         for (kind, account, view) in [
             (
                 ObjectKind::Account,
                 "",
-                json!({ "id": "acme", "capture_allowed": true, "domains_max": 7, "created_at": "x" }),
+                json!({
+                    "id": "acme", "capture_allowed": true, "domains_max": 7, "created_at": "x",
+                }),
             ),
             (
                 ObjectKind::Account,
@@ -147,18 +146,26 @@ mod tests {
             (
                 ObjectKind::Service,
                 "acme",
-                json!({ "id": "api", "account": "acme", "hostname": "h", "modes": ["jwt"], "burst": 7, "managed_by": "git" }),
+                json!({
+                    "id": "api", "account": "acme", "hostname": "h", "modes": ["jwt"], "burst": 7,
+                    "managed_by": "git",
+                }),
             ),
             (
                 ObjectKind::Domain,
                 "acme",
-                json!({ "name": "api.customer.example", "account": "acme", "service": "api", "status": "active",
-                    "managed_by": "git" }),
+                json!({
+                    "name": "api.customer.example", "account": "acme", "service": "api",
+                    "status": "active", "managed_by": "git",
+                }),
             ),
             (
                 ObjectKind::Key,
                 "acme",
-                json!({ "key_id": "k", "name": "it's \"x\"", "allowed_services": ["api"], "enabled": false }),
+                json!({
+                    "key_id": "k", "name": "it's \"x\"", "allowed_services": ["api"],
+                    "enabled": false,
+                }),
             ),
             (
                 ObjectKind::Key,
@@ -170,35 +177,38 @@ mod tests {
                 "acme",
                 json!({ "client_id": "c", "name": "ci", "allowed_services": [], "enabled": true }),
             ),
-            (
-                ObjectKind::Agent,
-                "acme",
-                agent(1, "edge", "approved", false),
-            ),
-            (
-                ObjectKind::Agent,
-                "acme",
-                agent(2, "twin", "approved", false),
-            ),
-            (
-                ObjectKind::Agent,
-                "acme",
-                agent(3, "twin", "pending", false),
-            ),
-            (
-                ObjectKind::Agent,
-                "acme",
-                agent(4, "gone", "revoked", false),
-            ),
-            (ObjectKind::Agent, "acme", agent(5, "pod", "approved", true)),
         ] {
             gateway.insert(kind, account, view.as_object().unwrap().clone());
+        }
+        for (number, name, status, ephemeral) in [
+            (1, "edge", "approved", false),
+            (2, "twin", "approved", false),
+            (3, "twin", "pending", false),
+            (4, "gone", "revoked", false),
+            (5, "pod", "approved", true),
+        ] {
+            let view = agent(number, name, status, ephemeral);
+            gateway.insert(ObjectKind::Agent, "acme", view);
         }
         gateway
     }
 
-    const EXPORTED: &str = r#"# Exported by `gw-gateway export`; `gw-gateway apply -f FILE` applies it.
+    fn agent(number: u8, name: &str, status: &str, ephemeral: bool) -> Map<String, Value> {
+        let view = json!({
+            "agent_id": format!("ag_{number}123456789abcdefghij"),
+            "name": name,
+            "services": ["api"],
+            "status": status,
+            "standby": true,
+            "ephemeral": ephemeral,
+            "tunnels": [],
+        });
+        view.as_object().unwrap().clone()
+    }
 
+    const EXPORTED: &str = concat!(
+        "# Exported by `gw-gateway export`; `gw-gateway apply -f FILE` applies it.\n",
+        r#"
 [[account]]
 id = "acme"
 capture_allowed = true
@@ -253,7 +263,8 @@ standby = true
 id = "beta"
 capture_allowed = false
 managed_by = "git"
-"#;
+"#
+    );
 
     #[test]
     fn an_export_declares_what_the_gateway_has() {

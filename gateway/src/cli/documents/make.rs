@@ -31,7 +31,8 @@ pub(super) struct Applying<'a> {
 type Made = Map<String, Value>;
 
 impl Applying<'_> {
-    /// Makes the changes in order, stops at the first failure, and prints the changes that are made.
+    /// Makes the changes in order, stops at the first failure, and prints the changes that are
+    /// made.
     pub(super) fn run(&self, output: &mut Output) -> Result<(), CommandError> {
         let mut made = Vec::new();
         let result = self.make_all(output, &mut made);
@@ -146,7 +147,8 @@ fn keep(
         command::note(
             "gw-gateway",
             format_args!(
-                "another client has created {name} meanwhile and has its secret; {rotate} makes a new one"
+                "another client has created {name} meanwhile and has its secret; {rotate} makes a \
+                 new one"
             ),
         );
         return Ok(None);

@@ -1,7 +1,8 @@
-//! `gw-gateway apply`, `diff` and `export`: accounts, services, own domains, credentials, keys and settings of agents as TOML documents.
+//! `gw-gateway apply`, `diff` and `export`: accounts, services, own domains, credentials, keys and
+//! settings of agents as TOML documents.
 //!
-//! Documents are read and checked as a whole, then compared with what the gateway has. The plan that results is pure data; it
-//! is printed, or made change by change through the API.
+//! Documents are read and checked as a whole, then compared with what the gateway has. The plan
+//! that results is pure data; it is printed, or made change by change through the API.
 
 mod existing;
 mod export;
@@ -118,8 +119,8 @@ impl DocumentOptions {
         if self.prune && documents.managers.is_empty() {
             mistakes.push(Mistake {
                 place: None,
-                message: "--prune deletes objects with the label of the documents, which have none; give them managed_by, or add \
-                          --managed-by NAME"
+                message: "--prune deletes objects with the label of the documents, which have \
+                          none; give them managed_by, or add --managed-by NAME"
                     .to_owned(),
             });
         }
@@ -176,7 +177,8 @@ impl DiffArguments {
         }
         let [created, changed, deleted] = plan.counts();
         Err(Failure::Run(format!(
-            "the gateway is not as the documents say: {created} objects to create, {changed} to change, {deleted} to delete"
+            "the gateway is not as the documents say: {created} objects to create, {changed} to \
+             change, {deleted} to delete"
         )))
     }
 }
@@ -233,8 +235,8 @@ impl ApplyArguments {
         }
         let number = creations.len();
         Err(CommandError::Documents(format!(
-            "the secrets of new credentials and keys, {number} here, are shown only once: add --secrets-dir DIR to write them to \
-             files, or --print-secrets; nothing was changed"
+            "the secrets of new credentials and keys, {number} here, are shown only once: add \
+             --secrets-dir DIR to write them to files, or --print-secrets; nothing was changed"
         )))
     }
 

@@ -1,5 +1,5 @@
-//! Objects that documents declare: their kinds, and the keys and values that each kind has. The types of the API say which
-//! settings exist, so a new one needs nothing here.
+//! Objects that documents declare: their kinds, and the keys and values that each kind has. The
+//! types of the API say which settings exist, so a new one needs nothing here.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -154,7 +154,8 @@ impl ObjectKind {
         self != Self::Agent
     }
 
-    /// Path of the request that creates an object with the members of `body`. Takes the members out that the path has.
+    /// Path of the request that creates an object with the members of `body`. Takes the members out
+    /// that the path has.
     pub(super) fn creation(
         self,
         account: &str,
@@ -230,7 +231,8 @@ impl ObjectKind {
                 match tenant_label(&account, &id) {
                     Some(_) => Ok(id.to_string()),
                     None => Err(format!(
-                        "{account}--{id} is longer than the 63 characters that DNS allows in a label"
+                        "{account}--{id} is longer than the 63 characters that DNS allows in a \
+                         label"
                     )),
                 }
             }
@@ -309,8 +311,8 @@ impl<'de> Deserializer<'de> for &mut Members {
     }
 
     forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
-        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option
+        unit unit_struct newtype_struct seq tuple tuple_struct map enum identifier ignored_any
     }
 }
 

@@ -51,7 +51,8 @@ pub(super) struct Document {
     pub(super) managed_by: Option<String>,
 }
 
-/// Reads the text of the document `file`. `managed_by` is the label of documents that have none. Adds to `mistakes`.
+/// Reads the text of the document `file`. `managed_by` is the label of documents that have none.
+/// Adds to `mistakes`.
 pub(super) fn parse(
     file: &Arc<str>,
     text: &str,
@@ -350,22 +351,24 @@ mod tests {
     #[test]
     fn every_mistake_is_reported_with_line_key_and_suggestion() {
         let (_, mistakes) = parsed(
-            "managed_by = \"two words\"\n[[services]]\n[account]\nid = \"x\"\n[[service]]\naccount = \"acme\"\nid = \"api\"\n\
-             brust = 5\nburst = 0\nretries = 1\n[[service]]\nid = \"b\"\n[[key]]\naccount = \"ACME\"\nname = \"k\"\n\
-             [[credential]]\naccount = \"acme\"\n[[service]]\naccount = \"acme\"\nid = 7\n",
+            "managed_by = \"two words\"\n[[services]]\n[account]\nid = \"x\"\n[[service]]\n\
+             account = \"acme\"\nid = \"api\"\nbrust = 5\nburst = 0\nretries = 1\n[[service]]\n\
+             id = \"b\"\n[[key]]\naccount = \"ACME\"\nname = \"k\"\n[[credential]]\n\
+             account = \"acme\"\n[[service]]\naccount = \"acme\"\nid = 7\n",
         );
         let mut sorted = mistakes.clone();
         sorted.sort_by_key(|mistake| mistake.split(':').nth(1).unwrap().parse::<u32>().unwrap());
         let expected = [
-            "a.toml:1: managed_by: \"two words\" is not a name of a manager: 1 to 60 characters of A-Z, a-z, 0-9 and `._/-`, the \
-             first a letter or digit",
+            "a.toml:1: managed_by: \"two words\" is not a name of a manager: 1 to 60 characters of \
+             A-Z, a-z, 0-9 and `._/-`, the first a letter or digit",
             "a.toml:2: services: no such key or kind of object; did you mean `service`?",
             "a.toml:3: account: write each object as a table [[account]]",
             "a.toml:8: service acme/api: no key brust; did you mean `burst`?",
             "a.toml:9: service acme/api: burst: at least 1",
             "a.toml:10: service acme/api: retries: invalid type: integer `1`, expected a boolean",
             "a.toml:11: service: account is missing",
-            "a.toml:14: key: account: \"ACME\" is not an account id: 3 to 15 characters of a-z and 0-9",
+            "a.toml:14: key: account: \"ACME\" is not an account id: 3 to 15 characters of a-z and \
+             0-9",
             "a.toml:16: credential: name is missing",
             "a.toml:20: service: id: must be a text in quotation marks",
         ];

@@ -226,7 +226,8 @@ impl<'a> Planner<'a> {
             }
             NamedAgent::Several(number) => {
                 let message = format!(
-                    "{number} agents have this name; say which with id, as `gw-gateway agent list {account}` shows it"
+                    "{number} agents have this name; say which with id, as `gw-gateway agent list \
+                     {account}` shows it"
                 );
                 self.report(object, &message);
             }
@@ -286,11 +287,12 @@ impl<'a> Planner<'a> {
         {
             let message = match wanted {
                 Some(wanted) => format!(
-                    "managed by {other}, not by {wanted}; leave it to {other}, or take it over with --take-over"
+                    "managed by {other}, not by {wanted}; leave it to {other}, or take it over \
+                     with --take-over"
                 ),
                 None => format!(
-                    "managed by {other}; apply with --managed-by {other} if these are its documents, or take it over with \
-                     --take-over"
+                    "managed by {other}; apply with --managed-by {other} if these are its \
+                     documents, or take it over with --take-over"
                 ),
             };
             return self.report(object, &message);
@@ -339,9 +341,10 @@ impl<'a> Planner<'a> {
                 self.mistakes.push(Mistake {
                     place: None,
                     message: format!(
-                        "{id} cannot be deleted, although no document declares it: it has {}, which these documents do not \
-                         manage; delete them first, or declare the account, or delete all of it with `gw-gateway account delete \
-                         {account} --cascade`",
+                        "{id} cannot be deleted, although no document declares it: it has {}, \
+                         which these documents do not manage; delete them first, or declare the \
+                         account, or delete all of it with `gw-gateway account delete {account} \
+                         --cascade`",
                         left.join(", ")
                     ),
                 });
@@ -382,7 +385,8 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// Path of the request that moves a domain to another service, with the members that it needs. `None` for other changes.
+/// Path of the request that moves a domain to another service, with the members that it needs.
+/// `None` for other changes.
 fn move_of(object: &Declared, body: &mut Map<String, Value>) -> Option<String> {
     let ObjectId {
         kind,

@@ -30,7 +30,8 @@ pub(super) struct Declarations {
     pub(super) managers: std::collections::BTreeSet<String>,
 }
 
-/// Reads the documents at `paths`; `-` is standard input. `managed_by` is the label of documents that have none.
+/// Reads the documents at `paths`; `-` is standard input. `managed_by` is the label of documents
+/// that have none.
 pub(super) fn read(
     paths: &[PathBuf],
     managed_by: Option<&str>,
@@ -57,7 +58,8 @@ pub(super) fn read(
         found.objects.extend(document.objects);
         if found.objects.len() > OBJECTS_MAX {
             let message = format!(
-                "more than {OBJECTS_MAX} objects; apply the documents in parts, such as one account at a time"
+                "more than {OBJECTS_MAX} objects; apply the documents in parts, such as one \
+                 account at a time"
             );
             report(&path, &message, mistakes);
             break;
@@ -125,8 +127,8 @@ fn shown(path: &Path) -> Arc<str> {
     }
 }
 
-/// Adds the documents at `path`: the file itself, or the `.toml` files of the folder and of folders in it, in the order of
-/// their names. Hidden files are left out.
+/// Adds the documents at `path`: the file itself, or the `.toml` files of the folder and of folders
+/// in it, in the order of their names. Hidden files are left out.
 fn find(path: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), String> {
     let cannot = |error: io::Error| unreadable(path, &error);
     if path.as_os_str() == "-" || !fs::metadata(path).map_err(cannot)?.is_dir() {
@@ -241,9 +243,12 @@ mod tests {
         assert_eq!(
             mistakes,
             [
-                "c.toml:2: account: id: \"A\" is not an account id: 3 to 15 characters of a-z and 0-9",
-                "d.toml:1: colour: no such key or kind of object; the kinds are account, service, domain, credential, key, agent",
-                "b.toml:2: account acme is there twice, first at a.toml:1; put its keys together, or remove one",
+                "c.toml:2: account: id: \"A\" is not an account id: 3 to 15 characters of a-z and \
+                 0-9",
+                "d.toml:1: colour: no such key or kind of object; the kinds are account, service, \
+                 domain, credential, key, agent",
+                "b.toml:2: account acme is there twice, first at a.toml:1; put its keys together, \
+                 or remove one",
             ]
         );
         let (_, mistakes) = read_folder(&[("notes.md", "")]);

@@ -19,8 +19,8 @@ pub(super) enum SecretsTo {
     Output,
 }
 
-/// The file of a secret that is created next. Exists before the secret does, so that the secret cannot be lost to a file that
-/// cannot be made.
+/// The file of a secret that is created next. Exists before the secret does, so that the secret
+/// cannot be lost to a file that cannot be made.
 pub(super) struct SecretFile {
     path: PathBuf,
     file: File,
@@ -78,13 +78,15 @@ fn refusal(path: &Path, error: &io::Error) -> String {
     let path = path.display();
     match error.kind() {
         io::ErrorKind::AlreadyExists => format!(
-            "{path} exists, and may hold a secret that is in use; move it away, or use another --secrets-dir"
+            "{path} exists, and may hold a secret that is in use; move it away, or use another \
+             --secrets-dir"
         ),
         _ => format!("{path}: {error}"),
     }
 }
 
-/// `account.kind.name` in the folder, with `%` and two digits for bytes that no name of a file should have.
+/// `account.kind.name` in the folder, with `%` and two digits for bytes that no name of a file
+/// should have.
 fn path_of(folder: &Path, id: &ObjectId) -> PathBuf {
     let name = percent_encoded(&id.name, |character| {
         is_hidden(character) || matches!(character, '/' | '%' | ' ')

@@ -69,7 +69,12 @@ pub(super) fn plan_json(plan: &Plan, more: &mut dyn FnMut(usize) -> Map<String, 
     let absent = plan.absent.iter();
     let absent: Vec<Value> = absent
         .map(|(id, place, _)| {
-            json!({ "account": id.account, "name": id.name, "file": &*place.file, "line": place.line })
+            json!({
+                "account": id.account,
+                "name": id.name,
+                "file": &*place.file,
+                "line": place.line,
+            })
         })
         .collect();
     json!({ "changes": changes, "unchanged": plan.unchanged, "agents_not_enrolled": absent })

@@ -50,7 +50,8 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 }
 
 impl Answers {
-    /// Takes the options, and asks for the rest if there is a dialogue and domain or account are missing.
+    /// Takes the options, and asks for the rest if there is a dialogue and domain or account are
+    /// missing.
     pub(super) fn collect(
         given: InitArguments,
         is_root: bool,
@@ -174,7 +175,8 @@ fn answer<T>(
         (None, Some(dialogue), _) => dialogue.ask(question, parse),
         (None, None, Some(default)) => parse(default).map_err(Failure::Usage),
         (None, None, None) => Err(Failure::Usage(format!(
-            "init: {option}: missing; give it, such as `{option} acme`: it is asked for only on a terminal"
+            "init: {option}: missing; give it, such as `{option} acme`: it is asked for only on a \
+             terminal"
         ))),
     }
 }

@@ -30,7 +30,8 @@ pub(super) struct DnsUpdates {
 }
 
 impl AcmeAnswers {
-    /// Takes the options, and asks for the rest if there is a dialogue. `None` without an authority.
+    /// Takes the options, and asks for the rest if there is a dialogue. `None` without an
+    /// authority.
     pub(super) fn collect(
         contact: Option<String>,
         directory: Option<String>,
@@ -60,7 +61,8 @@ impl Dialogue<'_> {
     fn contact(&mut self) -> Result<Option<String>, Failure> {
         let question = Question {
             option: "--acme-contact",
-            text: "Mail address for Let's Encrypt, which issues the certificate and whose terms this accepts (empty: no authority)",
+            text: "Mail address for Let's Encrypt, which issues the certificate and whose terms \
+                   this accepts (empty: no authority)",
             default: None,
         };
         self.ask(&question, |text| match text {
@@ -80,7 +82,8 @@ impl Dialogue<'_> {
             default: None,
         };
         let server = question(
-            "DNS server that takes signed updates for REGION.DOMAIN (empty: a certificate for that name alone, without those below it)",
+            "DNS server that takes signed updates for REGION.DOMAIN (empty: a certificate for that \
+             name alone, without those below it)",
         );
         let server = self.ask(&server, |text| match text {
             "" => Ok(None),

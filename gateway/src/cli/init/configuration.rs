@@ -45,8 +45,8 @@ impl fmt::Display for Written {
     }
 }
 
-/// Writes the configuration file. A file with other settings is replaced only with `force`, or if it is the example of
-/// the Debian package. Returns the configuration that is in force.
+/// Writes the configuration file. A file with other settings is replaced only with `force`, or if
+/// it is the example of the Debian package. Returns the configuration that is in force.
 pub(super) fn write(answers: &Answers, force: bool) -> Result<(Config, Written), Failure> {
     let path = answers.config.as_path();
     let text = text(answers);
@@ -63,7 +63,8 @@ pub(super) fn write(answers: &Answers, force: bool) -> Result<(Config, Written),
             _ if force => (config, Written::Replaced),
             _ => {
                 return Err(Failure::Usage(format!(
-                    "init: {} exists with other settings; --force replaces it, --config names another file",
+                    "init: {} exists with other settings; --force replaces it, --config names \
+                     another file",
                     path.display()
                 )));
             }
@@ -114,7 +115,8 @@ pub(super) fn put(path: &Path, text: &str) -> Result<(), Failure> {
         .and_then(|()| fs::set_permissions(path, Permissions::from_mode(0o644)));
     written.map_err(|error| {
         Failure::Run(format!(
-            "{}: cannot be written: {error}; run the command as a user that may write there, or name another path",
+            "{}: cannot be written: {error}; run the command as a user that may write there, or \
+             name another path",
             path.display()
         ))
     })
@@ -132,9 +134,10 @@ fn text(answers: &Answers) -> String {
         acme,
         ..
     } = answers;
-    let about = "# Configuration of gw-gateway, written by `gw-gateway init`. Keys behind a `#` are shown with their defaults, or \
-                 with\n# an example where they have none. gateway.toml(5) describes them all; packages install docs/ as\n# \
-                 /usr/share/doc/gw-gateway.\n";
+    let about = "# Configuration of gw-gateway, written by `gw-gateway init`. Keys behind a `#` \
+                 are shown with their defaults, or with\n\
+                 # an example where they have none. gateway.toml(5) describes them all; packages \
+                 install docs/ as\n# /usr/share/doc/gw-gateway.\n";
     let rest = EXAMPLE
         .split_once("\n#\n")
         .map_or(EXAMPLE, |(_, rest)| rest);
@@ -280,7 +283,8 @@ mod tests {
             )),
             "{text}"
         );
-        // The keys of the example that are not answered stay as they are, also those of the same name in a table.
+        // The keys of the example that are not answered stay as they are, also those of the same
+        // name in a table.
         for line in [
             "#workers = 0",
             "#region = \"us-east-1\"",

@@ -1,4 +1,5 @@
-//! The first request, which `init` sends itself as a caller would: by name, over TLS, without a key.
+//! The first request, which `init` sends itself as a caller would: by name, over TLS, without a
+//! key.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -21,7 +22,8 @@ const WITHIN: Duration = Duration::from_secs(5);
 /// Bytes of the answer that are read.
 const ANSWER_MAX: u64 = 64 << 10;
 
-/// Sends the request to the service of the next steps; returns the answer or the cause of its failure, and what to do.
+/// Sends the request to the service of the next steps; returns the answer or the cause of its
+/// failure, and what to do.
 pub(super) fn send(answers: &Answers, config: &Config, listen: SocketAddr) -> String {
     if config.acme.is_some() {
         return "\nNo first request is sent: it would come before the certificate.".to_owned();
@@ -58,7 +60,10 @@ fn address(answers: &Answers, host: &str, listen: SocketAddr) -> Result<SocketAd
     resolve(host, listen.port())
         .map(|addresses| addresses[0])
         .map_err(|error| {
-            format!("{host} does not resolve: {error}; add the DNS records above, and wait until they are served")
+            format!(
+                "{host} does not resolve: {error}; add the DNS records above, and wait until \
+                     they are served"
+            )
         })
 }
 
@@ -86,7 +91,8 @@ fn request(config: &Config, url: &str, address: SocketAddr) -> Result<String, St
     let status = answer.status();
     if !answer.headers().contains_key(X_GW_REQUEST_ID) {
         return Err(format!(
-            "{address} answers with {status}, but it is not a gateway: point the names and the port at this one"
+            "{address} answers with {status}, but it is not a gateway: point the names and the \
+             port at this one"
         ));
     }
     let body = answer
@@ -106,10 +112,12 @@ fn cause(config: &Config, address: SocketAddr, error: &ureq::Error) -> String {
     let Some(failure) = https::failure(error) else {
         return match error {
             ureq::Error::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => format!(
-                "{address} refuses the connection: point the name at this gateway, and its port at `listen`"
+                "{address} refuses the connection: point the name at this gateway, and its port at \
+                 `listen`"
             ),
             ureq::Error::Timeout(_) => format!(
-                "no answer from {address} within {WITHIN:?}: open the port in firewalls between callers and this gateway"
+                "no answer from {address} within {WITHIN:?}: open the port in firewalls between \
+                 callers and this gateway"
             ),
             error => format!(
                 "{address}: {error}; `gw-gateway doctor` checks the machine and the configuration"
@@ -117,8 +125,8 @@ fn cause(config: &Config, address: SocketAddr, error: &ureq::Error) -> String {
         };
     };
     const REMEDIES: Remedies = Remedies {
-        issuer: "tls_certificate must hold all issuers behind the server's certificate; of a private authority, callers and \
-                 agents must be given the root",
+        issuer: "tls_certificate must hold all issuers behind the server's certificate; of a \
+                 private authority, callers and agents must be given the root",
         name: "have one issued for the apex of the region and all names below it",
         certificate: "replace tls_certificate",
         client_certificate: "point the name at this gateway, which asks for none",

@@ -1,4 +1,5 @@
-//! `gw-gateway init`: from nothing to a gateway that runs: its configuration, its service of systemd, an account.
+//! `gw-gateway init`: from nothing to a gateway that runs: its configuration, its service of
+//! systemd, an account.
 
 mod answers;
 mod authority;
@@ -29,38 +30,41 @@ use super::client::connection::AdminConnection;
 /// What is not given is asked on a terminal, unless domain and account are given.
 #[derive(Args, Default)]
 pub(crate) struct InitArguments {
-    /// Domain of the region: all names are below REGION.DOMAIN. Default: gw.localhost, for a trial on this machine.
+    /// Domain of the region: all names are below REGION.DOMAIN. Default: gw.localhost, for a trial
+    /// on this machine.
     #[arg(long, value_parser = domain)]
     domain: Option<String>,
     /// Name of the region. Default: eu1.
     #[arg(long, value_parser = region)]
     region: Option<String>,
-    /// Account to create, unless it exists. Services belong to an account. Required without a terminal.
+    /// Account to create, unless it exists. Services belong to an account. Required without a
+    /// terminal.
     #[arg(long)]
     account: Option<AccountId>,
     /// Configuration file to write. Default: gateway.toml; for root /etc/gw/gateway.toml.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Folder for keys, records and the request log. Default: gw-data beside the configuration; for root
-    /// /var/lib/gw-gateway.
+    /// Folder for keys, records and the request log. Default: gw-data beside the configuration; for
+    /// root /var/lib/gw-gateway.
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Listener for callers and agents. Default: 0.0.0.0:8443, or 127.0.0.1:8443 for a domain below localhost; for root
-    /// 0.0.0.0:443.
+    /// Listener for callers and agents. Default: 0.0.0.0:8443, or 127.0.0.1:8443 for a domain below
+    /// localhost; for root 0.0.0.0:443.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
     /// Listener of administration. Default: 127.0.0.1:9080.
     #[arg(long, value_name = "ADDRESS:PORT")]
     admin_listen: Option<SocketAddr>,
-    /// PEM file of a certificate for REGION.DOMAIN and *.REGION.DOMAIN. Default: one of a development CA.
+    /// PEM file of a certificate for REGION.DOMAIN and *.REGION.DOMAIN. Default: one of a
+    /// development CA.
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_certificate: Option<PathBuf>,
     /// PEM file of its key.
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_key: Option<PathBuf>,
-    /// Let an ACME authority issue the certificate, with this mail address for its messages. Accepts the terms of service
-    /// of the authority. The certificate is for REGION.DOMAIN; one for all names below it also needs DNS: see
-    /// acme.challenge in the configuration.
+    /// Let an ACME authority issue the certificate, with this mail address for its messages.
+    /// Accepts the terms of service of the authority. The certificate is for REGION.DOMAIN; one for
+    /// all names below it also needs DNS: see acme.challenge in the configuration.
     #[arg(long, value_name = "ADDRESS", conflicts_with = "tls_certificate")]
     acme_contact: Option<String>,
     /// Directory of the authority. Default: that of Let's Encrypt.
@@ -78,8 +82,8 @@ pub(crate) struct InitArguments {
 }
 
 impl InitArguments {
-    /// Writes what is missing, and starts the gateway. `serve` runs a gateway in this process: it calls its second
-    /// argument once the gateway accepts connections.
+    /// Writes what is missing, and starts the gateway. `serve` runs a gateway in this process: it
+    /// calls its second argument once the gateway accepts connections.
     pub(crate) fn run(
         self,
         serve: impl FnOnce(&Path, &dyn Fn(&Gateway) -> Result<(), Failure>) -> Result<(), Failure>,
@@ -152,14 +156,15 @@ impl InitArguments {
 /// Note for root about a data folder that belongs to another user.
 fn rights(config: &Config, owner: &FileOwner) -> String {
     format!(
-        "The gateway has the rights of user {}, which owns {} and must be able to read all files of its configuration.",
+        "The gateway has the rights of user {}, which owns {} and must be able to read all files \
+         of its configuration.",
         owner.user(),
         config.data_dir.display()
     )
 }
 
-/// Creates the account in the records, with the rights of `owner`; through the administration API if a gateway has the
-/// records open.
+/// Creates the account in the records, with the rights of `owner`; through the administration API
+/// if a gateway has the records open.
 fn add_account(config: &Config, answers: &Answers, owner: &FileOwner) -> Result<(), Failure> {
     let account = &answers.account;
     match owner

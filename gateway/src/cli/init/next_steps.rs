@@ -35,7 +35,8 @@ pub(super) fn next_steps(answers: &Answers, config: &Config, stage: SetupStage) 
     let start = match stage {
         SetupStage::Stopped => {
             format!(
-                "{}Start the gateway:\n\n  {program} serve --config {file}\n\nThen, in another terminal:\n",
+                "{}Start the gateway:\n\n  {program} serve --config {file}\n\n\
+                 Then, in another terminal:\n",
                 service_of_root()
             )
         }
@@ -79,9 +80,10 @@ pub(super) fn next_steps(answers: &Answers, config: &Config, stage: SetupStage) 
         None => ("", ""),
     };
     format!(
-        "{}\n{start}\n  {program} service create {account} api --with-key --with-agent {connection}\n\n\
-         It prints a service key{authority}, a token, and the command that reads it for a program on port 3000:\n\n  \
-         gw-agent http 3000 --gateway {gateway}{option} --token-file -",
+        "{}\n\
+         {start}\n  {program} service create {account} api --with-key --with-agent {connection}\n\n\
+         It prints a service key{authority}, a token, and the command that reads it for a program \
+         on port 3000:\n\n  gw-agent http 3000 --gateway {gateway}{option} --token-file -",
         names_and_certificate(answers, config)
     )
 }
@@ -106,20 +108,23 @@ fn names_and_certificate(answers: &Answers, config: &Config) -> String {
     let mut text = String::new();
     if !answers.is_local() {
         text += &format!(
-            "\nDNS records, both with the public address of the gateway:\n\n  {apex}.    A  ADDRESS\n  *.{apex}.  A  ADDRESS\n"
+            "\n\
+             DNS records, both with the public address of the gateway:\n\n  {apex}.    A  \
+             ADDRESS\n  *.{apex}.  A  ADDRESS\n"
         );
     }
     if let Some(acme) = &config.acme {
         text += &format!(
-            "\nCertificate: for {}, ordered now at {}. Until it is there, the gateway answers with one of a development CA; \
-             `gw-gateway certificate list` shows its state.\n",
+            "\n\
+             Certificate: for {}, ordered now at {}. Until it is there, the gateway answers with \
+             one of a development CA; `gw-gateway certificate list` shows its state.\n",
             acme.settings.names.join(" and "),
             acme.settings.directory,
         );
         if matches!(acme.challenge, Some(Challenge::TlsAlpn)) {
             text += &format!(
-                "For *.{apex} the authority needs a proof in DNS: set acme.challenge to \"dns-rfc2136\" or \"dns-hook\" in {}, and \
-                 restart the gateway.\n",
+                "For *.{apex} the authority needs a proof in DNS: set acme.challenge to \
+                 \"dns-rfc2136\" or \"dns-hook\" in {}, and restart the gateway.\n",
                 answers.config.display()
             );
         }
@@ -130,9 +135,10 @@ fn names_and_certificate(answers: &Answers, config: &Config) -> String {
     text += "\nCertificate: of a development CA, which callers and agents have to be given.\n";
     if !answers.is_local() {
         text += &format!(
-            "For one of a public CA:\n\n  \
-             {}certbot certonly --manual --preferred-challenges dns -d {apex} -d '*.{apex}'\n\n\
-             Then set tls_certificate and tls_key in {} to files that the user of the gateway can read, and restart it.\n",
+            "For one of a public CA:\n\n  {}certbot certonly --manual --preferred-challenges dns \
+             -d {apex} -d '*.{apex}'\n\n\
+             Then set tls_certificate and tls_key in {} to files that the user of the gateway can \
+             read, and restart it.\n",
             sudo(),
             answers.config.display()
         );
@@ -161,8 +167,8 @@ mod tests {
             acme: None,
         };
         let toml = format!(
-            "region = \"eu1\"\ndomain = \"{domain}\"\ndata_dir = \"/var/lib/gw-gateway\"\nlisten = \"127.0.0.1:8443\"\n\
-             admin_listen = \"{admin_listen}\"\n"
+            "region = \"eu1\"\ndomain = \"{domain}\"\ndata_dir = \"/var/lib/gw-gateway\"\n\
+             listen = \"127.0.0.1:8443\"\nadmin_listen = \"{admin_listen}\"\n"
         );
         next_steps(&answers, &Config::parse(&toml, |_| None).unwrap(), stage)
     }
@@ -207,7 +213,8 @@ mod tests {
             }
         }
         let text = text("gw.localhost", "127.0.0.1:0", foreground);
-        let connection = "--admin-url http://127.0.0.1:8888 --admin-token-file /var/lib/gw-gateway/admin.token\n";
+        let connection = "--admin-url http://127.0.0.1:8888 --admin-token-file \
+                          /var/lib/gw-gateway/admin.token\n";
         assert!(
             text.contains(connection) && text.contains("--gateway https://eu1.gw.localhost:7777 "),
             "{text}"

@@ -42,7 +42,8 @@ pub(super) struct Systemd {
 }
 
 impl Systemd {
-    /// `None` if systemd does not run. Refuses what the unit cannot reach, and a unit of an administrator.
+    /// `None` if systemd does not run. Refuses what the unit cannot reach, and a unit of an
+    /// administrator.
     pub(super) fn of_this_machine(answers: &Answers, force: bool) -> Result<Option<Self>, Failure> {
         if !Path::new("/run/systemd/system").exists() {
             return Ok(None);
@@ -81,7 +82,8 @@ impl Systemd {
         }))
     }
 
-    /// Makes the user and the data folder, writes the unit, and checks that this user can use the configuration.
+    /// Makes the user and the data folder, writes the unit, and checks that this user can use the
+    /// configuration.
     pub(super) fn install(&self, config: &Config) -> Result<(), Failure> {
         if !run("id", &["--user", USER])?.status.success() {
             let home = [
@@ -109,13 +111,15 @@ impl Systemd {
         ];
         succeed("runuser", &as_user).map(drop).map_err(|failure| {
             Failure::Usage(format!(
-                "{}\n  The gateway runs as the user {USER}, which must be able to read all files of its configuration",
+                "{}\n  The gateway runs as the user {USER}, which must be able to read all files \
+                 of its configuration",
                 failure.message()
             ))
         })
     }
 
-    /// Starts the service now and at each boot, again if its files have changed, and waits until it is ready.
+    /// Starts the service now and at each boot, again if its files have changed, and waits until it
+    /// is ready.
     pub(super) fn start(&self, config: &Config, is_changed: bool) -> Result<(), Failure> {
         let verb = if is_changed || self.unit.is_some() {
             "restart"
@@ -166,12 +170,14 @@ fn unit_text(program: &Path, config: &Path, data_dir: &Path) -> String {
     )
 }
 
-/// Refuses a path that the gateway cannot see as a service, or that has a meaning of its own in a unit.
+/// Refuses a path that the gateway cannot see as a service, or that has a meaning of its own in a
+/// unit.
 fn check_reachable(path: &Path) -> Result<(), Failure> {
     let advice = match HIDDEN.iter().find(|folder| path.starts_with(folder)) {
         Some(folder) => {
             format!(
-                "services do not see {folder}: install it elsewhere, such as in /usr/local/bin or /etc/gw"
+                "services do not see {folder}: install it elsewhere, such as in /usr/local/bin or \
+                 /etc/gw"
             )
         }
         None if path.to_str().is_some_and(|text| text.bytes().all(is_plain)) => return Ok(()),
@@ -203,8 +209,8 @@ pub(super) fn user() -> Result<FileOwner, Failure> {
     ))
 }
 
-/// Creates the data folder of the unit, if it is missing, for the unit's user, if there is one. Another folder, or without
-/// that user, is left to the gateway.
+/// Creates the data folder of the unit, if it is missing, for the unit's user, if there is one.
+/// Another folder, or without that user, is left to the gateway.
 pub(super) fn prepare_data_dir(path: &Path) -> Result<(), Failure> {
     let has_user = || run("id", &["--user", USER]).is_ok_and(|found| found.status.success());
     if path != Path::new(DATA_DIR_OF_ROOT) || path.exists() || !has_user() {
@@ -213,8 +219,8 @@ pub(super) fn prepare_data_dir(path: &Path) -> Result<(), Failure> {
     make_data_dir(path, &user()?)
 }
 
-/// Creates the data folder for `user`, if it is missing. A folder that exists stays as it is, and must belong to `user` with
-/// all that is in it.
+/// Creates the data folder for `user`, if it is missing. A folder that exists stays as it is, and
+/// must belong to `user` with all that is in it.
 fn make_data_dir(path: &Path, user: &FileOwner) -> Result<(), Failure> {
     let failed = |error: io::Error| {
         Failure::Run(format!(
@@ -240,8 +246,9 @@ fn make_data_dir(path: &Path, user: &FileOwner) -> Result<(), Failure> {
                 return Ok(());
             };
             Err(Failure::Usage(format!(
-                "init: {}: it exists and belongs to user {owner}, and the gateway runs as {USER}: name a folder that does \
-                 not exist with --data-dir, or give this one to the gateway with `chown --recursive {USER}: {}`",
+                "init: {}: it exists and belongs to user {owner}, and the gateway runs as {USER}: \
+                 name a folder that does not exist with --data-dir, or give this one to the \
+                 gateway with `chown --recursive {USER}: {}`",
                 foreign.display(),
                 path.display()
             )))
@@ -250,7 +257,8 @@ fn make_data_dir(path: &Path, user: &FileOwner) -> Result<(), Failure> {
     }
 }
 
-/// The first file of another user than `user` in a folder, which may be the folder itself, and its owner.
+/// The first file of another user than `user` in a folder, which may be the folder itself, and its
+/// owner.
 fn foreign_file(folder: &Path, user: u32) -> io::Result<Option<(PathBuf, u32)>> {
     let mut unseen = vec![folder.to_owned()];
     while let Some(path) = unseen.pop() {

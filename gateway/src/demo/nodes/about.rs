@@ -57,8 +57,8 @@ impl AboutNodes {
         let data = data_dir.display();
         writeln!(
             out,
-            "Gw is running on {} nodes: caller -> node -> node with the tunnel -> agent -> backend.\n\
-             Nodes, with a process each:\n",
+            "Gw is running on {} nodes: caller -> node -> node with the tunnel -> agent -> \
+             backend.\nNodes, with a process each:\n",
             nodes.len()
         )?;
         for (number, node) in (1..).zip(nodes) {
@@ -81,7 +81,8 @@ impl AboutNodes {
         let number = owner + 1;
         writeln!(
             out,
-            "Node {number} has the agent's tunnel. Kill it: requests go on at the other nodes.\n\n  kill -KILL {}",
+            "Node {number} has the agent's tunnel. Kill it: requests go on at the other \
+             nodes.\n\n  kill -KILL {}",
             lost.pid
         )?;
         let curl = about.curl();
@@ -97,8 +98,9 @@ impl AboutNodes {
         }
         writeln!(
             out,
-            "\nStart it again in another terminal: gw-gateway serve --config {data}/node-{number}.toml\n\
-             {}Stop all with Ctrl-C.",
+            "\n\
+             Start it again in another terminal: gw-gateway serve --config \
+             {data}/node-{number}.toml\n{}Stop all with Ctrl-C.",
             about.further_paths()
         )
     }

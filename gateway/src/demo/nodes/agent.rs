@@ -1,4 +1,5 @@
-//! The agent of a demo of several nodes: a process of its own, which reaches the nodes through a balancer.
+//! The agent of a demo of several nodes: a process of its own, which reaches the nodes through a
+//! balancer.
 
 use std::io;
 use std::net::SocketAddr;

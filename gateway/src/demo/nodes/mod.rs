@@ -1,5 +1,6 @@
-//! A demo of a region: a process for each node and one for the agent, on a PostgreSQL server in the data folder or on a
-//! given database. [`gw_testbed`] starts and stops the processes; this module makes the records and the agent.
+//! A demo of a region: a process for each node and one for the agent, on a PostgreSQL server in the
+//! data folder or on a given database. [`gw_testbed`] starts and stops the processes; this module
+//! makes the records and the agent.
 
 mod about;
 mod agent;
@@ -38,8 +39,8 @@ pub enum NodesError {
     #[error("{0}")]
     Usage(String),
     #[error(
-        "--store {database}: it holds the region {name} already, and its key is not in {folder}; give the --data-dir \
-         of the demo that made it, or an empty database"
+        "--store {database}: it holds the region {name} already, and its key is not in {folder}; \
+         give the --data-dir of the demo that made it, or an empty database"
     )]
     OtherRegion {
         database: String,
@@ -74,8 +75,8 @@ fn region() -> Region {
 }
 
 impl NodesDemo {
-    /// Starts all parts; requests can be served by every node when this returns. The thread that calls it must live as
-    /// long as the demo.
+    /// Starts all parts; requests can be served by every node when this returns. The thread that
+    /// calls it must live as long as the demo.
     pub fn start(options: &NodesOptions) -> Result<Self, NodesError> {
         options.check()?;
         agent::check_backend(options.backend.as_ref())?;
@@ -116,7 +117,8 @@ impl NodesDemo {
         Ok(Self { region, about })
     }
 
-    /// Runs until a signal to stop, then stops agent, nodes and PostgreSQL. A further signal ends them at once.
+    /// Runs until a signal to stop, then stops agent, nodes and PostgreSQL. A further signal ends
+    /// them at once.
     pub fn run_until_stopped(self) -> Result<(), NodesError> {
         Ok(self.region.run_until_stopped()?)
     }
@@ -136,8 +138,8 @@ fn settings(options: &NodesOptions, region: &gw_testbed::Region) -> Settings {
     }
 }
 
-/// Creates the region unless an earlier demo in the same folder has, and the records, by a gateway that runs until then.
-/// Also returns the admin token.
+/// Creates the region unless an earlier demo in the same folder has, and the records, by a gateway
+/// that runs until then. Also returns the admin token.
 fn make_region(
     options: &NodesOptions,
     region: &gw_testbed::Region,

@@ -34,8 +34,8 @@ impl NodesOptions {
             .any(|scheme| store.starts_with(scheme))
         {
             // The value is not shown: it may contain a password in another form.
-            let message = "--store: it is not a URL such as postgres://gw@db1/gw; the nodes of --nodes share a \
-                           PostgreSQL database";
+            let message = "--store: it is not a URL such as postgres://gw@db1/gw; the nodes of \
+                           --nodes share a PostgreSQL database";
             return refused(message.to_owned());
         }
         match PostgresSettings::new(store, None, None) {

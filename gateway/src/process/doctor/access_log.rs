@@ -26,8 +26,13 @@ pub(super) fn examine(out: &mut Examination, path: &Path) {
         ),
         Err(error) => out.failed(
             "access_log",
-            format!("{}: cannot write to {}: {error}", path.display(), object.display()),
-            "name a file in an existing folder that the user of the gateway may write to, or \"stdout\"",
+            format!(
+                "{}: cannot write to {}: {error}",
+                path.display(),
+                object.display()
+            ),
+            "name a file in an existing folder that the user of the gateway may write to, or \
+             \"stdout\"",
         ),
     }
 }

@@ -16,7 +16,8 @@ pub(super) fn examine(out: &mut Examination, config: &Config, settings: &Archive
         Ok(Some(keys)) => keys,
         Ok(None) => return,
         Err(error) => {
-            let advice = "the archive is encrypted with a key derived from it; docs/request-log.md says how to make one";
+            let advice = "the archive is encrypted with a key derived from it; docs/request-log.md \
+                          says how to make one";
             return out.failed(ARCHIVE, error.to_string(), advice);
         }
     };
@@ -28,14 +29,17 @@ pub(super) fn examine(out: &mut Examination, config: &Config, settings: &Archive
         Err((step, error)) => {
             let advice = match step {
                 CheckStep::Write => {
-                    "check archive.url, archive.endpoint, archive.region and the access key; it needs s3:PutObject"
+                    "check archive.url, archive.endpoint, archive.region and the access key; it \
+                     needs s3:PutObject"
                 }
                 CheckStep::List => {
-                    "allow the access key s3:ListBucket on the bucket: the archive cannot be read without"
+                    "allow the access key s3:ListBucket on the bucket: the archive cannot be read \
+                     without"
                 }
                 CheckStep::Read => "allow the access key s3:GetObject below the prefix",
                 CheckStep::Delete => {
-                    "allow the access key s3:DeleteObject below the prefix: expired records are not removed without"
+                    "allow the access key s3:DeleteObject below the prefix: expired records are \
+                     not removed without"
                 }
             };
             out.failed(ARCHIVE, format!("{}: {error}", settings.place()), advice);

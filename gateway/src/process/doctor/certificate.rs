@@ -46,8 +46,8 @@ pub(super) fn pair_of_files(
     }
 }
 
-/// Checks that clients accept the certificate: key, names of the region if it must have them, order of the chain, and
-/// validity at `now`.
+/// Checks that clients accept the certificate: key, names of the region if it must have them, order
+/// of the chain, and validity at `now`.
 fn server_certificate(
     out: &mut Examination,
     check: &str,
@@ -116,7 +116,8 @@ fn order(out: &mut Examination, check: &str, chain: &[CertificateDer<'static>]) 
         Some(at) => out.failed(
             check,
             format!("certificate {at} of the file is not issued by the one after it"),
-            "order the file: the certificate of the server first, then each issuer; the root may be omitted",
+            "order the file: the certificate of the server first, then each issuer; the root may \
+             be omitted",
         ),
     }
 }

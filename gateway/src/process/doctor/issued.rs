@@ -1,4 +1,5 @@
-//! Check of the certificate that an ACME authority issues. Its state is in the records of the running gateway, which is asked.
+//! Check of the certificate that an ACME authority issues. Its state is in the records of the
+//! running gateway, which is asked.
 
 use gw_base::page::Page;
 use gw_control_plane::admin_client::AdminAddress;
@@ -13,7 +14,8 @@ const CHECK: &str = "certificate";
 /// Bytes of the answer that are read: a page of certificates with the causes of their failures.
 const ANSWER_MAX: u64 = 4 << 20;
 
-/// Checks that there is a certificate, that it is renewed in time, and that the last order did not fail.
+/// Checks that there is a certificate, that it is renewed in time, and that the last order did not
+/// fail.
 pub(super) fn examine(out: &mut Examination, config: &Config, acme: &AcmeConfig) {
     let authority = format!(
         "issued by the ACME authority at {}",
@@ -108,8 +110,13 @@ mod tests {
 
     fn view(status: &str, attention: Option<&str>) -> CertificateView {
         let view = json!({
-            "id": "region", "names": ["eu1.example.com"], "directory": "https://a/dir", "status": status,
-            "not_after": "2030-01-01T00:00:00Z", "failures": 0, "attention": attention,
+            "id": "region",
+            "names": ["eu1.example.com"],
+            "directory": "https://a/dir",
+            "status": status,
+            "not_after": "2030-01-01T00:00:00Z",
+            "failures": 0,
+            "attention": attention,
         });
         serde_json::from_value(view).unwrap()
     }

@@ -98,8 +98,8 @@ fn password_file(out: &mut Examination, settings: &PostgresSettings) {
 }
 
 fn region_keys(out: &mut Examination, config: &Config) -> Option<RegionKeys> {
-    const ADVICE: &str = "copy the key from another node to this file with mode 0600, owned by the gateway's user; \
-                          `gw-gateway region init` makes the key of a new region";
+    const ADVICE: &str = "copy the key from another node to this file with mode 0600, owned by the \
+                          gateway's user; `gw-gateway region init` makes the key of a new region";
     match config.region_keys() {
         // A store on PostgreSQL has one.
         Ok(keys) => keys,
@@ -198,7 +198,8 @@ fn standby(out: &mut Examination, state: &EngineState) {
         Replication::Synchronous => out.ok(CHECK, format!("synchronous; {standbys} connected")),
         Replication::SynchronousMissing => out.failed(
             CHECK,
-            "commits wait for a synchronous standby, and none is connected: changes are not acknowledged",
+            "commits wait for a synchronous standby, and none is connected: changes are not \
+             acknowledged",
             "start the standby, or take it off synchronous_standby_names",
         ),
         Replication::Asynchronous => out.warning(
@@ -217,7 +218,8 @@ fn standby(out: &mut Examination, state: &EngineState) {
 /// Whether the connections are sessions of this node alone.
 fn notifications(out: &mut Examination, is_notified: Result<bool, StoreError>) -> bool {
     const CHECK: &str = "store: notifications";
-    const ADVICE: &str = "connect to PostgreSQL itself, or through PgBouncer with pool_mode = session: LISTEN needs a session of its own";
+    const ADVICE: &str = "connect to PostgreSQL itself, or through PgBouncer with pool_mode = \
+                          session: LISTEN needs a session of its own";
     match is_notified {
         Ok(true) => {
             out.ok(CHECK, "arrive");
@@ -298,7 +300,8 @@ fn region(out: &mut Examination, config: &Config, state: &RegionState, keys: Opt
     let Some(keys) = keys else { return };
     match state.check(&state.name, keys) {
         Ok(0) if config.region_key_next.is_some() => {
-            let advice = "when `gw-gateway region status` shows `next` for all nodes, run `gw-gateway region rekey`";
+            let advice = "when `gw-gateway region status` shows `next` for all nodes, run \
+                          `gw-gateway region rekey`";
             out.warning(
                 REGION_KEY,
                 "is the key of the region; region_key_next is to replace it",
@@ -307,7 +310,8 @@ fn region(out: &mut Examination, config: &Config, state: &RegionState, keys: Opt
         }
         Ok(0) => out.ok(REGION_KEY, "is the key of the region"),
         Ok(_) => {
-            let advice = "set region_key to the file of region_key_next, remove region_key_next, and replace the process";
+            let advice = "set region_key to the file of region_key_next, remove region_key_next, \
+                          and replace the process";
             out.warning(
                 REGION_KEY,
                 "region_key_next has become the key of the region",
@@ -326,17 +330,25 @@ fn region(out: &mut Examination, config: &Config, state: &RegionState, keys: Opt
 fn records(out: &mut Examination, source: &PostgresSource) {
     const CHECK: &str = "records";
     match PostgresStore::new(source).and_then(|mut store| store.load()) {
-        Ok(snapshot) => out.ok(CHECK, format!("{} records, all authentic", snapshot.records.into_vec().len())),
+        Ok(snapshot) => out.ok(
+            CHECK,
+            format!(
+                "{} records, all authentic",
+                snapshot.records.into_vec().len()
+            ),
+        ),
         Err(StoreError::Forged { what, .. }) => out.failed(
             CHECK,
             format!("the database was changed by something other than a gateway: {what}"),
-            "end that access, then `gw-gateway region repair`; see docs/region-operation.md, When the database was changed",
+            "end that access, then `gw-gateway region repair`; see docs/region-operation.md, When \
+             the database was changed",
         ),
         Err(error) => out.failed(CHECK, reason(&error), "see the log of PostgreSQL"),
     }
 }
 
-/// Connects to the other members at the addresses that they have published. `own` is the address of this node.
+/// Connects to the other members at the addresses that they have published. `own` is the address of
+/// this node.
 fn other_nodes(out: &mut Examination, own: SocketAddr, roster: &Roster) {
     const CHECK: &str = "other nodes";
     let others: Vec<&NodeRow> = roster
@@ -353,8 +365,9 @@ fn other_nodes(out: &mut Examination, own: SocketAddr, roster: &Roster) {
             Err(error) => out.failed(
                 CHECK,
                 format!("node {slot} does not answer at {address}: {error}"),
-                "let the nodes connect to each other at `peer_listen` (firewall), and correct `peer_address` of that \
-                 node; if the node is lost, the others declare it dead within seconds",
+                "let the nodes connect to each other at `peer_listen` (firewall), and correct \
+                 `peer_address` of that node; if the node is lost, the others declare it dead \
+                 within seconds",
             ),
         }
     }

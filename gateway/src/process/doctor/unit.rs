@@ -1,12 +1,13 @@
-//! The service of systemd, which may do more than the user that runs `doctor`. Read from its files: `systemctl` needs D-Bus,
-//! except for root.
+//! The service of systemd, which may do more than the user that runs `doctor`. Read from its files:
+//! `systemctl` needs D-Bus, except for root.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 const UNIT: &str = "gw-gateway.service";
-/// Where systemd looks for units. A file hides those of the same name in later folders (systemd.unit(5)).
+/// Where systemd looks for units. A file hides those of the same name in later folders
+/// (systemd.unit(5)).
 const FOLDERS: [&str; 5] = [
     "/etc/systemd/system",
     "/run/systemd/system",
@@ -43,8 +44,8 @@ fn unit_in(folders: &[&Path]) -> String {
     text
 }
 
-/// Whether a unit has the capability in the end: an assignment adds, `~` removes, and an empty one removes all
-/// (systemd.exec(5)).
+/// Whether a unit has the capability in the end: an assignment adds, `~` removes, and an empty one
+/// removes all (systemd.exec(5)).
 fn grants_low_ports(unit: &str) -> bool {
     let mut is_granted = false;
     for set in unit

@@ -29,7 +29,8 @@ pub enum KeyFileResult {
     Kept,
 }
 
-/// Creates the key of the region if its file does not exist, and the tables. Fails if the database holds a region.
+/// Creates the key of the region if its file does not exist, and the tables. Fails if the database
+/// holds a region.
 pub fn init(config: &Config) -> Result<Created, RegionError> {
     let settings = postgres(config)?;
     let path = key_path(config)?;

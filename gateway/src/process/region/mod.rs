@@ -30,7 +30,8 @@ use super::doctor;
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
     #[error(
-        "store: it is \"sqlite\"; a region needs PostgreSQL: set store = \"postgres://…\" (docs/region.md)"
+        "store: it is \"sqlite\"; a region needs PostgreSQL: set store = \"postgres://…\" \
+         (docs/region.md)"
     )]
     Sqlite,
     #[error("region_key: missing; set it to the file of the region's key")]
@@ -42,8 +43,8 @@ pub enum RegionError {
     )]
     KeyOfOtherNodes { error: RegionKeyError, name: String },
     #[error(
-        "store: {database} holds the region {name} already (revision {revision}); nothing was changed. \
-         Add this node with `gw-gateway region join`, or use another database"
+        "store: {database} holds the region {name} already (revision {revision}); nothing was \
+         changed. Add this node with `gw-gateway region join`, or use another database"
     )]
     Exists {
         database: String,
@@ -55,7 +56,8 @@ pub enum RegionError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(
-        "store: {0}; whether the region was filled is not known: look at it with `gw-gateway region status`, and repeat this command if its revision is 0"
+        "store: {0}; whether the region was filled is not known: look at it with `gw-gateway \
+         region status`, and repeat this command if its revision is 0"
     )]
     UnknownOutcome(String),
     #[error(transparent)]
@@ -63,21 +65,24 @@ pub enum RegionError {
     #[error("{0} is not the slot of a node: slots go from 0 to {max}", max = NodeSlot::MAX)]
     NoSlot(u16),
     #[error(
-        "the state of the node in slot {0} has changed meanwhile: look at it with `gw-gateway region status`"
+        "the state of the node in slot {0} has changed meanwhile: look at it with `gw-gateway \
+         region status`"
     )]
     NodeChanged(u16),
     #[error(
-        "the node in slot {slot} has not left within {seconds} s, and goes on: look at it with `gw-gateway region status`, and at its log"
+        "the node in slot {slot} has not left within {seconds} s, and goes on: look at it with \
+         `gw-gateway region status`, and at its log"
     )]
     StillDraining { slot: u16, seconds: u64 },
     #[error(
-        "the nodes {nodes} do not have the next key; nothing was changed. Set region_key_next on them to the same key and replace \
-         their processes (SIGUSR2), until `gw-gateway region status` shows `next` for each; or leave them behind with --force"
+        "the nodes {nodes} do not have the next key; nothing was changed. Set region_key_next on \
+         them to the same key and replace their processes (SIGUSR2), until `gw-gateway region \
+         status` shows `next` for each; or leave them behind with --force"
     )]
     KeyNotKnown { nodes: String },
     #[error(
-        "store: {0}; whether the key was replaced is not known: look at it with `gw-gateway region status`, and repeat this command \
-         if region_key is still in use"
+        "store: {0}; whether the key was replaced is not known: look at it with `gw-gateway region \
+         status`, and repeat this command if region_key is still in use"
     )]
     UnknownReplacement(String),
     #[error("{folder}: {reason}; nothing was changed")]
@@ -129,8 +134,8 @@ fn source(config: &Config) -> Result<PostgresSource, RegionError> {
     ))
 }
 
-/// The store of the region; fails if the database does not belong to it. Does not migrate the tables, because a migration
-/// trusts what is in them: only the start of a gateway does.
+/// The store of the region; fails if the database does not belong to it. Does not migrate the
+/// tables, because a migration trusts what is in them: only the start of a gateway does.
 fn store(config: &Config) -> Result<PostgresStore, RegionError> {
     let mut store = PostgresStore::new(&source(config)?)?;
     store.check_unmigrated()?;

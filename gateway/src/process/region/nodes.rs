@@ -26,8 +26,8 @@ pub struct ListedNode {
     /// Epochs and revisions that the node is behind; 0 after it has ended.
     pub epoch_lag: u64,
     pub revision_lag: u64,
-    /// The region keys that the process has: `in use`, `next`, `earlier`, and `another` for one that this node does not have. Empty
-    /// if it does not show them.
+    /// The region keys that the process has: `in use`, `next`, `earlier`, and `another` for one
+    /// that this node does not have. Empty if it does not show them.
     pub keys: Vec<&'static str>,
 }
 
@@ -64,7 +64,8 @@ pub enum Drained {
     Told,
 }
 
-/// Moves the services of a node to other nodes and ends it. Returns once it has left, or at once unless it `waits`.
+/// Moves the services of a node to other nodes and ends it. Returns once it has left, or at once
+/// unless it `waits`.
 pub fn drain(config: &Config, slot: u16, waits: bool) -> Result<Drained, RegionError> {
     let mut store = store(config)?;
     let row = row(&mut store, slot)?;

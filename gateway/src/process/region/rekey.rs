@@ -15,8 +15,8 @@ pub struct ReplacedKey {
     pub records: usize,
 }
 
-/// Writes everything in the database with `region_key_next`, which all nodes use from then on. Nodes may run. Refuses if a node
-/// that runs does not have that key, unless it `is_forced`.
+/// Writes everything in the database with `region_key_next`, which all nodes use from then on.
+/// Nodes may run. Refuses if a node that runs does not have that key, unless it `is_forced`.
 pub fn rekey(config: &Config, is_forced: bool) -> Result<ReplacedKey, RegionError> {
     let entry = AuditEntry {
         at: Timestamp::now(),

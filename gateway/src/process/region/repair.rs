@@ -1,5 +1,5 @@
-//! `region repair` and `region forget`: what an operator does about a database that was changed by something other than a
-//! gateway, and about a shared secret that was stolen.
+//! `region repair` and `region forget`: what an operator does about a database that was changed by
+//! something other than a gateway, and about a shared secret that was stolen.
 
 use std::path::Path;
 
@@ -23,10 +23,11 @@ pub struct Repaired {
     pub revision: Revision,
 }
 
-/// Replaces the records in the database with those of this node's data folder and the authentic changes after them, and the
-/// shared secrets with those of the folder. Nodes may run: they load what was written. As root, reads the folder with the
-/// rights of its owner. `may_discard` allows that changes after those of the folder are lost, if the database does not have all of
-/// them any more.
+/// Replaces the records in the database with those of this node's data folder and the authentic
+/// changes after them, and the shared secrets with those of the folder. Nodes may run: they load
+/// what was written. As root, reads the folder with the rights of its owner. `may_discard` allows
+/// that changes after those of the folder are lost, if the database does not have all of them any
+/// more.
 pub fn repair(config: &Config, may_discard: bool) -> Result<Repaired, RegionError> {
     let folder = &config.data_dir;
     let source = source(config)?;
@@ -69,8 +70,8 @@ pub enum ReplaceableSecret {
     AgentCa,
 }
 
-/// Deletes a secret that all nodes share. The next node that starts without its files makes another one. Authorities that have
-/// replaced the first one are deleted before it.
+/// Deletes a secret that all nodes share. The next node that starts without its files makes another
+/// one. Authorities that have replaced the first one are deleted before it.
 pub fn forget(config: &Config, secret: ReplaceableSecret) -> Result<(), RegionError> {
     let mut store = store(config)?;
     let stored = match secret {

@@ -26,8 +26,8 @@ pub struct Moved {
     pub secrets: Vec<&'static str>,
 }
 
-/// Moves the data folder of a stopped gateway into the region, which must be empty. The folder stays as it is. As root,
-/// works with the rights of the folder's owner.
+/// Moves the data folder of a stopped gateway into the region, which must be empty. The folder
+/// stays as it is. As root, works with the rights of the folder's owner.
 pub fn import(config: &Config, folder: &Path) -> Result<Moved, RegionError> {
     let mut region = store(config)?;
     as_owner(
@@ -52,8 +52,9 @@ fn read_and_fill(folder: &Path, region: &mut PostgresStore) -> Result<Moved, Reg
     let contents = Contents::read(&mut old).map_err(|error| match error {
         StoreError::Sealed(name) => {
             let reason = format!(
-                "{name} is sealed with the seal_key of its gateway, and the region has another key: make a backup of it \
-                 (`gw-gateway backup`), restore that into an empty folder, and import the folder"
+                "{name} is sealed with the seal_key of its gateway, and the region has another \
+                 key: make a backup of it (`gw-gateway backup`), restore that into an empty \
+                 folder, and import the folder"
             );
             source_problem(folder, &reason, None)
         }
@@ -86,8 +87,9 @@ pub(super) fn shared_secrets(folder: &Path) -> Result<Vec<NamedSecret>, RegionEr
     Ok(secrets)
 }
 
-/// Makes a data folder for a single gateway from the region. `folder` must be empty or missing. Nodes may run. As root,
-/// works with the rights of the owner of the folder, or of the one above it.
+/// Makes a data folder for a single gateway from the region. `folder` must be empty or missing.
+/// Nodes may run. As root, works with the rights of the owner of the folder, or of the one above
+/// it.
 pub fn export(config: &Config, folder: &Path) -> Result<Moved, RegionError> {
     let mut region = store(config)?;
     let contents = Contents::read(&mut region)?;
@@ -104,7 +106,8 @@ pub fn export(config: &Config, folder: &Path) -> Result<Moved, RegionError> {
     })
 }
 
-/// Runs `work` on a folder with the rights of its owner if this process runs as root: the owner controls the names in it.
+/// Runs `work` on a folder with the rights of its owner if this process runs as root: the owner
+/// controls the names in it.
 pub(super) fn as_owner<T>(
     folder: &Path,
     work: impl FnOnce() -> Result<T, RegionError>,
@@ -121,7 +124,8 @@ pub(super) fn source_problem(
 ) -> RegionError {
     let remedy = match kind {
         Some(io::ErrorKind::PermissionDenied) => {
-            "; run the command as root or as the owner of the folder, to which all files in it must belong"
+            "; run the command as root or as the owner of the folder, to which all files in it \
+             must belong"
         }
         _ => "",
     };
@@ -198,7 +202,8 @@ impl<'a> Export<'a> {
         self.folder.join(INCOMPLETE)
     }
 
-    /// Removes what was written. A failure to do so is of no use to report: the reason to discard it is reported.
+    /// Removes what was written. A failure to do so is of no use to report: the reason to discard
+    /// it is reported.
     fn discard(&self) {
         if self.is_new {
             let _ = fs::remove_dir_all(self.folder);

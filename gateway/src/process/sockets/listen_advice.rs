@@ -15,8 +15,9 @@ pub(crate) fn advice(address: SocketAddr, error: &io::Error) -> String {
         ErrorKind::PermissionDenied if address.port() < UNPRIVILEGED => {
             let program = std::env::current_exe().unwrap_or_default();
             format!(
-                "user {} may not bind ports below {UNPRIVILEGED}: set AmbientCapabilities=CAP_NET_BIND_SERVICE in the unit, \
-                 run `setcap cap_net_bind_service=+ep {}`, or configure a port from {UNPRIVILEGED} on",
+                "user {} may not bind ports below {UNPRIVILEGED}: set \
+                 AmbientCapabilities=CAP_NET_BIND_SERVICE in the unit, run `setcap \
+                 cap_net_bind_service=+ep {}`, or configure a port from {UNPRIVILEGED} on",
                 rustix::process::geteuid().as_raw(),
                 program.display()
             )
@@ -39,7 +40,8 @@ fn in_use(port: u16, holder: Option<Holder>) -> String {
         }
         None => {
             format!(
-                "find the process with `ss -ltnp 'sport = :{port}'` as root and stop it, or configure another port"
+                "find the process with `ss -ltnp 'sport = :{port}'` as root and stop it, or \
+                 configure another port"
             )
         }
     }

@@ -1,4 +1,5 @@
-//! The listening sockets of a process: opened by itself, by the service manager, or by its predecessor.
+//! The listening sockets of a process: opened by itself, by the service manager, or by its
+//! predecessor.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -12,12 +13,12 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::listen_advice::advice;
 
-/// Longest wait for an address in use. The kernel tears down the io_uring of a killed process after the process has
-/// ended, and only then closes the sockets with pending operations.
+/// Longest wait for an address in use. The kernel tears down the io_uring of a killed process after
+/// the process has ended, and only then closes the sockets with pending operations.
 const ADDRESS_WAIT: Duration = Duration::from_secs(1);
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
-/// Name of the admin listener of the service manager (`FileDescriptorName=` in systemd.socket(5)). Its sockets of other
-/// names are for callers.
+/// Name of the admin listener of the service manager (`FileDescriptorName=` in systemd.socket(5)).
+/// Its sockets of other names are for callers.
 const ADMIN: &str = "admin";
 /// Name of a socket for callers of the service manager at a takeover.
 const CALLERS: &str = "callers";
@@ -27,7 +28,8 @@ const OWN_ADMIN: &str = "gw-admin";
 const OWN_PEERS: &str = "gw-peers";
 const OWN_PLAIN: &str = "gw-http";
 
-/// The listening sockets of this process. Workers use duplicates; these are handed over to a successor.
+/// The listening sockets of this process. Workers use duplicates; these are handed over to a
+/// successor.
 pub(crate) struct Listeners {
     /// At least one.
     pub(crate) callers: Vec<TcpListener>,
@@ -109,8 +111,8 @@ impl Inherited {
         Ok(found)
     }
 
-    /// Drops sockets whose address differs from the configuration. Keeps those of the service manager, which chooses
-    /// their addresses; it opens none for other nodes and for plain HTTP.
+    /// Drops sockets whose address differs from the configuration. Keeps those of the service
+    /// manager, which chooses their addresses; it opens none for other nodes and for plain HTTP.
     fn retain_wanted(&mut self, config: &Config) {
         for (listeners, wanted) in [
             (&mut self.peers, config.peer_listen),
@@ -213,15 +215,16 @@ impl Listeners {
         })
     }
 
-    /// The listeners for callers of each of `workers` workers. Includes every listener: the kernel spreads connections over all
-    /// queues.
+    /// The listeners for callers of each of `workers` workers. Includes every listener: the kernel
+    /// spreads connections over all queues.
     pub(crate) fn shares(&self, workers: usize) -> io::Result<Vec<Vec<TcpListener>>> {
         let mut shares: Vec<Vec<TcpListener>> = (0..workers).map(|_| Vec::new()).collect();
         for (number, listener) in self.callers.iter().enumerate() {
             if self.are_ours {
                 shares[number % workers].push(listener.try_clone()?);
             } else {
-                // The service manager opens few sockets, without SO_REUSEPORT: every worker accepts from all of them.
+                // The service manager opens few sockets, without SO_REUSEPORT: every worker accepts
+                // from all of them.
                 for share in &mut shares {
                     share.push(listener.try_clone()?);
                 }
@@ -243,8 +246,8 @@ pub(crate) fn own_shares(
     Ok(shares)
 }
 
-/// Opens sockets at `address`, the value of `key`, until there are as many as `queues`. The kernel spreads connections
-/// over them.
+/// Opens sockets at `address`, the value of `key`, until there are as many as `queues`. The kernel
+/// spreads connections over them.
 fn bind_queues(
     key: &'static str,
     sockets: &mut Vec<TcpListener>,
@@ -252,7 +255,8 @@ fn bind_queues(
     queues: usize,
 ) -> Result<(), ListenError> {
     if sockets.is_empty() {
-        // Fails if another gateway has the port: SO_REUSEPORT would let both share it, and split the connections.
+        // Fails if another gateway has the port: SO_REUSEPORT would let both share it, and split
+        // the connections.
         drop(bind(key, address, false)?);
         // If the port is 0, the kernel chooses it here; the other sockets share it.
         sockets.push(bind(key, address, true)?);

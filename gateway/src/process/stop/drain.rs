@@ -19,13 +19,13 @@ const DRAIN_TICK_FIRST: Duration = Duration::from_millis(4);
 /// Interval between these checks after the first second.
 const DRAIN_TICK: Duration = Duration::from_millis(20);
 
-/// Time after which tunnels are moved once more that were accepted at the last moment. A node that leaves accepts them until
-/// its services have moved.
+/// Time after which tunnels are moved once more that were accepted at the last moment. A node that
+/// leaves accepts them until its services have moved.
 const LATE_TUNNELS: Duration = Duration::from_secs(1);
 
 impl Gateway {
-    /// Accepts no new connections, serves existing ones until they end (up to the configured time), tells the agents to
-    /// end their tunnels, then stops.
+    /// Accepts no new connections, serves existing ones until they end (up to the configured time),
+    /// tells the agents to end their tunnels, then stops.
     pub fn drain(mut self) {
         self.drain.begun.store(true, Ordering::Relaxed);
         let successor = self.drain.has_successor;
@@ -38,7 +38,8 @@ impl Gateway {
         if !successor {
             self.leave_region();
         }
-        // First, so that a worker that panics now is either started again before it is told of the drain, or not at all.
+        // First, so that a worker that panics now is either started again before it is told of the
+        // drain, or not at all.
         if let Some(workers) = &self.workers {
             workers.drain();
         }
@@ -58,8 +59,8 @@ impl Gateway {
             })
         });
         if successor && let Some(predecessor) = &self.drain.predecessor {
-            // This process relays the successor's records to its own predecessor, so it waits for the predecessor's
-            // end. The channel carries no messages.
+            // This process relays the successor's records to its own predecessor, so it waits for
+            // the predecessor's end. The channel carries no messages.
             let _ = predecessor.recv_timeout(self.drain.within.saturating_sub(began.elapsed()));
         }
         self.handles.tell_all(|| WorkerMessage::End);
@@ -76,7 +77,8 @@ impl Gateway {
         }
         self.handles.tell_all(|| WorkerMessage::Stop);
         self.tasks.control_plane.stop(limits::CONTROL_PLANE_END);
-        // Not left to the last user of the control plane: the runtime drops its tasks later, on its own threads.
+        // Not left to the last user of the control plane: the runtime drops its tasks later, on its
+        // own threads.
         if self.control.has_store() {
             self.control.close_store();
         }
@@ -96,11 +98,13 @@ impl Gateway {
         let path = &self.drain.last_stop_path;
         let levels = self.bucket_levels(WorkerMessage::ReportLevels);
         if let Err(error) = (LastStop { levels, tunnels }).store(path, SystemTime::now()) {
-            tracing::error!(path = %path.display(), %error, "cannot store state for the next start: rate limits start full");
+            tracing::error!(path = %path.display(), %error,
+                "cannot store state for the next start: rate limits start full");
         }
     }
 
-    /// Collects the levels of the buckets from the workers. Logs the number of workers that did not answer.
+    /// Collects the levels of the buckets from the workers. Logs the number of workers that did not
+    /// answer.
     pub(crate) fn bucket_levels(
         &self,
         question: impl Fn(Sender<Vec<Level>>) -> WorkerMessage,

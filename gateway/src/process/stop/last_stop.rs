@@ -1,4 +1,5 @@
-//! State that a stop writes to a file for the next start: levels of rate limits, and the services that had tunnels.
+//! State that a stop writes to a file for the next start: levels of rate limits, and the services
+//! that had tunnels.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,8 +16,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) const FILE: &str = "last-stop.json";
 /// Age beyond which the file is ignored.
 const AGE_MAX: Duration = Duration::from_hours(24);
-/// Age up to which the tunnels are expected back. After a longer stop, the pauses of the agents exceed the time that callers
-/// wait.
+/// Age up to which the tunnels are expected back. After a longer stop, the pauses of the agents
+/// exceed the time that callers wait.
 const TUNNELS_EXPECTED: Duration = Duration::from_secs(60);
 /// Longest file, in bytes.
 const FILE_MAX: u64 = (limits::LEVELS * limits::LEVEL_BYTES
@@ -56,8 +57,8 @@ enum Unusable {
 }
 
 impl LastStop {
-    /// Writes the file as of `now`; removes it if there is nothing to write. Keeps [`limits::LEVELS`] levels and
-    /// [`limits::EXPECTED_SERVICES`] services.
+    /// Writes the file as of `now`; removes it if there is nothing to write. Keeps
+    /// [`limits::LEVELS`] levels and [`limits::EXPECTED_SERVICES`] services.
     pub(crate) fn store(self, path: &Path, now: SystemTime) -> io::Result<()> {
         if self.levels.is_empty() && self.tunnels.is_empty() {
             return files::remove_if_there(path);
@@ -75,14 +76,15 @@ impl LastStop {
         files::write_private(path, &serde_json::to_vec(&stored)?)
     }
 
-    /// Reads the file: levels refilled for the time until `now`, and tunnels that are expected back. Empty if there is no
-    /// file or it is unusable, which is logged.
+    /// Reads the file: levels refilled for the time until `now`, and tunnels that are expected
+    /// back. Empty if there is no file or it is unusable, which is logged.
     pub(crate) fn load(path: &Path, now: SystemTime) -> Self {
         match Self::read(path, now) {
             Ok(last) => last,
             Err(Unusable::Io(error)) if error.kind() == io::ErrorKind::NotFound => Self::default(),
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "state of the last stop not used: rate limits start full");
+                tracing::warn!(path = %path.display(), %error,
+                    "state of the last stop not used: rate limits start full");
                 Self::default()
             }
         }
@@ -125,7 +127,8 @@ impl LastStop {
 /// Removes the file after a start. Used once: after a crash it would be out of date.
 pub(crate) fn remove(path: &Path) {
     if let Err(error) = files::remove_if_there(path) {
-        tracing::warn!(path = %path.display(), %error, "the used state of the last stop cannot be removed");
+        tracing::warn!(path = %path.display(), %error,
+            "the used state of the last stop cannot be removed");
     }
 }
 
@@ -217,8 +220,8 @@ mod tests {
             assert_eq!(LastStop::load(&path, stopped()), LastStop::default());
         }
         // A rate of zero is rejected when rates are parsed.
-        let zero = "{\"written_at_ms\":0,\"tunnels\":{},\"levels\":[{\"service\":\"a\",\"rate\":{\"burst\":0,\
-                    \"refill_per_minute\":1},\"until_full_ms\":1}]}";
+        let zero = "{\"written_at_ms\":0,\"tunnels\":{},\"levels\":[{\"service\":\"a\",\
+                    \"rate\":{\"burst\":0,\"refill_per_minute\":1},\"until_full_ms\":1}]}";
         std::fs::write(&path, zero).unwrap();
         assert!(matches!(
             LastStop::read(&path, stopped()),

@@ -15,7 +15,8 @@ use super::{LINE_MAX, TakeoverError};
 /// Bytes of messages from which on a [`MessageWriter`] has no room for changes.
 const ROOM: usize = 64 * 1024;
 
-/// The end of a process until its successor serves. Each operation waits for [`limits::TAKEOVER_STEP`] at most.
+/// The end of a process until its successor serves. Each operation waits for
+/// [`limits::TAKEOVER_STEP`] at most.
 pub(super) struct Channel {
     reader: BufReader<UnixStream>,
     /// Part of a line received so far.

@@ -1,4 +1,5 @@
-//! The predecessor's side while it drains: it follows the successor's changes, and asks it to admit requests.
+//! The predecessor's side while it drains: it follows the successor's changes, and asks it to admit
+//! requests.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -33,8 +34,8 @@ struct PendingCharge {
     reply: oneshot::Sender<Option<Duration>>,
 }
 
-/// Starts a thread that exchanges messages until the successor or this process ends. With `acknowledge`, the successor is told which
-/// changes are in use here.
+/// Starts a thread that exchanges messages until the successor or this process ends. With
+/// `acknowledge`, the successor is told which changes are in use here.
 pub(super) fn start(
     tasks: &Tasks,
     channel: Channel,
@@ -52,14 +53,16 @@ pub(super) fn start(
         let exchange = follow(reader, writer, charges, acknowledge, apply, followed);
         if let Some(Err(error)) = tasks.block_until_stopped(exchange) {
             tracing::warn!(%error, "{FOLLOWS_NO_MORE}");
-            // Ends the exchange with a predecessor of this process: it would get no changes any more.
+            // Ends the exchange with a predecessor of this process: it would get no changes any
+            // more.
             control.keep_no_changes();
         }
     })
 }
 
 /// Exchanges messages with the successor until it ends, leaves a request unanswered for longer than
-/// [`limits::CHARGED_WITHIN`], or cannot be followed. This process admits its requests itself then, the pending ones included.
+/// [`limits::CHARGED_WITHIN`], or cannot be followed. This process admits its requests itself then,
+/// the pending ones included.
 async fn follow(
     mut reader: MessageReader,
     mut writer: MessageWriter,
@@ -201,9 +204,10 @@ mod tests {
             );
             assert!(matches!(first, Some(Ok(()))));
             let wait = Duration::from_millis(1500);
-            assert!(
-                matches!(second, Some(Err(Error::RateLimited { retry_after })) if retry_after == wait)
-            );
+            assert!(matches!(
+                second,
+                Some(Err(Error::RateLimited { retry_after })) if retry_after == wait
+            ));
             assert!(third.is_none());
         });
         answering.join().unwrap();

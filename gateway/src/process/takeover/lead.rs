@@ -1,4 +1,5 @@
-//! The successor's side while the predecessor drains: it sends changes, and admits the predecessor's requests.
+//! The successor's side while the predecessor drains: it sends changes, and admits the
+//! predecessor's requests.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -20,8 +21,9 @@ use super::channel::{Channel, MessageReader, MessageWriter};
 use super::message::TakeoverMessage;
 use super::{TakeoverError, start_exchange};
 
-/// Starts a thread that sends changes after `position` to the predecessor and admits its requests. It sends the workers
-/// [`WorkerMessage::Levels`], which they wait for. The returned channel disconnects when the predecessor has ended.
+/// Starts a thread that sends changes after `position` to the predecessor and admits its requests.
+/// It sends the workers [`WorkerMessage::Levels`], which they wait for. The returned channel
+/// disconnects when the predecessor has ended.
 pub(super) fn start(
     tasks: &Tasks,
     channel: Channel,
@@ -35,7 +37,8 @@ pub(super) fn start(
         let exchange = || {
             let levels = tasks.block_until_stopped(levels(&mut reader))?;
             let levels = Arc::new(levels.unwrap_or_else(|error| {
-                tracing::warn!(%error, "the predecessor sent no levels of rate limits: all limits start full");
+                tracing::warn!(%error,
+                    "the predecessor sent no levels of rate limits: all limits start full");
                 Vec::new()
             }));
             handles.tell_all(|| WorkerMessage::Levels(Arc::clone(&levels)));
@@ -50,7 +53,8 @@ pub(super) fn start(
         };
         background::contained("the exchange with the predecessor", exchange);
         drop((reader, writer));
-        // Until its end the predecessor may serve callers by earlier records, or those of another history.
+        // Until its end the predecessor may serve callers by earlier records, or those of another
+        // history.
         control.acknowledge(Revision(0));
         while rustix::process::getppid() == predecessor && !tasks.stopping().is_cancelled() {
             std::thread::sleep(Duration::from_millis(100));
@@ -123,7 +127,9 @@ async fn end(writer: &mut MessageWriter, error: &TakeoverError) {
     if matches!(error, TakeoverError::Ended) {
         return tracing::info!("the predecessor has ended");
     }
-    tracing::warn!(%error, "the exchange with the predecessor ends: changes are pending at this node until it has ended");
+    tracing::warn!(%error,
+        "the exchange with the predecessor ends: changes are pending at this node until it has \
+         ended");
     let reason = error.to_string();
     let sent = timeout(limits::TAKEOVER_STEP, async {
         writer.push(&TakeoverMessage::End { reason })?;

@@ -22,14 +22,15 @@ pub(super) enum TakeoverMessage {
         membership: Option<CarriedNode>,
         /// Position of the predecessor's records.
         position: Position,
-        /// By how much the followed clock is ahead of the kernel's, in microseconds; absent if none is followed.
+        /// By how much the followed clock is ahead of the kernel's, in microseconds; absent if none
+        /// is followed.
         #[serde(default)]
         clock_ahead_us: Option<i64>,
         /// Whether the predecessor sends [`Self::Applied`] if the successor asks for it.
         #[serde(default)]
         acknowledges: bool,
-        /// Number of workers of the predecessor that have links. The successor serves the first one of each at once, and the next
-        /// ones when its worker starts again. Absent if each has one.
+        /// Number of workers of the predecessor that have links. The successor serves the first one
+        /// of each at once, and the next ones when its worker starts again. Absent if each has one.
         #[serde(default)]
         linked_workers: Option<usize>,
     },

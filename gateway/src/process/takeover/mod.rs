@@ -1,36 +1,39 @@
 //! Takeover: a successor process replaces a running one without closing its listening sockets.
 //!
-//! The successor is a child process. It inherits the listening sockets and one end of a socket pair, by names: [`SOCKETS`]
-//! lists them as `NAME=DESCRIPTOR`, separated by colons, and [`Inherited`](super::sockets::listeners::Inherited) sorts them as it
-//! sorts those of the service manager. Over the socket pair, both send lines of JSON ([`message`]):
+//! The successor is a child process. It inherits the listening sockets and one end of a socket
+//! pair, by names: [`SOCKETS`] lists them as `NAME=DESCRIPTOR`, separated by colons, and
+//! [`Inherited`](super::sockets::listeners::Inherited) sorts them as it sorts those of the service
+//! manager. Over the socket pair, both send lines of JSON ([`message`]):
 //!
-//! | predecessor | successor |
-//! |---|---|
-//! | | `ready`: the configuration and the sockets are usable |
-//! | `store`: the store is closed; the number of live tunnels by service; the position of the predecessor's records | |
-//! | | `serving`: the predecessor can drain |
+//! - successor: `ready`: the configuration and the sockets are usable
+//! - predecessor: `store`: the store is closed; the number of live tunnels by service; the position
+//!   of the predecessor's records
+//! - successor: `serving`: the predecessor can drain
 //!
-//! Until `serving`, the predecessor can continue as before. It kills a successor that sends `end`, or that sends nothing
-//! for [`limits::TAKEOVER_STEP`]. While the predecessor drains ([`follow`]), the successor admits its requests
-//! ([`lead`]). Each of them has one thread for it:
+//! Until `serving`, the predecessor can continue as before. It kills a successor that sends `end`,
+//! or that sends nothing for [`limits::TAKEOVER_STEP`]. While the predecessor drains ([`follow`]),
+//! the successor admits its requests ([`lead`]). Each of them has one thread for it:
 //!
-//! | predecessor | successor |
-//! |---|---|
-//! | `levels`, once: levels of the buckets of services, which the successor owns from here on | |
-//! | | `step`s and a `change`: each change after that position, in order: the predecessor authorises by the changed records |
-//! | `charge`: a request of a service | |
-//! | | `answer`: the request is admitted, or the time until it could be |
-//! | | `end`: the reason why nothing follows |
+//! - predecessor: `levels`, once: levels of the buckets of services, which the successor owns from
+//!   here on
+//! - successor: `step`s and a `change`: each change after that position, in order: the predecessor
+//!   authorises by the changed records
+//! - predecessor: `charge`: a request of a service
+//! - successor: `answer`: the request is admitted, or the time until it could be
+//! - successor: `end`: the reason why nothing follows
 //!
-//! Each worker of the predecessor also has a link to the successor, a pair of Unix sockets with the protocol of links between
-//! nodes. It sends requests there that have no tunnel at the predecessor any more: those that wait for their agent, and those of
-//! kept connections. A worker of the successor that panics ends its links, and serves the next ones once it has started again.
+//! Each worker of the predecessor also has a link to the successor, a pair of Unix sockets with the
+//! protocol of links between nodes. It sends requests there that have no tunnel at the predecessor
+//! any more: those that wait for their agent, and those of kept connections. A worker of the
+//! successor that panics ends its links, and serves the next ones once it has started again.
 //!
-//! The processes may be of different versions. A version may add fields. An unknown message ends the exchange.
+//! The processes may be of different versions. A version may add fields. An unknown message ends
+//! the exchange.
 //!
-//! When the exchange ends, such as with the successor or for want of a change between the positions of both, the predecessor
-//! serves its connections on for the time of its drain, by the records and the buckets that it has. The successor counts
-//! changes as pending at this node until the predecessor has ended.
+//! When the exchange ends, such as with the successor or for want of a change between the positions
+//! of both, the predecessor serves its connections on for the time of its drain, by the records and
+//! the buckets that it has. The successor counts changes as pending at this node until the
+//! predecessor has ended.
 
 mod channel;
 mod follow;
@@ -52,7 +55,8 @@ pub use self::predecessor::Predecessor;
 pub use self::program::Program;
 pub(crate) use self::successor::Successor;
 
-/// Environment variable with the process id of the predecessor. Other processes that inherit it ignore it.
+/// Environment variable with the process id of the predecessor. Other processes that inherit it
+/// ignore it.
 const PREDECESSOR: &str = "GW_PREDECESSOR";
 /// Environment variable with the names and numbers of the sockets that the successor inherits.
 const SOCKETS: &str = "GW_SOCKETS";
@@ -66,13 +70,16 @@ const LINKS: usize = limits::WORKER_PANICS;
 const LINE_MAX: u64 = 64 * 1024 * 1024;
 
 /// Log line of a process that has a successor, and learns of no more revocations.
-pub(super) const FOLLOWS_NO_MORE: &str = "no more changes from the successor: this process serves its connections on until its drain is over, by the records that it has";
+pub(super) const FOLLOWS_NO_MORE: &str = "no more changes from the successor: this process serves \
+                                          its connections on until its drain is over, by the \
+                                          records that it has";
 
 /// Reason why a takeover failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TakeoverError {
     #[error(
-        "this is the first process of a container, and the container ends with it; start another container instead"
+        "this is the first process of a container, and the container ends with it; start another \
+         container instead"
     )]
     FirstProcess,
     #[error("this process cannot be replaced: only `gw-gateway serve` can")]
@@ -94,7 +101,8 @@ pub enum TakeoverError {
     #[error("this process gets no more changes itself")]
     FollowsNone,
     #[error(
-        "the running process is of a build that hands its sockets over in another way: stop and start the gateway instead"
+        "the running process is of a build that hands its sockets over in another way: stop and \
+         start the gateway instead"
     )]
     OtherBuild,
     #[error(transparent)]
@@ -115,8 +123,9 @@ impl From<io::Error> for TakeoverError {
     }
 }
 
-/// Starts a thread that runs `exchange` with the two halves of `channel`. A thread, because an exchange blocks: it applies
-/// changes, reads the store, and leaves requests in the mailboxes of workers.
+/// Starts a thread that runs `exchange` with the two halves of `channel`. A thread, because an
+/// exchange blocks: it applies changes, reads the store, and leaves requests in the mailboxes of
+/// workers.
 fn start_exchange(
     tasks: &Tasks,
     channel: Channel,

@@ -78,8 +78,8 @@ impl Predecessor {
         Inherited::by_name(std::mem::take(&mut self.sockets))
     }
 
-    /// Reports that this process is ready, and waits for the store. Returns the number of live tunnels by service, and
-    /// the membership in a region of several nodes.
+    /// Reports that this process is ready, and waits for the store. Returns the number of live
+    /// tunnels by service, and the membership in a region of several nodes.
     pub(crate) fn take_store(
         &mut self,
     ) -> Result<(BTreeMap<String, usize>, Option<CarriedNode>), TakeoverError> {
@@ -105,13 +105,14 @@ impl Predecessor {
         }
     }
 
-    /// Revision of the records that it uses, once it has given the store. `None` if it will not say which later ones it uses.
+    /// Revision of the records that it uses, once it has given the store. `None` if it will not say
+    /// which later ones it uses.
     pub(crate) fn used_revision(&self) -> Option<Revision> {
         self.acknowledges.then_some(self.position.revision)
     }
 
-    /// Reports that this process serves. From then on sends changes, and admits and serves the predecessor's requests. The
-    /// returned channel disconnects when the predecessor has ended.
+    /// Reports that this process serves. From then on sends changes, and admits and serves the
+    /// predecessor's requests. The returned channel disconnects when the predecessor has ended.
     pub(crate) fn serving(
         &mut self,
         control: &Arc<Control>,

@@ -38,11 +38,13 @@ pub(crate) struct Successor {
 /// A child process that is killed on drop; `None` once it serves.
 struct KilledOnDrop(Option<Child>);
 
-/// Descriptors that child processes inherit until this is dropped. This process starts no other child meanwhile.
+/// Descriptors that child processes inherit until this is dropped. This process starts no other
+/// child meanwhile.
 struct Inheritable<'a>(Vec<BorrowedFd<'a>>);
 
 impl Successor {
-    /// Starts `program`, which inherits the listening sockets, and one end of a new channel and of the links of `workers`.
+    /// Starts `program`, which inherits the listening sockets, and one end of a new channel and of
+    /// the links of `workers`.
     pub(crate) fn start(
         program: &Program,
         listeners: &Listeners,
@@ -103,8 +105,8 @@ impl Successor {
         self.channel.expect(&TakeoverMessage::Ready)
     }
 
-    /// Reports that the store is closed, with `position` as that of the records here, and waits until the successor
-    /// serves. After that, a drop does not kill it.
+    /// Reports that the store is closed, with `position` as that of the records here, and waits
+    /// until the successor serves. After that, a drop does not kill it.
     pub(crate) fn give_store(
         &mut self,
         tunnels: BTreeMap<String, usize>,

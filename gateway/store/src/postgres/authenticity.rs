@@ -1,15 +1,16 @@
-//! Authentication of the records in PostgreSQL with a key derived from the region key: write access to the database does
-//! not suffice to change them.
+//! Authentication of the records in PostgreSQL with a key derived from the region key: write access
+//! to the database does not suffice to change them.
 //!
 //! - A row of `gw.records` has a tag over its columns. A row that was changed or added is refused.
-//! - A row of `gw.changes` has a tag over its columns and over the change before it, so that changes follow each other
-//!   as they were committed.
-//! - `gw.region` has a tag over its position and over the set of all records and shared secrets. A load of all records
-//!   notices a row that was removed, or replaced by an earlier version of itself.
-//! - A row of `gw.nodes` has a tag over slot, session and address, so that nodes connect only to addresses that a node has
-//!   written. The state of a node changes too often for a tag.
-//! - What a node tells another one of the servers of PostgreSQL has a tag, so that the certificate of a node does not suffice to
-//!   end all changes.
+//! - A row of `gw.changes` has a tag over its columns and over the change before it, so that
+//!   changes follow each other as they were committed.
+//! - `gw.region` has a tag over its position and over the set of all records and shared secrets. A
+//!   load of all records notices a row that was removed, or replaced by an earlier version of
+//!   itself.
+//! - A row of `gw.nodes` has a tag over slot, session and address, so that nodes connect only to
+//!   addresses that a node has written. The state of a node changes too often for a tag.
+//! - What a node tells another one of the servers of PostgreSQL has a tag, so that the certificate
+//!   of a node does not suffice to end all changes.
 //!
 //! A database that was rolled back as a whole is authentic, as after the restore of a backup.
 
@@ -34,8 +35,8 @@ const NAME_MAX: usize = 100;
 /// Authenticates a row: the first half of an HMAC-SHA-256.
 pub(super) type Tag = [u8; 16];
 
-/// A row's part in the digest of the set: the second half of the HMAC. Never stored, because a known element would help
-/// to find other sets with the same digest.
+/// A row's part in the digest of the set: the second half of the HMAC. Never stored, because a
+/// known element would help to find other sets with the same digest.
 pub(super) type Element = u128;
 
 /// A row of the set: a record, or a secret that all nodes share, by its name.
@@ -140,7 +141,8 @@ impl Authenticator {
         .0
     }
 
-    /// Authenticates the identity of a node in `gw.nodes`: the session of a node and the address of its `peer_listen`.
+    /// Authenticates the identity of a node in `gw.nodes`: the session of a node and the address of
+    /// its `peer_listen`.
     pub(super) fn node(&self, slot: NodeSlot, session: u128, peer_address: SocketAddr) -> Tag {
         let slot = slot.get().to_be_bytes();
         let session = session.to_be_bytes();
@@ -161,8 +163,9 @@ impl Authenticator {
         )
     }
 
-    /// Shows that the process of a node has this key: it binds slot, session and version. A process that joins has another session.
-    /// One that replaces another by SIGUSR2 has the same, and until its first beat, the row has the proofs of the one before.
+    /// Shows that the process of a node has this key: it binds slot, session and version. A process
+    /// that joins has another session. One that replaces another by SIGUSR2 has the same, and until
+    /// its first beat, the row has the proofs of the one before.
     pub(super) fn proof(&self, slot: NodeSlot, session: u128, version: &str) -> Tag {
         self.sign(&[
             b"key",
@@ -173,7 +176,8 @@ impl Authenticator {
         .0
     }
 
-    /// Authenticates the answer of a node to the `message` of another one: which primaries it knows.
+    /// Authenticates the answer of a node to the `message` of another one: which primaries it
+    /// knows.
     pub fn tag_of_answer(&self, message: &[u8], answer: &[u8]) -> String {
         hexadecimal(&self.sign(&[b"answer", message, answer]).0)
     }
@@ -229,7 +233,8 @@ impl RowCodec<'_> {
 pub(super) struct RecordSet {
     position: Position,
     elements: HashMap<SetMember, Element>,
-    /// Elements that are not in the map yet: it is made by the first change, not by a start that loads a million records.
+    /// Elements that are not in the map yet: it is made by the first change, not by a start that
+    /// loads a million records.
     loaded: Vec<(SetMember, Element)>,
     /// Exclusive or of all elements.
     sum: Element,
@@ -300,7 +305,8 @@ struct Known {
 
 impl KnownRecords {
     fn lock(&self) -> MutexGuard<'_, Known> {
-        // A set that a panic left between two changes has another position than the records: it is loaded again.
+        // A set that a panic left between two changes has another position than the records: it is
+        // loaded again.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -313,7 +319,8 @@ impl KnownRecords {
         self.lock().had_tags
     }
 
-    /// Notes the version of the tables, if it is too new for this program. Returns what was noted before.
+    /// Notes the version of the tables, if it is too new for this program. Returns what was noted
+    /// before.
     pub(super) fn note_newer_schema(&self, found: Option<usize>) -> Option<usize> {
         std::mem::replace(&mut self.lock().newer_schema, found)
     }
@@ -323,7 +330,8 @@ impl KnownRecords {
         self.lock().newer_schema
     }
 
-    /// Uses a set that was loaded with the region key at index `key`, unless a newer one of the same region is known.
+    /// Uses a set that was loaded with the region key at index `key`, unless a newer one of the
+    /// same region is known.
     pub(super) fn load(&self, loaded: RecordSet, key: usize) {
         let mut known = self.lock();
         known.had_tags = true;
@@ -361,9 +369,9 @@ impl KnownRecords {
         self.lock().set = None;
     }
 
-    /// Whether the set is at `position` or at a later one, and of the region key at index `key`. Otherwise, forgets it. Another
-    /// connection of this process may be ahead of `newest`; if the database has lost those changes, the records follow and are
-    /// then replaced.
+    /// Whether the set is at `position` or at a later one, and of the region key at index `key`.
+    /// Otherwise, forgets it. Another connection of this process may be ahead of `newest`; if the
+    /// database has lost those changes, the records follow and are then replaced.
     pub(super) fn covers(&self, position: &Position, newest: &Position, key: usize) -> bool {
         let mut known = self.lock();
         let is_of_key = known.key == key;
@@ -391,7 +399,8 @@ impl KnownRecords {
         if set.position == *after {
             return Some(set.sum_after(effects));
         }
-        // Another connection of this process may be ahead, and its records follow. A set that is behind is of no use.
+        // Another connection of this process may be ahead, and its records follow. A set that is
+        // behind is of no use.
         if set.position.revision <= after.revision {
             known.set = None;
         }
@@ -473,123 +482,12 @@ pub(super) fn forged_secret(name: &str) -> StoreError {
 /// The error of a set of records that is not the one of its position.
 pub(super) fn forged_set(revision: Revision) -> StoreError {
     let what = format!(
-        "the rows of gw.records and gw.secrets are not those of revision {}: some were removed, or replaced by earlier versions",
+        "the rows of gw.records and gw.secrets are not those of revision {}: some were removed, or \
+         replaced by earlier versions",
         revision.0
     );
     StoreError::Forged { what, count: 1 }
 }
 
 #[cfg(test)]
-mod tests {
-    use gw_shared::id::AccountId;
-
-    use super::*;
-
-    fn authenticator(byte: u8) -> Authenticator {
-        Authenticator::new(&RegionKey::new([byte; 32]))
-    }
-
-    fn at(revision: i64, change: &str) -> Position {
-        Position {
-            origin: "region".to_owned(),
-            revision: Revision(revision),
-            change: change.to_owned(),
-        }
-    }
-
-    fn id(name: &str) -> SetMember {
-        SetMember::Record(RecordId::Account(AccountId::new(name).unwrap()))
-    }
-
-    #[test]
-    fn a_tag_binds_every_part_and_their_borders() {
-        let good = authenticator(1).record("region", "agent", "ab", "{}");
-        assert_eq!(good, authenticator(1).record("region", "agent", "ab", "{}"));
-        for other in [
-            authenticator(2).record("region", "agent", "ab", "{}"),
-            authenticator(1).record("other", "agent", "ab", "{}"),
-            authenticator(1).record("region", "account", "ab", "{}"),
-            authenticator(1).record("region", "agent", "a", "b{}"),
-            authenticator(1).record("region", "agent", "ab", "{ }"),
-        ] {
-            assert_ne!(other.0, good.0);
-            assert_ne!(other.1, good.1);
-        }
-        let change = authenticator(1).change(&at(1, "a"), &at(2, "b"), "[]");
-        for (before, after, steps) in [
-            (at(1, "x"), at(2, "b"), "[]"),
-            (at(1, "a"), at(3, "b"), "[]"),
-            (at(1, "a"), at(2, "c"), "[]"),
-            (at(1, "a"), at(2, "b"), "[1]"),
-        ] {
-            assert_ne!(authenticator(1).change(&before, &after, steps), change);
-        }
-        let region = authenticator(1).region(&at(1, "a"), 7);
-        for (position, sum) in [(at(2, "a"), 7), (at(1, "b"), 7), (at(1, "a"), 8)] {
-            assert_ne!(authenticator(1).region(&position, sum), region);
-        }
-        assert!(
-            is_tag(&region, &region) && !is_tag(&region, &region[..15]) && !is_tag(&region, &[])
-        );
-    }
-
-    #[test]
-    fn the_digest_is_that_of_the_set_however_it_came_about() {
-        let mut direct = RecordSet::at(at(9, "z"));
-        direct.add(id("one"), 1);
-        direct.add(id("two"), 22);
-        let known = KnownRecords::default();
-        known.load(RecordSet::at(at(0, "")), 0);
-        let changes: [Vec<Effect>; 3] = [
-            vec![(id("one"), Some(1)), (id("two"), Some(2))],
-            vec![(id("three"), Some(4)), (id("two"), Some(22))],
-            vec![(id("three"), None), (id("never"), None)],
-        ];
-        let mut before = at(0, "");
-        for (number, effects) in (1..).zip(changes) {
-            let after = at(number, "change");
-            let announced = known.sum_after(&before, &effects).unwrap();
-            known.apply(&before, &after, effects.clone());
-            // A second time, it changes nothing.
-            known.apply(&before, &after, effects);
-            assert_eq!(known.lock().set.as_ref().unwrap().sum(), announced);
-            before = after;
-        }
-        assert_eq!(known.lock().set.as_ref().unwrap().sum(), direct.sum());
-    }
-
-    #[test]
-    fn a_set_of_another_history_is_forgotten() {
-        let with = |position| {
-            let known = KnownRecords::default();
-            known.load(RecordSet::at(position), 0);
-            known
-        };
-        // At the position, between it and the newest change, at the newest, and after it.
-        for known in [at(5, "e"), at(6, "f"), at(7, "g"), at(8, "h")] {
-            assert!(with(known).covers(&at(5, "e"), &at(7, "g"), 0));
-        }
-        let elsewhere = Position {
-            origin: "other".to_owned(),
-            ..at(5, "e")
-        };
-        for known in [at(4, "d"), at(5, "x"), at(7, "x"), elsewhere] {
-            let known = with(known);
-            assert!(!known.covers(&at(5, "e"), &at(7, "g"), 0));
-            assert!(known.lock().set.is_none());
-        }
-        // A set that is ahead is kept, because the records follow; one that is behind is loaded again.
-        let ahead = with(at(6, "f"));
-        let behind = with(at(4, "d"));
-        for known in [&ahead, &behind, &KnownRecords::default()] {
-            assert_eq!(known.sum_after(&at(5, "e"), &[]), None);
-        }
-        assert!(ahead.lock().set.is_some() && behind.lock().set.is_none());
-        ahead.load(RecordSet::at(at(5, "e")), 0);
-        assert_eq!(
-            ahead.lock().set.as_ref().unwrap().position,
-            at(6, "f"),
-            "the newer one is kept"
-        );
-    }
-}
+mod tests;

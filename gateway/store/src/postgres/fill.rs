@@ -24,9 +24,10 @@ const ROWS: usize = 2_000;
 pub type NamedSecret = (&'static str, Vec<u8>);
 
 impl PostgresStore {
-    /// Writes `contents` and the shared `secrets` into a region that has none, in one transaction. Before it commits, it
-    /// reads everything back and compares it: on an error the region stays empty. [`StoreError::Unavailable`] means that
-    /// the outcome is unknown. Returns the summary of what was read back.
+    /// Writes `contents` and the shared `secrets` into a region that has none, in one transaction.
+    /// Before it commits, it reads everything back and compares it: on an error the region stays
+    /// empty. [`StoreError::Unavailable`] means that the outcome is unknown. Returns the summary of
+    /// what was read back.
     pub fn fill(
         &mut self,
         contents: &Contents,
@@ -92,11 +93,13 @@ impl PostgresStore {
     }
 }
 
-/// Moves an empty region to `revision`. Returns whether it was empty. Other changes then wait until the transaction ends.
+/// Moves an empty region to `revision`. Returns whether it was empty. Other changes then wait until
+/// the transaction ends.
 async fn claim(transaction: &Transaction<'_>, revision: i64, tag: Tag) -> Result<bool, Error> {
     const CLAIM: &str = "
         UPDATE gw.region SET revision = $1, tag = $2 WHERE revision = 0
-        AND NOT EXISTS (SELECT FROM gw.records) AND NOT EXISTS (SELECT FROM gw.audit) AND NOT EXISTS (SELECT FROM gw.secrets)";
+        AND NOT EXISTS (SELECT FROM gw.records) AND NOT EXISTS (SELECT FROM gw.audit)
+        AND NOT EXISTS (SELECT FROM gw.secrets)";
     Ok(transaction.execute(CLAIM, &[&revision, &&tag[..]]).await? == 1)
 }
 
@@ -128,7 +131,8 @@ impl RecordColumns {
         const INSERT: &str = "
             INSERT INTO gw.records (kind, id, document, revision, tag)
             SELECT kind, id, document, $4, tag
-            FROM unnest($1::text[], $2::text[], $3::text[], $5::bytea[]) AS new (kind, id, document, tag)";
+            FROM unnest($1::text[], $2::text[], $3::text[], $5::bytea[])
+                AS new (kind, id, document, tag)";
         let parameters: [&(dyn ToSql + Sync); 5] = [
             &self.kinds,
             &self.ids,
@@ -176,7 +180,8 @@ async fn insert_entries(
     const INSERT: &str = "
         INSERT INTO gw.audit (number, at, actor, action, account, target, detail, hash)
         SELECT * FROM unnest(
-            $1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[])";
+            $1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[],
+            $8::bytea[])";
     let numbers: Vec<i64> = entries.iter().map(|numbered| numbered.number).collect();
     // As they are, so that a mistake in the chain of a copied log shows in the copy, too.
     let hashes: Vec<&[u8]> = entries
@@ -203,7 +208,8 @@ async fn insert_entries(
         .map(drop)
 }
 
-/// Reads the records and the audit log, and compares the secrets. The inner error is about what was read.
+/// Reads the records and the audit log, and compares the secrets. The inner error is about what was
+/// read.
 async fn read_back(
     transaction: &Transaction<'_>,
     sealer: &Sealer,

@@ -91,7 +91,8 @@ pub struct RegionState {
     /// Newest version of the tables that this program knows.
     #[serde(skip)]
     pub schema_known: usize,
-    /// Column `feature_level` of `gw.region`; 1 unless a later version of the program has raised it.
+    /// Column `feature_level` of `gw.region`; 1 unless a later version of the program has raised
+    /// it.
     pub feature_level: i32,
     #[serde(skip)]
     key_check: String,
@@ -204,7 +205,8 @@ impl PostgresInspector {
     /// Number and size of records of each kind, then of the audit log.
     pub fn records(&mut self) -> Result<Vec<RecordsOfKind>, StoreError> {
         const SELECT: &str = "
-            (SELECT kind, count(*), sum(octet_length(document))::bigint FROM gw.records GROUP BY kind ORDER BY kind)
+            (SELECT kind, count(*), sum(octet_length(document))::bigint FROM gw.records
+                GROUP BY kind ORDER BY kind)
             UNION ALL
             SELECT 'audit', count(*), coalesce(sum(octet_length(detail)), 0)::bigint FROM gw.audit";
         let rows = self.engine.call(COUNT, async |session: &mut SqlSession| {
@@ -223,7 +225,8 @@ impl PostgresInspector {
     /// Reads the newest entry of the audit log; `None` if the log is empty.
     pub fn last_change(&mut self) -> Result<Option<LastChange>, StoreError> {
         const SELECT: &str = "
-            SELECT number, at, actor, action, node FROM gw.audit LEFT JOIN gw.changes ON changes.revision = audit.number
+            SELECT number, at, actor, action, node
+            FROM gw.audit LEFT JOIN gw.changes ON changes.revision = audit.number
             ORDER BY number DESC LIMIT 1";
         let row = self.engine.call(CALL, async |session: &mut SqlSession| {
             session.client.query_opt(SELECT, &[]).await
@@ -242,8 +245,9 @@ impl PostgresInspector {
         server_clock::read(&mut self.engine)
     }
 
-    /// Whether notifications arrive. They do not through a connection pool that gives the connection of a waiting session
-    /// to others (PgBouncer in transaction mode). Notifies from a second connection, as other nodes do.
+    /// Whether notifications arrive. They do not through a connection pool that gives the
+    /// connection of a waiting session to others (PgBouncer in transaction mode). Notifies from a
+    /// second connection, as other nodes do.
     pub fn is_notified(&mut self) -> Result<bool, StoreError> {
         let mut other = Engine::new(self.settings.clone(), &self.node)?;
         self.engine.call(CALL, async |session: &mut SqlSession| {
@@ -294,7 +298,8 @@ fn engine_state(row: &Row) -> EngineState {
 }
 
 impl RegionState {
-    /// Checks that it is the region with this apex and one of these keys. Returns the index of that key.
+    /// Checks that it is the region with this apex and one of these keys. Returns the index of that
+    /// key.
     pub fn check(&self, apex: &str, keys: &RegionKeys) -> Result<usize, StoreError> {
         schema::belongs_to(apex, keys, self.schema, &self.name, &self.key_check)
     }

@@ -1,5 +1,5 @@
-//! The region keys of a node as the store uses them. All rows of the database are of one of them, which the row of the region
-//! names by its check.
+//! The region keys of a node as the store uses them. All rows of the database are of one of them,
+//! which the row of the region names by its check.
 
 use std::sync::Arc;
 
@@ -116,8 +116,9 @@ impl StoreKeys {
 /// The error of a region whose key this node does not have.
 pub(super) fn other_key() -> StoreError {
     StoreError::Region(
-        "the region key differs from the key of the other nodes: this node has an older one, or one of another region; set \
-         region_key to the key that they use, and replace the process (docs/region-operation.md, Replace the region key)"
+        "the region key differs from the key of the other nodes: this node has an older one, or \
+         one of another region; set region_key to the key that they use, and replace the process \
+         (docs/region-operation.md, Replace the region key)"
             .to_owned(),
     )
 }
@@ -140,7 +141,8 @@ pub struct ProvenKeys {
 impl ProvenKeys {
     /// Version of the tables that has them.
     pub(super) const SCHEMA: usize = 4;
-    pub(super) const SELECT: &str = "SELECT slot, session::text, peer_address, state, version, key_proofs, tag FROM gw.nodes ORDER BY slot";
+    pub(super) const SELECT: &str = "SELECT slot, session::text, peer_address, state, version, \
+                                     key_proofs, tag FROM gw.nodes ORDER BY slot";
 
     /// Reads a row that was selected.
     pub(super) fn read(row: &Row, keys: &[&Authenticator]) -> Result<Self, StoreError> {

@@ -8,14 +8,16 @@ use super::super::{Position, Records, Revision, Sealer, Snapshot, StoreError, St
 use super::authenticity::{Authenticator, RecordSet, RefusedRows, SetMember, forged_set, is_tag};
 use super::column;
 
-/// Reads all records with their position, and verifies them. The inner error is about what was read.
+/// Reads all records with their position, and verifies them. The inner error is about what was
+/// read.
 pub(super) async fn read_all(
     transaction: &Transaction<'_>,
     sealer: &Sealer,
     authenticator: &Authenticator,
 ) -> Result<Result<(Snapshot, RecordSet), StoreError>, tokio_postgres::Error> {
     const RECENT: &str = "
-        SELECT revision, change_id::text, steps, tag FROM gw.changes WHERE revision <= $1 ORDER BY revision DESC LIMIT $2";
+        SELECT revision, change_id::text, steps, tag FROM gw.changes
+        WHERE revision <= $1 ORDER BY revision DESC LIMIT $2";
     const REGION: &str =
         "SELECT id::text, revision, coalesce(last_change::text, ''), tag FROM gw.region";
     let region = transaction.query_one(REGION, &[]).await?;
@@ -134,8 +136,8 @@ impl<'a> AuthenticRecords<'a> {
     }
 }
 
-/// The positions before `newest`, and itself, the oldest first. Each change names the one before it by its tag, so rows that no
-/// gateway wrote end the history.
+/// The positions before `newest`, and itself, the oldest first. Each change names the one before it
+/// by its tag, so rows that no gateway wrote end the history.
 fn history(
     authenticator: &Authenticator,
     newest: &Position,

@@ -1,7 +1,7 @@
 //! The store on PostgreSQL, shared by the nodes of a region.
 //!
-//! A change is one statement that succeeds only if the region is still at the revision that the change was planned on.
-//! No lock is held between statements, so a stopped node blocks no other.
+//! A change is one statement that succeeds only if the region is still at the revision that the
+//! change was planned on. No lock is held between statements, so a stopped node blocks no other.
 
 mod authenticity;
 mod connection;
@@ -60,12 +60,14 @@ const CHANGES: i64 = 10_000;
 const COMMIT_CHANGE: &str = "
     WITH bumped AS (
         UPDATE gw.region SET revision = revision + 1, last_change = $8::text::uuid, tag = $20
-        WHERE revision = $1 AND id = $2::text::uuid AND coalesce(last_change::text, '') = $17 AND key_check = $23
+        WHERE revision = $1 AND id = $2::text::uuid AND coalesce(last_change::text, '') = $17
+            AND key_check = $23
         RETURNING revision
     ), put AS (
         INSERT INTO gw.records (kind, id, document, revision, tag)
         SELECT new.kind, new.id, new.document, bumped.revision, new.tag
-        FROM bumped, unnest($3::text[], $4::text[], $5::text[], $18::bytea[]) AS new (kind, id, document, tag)
+        FROM bumped, unnest($3::text[], $4::text[], $5::text[], $18::bytea[])
+            AS new (kind, id, document, tag)
         ON CONFLICT (kind, id) DO UPDATE
         SET document = excluded.document, revision = excluded.revision, tag = excluded.tag
     ), deleted AS (
@@ -78,7 +80,8 @@ const COMMIT_CHANGE: &str = "
         INSERT INTO gw.audit (number, at, actor, action, account, target, detail)
         SELECT revision, $11, $12, $13, $14, $15, $16 FROM bumped
     ), kept AS (
-        INSERT INTO gw.secrets (name, sealed) SELECT $21::text, $22::text FROM bumped WHERE $22::text IS NOT NULL
+        INSERT INTO gw.secrets (name, sealed)
+        SELECT $21::text, $22::text FROM bumped WHERE $22::text IS NOT NULL
     ), forgotten AS (
         DELETE FROM gw.secrets USING bumped WHERE secrets.name = $21::text AND $22::text IS NULL
     )
@@ -148,7 +151,8 @@ impl PostgresStore {
         Ok(self)
     }
 
-    /// Connects if there is no connection. Checks that the database belongs to the region, and migrates its schema.
+    /// Connects if there is no connection. Checks that the database belongs to the region, and
+    /// migrates its schema.
     pub fn check(&mut self) -> Result<RegionIdentity, StoreError> {
         let checked = {
             let PostgresSource { apex, known, .. } = &self.source;
@@ -182,7 +186,8 @@ impl PostgresStore {
         Ok(&mut self.engine)
     }
 
-    /// Waits until another node may have committed a change, or `wake` is notified, at most `within`.
+    /// Waits until another node may have committed a change, or `wake` is notified, at most
+    /// `within`.
     pub fn wait_for_changes(&mut self, within: Duration, wake: &Notify) -> Result<(), StoreError> {
         let engine = self.checked()?;
         engine.listen()?;
@@ -201,7 +206,8 @@ impl PostgresStore {
             .map(drop)
     }
 
-    /// Commits a change; tries again until `deadline` while the outcome is unknown. `steps` are written with `key`.
+    /// Commits a change; tries again until `deadline` while the outcome is unknown. `steps` are
+    /// written with `key`.
     fn commit_by(
         &mut self,
         deadline: Instant,
@@ -272,7 +278,8 @@ impl PostgresStore {
         let mut is_unknown = false;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            // After an unknown outcome the change may be committed: look for it before another attempt and after it.
+            // After an unknown outcome the change may be committed: look for it before another
+            // attempt and after it.
             let attempt = match is_unknown
                 .then(|| self.is_committed(change_id, left))
                 .transpose()
@@ -299,7 +306,8 @@ impl PostgresStore {
         }
     }
 
-    /// Sends the commit once. Returns whether it was made: it is not if the region is at another revision.
+    /// Sends the commit once. Returns whether it was made: it is not if the region is at another
+    /// revision.
     fn commit_once(
         &mut self,
         parameters: &[&(dyn ToSql + Sync)],
@@ -322,7 +330,8 @@ impl PostgresStore {
         Ok(is_made)
     }
 
-    /// Waits until the synchronous standby, if any, has all commits so far: it confirms them with a later one.
+    /// Waits until the synchronous standby, if any, has all commits so far: it confirms them with a
+    /// later one.
     fn confirm(&mut self, within: Duration) -> Result<(), StoreError> {
         let is_confirmed =
             self.checked()?
@@ -340,8 +349,8 @@ impl PostgresStore {
             .ok_or_else(|| StoreError::Unavailable(problem.to_owned()))
     }
 
-    /// Whether a change that this node sent is committed. Confirms it if it is: one whose wait for the synchronous standby
-    /// was cancelled can be seen, too.
+    /// Whether a change that this node sent is committed. Confirms it if it is: one whose wait for
+    /// the synchronous standby was cancelled can be seen, too.
     fn is_committed(&mut self, change_id: &str, within: Duration) -> Result<bool, StoreError> {
         let is_committed =
             self.checked()?
@@ -407,7 +416,8 @@ impl Store for PostgresStore {
                     Err(error) => return Ok(Err(error)),
                 };
                 let loaded = read_all(&transaction, &key.sealer, &key.authenticator).await?;
-                // A dropped transaction would end with the next call, and keep its locks until then.
+                // A dropped transaction would end with the next call, and keep its locks until
+                // then.
                 transaction.commit().await?;
                 Ok(loaded.map(|(snapshot, set)| (snapshot, set, key.index)))
             })??;

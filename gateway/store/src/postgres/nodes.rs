@@ -19,8 +19,9 @@ pub(super) const SCHEMA: usize = 3;
 
 /// One query, so that epoch and rows are of one snapshot.
 const ROSTER: &str = "
-    SELECT nodes.slot, nodes.session::text, nodes.peer_address, nodes.state, nodes.beat, nodes.acknowledged,
-        nodes.version, nodes.applied_revision, nodes.tag, region.epoch, region.key_check
+    SELECT nodes.slot, nodes.session::text, nodes.peer_address, nodes.state, nodes.beat,
+        nodes.acknowledged, nodes.version, nodes.applied_revision, nodes.tag,
+        region.epoch, region.key_check
     FROM gw.region LEFT JOIN gw.nodes ON true ORDER BY nodes.slot";
 
 /// Committed without waiting for the disk or a standby.
@@ -30,11 +31,13 @@ const BEAT: &str = "
         applied_revision = greatest(applied_revision, $5), version = $6, key_proofs = $7
     FROM quick WHERE slot = $1 AND session = $2::text::uuid AND state NOT IN ('left', 'dead')";
 
-/// The bits of an epoch from 31 on are the timeline, less 1, and those from 47 on count how often a lower one has followed, as
-/// after `pg_upgrade`. So epochs at a newer primary are later than those at an older one, whose members do not count then.
+/// The bits of an epoch from 31 on are the timeline, less 1, and those from 47 on count how often a
+/// lower one has followed, as after `pg_upgrade`. So epochs at a newer primary are later than those
+/// at an older one, whose members do not count then.
 const TICK: &str = "
-    UPDATE gw.region SET tick = tick + 1, epoch = CASE (epoch >> 31) & 65535 WHEN $1::bigint THEN epoch ELSE coalesce(
-        (((epoch >> 47) + ((epoch >> 31) & 65535 > $1)::int) << 47) + ($1 << 31), epoch) END";
+    UPDATE gw.region SET tick = tick + 1, epoch = CASE (epoch >> 31) & 65535
+        WHEN $1::bigint THEN epoch ELSE coalesce(
+            (((epoch >> 47) + ((epoch >> 31) & 65535 > $1)::int) << 47) + ($1 << 31), epoch) END";
 
 /// Waits for a replacement of the region key that is under way, and inserts nothing after it.
 const INSERT: &str = "
@@ -48,8 +51,8 @@ const REPLACE: &str = "
             SELECT FROM gw.nodes WHERE slot = $1 AND session = $7::text::uuid AND state = $8
         ) RETURNING 1
     )
-    UPDATE gw.nodes SET session = $2::text::uuid, state = 'joining', beat = 0, acknowledged = 0, peer_address = $3,
-        version = $4, applied_revision = 0, tag = $5
+    UPDATE gw.nodes SET session = $2::text::uuid, state = 'joining', beat = 0, acknowledged = 0,
+        peer_address = $3, version = $4, applied_revision = 0, tag = $5
     FROM bumped WHERE slot = $1 AND session = $7::text::uuid AND state = $8";
 
 /// Changes the state of a row, and increments the epoch if it has the given value.
@@ -59,36 +62,41 @@ const MOVE_AT_EPOCH: &str = "
             SELECT FROM gw.nodes WHERE slot = $1 AND session = $2::text::uuid AND state = $3
         ) RETURNING 1
     )
-    UPDATE gw.nodes SET state = $4 FROM bumped WHERE slot = $1 AND session = $2::text::uuid AND state = $3";
+    UPDATE gw.nodes SET state = $4 FROM bumped
+    WHERE slot = $1 AND session = $2::text::uuid AND state = $3";
 
 const MOVE: &str =
     "UPDATE gw.nodes SET state = $4 WHERE slot = $1 AND session = $2::text::uuid AND state = $3";
 
 const END: &str = "
-    UPDATE gw.nodes SET state = 'left' WHERE slot = $1 AND session = $2::text::uuid AND state IN ('leaving', 'joining')";
+    UPDATE gw.nodes SET state = 'left'
+    WHERE slot = $1 AND session = $2::text::uuid AND state IN ('leaving', 'joining')";
 
 const DECLARE_DEAD: &str = "
     WITH bumped AS (
         UPDATE gw.region SET epoch = epoch + 1 WHERE epoch = $4 AND EXISTS (
-            SELECT FROM gw.nodes WHERE slot = $1 AND session = $2::text::uuid AND state = $3 AND beat = $5
+            SELECT FROM gw.nodes
+            WHERE slot = $1 AND session = $2::text::uuid AND state = $3 AND beat = $5
         ) RETURNING 1
     )
     UPDATE gw.nodes SET state = 'dead' FROM bumped
     WHERE slot = $1 AND session = $2::text::uuid AND state = $3 AND beat = $5";
 
 const REMOVE: &str = "
-    DELETE FROM gw.nodes WHERE slot = $1 AND session = $2::text::uuid AND state IN ('left', 'dead')";
+    DELETE FROM gw.nodes
+    WHERE slot = $1 AND session = $2::text::uuid AND state IN ('left', 'dead')";
 
 impl PostgresStore {
-    /// Runs a statement of the membership. Returns whether it was applied, and the roster after it. After an error the
-    /// outcome is unknown.
+    /// Runs a statement of the membership. Returns whether it was applied, and the roster after it.
+    /// After an error the outcome is unknown.
     pub fn run(&mut self, statement: &Statement) -> Result<(bool, Roster), StoreError> {
         self.checked()?;
         run(&mut self.engine, Some(&self.keys), statement)
     }
 }
 
-/// The roster of the region that `engine` is connected to. Not verified, for a look without the region key.
+/// The roster of the region that `engine` is connected to. Not verified, for a look without the
+/// region key.
 pub(super) fn roster(engine: &mut Engine) -> Result<Roster, StoreError> {
     run(engine, None, &Statement::Read).map(|(_, roster)| roster)
 }
@@ -130,7 +138,8 @@ fn run(
     let is_of_other = |timeline| (int(roster.epoch) >> 31) & 0xffff != timeline;
     let is_tick = matches!(statement, Statement::Tick);
     if keys.is_some() && !is_tick && timeline.is_some_and(is_of_other) {
-        // An epoch from before the promotion may also be one of the older primary, with other members, or be before its last.
+        // An epoch from before the promotion may also be one of the older primary, with other
+        // members, or be before its last.
         let (_, roster) = run(engine, keys, &Statement::Tick)?;
         return Ok((changed > 0, roster));
     }
@@ -151,7 +160,8 @@ struct RowChange {
 }
 
 impl RowChange {
-    /// `None` if the statement only reads. `timeline` is [that of the primary](timeline_of_epochs), if it tells.
+    /// `None` if the statement only reads. `timeline` is [that of the primary](timeline_of_epochs),
+    /// if it tells.
     fn of(statement: &Statement, keys: Option<&StoreKeys>, timeline: Option<i64>) -> Option<Self> {
         use NodeState::{Draining, Joining, Leaving, Live};
         Some(match *statement {

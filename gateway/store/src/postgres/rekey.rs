@@ -1,8 +1,10 @@
-//! Replaces the region key of the database: writes every tag and every sealed secret again, with `region_key_next`.
+//! Replaces the region key of the database: writes every tag and every sealed secret again, with
+//! `region_key_next`.
 //!
-//! One transaction, which holds the row of the region from its beginning: no change is committed meanwhile, and a change that was
-//! planned before it is refused afterwards, because the revision and the check of the key are others. Nodes that follow find
-//! the check of the key and load all records. A node that joins meanwhile waits for the row, and then finds another key.
+//! One transaction, which holds the row of the region from its beginning: no change is committed
+//! meanwhile, and a change that was planned before it is refused afterwards, because the revision
+//! and the check of the key are others. Nodes that follow find the check of the key and load all
+//! records. A node that joins meanwhile waits for the row, and then finds another key.
 
 use std::cmp::Ordering;
 
@@ -33,8 +35,9 @@ pub enum Rekeyed {
 }
 
 impl PostgresStore {
-    /// Replaces the region key by `region_key_next`, as a change of its own. Refuses if the database is not authentic, and, unless
-    /// `may_leave_behind`, if a node that runs does not have the next key. An error means that nothing was changed.
+    /// Replaces the region key by `region_key_next`, as a change of its own. Refuses if the
+    /// database is not authentic, and, unless `may_leave_behind`, if a node that runs does not have
+    /// the next key. An error means that nothing was changed.
     pub fn rekey(
         &mut self,
         may_leave_behind: bool,
@@ -175,7 +178,8 @@ impl Replacement<'_> {
             read_all(transaction, &self.next.sealer, &self.next.authenticator).await?
         {
             return Ok(Err(StoreError::Region(format!(
-                "the records cannot be read with region_key_next after they were written ({error}); nothing was changed"
+                "the records cannot be read with region_key_next after they were written \
+                 ({error}); nothing was changed"
             ))));
         }
         // Last, because nodes write their rows every second.
@@ -190,7 +194,8 @@ impl Replacement<'_> {
         if check != self.earlier.check {
             return Err(other_key());
         }
-        // A node of another version may have migrated the tables since the check of this connection.
+        // A node of another version may have migrated the tables since the check of this
+        // connection.
         let found = usize::try_from(column::<i32>(region, 5)?).unwrap_or(0);
         let known = MIGRATIONS.len();
         match found.cmp(&known) {
@@ -218,7 +223,8 @@ impl Replacement<'_> {
         }))
     }
 
-    /// Writes the tags of all records again, and the documents of those with secrets. Returns their number.
+    /// Writes the tags of all records again, and the documents of those with secrets. Returns their
+    /// number.
     async fn rewrite_records(
         &self,
         transaction: &Transaction<'_>,
@@ -226,10 +232,12 @@ impl Replacement<'_> {
         sums: &mut Sums,
     ) -> Result<Result<usize, StoreError>, Error> {
         const PAGE: &str = "
-            SELECT kind, id, document, tag FROM gw.records WHERE (kind, id) > ($1, $2) ORDER BY kind, id LIMIT $3";
+            SELECT kind, id, document, tag FROM gw.records
+            WHERE (kind, id) > ($1, $2) ORDER BY kind, id LIMIT $3";
         const UPDATE: &str = "
             UPDATE gw.records SET tag = new.tag, document = coalesce(new.document, records.document)
-            FROM unnest($1::text[], $2::text[], $3::bytea[], $4::text[]) AS new (kind, id, tag, document)
+            FROM unnest($1::text[], $2::text[], $3::bytea[], $4::text[])
+                AS new (kind, id, tag, document)
             WHERE records.kind = new.kind AND records.id = new.id";
         let page = transaction.prepare(PAGE).await?;
         let update = transaction.prepare(UPDATE).await?;
@@ -347,8 +355,9 @@ impl Replacement<'_> {
         Ok(Ok(()))
     }
 
-    /// Makes the next key that of the region. Nodes load all records, so that earlier changes are not needed any more. The epoch is
-    /// another one, so that nodes also store the table of nodes with its new tags.
+    /// Makes the next key that of the region. Nodes load all records, so that earlier changes are
+    /// not needed any more. The epoch is another one, so that nodes also store the table of nodes
+    /// with its new tags.
     async fn record_change(
         &self,
         transaction: &Transaction<'_>,
@@ -356,10 +365,13 @@ impl Replacement<'_> {
         sum: Element,
     ) -> Result<Position, Error> {
         const REGION: &str = "
-            UPDATE gw.region SET revision = $1, last_change = $2::text::uuid, tag = $3, key_check = $4, epoch = epoch + 1";
+            UPDATE gw.region SET revision = $1, last_change = $2::text::uuid, tag = $3,
+                key_check = $4, epoch = epoch + 1";
         const CHANGE: &str = "
-            INSERT INTO gw.changes (revision, change_id, node, steps, tag) VALUES ($1, $2::text::uuid, $3, '[]', $4)";
-        const AUDIT: &str = "INSERT INTO gw.audit (number, at, actor, action, target, detail) VALUES ($1, $2, $3, $4, $5, $6)";
+            INSERT INTO gw.changes (revision, change_id, node, steps, tag)
+            VALUES ($1, $2::text::uuid, $3, '[]', $4)";
+        const AUDIT: &str = "INSERT INTO gw.audit (number, at, actor, action, target, detail) \
+                             VALUES ($1, $2, $3, $4, $5, $6)";
         let revision = Revision(before.revision.0 + 1);
         let after = Position {
             origin: before.origin.clone(),
@@ -402,8 +414,8 @@ impl Replacement<'_> {
         Ok(after)
     }
 
-    /// Locks the rows and not the table: a node that joins or moves waits for the row of the region, which this transaction
-    /// holds, and has the table locked against such a lock already.
+    /// Locks the rows and not the table: a node that joins or moves waits for the row of the
+    /// region, which this transaction holds, and has the table locked against such a lock already.
     async fn rewrite_nodes(
         &self,
         transaction: &Transaction<'_>,

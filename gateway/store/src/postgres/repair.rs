@@ -1,4 +1,5 @@
-//! Writes the records that a node knows back into a database that was changed by something other than a gateway.
+//! Writes the records that a node knows back into a database that was changed by something other
+//! than a gateway.
 
 use tokio_postgres::types::ToSql;
 
@@ -11,20 +12,24 @@ use super::{PostgresStore, column};
 
 const REPLACE: &str = "
     WITH repaired AS (
-        UPDATE gw.region SET revision = $1, last_change = $2::text::uuid, tag = $3 WHERE revision = $4 AND key_check = $6
+        UPDATE gw.region SET revision = $1, last_change = $2::text::uuid, tag = $3
+        WHERE revision = $4 AND key_check = $6
         RETURNING revision
-    ), emptied AS (DELETE FROM gw.records USING repaired), forgotten AS (DELETE FROM gw.changes USING repaired),
+    ), emptied AS (DELETE FROM gw.records USING repaired),
+    forgotten AS (DELETE FROM gw.changes USING repaired),
     dropped AS (DELETE FROM gw.secrets USING repaired),
     false_entries AS (DELETE FROM gw.audit USING repaired WHERE number > $5)
     SELECT revision FROM repaired";
 
-/// Revisions that a region can have reached since a copy of its records: numbers of changes are one apart.
+/// Revisions that a region can have reached since a copy of its records: numbers of changes are one
+/// apart.
 const NUMBERS: i64 = 1 << 40;
 
 impl PostgresStore {
-    /// Replaces all records with those of `snapshot` and the authentic changes after it, and the shared secrets with `secrets`,
-    /// as a change of its own. Refuses if the database is authentic, or if changes after `snapshot` are not in it any more,
-    /// unless they may be discarded. Returns the position of the records that were written, and the one after the change.
+    /// Replaces all records with those of `snapshot` and the authentic changes after it, and the
+    /// shared secrets with `secrets`, as a change of its own. Refuses if the database is authentic,
+    /// or if changes after `snapshot` are not in it any more, unless they may be discarded. Returns
+    /// the position of the records that were written, and the one after the change.
     /// [`StoreError::Unavailable`] means that the outcome is unknown; a repetition is harmless.
     pub fn repair(
         &mut self,
@@ -78,9 +83,16 @@ impl PostgresStore {
             }
             insert_secrets(&transaction, &sealed).await?;
             let audit =
-                "INSERT INTO gw.audit (number, at, actor, action, target, detail) VALUES ($1, $2, $3, $4, $5, $6)";
-            let values: [&(dyn ToSql + Sync); 6] =
-                [&revision.0, &entry.at.0, &entry.actor, &entry.action.as_ref(), &entry.target, &detail];
+                "INSERT INTO gw.audit (number, at, actor, action, target, detail) VALUES ($1, $2, \
+                 $3, $4, $5, $6)";
+            let values: [&(dyn ToSql + Sync); 6] = [
+                &revision.0,
+                &entry.at.0,
+                &entry.actor,
+                &entry.action.as_ref(),
+                &entry.target,
+                &detail,
+            ];
             transaction.execute(audit, &values).await?;
             transaction.execute("SELECT pg_notify('gw', $1::bigint::text)", &[&revision.0]).await?;
             transaction.commit().await.map(|()| true)
@@ -127,8 +139,9 @@ impl PostgresStore {
                 Ok(History::Forgotten | History::Replaced) if may_discard => break,
                 Ok(History::Forgotten | History::Replaced) => {
                     return Err(StoreError::Region(format!(
-                        "the database does not have all changes after revision {}, which is the newest in this data folder: use \
-                         the node with the highest gw_store_revision; if it is this one, add --discard-later-changes",
+                        "the database does not have all changes after revision {}, which is the \
+                         newest in this data folder: use the node with the highest \
+                         gw_store_revision; if it is this one, add --discard-later-changes",
                         position.revision.0
                     )));
                 }

@@ -16,8 +16,9 @@ use super::{column, nodes};
 /// Oldest server, as of `server_version_num`.
 pub(super) const SERVER_LEAST: i32 = 150_000;
 
-/// Migrations: the entry at index N upgrades the schema from version N to N + 1. Append only. The gateways of the
-/// previous version must be able to use the schema: first expand it, and contract it one version later.
+/// Migrations: the entry at index N upgrades the schema from version N to N + 1. Append only. The
+/// gateways of the previous version must be able to use the schema: first expand it, and contract
+/// it one version later.
 pub(super) const MIGRATIONS: &[&str] = &[
     "
     CREATE SCHEMA gw;
@@ -69,7 +70,8 @@ pub(super) const MIGRATIONS: &[&str] = &[
     CREATE TABLE gw.nodes (
         slot smallint PRIMARY KEY CHECK (slot BETWEEN 0 AND 1023),
         session uuid NOT NULL,
-        state text NOT NULL CHECK (state IN ('joining', 'live', 'draining', 'leaving', 'left', 'dead')),
+        state text NOT NULL
+            CHECK (state IN ('joining', 'live', 'draining', 'leaving', 'left', 'dead')),
         beat bigint NOT NULL DEFAULT 0,
         acknowledged bigint NOT NULL DEFAULT 0,
         peer_address text NOT NULL,
@@ -88,23 +90,28 @@ pub(super) const MIGRATIONS: &[&str] = &[
 ",
     // Which region keys the process of a node has: see `StoreKeys::proofs`.
     "ALTER TABLE gw.nodes ADD COLUMN key_proofs bytea",
-    // The chain of the audit log: see `audit_chain.rs`. A trigger, so that the entries of nodes of the version before are in it, too.
-    // A change has the row of the region, so that no other entry is added meanwhile.
+    // The chain of the audit log: see `audit_chain.rs`. A trigger, so that the entries of nodes of
+    // the version before are in it, too. A change has the row of the region, so that no other entry
+    // is added meanwhile.
     r"
     ALTER TABLE gw.audit ADD COLUMN hash bytea;
     CREATE FUNCTION gw.audit_part(part text) RETURNS bytea LANGUAGE sql STABLE AS $$
         SELECT int8send(octet_length(convert_to(part, 'UTF8'))) || convert_to(part, 'UTF8')
     $$;
-    CREATE FUNCTION gw.audit_hash(entry gw.audit, before bytea) RETURNS bytea LANGUAGE sql STABLE AS $$
+    CREATE FUNCTION gw.audit_hash(entry gw.audit, before bytea) RETURNS bytea
+    LANGUAGE sql STABLE AS $$
         SELECT sha256(coalesce(before, decode(repeat('00', 32), 'hex')) || sha256(
-            gw.audit_part(entry.number::text) || gw.audit_part(entry.at::text) || gw.audit_part(entry.actor)
-            || gw.audit_part(entry.action) || gw.audit_part(coalesce(entry.account, '')) || gw.audit_part(entry.target)
+            gw.audit_part(entry.number::text) || gw.audit_part(entry.at::text)
+            || gw.audit_part(entry.actor)
+            || gw.audit_part(entry.action) || gw.audit_part(coalesce(entry.account, ''))
+            || gw.audit_part(entry.target)
             || gw.audit_part(entry.detail)))
     $$;
     CREATE FUNCTION gw.chain_audit() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN
             IF NEW.hash IS NULL THEN
-                NEW.hash := gw.audit_hash(NEW, (SELECT hash FROM gw.audit ORDER BY number DESC LIMIT 1));
+                NEW.hash := gw.audit_hash(NEW,
+                    (SELECT hash FROM gw.audit ORDER BY number DESC LIMIT 1));
             END IF;
             RETURN NEW;
         END
@@ -122,7 +129,8 @@ pub(super) const MIGRATIONS: &[&str] = &[
                 numbers := numbers || entry.number;
                 hashes := hashes || last;
             END LOOP;
-            UPDATE gw.audit SET hash = new.hash FROM unnest(numbers, hashes) AS new (number, hash) WHERE audit.number = new.number;
+            UPDATE gw.audit SET hash = new.hash
+                FROM unnest(numbers, hashes) AS new (number, hash) WHERE audit.number = new.number;
         END
     $$;
     ALTER TABLE gw.audit ALTER hash SET NOT NULL;
@@ -140,8 +148,9 @@ pub(super) const MIGRATIONS: &[&str] = &[
 ",
 ];
 
-/// Version of the tables whose rows are authenticated. The check of the region key differs from earlier versions, so that
-/// the database cannot be presented as an earlier one, whose rows would be trusted.
+/// Version of the tables whose rows are authenticated. The check of the region key differs from
+/// earlier versions, so that the database cannot be presented as an earlier one, whose rows would
+/// be trusted.
 const AUTHENTICATED: usize = 3;
 /// Rows of one statement.
 const ROWS: usize = 2_000;
@@ -183,8 +192,8 @@ pub(super) fn create(engine: &mut Engine, apex: &str, key: &RegionKey) -> Result
     })?
 }
 
-/// Checks that the database belongs to the region with this apex and key, and migrates its schema. Refuses tables without
-/// tags if this node has seen them with tags (`had_tags`).
+/// Checks that the database belongs to the region with this apex and key, and migrates its schema.
+/// Refuses tables without tags if this node has seen them with tags (`had_tags`).
 pub(super) fn check(
     engine: &mut Engine,
     apex: &str,
@@ -224,8 +233,9 @@ pub(super) fn check(
     })
 }
 
-/// Checks that a database with tables of version `schema`, the region `name` and this check of its key belongs to the
-/// region with this apex and one of the accepted `keys`. Returns the index of that key.
+/// Checks that a database with tables of version `schema`, the region `name` and this check of its
+/// key belongs to the region with this apex and one of the accepted `keys`. Returns the index of
+/// that key.
 pub(super) fn belongs_to(
     apex: &str,
     keys: &RegionKeys,
@@ -235,8 +245,8 @@ pub(super) fn belongs_to(
 ) -> Result<usize, StoreError> {
     if name != apex {
         return Err(StoreError::Region(format!(
-            "the database belongs to region {name}, but this node is of {apex}: correct `region` and `domain`, or name another database \
-             in `store`"
+            "the database belongs to region {name}, but this node is of {apex}: correct `region` \
+             and `domain`, or name another database in `store`"
         )));
     }
     keys.accepted()
@@ -245,7 +255,8 @@ pub(super) fn belongs_to(
         .ok_or_else(other_key)
 }
 
-/// Whether this program can use tables of version `found`, also of the next version: nodes are upgraded one after another.
+/// Whether this program can use tables of version `found`, also of the next version: nodes are
+/// upgraded one after another.
 pub(super) fn is_usable(found: usize) -> bool {
     found <= MIGRATIONS.len() + 1
 }
@@ -262,9 +273,13 @@ pub(super) fn refuse_older(engine: &mut Engine) -> Result<(), StoreError> {
 fn migrate(engine: &mut Engine, apex: &str, keys: &RegionKeys) -> Result<(), StoreError> {
     engine.call(CALL * 60, async |session: &mut SqlSession| {
         let transaction = session.client.transaction().await?;
-        transaction.batch_execute("SET LOCAL statement_timeout = 0").await?;
+        transaction
+            .batch_execute("SET LOCAL statement_timeout = 0")
+            .await?;
         transaction.batch_execute(LOCK).await?;
-        let row = transaction.query_one("SELECT schema, name, key_check FROM gw.region", &[]).await?;
+        let row = transaction
+            .query_one("SELECT schema, name, key_check FROM gw.region", &[])
+            .await?;
         let (found, key) = match version_of_own_region(&row, apex, keys) {
             Ok(found) => found,
             Err(error) => return Ok(Err(error)),
@@ -278,16 +293,24 @@ fn migrate(engine: &mut Engine, apex: &str, keys: &RegionKeys) -> Result<(), Sto
                 Ok(rows) => rows,
                 Err(error) => return Ok(Err(error)),
             };
-            tracing::warn!(rows, "from now on, records are authenticated with the region key: these rows were trusted");
+            tracing::warn!(
+                rows,
+                "from now on, records are authenticated with the region key: \
+                                  these rows were trusted"
+            );
         }
         transaction
-            .execute("UPDATE gw.region SET schema = greatest(schema, $1)", &[&(MIGRATIONS.len() as i32)])
+            .execute(
+                "UPDATE gw.region SET schema = greatest(schema, $1)",
+                &[&(MIGRATIONS.len() as i32)],
+            )
             .await?;
         transaction.commit().await.map(Ok)
     })?
 }
 
-/// The version of the tables whose row of `gw.region` begins with schema, name and check of the key, and that key.
+/// The version of the tables whose row of `gw.region` begins with schema, name and check of the
+/// key, and that key.
 fn version_of_own_region<'a>(
     region: &Row,
     apex: &str,
@@ -298,7 +321,8 @@ fn version_of_own_region<'a>(
     Ok((found, &keys.accepted()[key]))
 }
 
-/// Fails if the record of a row has another name than the row: it would come back after it was deleted.
+/// Fails if the record of a row has another name than the row: it would come back after it was
+/// deleted.
 fn check_name(kind: &str, id: &str, document: &str) -> Result<(), StoreError> {
     let record = StoredRecord::read(kind, document)?;
     let (_, named) = record.id().columns();
@@ -310,8 +334,8 @@ fn check_name(kind: &str, id: &str, document: &str) -> Result<(), StoreError> {
     )))
 }
 
-/// Gives the region and all of its records their tags, and the region the check of its key. Returns the number of
-/// records.
+/// Gives the region and all of its records their tags, and the region the check of its key. Returns
+/// the number of records.
 async fn authenticate(
     transaction: &Transaction<'_>,
     apex: &str,

@@ -1,4 +1,5 @@
-//! Secrets that all nodes share: sealed rows, part of the set of records that the region authenticates.
+//! Secrets that all nodes share: sealed rows, part of the set of records that the region
+//! authenticates.
 
 use std::time::Instant;
 
@@ -17,13 +18,13 @@ pub(super) const FIND_SECRET: &str = "SELECT sealed FROM gw.secrets WHERE name =
 
 /// The secret, and the position that it is of.
 const FIND_AT_POSITION: &str = "
-    SELECT id::text, revision, coalesce(last_change::text, ''), (SELECT sealed FROM gw.secrets WHERE name = $1),
-        key_check
+    SELECT id::text, revision, coalesce(last_change::text, ''),
+        (SELECT sealed FROM gw.secrets WHERE name = $1), key_check
     FROM gw.region";
 
 impl PostgresStore {
-    /// A secret that all nodes share; stores `create()` if there is none. `create` may run without being stored: another
-    /// node may be faster.
+    /// A secret that all nodes share; stores `create()` if there is none. `create` may run without
+    /// being stored: another node may be faster.
     pub fn shared_secret<E: From<StoreError>>(
         &mut self,
         name: &str,
@@ -48,8 +49,8 @@ impl PostgresStore {
         Err(StoreError::Stale.into())
     }
 
-    /// A secret that all nodes share; `None` if the region does not have it yet. Reads the records until they are of the same
-    /// position, because only with them an earlier secret is noticed.
+    /// A secret that all nodes share; `None` if the region does not have it yet. Reads the records
+    /// until they are of the same position, because only with them an earlier secret is noticed.
     pub fn find_secret(&mut self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
         for _ in 0..ATTEMPTS {
             let known = self.known_position()?;

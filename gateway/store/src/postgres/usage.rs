@@ -1,5 +1,5 @@
-//! Usage of services in PostgreSQL: each row is what one node has counted on one day so far. A node writes its whole counts, so
-//! that a repetition counts nothing twice.
+//! Usage of services in PostgreSQL: each row is what one node has counted on one day so far. A node
+//! writes its whole counts, so that a repetition counts nothing twice.
 
 use tokio_postgres::Row;
 
@@ -14,16 +14,20 @@ const PUT: &str = "
     FROM unnest($2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[])
         AS new (date, label, requests, refusals, bytes_in, bytes_out)
     ON CONFLICT (date, label, source) DO UPDATE SET
-        requests = greatest(usage.requests, excluded.requests), refusals = greatest(usage.refusals, excluded.refusals),
-        bytes_in = greatest(usage.bytes_in, excluded.bytes_in), bytes_out = greatest(usage.bytes_out, excluded.bytes_out)";
+        requests = greatest(usage.requests, excluded.requests),
+        refusals = greatest(usage.refusals, excluded.refusals),
+        bytes_in = greatest(usage.bytes_in, excluded.bytes_in),
+        bytes_out = greatest(usage.bytes_out, excluded.bytes_out)";
 
 const FORGET: &str = "DELETE FROM gw.usage WHERE date < $1::text::date";
 
 const SELECT: &str = "
-    SELECT date::text, label, sum(requests)::bigint, sum(refusals)::bigint, sum(bytes_in)::bigint, sum(bytes_out)::bigint
+    SELECT date::text, label, sum(requests)::bigint, sum(refusals)::bigint,
+        sum(bytes_in)::bigint, sum(bytes_out)::bigint
     FROM gw.usage
     WHERE date BETWEEN $1::text::date AND $2::text::date AND starts_with(label, $3)
-        AND ($4::text IS NULL OR date < $4::text::date OR (date = $4::text::date AND label COLLATE \"C\" > $5))
+        AND ($4::text IS NULL OR date < $4::text::date
+            OR (date = $4::text::date AND label COLLATE \"C\" > $5))
     GROUP BY date, label ORDER BY date DESC, label COLLATE \"C\" LIMIT $6";
 
 impl PostgresStore {

@@ -37,7 +37,8 @@ pub struct AccountRecord {
     pub later: LaterMembers,
 }
 
-/// Number of own domains that an account may have: up to [`ACCOUNT_DOMAINS_MAX`], [`ACCOUNT_DOMAINS`] by default.
+/// Number of own domains that an account may have: up to [`ACCOUNT_DOMAINS_MAX`],
+/// [`ACCOUNT_DOMAINS`] by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct DomainsMax(u32);

@@ -26,10 +26,12 @@ pub struct AgentRecord {
     pub services: BTreeSet<ServiceId>,
     /// Whether the agent awaits approval, is approved or is revoked.
     pub status: EnrollmentStatus,
-    /// Gets requests only while no other agent of the service can take them. An agent can also say so itself.
+    /// Gets requests only while no other agent of the service can take them. An agent can also say
+    /// so itself.
     #[serde(default)]
     pub standby: bool,
-    /// The agent is deleted when it has had no tunnel for an hour, as those of pods without a volume.
+    /// The agent is deleted when it has had no tunnel for an hour, as those of pods without a
+    /// volume.
     #[serde(default)]
     pub ephemeral: bool,
     /// When an ephemeral agent was first seen without a tunnel; `None` while it has one.
@@ -47,8 +49,8 @@ pub struct AgentRecord {
     /// Key of the newest certificate.
     #[serde(default)]
     pub key: Option<PublicKeyHash>,
-    /// Key of the previous certificate, until a tunnel has used the newest one: an agent that never received that still
-    /// uses it.
+    /// Key of the previous certificate, until a tunnel has used the newest one: an agent that never
+    /// received that still uses it.
     #[serde(default)]
     pub previous_key: Option<PublicKeyHash>,
     /// Expiry of the newest certificate.
@@ -251,8 +253,8 @@ mod tests {
 
     #[test]
     fn an_agent_of_an_earlier_version_has_the_default_of_later_members() {
-        let document = r#"{"id":"ag_0123456789abcdefghij","account":"acme","name":"a","services":["api"],
-            "status":"approved"}"#;
+        let document = r#"{"id":"ag_0123456789abcdefghij","account":"acme","name":"a",
+            "services":["api"],"status":"approved"}"#;
         let StoredRecord::Agent(AgentRecord {
             enrollment_token,
             standby,

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{RecordId, RecordKind, Step, StoredRecord};
 
-/// An authority of agents and nodes. There are none until the authority of the data folder is replaced for the first time; from
-/// then on, only these count.
+/// An authority of agents and nodes. There are none until the authority of the data folder is
+/// replaced for the first time; from then on, only these count.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct AuthorityRecord {
     /// Key identifier of the certificate, in hexadecimal.
@@ -38,7 +38,8 @@ pub enum AuthorityRole {
     Issuing,
     /// Trusted, and issues nothing any more.
     Earlier,
-    /// Not trusted any more. Its certificates count as expired, so that their agents ask for others.
+    /// Not trusted any more. Its certificates count as expired, so that their agents ask for
+    /// others.
     Ended,
 }
 

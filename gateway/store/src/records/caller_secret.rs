@@ -30,8 +30,8 @@ pub struct SecretAccess {
     pub created_at: Timestamp,
 }
 
-/// A caller secret. With a [`ClientId`] it is a credential: an OAuth client that mints access tokens. With a [`KeyId`] it
-/// is a service key, which callers send with each request.
+/// A caller secret. With a [`ClientId`] it is a credential: an OAuth client that mints access
+/// tokens. With a [`KeyId`] it is a service key, which callers send with each request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallerSecretRecord<Id> {
     /// Public part of the secret: client id or key id.

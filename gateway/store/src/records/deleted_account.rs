@@ -1,5 +1,5 @@
-//! Ids of accounts that were deleted. They are kept, because DNS records of customers may still lead to the hostnames of such
-//! an account.
+//! Ids of accounts that were deleted. They are kept, because DNS records of customers may still
+//! lead to the hostnames of such an account.
 
 use gw_shared::id::AccountId;
 use gw_shared::version::later_members::LaterMembers;

@@ -122,7 +122,8 @@ pub struct DomainChallenge {
 pub enum DomainChallengeKind {
     /// In the handshake (RFC 8737): the proof is a SHA-256 digest in base64url.
     TlsAlpn,
-    /// In plain HTTP (RFC 8555 §8.3): the proof is a key authorization, which begins with its token and a dot.
+    /// In plain HTTP (RFC 8555 §8.3): the proof is a key authorization, which begins with its token
+    /// and a dot.
     Http,
 }
 

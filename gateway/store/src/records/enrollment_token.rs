@@ -62,7 +62,8 @@ pub struct EnrollmentTokenRecord {
     /// Number of agents that have used it; absent in records of earlier versions.
     #[serde(default)]
     pub used: u32,
-    /// The last agent that used it. Earlier versions know only this: they take a token with it for used up.
+    /// The last agent that used it. Earlier versions know only this: they take a token with it for
+    /// used up.
     pub used_by: Option<AgentId>,
     /// Members of a later version.
     #[serde(flatten)]
@@ -132,8 +133,8 @@ mod tests {
     #[test]
     fn an_enrollment_token_of_an_earlier_version_has_one_use() {
         let unused = format!(
-            r#"{{"id":"0123456789abcdef","account":"acme","secret":"{}","services":["api"],"approval":"auto",
-                "created_at":1,"expires_at":2,"used_by":null}}"#,
+            r#"{{"id":"0123456789abcdef","account":"acme","secret":"{}","services":["api"],
+                "approval":"auto","created_at":1,"expires_at":2,"used_by":null}}"#,
             "0".repeat(64)
         );
         let open = token(&unused);

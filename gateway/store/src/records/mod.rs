@@ -1,5 +1,5 @@
-//! Records, the collection of all records in memory, and the directory that is made of it. The control plane checks
-//! changes; records only hold data.
+//! Records, the collection of all records in memory, and the directory that is made of it. The
+//! control plane checks changes; records only hold data.
 //!
 //! A kind of record is a file of this folder and a line in the list of kinds below.
 
@@ -48,9 +48,11 @@ pub trait RecordKind: Sized {
     /// What the directory holds of the records of this kind; `()` if admission does not use them.
     type Index: Clone + Default;
 
-    /// What a restored backup says of the records of this kind, which it deletes; `None` if it keeps them.
+    /// What a restored backup says of the records of this kind, which it deletes; `None` if it
+    /// keeps them.
     const DELETED_BY_RESTORE: Option<&'static str> = None;
-    /// Whether a record can contain a secret as it is, which is sealed in the store. Of other secrets only hashes are stored.
+    /// Whether a record can contain a secret as it is, which is sealed in the store. Of other
+    /// secrets only hashes are stored.
     const HAS_SECRET: bool = false;
 
     /// Returns the identity of the record.
@@ -99,8 +101,8 @@ pub struct NotRestored {
     pub ids: Vec<RecordId>,
 }
 
-/// Declares the kinds of records: name in the store, place in [`Records`] and in [`Directory`], variant of
-/// [`StoredRecord`] and of [`RecordId`], type.
+/// Declares the kinds of records: name in the store, place in [`Records`] and in [`Directory`],
+/// variant of [`StoredRecord`] and of [`RecordId`], type.
 macro_rules! kinds {
     ($($name:literal $place:ident $variant:ident($record:ty);)*) => {
         /// One record of any kind.
@@ -132,9 +134,9 @@ macro_rules! kinds {
             )*
         }
 
-        /// The data that admission needs, indexed for its lookups: the immutable snapshot that every worker holds a
-        /// reference to. The maps share their nodes with earlier directories: a copy takes constant time, and a change of
-        /// one record logarithmic time.
+        /// The data that admission needs, indexed for its lookups: the immutable snapshot that
+        /// every worker holds a reference to. The maps share their nodes with earlier directories:
+        /// a copy takes constant time, and a change of one record logarithmic time.
         #[allow(dead_code, reason = "`()` for kinds that admission does not use")]
         #[derive(Clone, Default)]
         pub struct Directory {
@@ -228,14 +230,22 @@ macro_rules! kinds {
             /// Inserts the record; replaces the record of the same identity.
             pub fn put(&mut self, record: StoredRecord) {
                 match record {
-                    $(StoredRecord::$variant(record) => drop(self.$place.insert(record.id(), record)),)*
+                    $(
+                        StoredRecord::$variant(record) => {
+                            drop(self.$place.insert(record.id(), record));
+                        }
+                    )*
                 }
             }
 
             /// The record with this identity, if there is one.
             pub(crate) fn get(&self, id: &RecordId) -> Option<StoredRecord> {
                 match id {
-                    $(RecordId::$variant(id) => self.$place.get(id).cloned().map(StoredRecord::$variant),)*
+                    $(
+                        RecordId::$variant(id) => {
+                            self.$place.get(id).cloned().map(StoredRecord::$variant)
+                        }
+                    )*
                 }
             }
 
@@ -245,8 +255,8 @@ macro_rules! kinds {
                 }
             }
 
-            /// Moves the records into as few nodes of the maps as possible. Insertion in ascending order leaves them half
-            /// full.
+            /// Moves the records into as few nodes of the maps as possible. Insertion in ascending
+            /// order leaves them half full.
             pub(super) fn compact(&mut self) {
                 $(compact(&mut self.$place);)*
             }
@@ -261,13 +271,22 @@ macro_rules! kinds {
                 directory
             }
 
-            /// Indexes the records that `steps` have changed. `records` are all records after these steps.
-            pub fn apply(&mut self, steps: &[Step], records: &Records, region: &Region, workers: usize) {
+            /// Indexes the records that `steps` have changed. `records` are all records after these
+            /// steps.
+            pub fn apply(
+                &mut self,
+                steps: &[Step],
+                records: &Records,
+                region: &Region,
+                workers: usize,
+            ) {
                 let all = Indexing { records, region, workers };
                 for step in steps {
                     match step {
                         $(
-                            Step::Put(StoredRecord::$variant(record)) => record.put_into(self, &all),
+                            Step::Put(StoredRecord::$variant(record)) => {
+                                record.put_into(self, &all);
+                            }
                             Step::Delete(RecordId::$variant(id)) => {
                                 <$record as RecordKind>::remove_from(id, self, &all);
                             }
@@ -303,8 +322,8 @@ fn compact<K: Ord, V>(map: &mut BTreeMap<K, V>) {
 
 fn unknown_kind(kind: &str) -> StoreError {
     StoreError::Corrupt(format!(
-        "unknown kind of record {kind:?}: a later version of the program has written it; start that version again, or \
-         restore a backup from before"
+        "unknown kind of record {kind:?}: a later version of the program has written it; start \
+         that version again, or restore a backup from before"
     ))
 }
 

@@ -62,7 +62,8 @@ impl FromStr for ServicePath {
 /// A service as workers use it, from its [`ServiceRecord`].
 #[derive(Debug)]
 pub struct Service {
-    /// `{account}--{service}`: the first label of the hostname, and the name of the service within workers.
+    /// `{account}--{service}`: the first label of the hostname, and the name of the service within
+    /// workers.
     pub label: Arc<str>,
     /// `{account}--{service}.{region}.{domain}`
     pub hostname: Box<str>,
@@ -205,7 +206,11 @@ mod tests {
 
     #[test]
     fn a_service_of_an_earlier_version_gets_defaults_and_keeps_its_document() {
-        let document = r#"{"account":"acme","id":"api","modes":{"jwt":true,"service_key":false},"enabled":true,"rate":{"burst":7,"refill_per_minute":8},"request_logging":true,"capture_request_body":false,"capture_response_body":true,"created_at":1}"#;
+        let document = concat!(
+            r#"{"account":"acme","id":"api","modes":{"jwt":true,"service_key":false},"#,
+            r#""enabled":true,"rate":{"burst":7,"refill_per_minute":8},"request_logging":true,"#,
+            r#""capture_request_body":false,"capture_response_body":true,"created_at":1}"#,
+        );
         let StoredRecord::Service(service) = StoredRecord::read("service", document).unwrap()
         else {
             unreachable!()

@@ -86,7 +86,8 @@ impl SigningKeys {
         let usable = |record| match SigningKey::from_record(record) {
             Ok(key) => Some(key),
             Err(reason) => {
-                tracing::error!(kid = %record.id, %reason, "a signing key is not used; `gw-gateway signing-key delete` removes it");
+                tracing::error!(kid = %record.id, %reason,
+                    "a signing key is not used; `gw-gateway signing-key delete` removes it");
                 None
             }
         };
@@ -105,8 +106,8 @@ impl Directory {
         self.signing_keys.keys.get(id)
     }
 
-    /// The latest of the keys that may sign at `now`. If none may sign yet, because the clock was set back, the
-    /// earliest.
+    /// The latest of the keys that may sign at `now`. If none may sign yet, because the clock was
+    /// set back, the earliest.
     pub fn active_signing_key(&self, now: Timestamp) -> Option<&SigningKey> {
         let order = |key: &&SigningKey| (key.active_from, key.id.clone());
         let active = self
@@ -118,7 +119,8 @@ impl Directory {
         active.or_else(|| self.signing_keys.keys.values().min_by_key(order))
     }
 
-    /// Number of signing keys that are stored, and not used because they are not what their id says.
+    /// Number of signing keys that are stored, and not used because they are not what their id
+    /// says.
     pub fn refused_signing_keys(&self) -> usize {
         self.signing_keys.refused
     }
@@ -181,8 +183,8 @@ impl SigningKey {
         })
     }
 
-    /// Parses a record. The public key is derived from the private key, and its thumbprint must be the id of the record:
-    /// a record cannot make tokens of another key valid.
+    /// Parses a record. The public key is derived from the private key, and its thumbprint must be
+    /// the id of the record: a record cannot make tokens of another key valid.
     pub fn from_record(record: &SigningKeyRecord) -> Result<Self, InvalidSigningKey> {
         let private = URL_SAFE_NO_PAD.decode(record.private_key.reveal());
         let private = private.map_err(|_| InvalidSigningKey::PrivateKey)?;
@@ -219,7 +221,12 @@ fn key_set(keys: &[SigningKey]) -> Bytes {
         .iter()
         .map(|key| {
             serde_json::json!({
-                "kty": "OKP", "crv": "Ed25519", "x": key.x, "kid": key.id, "use": "sig", "alg": "EdDSA",
+                "kty": "OKP",
+                "crv": "Ed25519",
+                "x": key.x,
+                "kid": key.id,
+                "use": "sig",
+                "alg": "EdDSA",
             })
         })
         .collect();

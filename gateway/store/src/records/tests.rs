@@ -247,7 +247,9 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn a_changed_directory_equals_a_new_one(changes in prop::collection::vec(prop::collection::vec(step(), 1..4), 1..12)) {
+    fn a_changed_directory_equals_a_new_one(
+        changes in prop::collection::vec(prop::collection::vec(step(), 1..4), 1..12),
+    ) {
         let mut records = Records::default();
         let mut directory = Directory::new(&records, &region(), WORKERS);
         for steps in changes {
@@ -255,7 +257,10 @@ proptest! {
             let earlier = contents(&directory);
             steps.iter().for_each(|step| records.apply(step.clone()));
             directory.apply(&steps, &records, &region(), WORKERS);
-            prop_assert_eq!(contents(&directory), contents(&Directory::new(&records, &region(), WORKERS)));
+            prop_assert_eq!(
+                contents(&directory),
+                contents(&Directory::new(&records, &region(), WORKERS))
+            );
             prop_assert_eq!(contents(&before), earlier, "an earlier directory stays as it was");
         }
     }
@@ -265,7 +270,8 @@ proptest! {
 fn records_keep_members_of_a_later_version() {
     for record in StoredRecord::samples() {
         let (kind, _) = record.id().columns();
-        // The outermost object names the kind. Members of a record are only added to the record itself, which keeps them.
+        // The outermost object names the kind. Members of a record are only added to the record
+        // itself, which keeps them.
         let path = format!("/{kind}");
         let kept = later_member::pass(&record, &[""]);
         let expected = match &record {

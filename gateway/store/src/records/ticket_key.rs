@@ -13,7 +13,8 @@ use zeroize::Zeroizing;
 
 use super::{RecordId, RecordKind, Records, Step, StoredRecord};
 
-/// A key that seals session tickets while its generation is the newest, and opens them while it is one of the two newest.
+/// A key that seals session tickets while its generation is the newest, and opens them while it is
+/// one of the two newest.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct TicketKeyRecord {
     /// Random id.

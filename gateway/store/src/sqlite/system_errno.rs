@@ -5,8 +5,9 @@ use gw_base::process::reserve;
 use rusqlite::ErrorCode::{CannotOpen, SystemIoFailure};
 use rusqlite::{Connection, Error, ffi};
 
-/// Whether `error`, the latest of this connection, is for lack of room. SQLite has a code of its own only for a write to a full
-/// disk: neither for one beyond a quota, nor for a sync, with which some file systems allocate.
+/// Whether `error`, the latest of this connection, is for lack of room. SQLite has a code of its
+/// own only for a write to a full disk: neither for one beyond a quota, nor for a sync, with which
+/// some file systems allocate.
 pub(super) fn is_full(connection: &Connection, error: &Error) -> bool {
     let code = error.sqlite_error_code();
     let is_of_file = matches!(code, Some(SystemIoFailure | CannotOpen));

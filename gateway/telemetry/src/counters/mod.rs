@@ -59,8 +59,8 @@ impl ContainedPanics {
     }
 }
 
-/// Declares the counters of a worker with their metrics: totals as `gw_{name}_total` with a help text, in the order of
-/// their names, and counts by reason with metric, label and help text.
+/// Declares the counters of a worker with their metrics: totals as `gw_{name}_total` with a help
+/// text, in the order of their names, and counts by reason with metric, label and help text.
 macro_rules! counters {
     (
         totals { $($total:ident: $counter:ty = $name:literal, $help:literal;)* }
@@ -82,7 +82,8 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Returns the totals by name, without the prefix `gw_` and the suffix `_total` of the metrics.
+            /// Returns the totals by name, without the prefix `gw_` and the suffix `_total` of the
+            /// metrics.
             pub fn totals(&self) -> BTreeMap<&'static str, u64> {
                 BTreeMap::from([$(($name, self.$total.value())),*])
             }
@@ -104,7 +105,9 @@ macro_rules! counters {
         fn write_reasons(out: &mut Exposition, reports: &[WorkerReport]) {
             $(
                 let mut sums: BTreeMap<&'static str, u64> = BTreeMap::new();
-                for (reason, count) in reports.iter().flat_map(|report| &report.by_reason.$reasons) {
+                for (reason, count) in
+                    reports.iter().flat_map(|report| &report.by_reason.$reasons)
+                {
                     *sums.entry(*reason).or_default() += count;
                 }
                 let mut family = out.family($metric, Kind::Counter, $text);
@@ -118,31 +121,48 @@ macro_rules! counters {
 
 counters! {
     totals {
-        accept_errors: Counter = "accept_errors", "Failed attempts to accept a connection, because descriptors or memory were exhausted.";
-        apex_records_left_out: Counter = "apex_records_left_out", "Unauthenticated requests to the apex that were not recorded in the request log.";
-        attempts_over_budget: Counter = "attempts_over_budget", "Requests that were not sent to another agent because the budget of their service was used up.";
-        abusive: Counter = "connections_abusive", "Connections closed because of their peer's behaviour.";
+        accept_errors: Counter = "accept_errors", "Failed attempts to accept a connection, because \
+            descriptors or memory were exhausted.";
+        apex_records_left_out: Counter = "apex_records_left_out", "Unauthenticated requests to the \
+            apex that were not recorded in the request log.";
+        attempts_over_budget: Counter = "attempts_over_budget", "Requests that were not sent to \
+            another agent because the budget of their service was used up.";
+        abusive: Counter = "connections_abusive", "Connections closed because of their peer's \
+            behaviour.";
         accepted: Counter = "connections_accepted", "Accepted connections.";
-        handed_over: Counter = "connections_handed_over", "Connections handed over to the worker that owns their service.";
+        handed_over: Counter = "connections_handed_over", "Connections handed over to the worker \
+            that owns their service.";
         shed: Counter = "connections_shed", "Connections closed because there were too many.";
-        handshake_failures: Counter = "handshake_failures", "Connections that ended before their TLS handshake was complete.";
-        node_retries: Counter = "node_retries", "Requests sent to another node, or again, because a node did not take them.";
+        handshake_failures: Counter = "handshake_failures", "Connections that ended before their \
+            TLS handshake was complete.";
+        node_retries: Counter = "node_retries", "Requests sent to another node, or again, because \
+                                                 a node did not take them.";
         requests: Counter = "requests", "Received requests, including those to the apex.";
-        caller_gone: Counter = "requests_caller_gone", "Requests whose caller left before the response was sent.";
-        complete: Counter = "requests_complete", "Requests whose response was sent completely, including the gateway's errors.";
-        crossings: Counter = "requests_crossing", "Requests passed to the worker that owns their service.";
-        node_crossings: Counter = "requests_crossing_nodes", "Requests taken by another node, which owns their service.";
+        caller_gone: Counter = "requests_caller_gone", "Requests whose caller left before the \
+            response was sent.";
+        complete: Counter = "requests_complete", "Requests whose response was sent completely, \
+            including the gateway's errors.";
+        crossings: Counter = "requests_crossing", "Requests passed to the worker that owns their \
+            service.";
+        node_crossings: Counter = "requests_crossing_nodes", "Requests taken by another node, \
+            which owns their service.";
         cut: Counter = "requests_cut", "Requests whose response was cut off after it had begun.";
-        task_panics: ContainedPanics = "task_panics", "Panics contained in one connection. Each is a bug.";
+        task_panics: ContainedPanics = "task_panics", "Panics contained in one connection. Each is \
+            a bug.";
         tokens_denied: Counter = "tokens_denied", "Refused requests for an access token.";
         tokens_minted: Counter = "tokens_minted", "Issued access tokens.";
-        tunnels_spliced: Counter = "tunnels_spliced", "Tunnels spliced to the node that owns their service.";
+        tunnels_spliced: Counter = "tunnels_spliced", "Tunnels spliced to the node that owns their \
+            service.";
     }
     by_reason {
-        refusals = "gw_refusals_total", "code", "Requests that the gateway answered with an error, by code.";
-        attempts_failed = "gw_attempts_total", "reason", "Failed attempts to send a request to an agent of a service that has several, by reason.";
-        turned_away = "gw_connections_turned_away_total", "reason", "Connections refused at accept, by reason.";
-        ended_early = "gw_connections_ended_early_total", "reason", "Connections that the gateway closed to protect itself or to make room, by reason.";
+        refusals = "gw_refusals_total", "code", "Requests that the gateway answered with an error, \
+                                                 by code.";
+        attempts_failed = "gw_attempts_total", "reason", "Failed attempts to send a request to an \
+            agent of a service that has several, by reason.";
+        turned_away = "gw_connections_turned_away_total", "reason", "Connections refused at \
+            accept, by reason.";
+        ended_early = "gw_connections_ended_early_total", "reason", "Connections that the gateway \
+            closed to protect itself or to make room, by reason.";
         tunnels_ended = "gw_tunnels_ended_total", "reason", "Ended tunnels, by reason.";
     }
 }
@@ -219,7 +239,8 @@ pub struct WorkerReport {
     pub restarts: u32,
     /// Live tunnels of the worker.
     pub tunnels: Vec<TunnelReport>,
-    /// Tunnels, replaced ones included, whose certificate is of another authority than the one that issues now.
+    /// Tunnels, replaced ones included, whose certificate is of another authority than the one that
+    /// issues now.
     pub tunnels_of_another_authority: usize,
     /// Agents that were refused because of their version.
     pub refused_versions: Vec<RefusedVersion>,
@@ -260,13 +281,15 @@ const WORKER_METRICS: [WorkerMetric; 10] = [
     (
         "gw_relay_memory_bytes",
         Kind::Gauge,
-        "Bytes charged for relayed requests: what they hold, and what they may still receive without asking.",
+        "Bytes charged for relayed requests: what they hold, and what they may still receive \
+         without asking.",
         |report| report.relay_bytes as f64,
     ),
     (
         "gw_relay_memory_limit_bytes",
         Kind::Gauge,
-        "Limit of bytes charged for relayed requests: the worker's part of relay_memory_mib, less kernel memory.",
+        "Limit of bytes charged for relayed requests: the worker's part of relay_memory_mib, less \
+         kernel memory.",
         |report| report.relay_limit as f64,
     ),
     (
@@ -278,7 +301,8 @@ const WORKER_METRICS: [WorkerMetric; 10] = [
     (
         "gw_connections_kernel_limit_bytes",
         Kind::Gauge,
-        "Limit of bytes in the kernel's socket buffers of callers' connections, for all workers together.",
+        "Limit of bytes in the kernel's socket buffers of callers' connections, for all workers \
+         together.",
         |report| report.socket_limit as f64,
     ),
     (
@@ -333,7 +357,8 @@ impl fmt::Display for RefusedVersion {
         } = self;
         write!(
             f,
-            "{service}: version {agent_version} is not served by the gateway's {gateway_version}, {seconds_ago}s ago"
+            "{service}: version {agent_version} is not served by the gateway's {gateway_version}, \
+             {seconds_ago}s ago"
         )
     }
 }
@@ -387,8 +412,8 @@ impl fmt::Display for EndedTunnel {
 /// Progress of an agent's update.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AgentUpdate {
-    /// `off`: the agent does not update itself; `ready`: it does when the gateway has a newer program; `held_back`:
-    /// `agent_update_percent` does not include it yet; `updating`; `failed`.
+    /// `off`: the agent does not update itself; `ready`: it does when the gateway has a newer
+    /// program; `held_back`: `agent_update_percent` does not include it yet; `updating`; `failed`.
     #[schema(example = "ready")]
     pub state: String,
     /// Version that it updates to, or failed to.
@@ -436,7 +461,8 @@ pub struct TunnelReport {
     pub age_seconds: u64,
     /// Seconds since anything was relayed on it; 0 while a request is under way.
     pub idle_seconds: u64,
-    /// Round trip to the agent in microseconds: from a PING to its answer, as last measured; null before the first answer.
+    /// Round trip to the agent in microseconds: from a PING to its answer, as last measured; null
+    /// before the first answer.
     pub round_trip_us: Option<u64>,
     /// Requests that the gateway has open on it.
     pub in_flight: usize,
@@ -448,14 +474,16 @@ pub struct TunnelReport {
     pub slots: Option<u32>,
     /// Slots in use, as the agent last reported them; null until it has.
     pub slots_in_use: Option<u32>,
-    /// Seconds since all slots were in use, 0 while they are; absent if the agent has never reported that.
+    /// Seconds since all slots were in use, 0 while they are; absent if the agent has never
+    /// reported that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub full_seconds_ago: Option<u64>,
     /// Whether the tunnel gets no new requests because it is about to end.
     pub draining: bool,
-    /// `ready`; `probing`: it failed, and gets one request at a time; `breaker_open`: it failed, and gets none for a while;
-    /// `unhealthy`: the agent reports that no backend takes connections; `suspect`: the agent left a PING unanswered;
-    /// `unknown`: its node does not report it. If a service has no better tunnel, the others get its requests.
+    /// `ready`; `probing`: it failed, and gets one request at a time; `breaker_open`: it failed,
+    /// and gets none for a while; `unhealthy`: the agent reports that no backend takes connections;
+    /// `suspect`: the agent left a PING unanswered; `unknown`: its node does not report it. If a
+    /// service has no better tunnel, the others get its requests.
     #[serde(default = "TunnelReport::unknown_state")]
     #[schema(example = "ready")]
     pub state: String,
@@ -471,7 +499,8 @@ pub struct TunnelReport {
     /// Requests that it got since it was opened.
     #[serde(default)]
     pub requests: u64,
-    /// Its part of the requests that the service's open tunnels got, in percent; null before there were any.
+    /// Its part of the requests that the service's open tunnels got, in percent; null before there
+    /// were any.
     #[serde(default)]
     pub share_percent: Option<u8>,
 }

@@ -66,7 +66,8 @@ pub struct ServiceReport {
     pub stats: ServiceStats,
 }
 
-/// Counters of the services of one worker. Their number is bounded; further services are counted together.
+/// Counters of the services of one worker. Their number is bounded; further services are counted
+/// together.
 #[derive(Debug, Default)]
 pub struct ServiceCounters {
     /// With the time of creation of the service that they are of.
@@ -105,7 +106,8 @@ impl ServiceCounters {
             .retain(|label, (created_ms, _)| directory.is_service(label, *created_ms));
     }
 
-    /// Copies the counts of each service; those of services without a place in the table are summed as [`OTHER`].
+    /// Copies the counts of each service; those of services without a place in the table are summed
+    /// as [`OTHER`].
     pub fn report(&self) -> Vec<ServiceReport> {
         let services = self.by_label.borrow();
         let report =
@@ -171,8 +173,8 @@ impl ServiceStats {
         self.left_out = self.left_out.saturating_add(other.left_out);
     }
 
-    /// Returns the difference to `earlier`; all counts if one is lower than in `earlier`, which means that counting
-    /// restarted.
+    /// Returns the difference to `earlier`; all counts if one is lower than in `earlier`, which
+    /// means that counting restarted.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let code_before = |code: &str| {

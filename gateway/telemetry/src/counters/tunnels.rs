@@ -131,7 +131,8 @@ const TUNNEL_METRICS: [TunnelMetric; 7] = [
     ),
     (
         "gw_tunnel_held_bytes",
-        "Bytes of heads and bodies that wait: for callers to read responses, and for agents to read requests.",
+        "Bytes of heads and bodies that wait: for callers to read responses, and for agents to \
+         read requests.",
         |tunnels| tunnels.held as f64,
     ),
     (
@@ -146,7 +147,8 @@ const TUNNEL_METRICS: [TunnelMetric; 7] = [
     ),
     (
         "gw_tunnel_round_trip_seconds",
-        "Time from the last measured PING to the agent's answer; the longest of the service's tunnels.",
+        "Time from the last measured PING to the agent's answer; the longest of the service's \
+         tunnels.",
         |tunnels| tunnels.round_trip_us as f64 / 1e6,
     ),
 ];
@@ -200,7 +202,8 @@ fn by_service<'a>(
     by_service
 }
 
-/// Sets the share of each tunnel of the requests of its service. `tunnels` has all tunnels of each service in it.
+/// Sets the share of each tunnel of the requests of its service. `tunnels` has all tunnels of each
+/// service in it.
 pub fn with_shares(mut tunnels: Vec<TunnelReport>) -> Vec<TunnelReport> {
     let mut totals: HashMap<String, u64> = HashMap::new();
     for tunnel in &tunnels {

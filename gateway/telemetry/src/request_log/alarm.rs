@@ -1,4 +1,5 @@
-//! Log lines about an output that cannot be written: one when writes begin to fail, and one when they succeed again.
+//! Log lines about an output that cannot be written: one when writes begin to fail, and one when
+//! they succeed again.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -37,7 +38,8 @@ impl Alarm {
                 if !self.failing && self.logged_at.is_none_or(|at| at.elapsed() >= ALARM) {
                     self.logged_at = Some(Instant::now());
                     self.is_logged = true;
-                    tracing::error!(%error, "{output}: writing fails; records are lost until it succeeds");
+                    tracing::error!(%error,
+                        "{output}: writing fails; records are lost until it succeeds");
                 }
                 self.failing = true;
             }

@@ -1,8 +1,9 @@
-//! Blocks: records of requests that began in the same second, written together as one value and grouped by service.
+//! Blocks: records of requests that began in the same second, written together as one value and
+//! grouped by service.
 //!
-//! A block is a version byte, followed by [`Header`] and [`Row`]s in postcard's format or by the same data compressed with
-//! zstd. The version says which columns follow each row ([`LaterColumns`]). Repeated strings (method, error code, agent,
-//! caller) are in the header once.
+//! A block is a version byte, followed by [`Header`] and [`Row`]s in postcard's format or by the
+//! same data compressed with zstd. The version says which columns follow each row
+//! ([`LaterColumns`]). Repeated strings (method, error code, agent, caller) are in the header once.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -90,8 +91,8 @@ pub(super) struct Row<'a> {
     pub(super) later: LaterColumns,
 }
 
-/// Declares the columns that were added to the format later, in this order. A block of the version 2n + 1, or compressed
-/// 2n + 2, has the first n of them behind each row.
+/// Declares the columns that were added to the format later, in this order. A block of the version
+/// 2n + 1, or compressed 2n + 2, has the first n of them behind each row.
 macro_rules! later_columns {
     ($($name:ident: $type:ty,)*) => {
         #[derive(Debug, Default)]
@@ -189,8 +190,8 @@ impl Encoder {
 }
 
 impl<'e, 'r> Builder<'e, 'r> {
-    /// Adds a record of the block's second and of the service with the number `service`. `capture` is the key of the captured
-    /// messages.
+    /// Adds a record of the block's second and of the service with the number `service`. `capture`
+    /// is the key of the captured messages.
     pub(super) fn add(
         &mut self,
         service: i64,
@@ -274,7 +275,8 @@ impl<'e, 'r> Builder<'e, 'r> {
         encoded.collect()
     }
 
-    /// Returns the index of `text` among the strings. Appends it if it is not among the latest [`INTERNED`].
+    /// Returns the index of `text` among the strings. Appends it if it is not among the latest
+    /// [`INTERNED`].
     fn intern(&mut self, text: &'r str) -> u16 {
         let from = self.strings.len().saturating_sub(INTERNED);
         let found = self.strings[from..].iter().position(|known| *known == text);
@@ -325,7 +327,8 @@ impl<'e, 'r> Builder<'e, 'r> {
     }
 }
 
-/// Appends the encoded `value` to `buffer`. [`postcard::to_extend`] does the same at twice the cost.
+/// Appends the encoded `value` to `buffer`. [`postcard::to_extend`] does the same at twice the
+/// cost.
 fn append(value: &impl Serialize, buffer: &mut Vec<u8>) -> Result<(), LogError> {
     postcard::serialize_with_flavor(value, Append(buffer)).map_err(|_| LogError::Encode("a block"))
 }

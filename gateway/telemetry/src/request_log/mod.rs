@@ -1,5 +1,6 @@
-//! Request log: one record per request, and the access log of the same records. Workers send batches of records to the log thread, which writes one file per day.
-//! Files are kept for seven days; readers search them by id or by criteria.
+//! Request log: one record per request, and the access log of the same records. Workers send
+//! batches of records to the log thread, which writes one file per day. Files are kept for seven
+//! days; readers search them by id or by criteria.
 
 mod access_log;
 mod alarm;
@@ -66,8 +67,8 @@ pub use view::{AttemptView, BodyView, CapturedView, RequestPage, SearchQuery, Si
 
 /// Label in records of requests to the apex, which have no service.
 pub const APEX_LABEL: &str = "";
-/// Time for which the clock must show the same day before files expire: a machine's clock may be wrong by years until it
-/// is synchronised.
+/// Time for which the clock must show the same day before files expire: a machine's clock may be
+/// wrong by years until it is synchronised.
 const SETTLES_WITHIN: Duration = Duration::from_mins(10);
 
 /// Request log of one gateway process. During an upgrade another process has the same folder open.
@@ -124,8 +125,8 @@ pub enum LogError {
     Encode(&'static str),
     /// The access log cannot be opened or appended to.
     #[error(
-        "access_log: cannot append to {target}: {error}; name a file in an existing folder that the user of the gateway \
-         may write to, or \"stdout\""
+        "access_log: cannot append to {target}: {error}; name a file in an existing folder that \
+         the user of the gateway may write to, or \"stdout\""
     )]
     AccessLog {
         /// Where the access log goes.
@@ -149,7 +150,8 @@ pub struct CapturedRequest {
 }
 
 impl RequestLog {
-    /// Opens or creates the log in `folder` (mode 0700, files 0600) and starts its thread, `gw-log`.
+    /// Opens or creates the log in `folder` (mode 0700, files 0600) and starts its thread,
+    /// `gw-log`.
     pub fn open(folder: &Path) -> Result<Self, LogError> {
         let background = Background::start()?;
         let names = Names::default();
@@ -157,9 +159,10 @@ impl RequestLog {
         Ok(log.keeping(background))
     }
 
-    /// Like [`Self::open`], on a runtime that is there, and masks the secrets known to `masker` in records. With
-    /// `access_log`, also starts that log. The files may take `max_bytes`, by default a quarter of the disk. Shows no records of
-    /// earlier accounts and services than those of `names`.
+    /// Like [`Self::open`], on a runtime that is there, and masks the secrets known to `masker` in
+    /// records. With `access_log`, also starts that log. The files may take `max_bytes`, by default
+    /// a quarter of the disk. Shows no records of earlier accounts and services than those of
+    /// `names`.
     pub fn open_on(
         background: &Background,
         folder: &Path,
@@ -227,7 +230,8 @@ impl RequestLog {
             access_queue,
             max_bytes,
         )?;
-        // A thread of its own: requests to the admin listener, which wait for it, may use up those for blocking work.
+        // A thread of its own: requests to the admin listener, which wait for it, may use up those
+        // for blocking work.
         tasks.thread("gw-log", move || writer.run(&receiver))?;
         let readers = Readers::new(folder.to_owned());
         Ok(Self {
@@ -262,8 +266,8 @@ impl RequestLog {
         }
     }
 
-    /// Starts to copy the log to the archive of the region with this apex. `node` is the slot in the ids that this process
-    /// makes. Has no effect if it was called before.
+    /// Starts to copy the log to the archive of the region with this apex. `node` is the slot in
+    /// the ids that this process makes. Has no effect if it was called before.
     pub fn archive_to(
         &self,
         settings: &ArchiveSettings,
@@ -289,7 +293,8 @@ impl RequestLog {
         Ok(())
     }
 
-    /// Archived logs of the region, for requests of nodes that are gone; `None` if no archive is configured.
+    /// Archived logs of the region, for requests of nodes that are gone; `None` if no archive is
+    /// configured.
     pub fn archive(&self) -> Option<&Arc<Archive>> {
         self.archiving.get().map(|archiving| &archiving.archive)
     }
@@ -303,7 +308,8 @@ impl RequestLog {
         archiving.uploading.flush()
     }
 
-    /// Makes the access log open its file again, after the file was renamed. Has no effect without one.
+    /// Makes the access log open its file again, after the file was renamed. Has no effect without
+    /// one.
     pub fn reopen_access_log(&self) {
         if let Some(access_log) = &self.access_log {
             access_log.reopen();
@@ -319,8 +325,9 @@ impl RequestLog {
         }
     }
 
-    /// Writes all queued records, archives them within a few seconds if possible, and ends the tasks, each within a time.
-    /// Reading stays possible. Records pushed later are dropped and counted.
+    /// Writes all queued records, archives them within a few seconds if possible, and ends the
+    /// tasks, each within a time. Reading stays possible. Records pushed later are dropped and
+    /// counted.
     pub fn close(&self) {
         if self.is_closed.swap(true, Ordering::Relaxed) {
             return;
@@ -349,8 +356,8 @@ impl RequestLog {
 
     /// Returns a page of the requests that match `query`, the newest first.
     ///
-    /// The work of one search is bounded: a page may have fewer items than the limit, or none, and a `next_cursor` to
-    /// continue. Damaged data is skipped, counted and logged.
+    /// The work of one search is bounded: a page may have fewer items than the limit, or none, and
+    /// a `next_cursor` to continue. Damaged data is skipped, counted and logged.
     pub fn search(&self, query: &SearchQuery) -> Result<Page<RequestView>, LogError> {
         self.search_within(query, WORK_MAX)
     }
@@ -373,7 +380,8 @@ impl RequestLog {
         })
     }
 
-    /// Returns the request with this id and its captured message; `None` if it is not in the log or has expired.
+    /// Returns the request with this id and its captured message; `None` if it is not in the log or
+    /// has expired.
     pub fn captured(&self, id: RequestId) -> Result<Option<CapturedRequest>, LogError> {
         self.with_found(id, |reader, found| {
             let request = read_message(reader, &found, Side::Request)?;

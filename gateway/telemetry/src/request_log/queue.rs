@@ -14,7 +14,8 @@ use super::archive::ArchiveStats;
 use super::record::{Batch, RecordedAttempt, RequestRecord};
 use crate::shared_counters::shared_counters;
 
-// The most records that can wait take less than all bytes that can wait: each of the two limits can be reached first.
+// The most records that can wait take less than all bytes that can wait: each of the two limits can
+// be reached first.
 const _: () = assert!(
     limits::LOG_QUEUE_RECORDS * (size_of::<RequestRecord>() + 64) <= limits::LOG_QUEUE_BYTES
 );
@@ -61,7 +62,8 @@ shared_counters! {
         over_share: u64 = Counter "gw_request_log_over_share_total",
             "Records not written because their account had used its share of the day.";
         captures_over_share: u64 = Counter "gw_request_log_captures_over_share_total",
-            "Requests recorded without captured messages: their account had used its share of the day.";
+            "Requests recorded without captured messages: their account had used its share of the \
+             day.";
         days_removed: u64 = Counter "gw_request_log_early_removals_total",
             "Days removed early, because the files were larger than request_log_max_bytes.";
         out_of_range: u64 = Counter "gw_request_log_out_of_range_total",
@@ -107,8 +109,8 @@ impl LogQueue {
         (queue, LogReceiver { receiver, counters })
     }
 
-    /// Sends `batch` without waiting. If the queue has no room, first the captured messages are dropped and counted, then
-    /// the records.
+    /// Sends `batch` without waiting. If the queue has no room, first the captured messages are
+    /// dropped and counted, then the records.
     pub fn push(&self, mut batch: Batch) {
         let mut cost = Cost::of(&batch);
         if cost.records == 0 {
@@ -159,7 +161,8 @@ impl LogQueue {
         }
     }
 
-    /// Sends a command and waits for room in the queue. Not for workers. Fails if the log thread has ended.
+    /// Sends a command and waits for room in the queue. Not for workers. Fails if the log thread
+    /// has ended.
     pub(super) fn send(&self, command: LogCommand) -> Result<(), ()> {
         self.sender.send(command).map_err(drop)
     }
@@ -257,7 +260,8 @@ impl LogCounters {
         }
     }
 
-    /// Reserves room for `cost` in one of `part` parts of the queue. Returns whether there was room.
+    /// Reserves room for `cost` in one of `part` parts of the queue. Returns whether there was
+    /// room.
     fn reserve(&self, cost: Cost, part: u64) -> bool {
         let [records, bytes] = [cost.records as u64, cost.bytes as u64];
         let queued_records = self.queued_records.fetch_add(records, Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! Records of ended requests, as workers send them to the log, and the columns that are shown of them.
+//! Records of ended requests, as workers send them to the log, and the columns that are shown of
+//! them.
 
 use std::borrow::Cow;
 use std::convert::identity;
@@ -19,7 +20,8 @@ use super::view::{AttemptView, CapturedView};
 use crate::outcome::Outcome;
 pub use gw_base::principal::Principal as CallerId;
 
-/// Longest request target kept, in bytes. Equal to the limit of a request's target, so that none is cut.
+/// Longest request target kept, in bytes. Equal to the limit of a request's target, so that none is
+/// cut.
 pub const TARGET_MAX: usize = 8 * 1024;
 /// Longest target kept of a request that did not authenticate, in bytes. Its record, which has
 /// neither attempts nor captured messages, takes 1 KiB at most.
@@ -36,7 +38,8 @@ pub const CAPTURE_MAX: usize = 1024 * 1024;
 /// Record of an ended request. Its service is in the batch.
 #[derive(Debug, Clone)]
 pub struct RequestRecord {
-    /// UUIDv7, whose timestamp is the time at which the request's head had been read, in milliseconds.
+    /// UUIDv7, whose timestamp is the time at which the request's head had been read, in
+    /// milliseconds.
     pub id: RequestId,
     /// Method of the request.
     pub method: Method,
@@ -76,8 +79,9 @@ pub struct RequestRecord {
     pub capture: Option<Box<Capture>>,
 }
 
-/// Declares the columns that are shown of a request, with their values in [`Columns`] and in [`RequestView`]. Those with a
-/// label are shown as they are where facts about a request are listed; others have a place of their own there.
+/// Declares the columns that are shown of a request, with their values in [`Columns`] and in
+/// [`RequestView`]. Those with a label are shown as they are where facts about a request are
+/// listed; others have a place of their own there.
 macro_rules! columns {
     ($($(#[$attribute:meta])* $name:ident: $value:ty => $shown:ty $(, $label:literal)?;)*) => {
         /// Columns of one request as a line of the access log has them.
@@ -118,7 +122,8 @@ macro_rules! columns {
 }
 
 columns! {
-    /// UUIDv7. Its timestamp is the time at which the request's head had been read, in milliseconds.
+    /// UUIDv7. Its timestamp is the time at which the request's head had been read, in
+    /// milliseconds.
     id: RequestId => String;
     /// When its head had been read: RFC 3339, milliseconds.
     #[schema(format = DateTime)]
@@ -149,8 +154,8 @@ columns! {
     ended: &'static str => String;
     /// Bytes of the request body.
     bytes_in: u64 => u64;
-    /// Bytes of the request body that the connection to the backend took. Null if the request was not relayed, has no body or
-    /// was broken off.
+    /// Bytes of the request body that the connection to the backend took. Null if the request was
+    /// not relayed, has no body or was broken off.
     bytes_taken: Option<u64> => Option<u64>;
     /// Bytes of the response body.
     bytes_out: u64 => u64;
@@ -158,8 +163,9 @@ columns! {
     durations_us: Timing => Timing;
     /// Agent that the request was last sent to; null if it was sent to none.
     agent_id: Option<&'a str> => Option<String>;
-    /// Attempts that failed, in order, at most 3. After an error of an agent, the last of them is the one that the error
-    /// comes from. Empty if the first agent answered, and for a service with one tunnel.
+    /// Attempts that failed, in order, at most 3. After an error of an agent, the last of them is
+    /// the one that the error comes from. Empty if the first agent answered, and for a service with
+    /// one tunnel.
     #[serde(default)]
     attempts: Vec<AttemptView> => Vec<AttemptView>;
     /// Id of the request that this one replays; null if it is not a replay.
@@ -233,7 +239,8 @@ pub(super) fn trace_text(id: [u8; 16]) -> String {
 }
 
 impl RequestRecord {
-    /// Columns of this request of the service `label`. `target` is its [masked target](Self::masked_target).
+    /// Columns of this request of the service `label`. `target` is its [masked
+    /// target](Self::masked_target).
     pub(super) fn columns<'a>(&'a self, label: &'a str, target: &'a str) -> Columns<'a> {
         let (account, service) = account_and_service(label);
         let (path, query) = path_and_query(target);
@@ -293,7 +300,8 @@ impl RequestRecord {
 /// An attempt that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecordedAttempt {
-    /// `None`, shown as an empty text, if the node with the tunnel was lost before it had named the agent.
+    /// `None`, shown as an empty text, if the node with the tunnel was lost before it had named the
+    /// agent.
     pub agent_id: Option<AgentId>,
     /// Name of the [`AttemptFailure`](crate::outcome::AttemptFailure).
     pub reason: &'static str,
@@ -460,7 +468,8 @@ impl Truncation {
 /// Records of one worker by service.
 #[derive(Debug, Clone, Default)]
 pub struct Batch {
-    /// Label of the service (`{account}--{service}`), and its records in the order in which they ended.
+    /// Label of the service (`{account}--{service}`), and its records in the order in which they
+    /// ended.
     pub services: Vec<(Arc<str>, Vec<RequestRecord>)>,
 }
 

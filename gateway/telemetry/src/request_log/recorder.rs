@@ -39,7 +39,8 @@ impl Recorder {
         self.queue.has_access_log()
     }
 
-    /// Adds the record of a request to the service `label`: to the request log, or with the access log only.
+    /// Adds the record of a request to the service `label`: to the request log, or with the access
+    /// log only.
     pub fn add(&mut self, label: &Arc<str>, record: RequestRecord, in_log: bool) {
         self.records += 1;
         self.bytes += record.capture.as_ref().map_or(0, |capture| capture.bytes());

@@ -1,5 +1,5 @@
-//! Searches from the newest second to the oldest, block by block, wherever the blocks are: in the files of days or in the
-//! archive.
+//! Searches from the newest second to the oldest, block by block, wherever the blocks are: in the
+//! files of days or in the archive.
 
 pub(super) mod day_search;
 pub(super) mod lookup;
@@ -19,8 +19,8 @@ use super::days::day::{DAY_MS, Day};
 use super::names::NamesNow;
 use super::record::RequestView;
 
-/// Approximate number of rows that one search reads. Then the page ends early, after one to two seconds, or some seconds
-/// in the archive.
+/// Approximate number of rows that one search reads. Then the page ends early, after one to two
+/// seconds, or some seconds in the archive.
 pub(super) const WORK_MAX: u64 = 2_000_000;
 pub(super) const SECONDS_OF_DAY: u32 = (DAY_MS / SLOT_MS) as u32;
 
@@ -31,8 +31,8 @@ pub(super) struct Search {
     /// Remaining rows that may be read.
     work: u64,
     items: Vec<RequestView>,
-    /// Matches of the seconds that are searched now, by id: the same record may be in two archived objects. As many of the
-    /// newest as the page has room for.
+    /// Matches of the seconds that are searched now, by id: the same record may be in two archived
+    /// objects. As many of the newest as the page has room for.
     matches: BTreeMap<[u8; 16], RequestView>,
 }
 
@@ -40,8 +40,9 @@ pub(super) struct Search {
 pub(super) trait Source {
     type Error;
 
-    /// Passes the blocks of the `seconds` of `day` to [`Search::add`], roughly from the newest to the oldest, and tells
-    /// [`Search::has_searched`] how far it is. Skips blocks whose zone map does not match. Returns the end of the page.
+    /// Passes the blocks of the `seconds` of `day` to [`Search::add`], roughly from the newest to
+    /// the oldest, and tells [`Search::has_searched`] how far it is. Skips blocks whose zone map
+    /// does not match. Returns the end of the page.
     fn search_day(
         &self,
         day: Day,
@@ -91,8 +92,9 @@ impl Search {
         })
     }
 
-    /// Adds the matching records of a block to the matches. Returns the number of rows that were read. Adds a record whose
-    /// captured messages are damaged without them, and returns that error in the end.
+    /// Adds the matching records of a block to the matches. Returns the number of rows that were
+    /// read. Adds a record whose captured messages are damaged without them, and returns that error
+    /// in the end.
     pub(super) fn add(
         &mut self,
         block: &UnpackedBlock,
@@ -137,8 +139,8 @@ impl Search {
         self.work = self.work.saturating_sub(rows);
     }
 
-    /// Moves the matches to the page, after all seconds of `day` from `second` on were searched. Returns the end of the
-    /// page if it is full or no work is left.
+    /// Moves the matches to the page, after all seconds of `day` from `second` on were searched.
+    /// Returns the end of the page if it is full or no work is left.
     pub(super) fn has_searched(&mut self, day: Day, second: u32) -> Option<PageEnd> {
         while let Some((_, view)) = self.matches.pop_last() {
             self.items.push(view);

@@ -107,8 +107,12 @@ fn names_since(created_ms: u64) -> Names {
     let records = [
         json!({ "account": { "id": "acme", "created_at": 0, "created_ms": 0 } }),
         json!({ "service": {
-            "account": "acme", "id": "api", "modes": { "jwt": true, "service_key": true }, "enabled": true,
-            "rate": { "burst": 1, "refill_per_minute": 1 }, "created_ms": created_ms,
+            "account": "acme",
+            "id": "api",
+            "modes": { "jwt": true, "service_key": true },
+            "enabled": true,
+            "rate": { "burst": 1, "refill_per_minute": 1 },
+            "created_ms": created_ms,
         } }),
     ];
     let records = records.map(|record| serde_json::from_value::<StoredRecord>(record).unwrap());

@@ -1,4 +1,5 @@
-//! Where the time of a request went: as workers measure it, as blocks keep it, and as the administration API shows it.
+//! Where the time of a request went: as workers measure it, as blocks keep it, and as the
+//! administration API shows it.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -6,7 +7,8 @@ use utoipa::ToSchema;
 /// Where the time went, in microseconds; null of stages that were not reached.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Durations)]
-// Blocks keep the fields by position: another order or another field is another version of the format.
+// Blocks keep the fields by position: another order or another field is another version of the
+// format.
 pub struct Timing {
     /// From the request's head until the caller was authenticated; 0 if it was not.
     pub authenticate: u32,
@@ -34,8 +36,9 @@ pub struct TimingStage {
 }
 
 impl Timing {
-    /// Returns the stages reached by the request, in order. The time between the opened stream and the response head that is
-    /// neither the agent's nor the backend's is attributed to the tunnel, for both directions.
+    /// Returns the stages reached by the request, in order. The time between the opened stream and
+    /// the response head that is neither the agent's nor the backend's is attributed to the tunnel,
+    /// for both directions.
     pub fn waterfall(&self) -> Vec<TimingStage> {
         let mut stages = Vec::new();
         let mut start_us = 0;

@@ -11,8 +11,8 @@ use super::record::{RequestView, Truncation};
 pub struct AttemptView {
     /// Empty if the node with the tunnel was lost before it had named the agent.
     pub agent_id: String,
-    /// `no_slot`, `not_opened`, `backend_unreachable`, `backend_tls`, `backend_reset`, `backend_invalid_response`,
-    /// `tunnel_lost`, `silent`, `protocol` or `node_lost`
+    /// `no_slot`, `not_opened`, `backend_unreachable`, `backend_tls`, `backend_reset`,
+    /// `backend_invalid_response`, `tunnel_lost`, `silent`, `protocol` or `node_lost`
     pub reason: String,
     /// Time from the beginning of the attempt to its failure, in microseconds.
     pub duration_us: u32,
@@ -29,8 +29,9 @@ pub struct CapturedView {
     /// Whether less than the whole body was kept.
     pub truncated: bool,
     /// Why: longer than 1 MiB (`size`), the memory for captures was used up (`memory`), the message
-    /// broke off (`interrupted`), or the account had used its share of the disk for that day (`disk`:
-    /// the fields are left out, too). Null if it is whole, or was kept by a version that did not tell.
+    /// broke off (`interrupted`), or the account had used its share of the disk for that day
+    /// (`disk`: the fields are left out, too). Null if it is whole, or was kept by a version that
+    /// did not tell.
     #[serde(default)]
     pub truncated_by: Option<Truncation>,
 }
@@ -67,10 +68,12 @@ pub struct RequestPage {
     pub items: Vec<RequestView>,
     /// Ask with it for the items that follow; null on the last page.
     pub next_cursor: Option<String>,
-    /// With `partial=true`: slots of nodes that do not answer, whose requests are missing. Left out if all answer.
+    /// With `partial=true`: slots of nodes that do not answer, whose requests are missing. Left out
+    /// if all answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing_nodes: Vec<u16>,
-    /// With `partial=true`: the archive cannot be read, so that requests of lost nodes are missing. Left out otherwise.
+    /// With `partial=true`: the archive cannot be read, so that requests of lost nodes are missing.
+    /// Left out otherwise.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub missing_archive: bool,
 }
@@ -126,7 +129,7 @@ pub struct SearchQuery {
     pub limit: Option<usize>,
     /// `next_cursor` of the page before.
     pub cursor: Option<String>,
-    /// In a region of several nodes: whether to answer without the requests of nodes that do not answer. Otherwise such a
-    /// search is refused (503).
+    /// In a region of several nodes: whether to answer without the requests of nodes that do not
+    /// answer. Otherwise such a search is refused (503).
     pub partial: Option<bool>,
 }

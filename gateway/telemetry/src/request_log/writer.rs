@@ -225,7 +225,9 @@ impl Writer {
             if error.is_damage() && attempt == 1 {
                 let name = set_aside(&self.folder, day)?;
                 self.counters.damaged.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(%day, %error, "request log: the file of the day is damaged; it is kept as {name} and a new one is created");
+                tracing::error!(%day, %error,
+                    "request log: the file of the day is damaged; it is kept as {name} and a new \
+                     one is created");
                 continue;
             }
             return Err(error);
@@ -243,12 +245,15 @@ impl Writer {
                 return Ok(disk);
             };
             tracing::warn!(%day, bytes = disk.used, request_log_max_bytes = disk.most,
-                "request log: the files are too large, the oldest day is removed; raise request_log_max_bytes");
+                "request log: the files are too large, the oldest day is removed; raise \
+                 request_log_max_bytes");
             self.files.retain(|open, _| *open > day);
             self.expiry.begin(&self.folder, Day(day.0 + 1))?;
             self.counters.days_removed.fetch_add(1, Ordering::Relaxed);
             if let Err(error) = mark_removed(&self.folder, day) {
-                tracing::warn!(%day, %error, "request log: the removal of the day is not marked, so `doctor` does not tell of it");
+                tracing::warn!(%day, %error,
+                    "request log: the removal of the day is not marked, so `doctor` does not tell \
+                     of it");
             }
         }
     }
@@ -299,7 +304,8 @@ impl Writer {
                 if file.dirty
                     && let Err(error) = file.checkpoint()
                 {
-                    tracing::debug!(%day, %error, "request log: the checkpoint failed and is tried again later");
+                    tracing::debug!(%day, %error,
+                        "request log: the checkpoint failed and is tried again later");
                 }
                 file.is_there()
             });
@@ -307,8 +313,9 @@ impl Writer {
     }
 }
 
-/// Opens the newest files with a write-ahead log. A process that was killed has not synced it, and there may be no more
-/// records of these days, with which it would be. A damaged file is found by its next reader or writer.
+/// Opens the newest files with a write-ahead log. A process that was killed has not synced it, and
+/// there may be no more records of these days, with which it would be. A damaged file is found by
+/// its next reader or writer.
 fn not_synced(folder: &Path, most: u64) -> io::Result<BTreeMap<Day, DayFile>> {
     let mut days = Vec::new();
     for entry in fs::read_dir(folder)? {

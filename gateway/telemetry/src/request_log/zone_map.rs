@@ -1,10 +1,11 @@
 //! Zone maps: summaries of blocks, by which a search skips blocks without decoding them.
 
-/// Summary of some records: one bit for each class of status, for gateway errors, for failed attempts, and for groups of
-/// statuses.
+/// Summary of some records: one bit for each class of status, for gateway errors, for failed
+/// attempts, and for groups of statuses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ZoneMap {
-    /// Bits of [`ZoneMap::NO_STATUS`], [`ZoneMap::class`], [`ZoneMap::CODE`], [`ZoneMap::status`] and [`ZoneMap::ATTEMPTS`].
+    /// Bits of [`ZoneMap::NO_STATUS`], [`ZoneMap::class`], [`ZoneMap::CODE`], [`ZoneMap::status`]
+    /// and [`ZoneMap::ATTEMPTS`].
     pub(super) bits: u64,
     /// The longest total duration, in microseconds.
     pub(super) longest_us: u64,

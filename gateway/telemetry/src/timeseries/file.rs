@@ -1,5 +1,5 @@
-//! Points in one SQLite file. Older points are coarser: 10 s up to three hours, one minute up to two days, ten minutes up
-//! to seven days. Then they are deleted.
+//! Points in one SQLite file. Older points are coarser: 10 s up to three hours, one minute up to
+//! two days, ten minutes up to seven days. Then they are deleted.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,7 +29,8 @@ const SERIES_FILE: FileKind = FileKind {
 "],
     set_up: |connection| {
         connection.busy_timeout(BUSY)?;
-        // No write-ahead log: its shared-memory file is mapped, and an access to it on a full disk can raise SIGBUS.
+        // No write-ahead log: its shared-memory file is mapped, and an access to it on a full disk
+        // can raise SIGBUS.
         connection.pragma_update(None, "journal_mode", "TRUNCATE")?;
         connection.pragma_update(None, "synchronous", "NORMAL")
     },
@@ -117,8 +118,8 @@ impl From<SqliteOpenError> for FileError {
 pub(super) struct SeriesFile(Connection);
 
 impl SeriesFile {
-    /// Opens or creates the file at `path` (mode 0600). Renames a damaged file to `*.damaged` and creates a new one: only
-    /// charts are lost.
+    /// Opens or creates the file at `path` (mode 0600). Renames a damaged file to `*.damaged` and
+    /// creates a new one: only charts are lost.
     pub(super) fn open(path: &Path) -> Result<Self, FileError> {
         open_or_set_aside(
             path,
@@ -152,7 +153,8 @@ impl SeriesFile {
         Ok(())
     }
 
-    /// Merges old points into coarser ones and deletes expired points, at most [`COARSEN`] of each resolution per call.
+    /// Merges old points into coarser ones and deletes expired points, at most [`COARSEN`] of each
+    /// resolution per call.
     pub(super) fn make_coarser(&mut self, now: Timestamp) -> Result<(), FileError> {
         for Tier { step, keep, next } in TIERS {
             let to = next.unwrap_or(step);
@@ -164,7 +166,8 @@ impl SeriesFile {
             let transaction = self
                 .0
                 .transaction_with_behavior(TransactionBehavior::Immediate)?;
-            // Read again within the transaction: during an upgrade another process merges points too.
+            // Read again within the transaction: during an upgrade another process merges points
+            // too.
             for (service, at, sums) in old(&transaction, step, before, COARSEN)? {
                 match serde_json::from_str(&sums) {
                     Ok(totals) if next.is_some() => {
@@ -173,7 +176,8 @@ impl SeriesFile {
                     Ok(_) => {}
                     // A damaged point must not block the merging of all others.
                     Err(error) => {
-                        tracing::warn!(%error, service, at, "time series: a damaged point is deleted");
+                        tracing::warn!(%error, service, at,
+                            "time series: a damaged point is deleted");
                     }
                 }
                 transaction
@@ -231,7 +235,8 @@ impl SeriesFile {
     }
 }
 
-/// Returns at most `most` points before `before`, the oldest first: service, time and encoded totals.
+/// Returns at most `most` points before `before`, the oldest first: service, time and encoded
+/// totals.
 fn old(
     connection: &Connection,
     step: i64,
@@ -273,7 +278,8 @@ fn add(
     Ok(())
 }
 
-/// Opens the file at `path`. Renames a damaged one to `*.damaged`, logs `message`, and opens a new one.
+/// Opens the file at `path`. Renames a damaged one to `*.damaged`, logs `message`, and opens a new
+/// one.
 pub(super) fn open_or_set_aside<T>(
     path: &Path,
     message: &str,

@@ -1,8 +1,9 @@
-//! Time series for the console's charts: counts of each service every ten seconds, kept for seven days.
+//! Time series for the console's charts: counts of each service every ten seconds, kept for seven
+//! days.
 //!
-//! A task of the control plane reads the workers' counters and adds the differences to a SQLite file. During an upgrade
-//! two processes have the file open, and points of both for the same time are added. If the file cannot be written, the
-//! latest points are kept in memory until it can.
+//! A task of the control plane reads the workers' counters and adds the differences to a SQLite
+//! file. During an upgrade two processes have the file open, and points of both for the same time
+//! are added. If the file cannot be written, the latest points are kept in memory until it can.
 
 mod counter_diff;
 mod file;
@@ -47,7 +48,8 @@ struct SeriesState {
     counter_diff: CounterDiff,
     /// Open file; `None` while it cannot be opened.
     file: Option<SeriesFile>,
-    /// Open the file again before the next write: the last one failed, and the file may have been replaced.
+    /// Open the file again before the next write: the last one failed, and the file may have been
+    /// replaced.
     reopen: bool,
     /// Points not written yet, by time and label.
     pending: BTreeMap<(i64, Arc<str>), Totals>,
@@ -95,7 +97,8 @@ impl Selection {
 }
 
 impl Series {
-    /// Opens or creates the file at `path`, and that of the usage beside it. If that fails, points are kept in memory and the file is tried again.
+    /// Opens or creates the file at `path`, and that of the usage beside it. If that fails, points
+    /// are kept in memory and the file is tried again.
     pub fn open(path: &Path) -> Self {
         let state = SeriesState {
             counter_diff: CounterDiff::default(),
@@ -179,7 +182,9 @@ impl SeriesState {
                 self.reopen = true;
                 if !self.failing {
                     self.failing = true;
-                    tracing::error!(%error, "time series: points cannot be written; the latest are kept in memory until they can");
+                    tracing::error!(%error,
+                        "time series: points cannot be written; the latest are kept in memory \
+                         until they can");
                 }
             }
         }
@@ -201,8 +206,9 @@ impl SeriesState {
     }
 }
 
-/// Starts to take a point every `STEP` seconds. Takes a last one when `tasks` stop, for which the workers must still
-/// answer. `reports` returns the counters of all workers that answer, those of services included.
+/// Starts to take a point every `STEP` seconds. Takes a last one when `tasks` stop, for which the
+/// workers must still answer. `reports` returns the counters of all workers that answer, those of
+/// services included.
 pub fn record(
     tasks: &Tasks,
     series: Arc<Series>,
@@ -226,7 +232,8 @@ pub fn record(
     });
 }
 
-/// Milliseconds before the end of its interval at which a point is taken, so that its counts belong to that interval.
+/// Milliseconds before the end of its interval at which a point is taken, so that its counts belong
+/// to that interval.
 const BEFORE_MS: u128 = 500;
 
 /// Time until the next point is taken.

@@ -1,7 +1,8 @@
 //! Usage of each service by day, kept for 400 days: requests, refusals and bytes.
 //!
-//! The points of the time series are added to it, every ten seconds, in a file of its own that is synced. Where nodes share a
-//! store, they write there what each of them has counted so far: see `unsent`.
+//! The points of the time series are added to it, every ten seconds, in a file of its own that is
+//! synced. Where nodes share a store, they write there what each of them has counted so far: see
+//! `unsent`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -56,7 +57,8 @@ impl From<&Totals> for UsageAmounts {
 }
 
 impl Usage {
-    /// Opens or creates the file at `path`. If that fails, usage is kept in memory and the file is tried again.
+    /// Opens or creates the file at `path`. If that fails, usage is kept in memory and the file is
+    /// tried again.
     pub(super) fn open(path: &Path) -> Self {
         let usage = Self {
             path: path.to_owned(),
@@ -143,7 +145,8 @@ impl UsageState {
                 self.file = None;
                 if !self.failing {
                     self.failing = true;
-                    tracing::error!(%error, file = %path.display(), "usage: it cannot be written; it is kept in memory until it can");
+                    tracing::error!(%error, file = %path.display(),
+                        "usage: it cannot be written; it is kept in memory until it can");
                 }
             }
         }

@@ -29,7 +29,8 @@ const USAGE_FILE: FileKind = FileKind {
 "],
     set_up: |connection| {
         connection.busy_timeout(BUSY)?;
-        // No write-ahead log: its shared-memory file is mapped, and an access to it on a full disk can raise SIGBUS.
+        // No write-ahead log: its shared-memory file is mapped, and an access to it on a full disk
+        // can raise SIGBUS.
         connection.pragma_update(None, "journal_mode", "TRUNCATE")?;
         connection.pragma_update(None, "synchronous", "FULL")
     },
@@ -40,11 +41,13 @@ const ROWS: &str = "SELECT date, label, requests, refusals, bytes_in, bytes_out 
 pub(super) struct UsageFile(Connection);
 
 impl UsageFile {
-    /// Opens or creates the file at `path` (mode 0600). Renames a damaged file to `*.damaged` and creates a new one.
+    /// Opens or creates the file at `path` (mode 0600). Renames a damaged file to `*.damaged` and
+    /// creates a new one.
     pub(super) fn open(path: &Path) -> Result<Self, FileError> {
         open_or_set_aside(
             path,
-            "usage: the file is damaged; it is kept as *.damaged, and a new one is created: restore it from a snapshot of the disk",
+            "usage: the file is damaged; it is kept as *.damaged, and a new one is created: \
+             restore it from a snapshot of the disk",
             Self::try_open,
         )
     }
@@ -96,7 +99,8 @@ impl UsageFile {
     pub(super) fn rows(&self, query: &UsageQuery) -> Result<Vec<UsageRow>, FileError> {
         let mut select = self.0.prepare_cached(&format!(
             "{ROWS} WHERE date BETWEEN ?1 AND ?2 AND substr(label, 1, length(?3)) = ?3
-             AND (?4 IS NULL OR date < ?4 OR (date = ?4 AND label > ?5)) ORDER BY date DESC, label LIMIT ?6"
+             AND (?4 IS NULL OR date < ?4 OR (date = ?4 AND label > ?5))
+             ORDER BY date DESC, label LIMIT ?6"
         ))?;
         let (after_date, after_label) = query.after.clone().unzip();
         let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
@@ -123,7 +127,8 @@ impl UsageFile {
 
     /// Marks rows as sent that are still as in `rows`.
     pub(super) fn sent(&mut self, rows: &[UsageRow]) -> Result<(), FileError> {
-        const MARK: &str = "UPDATE usage SET sent = 1 WHERE date = ?1 AND label = ?2 AND requests = ?3 AND refusals = ?4
+        const MARK: &str = "UPDATE usage SET sent = 1
+            WHERE date = ?1 AND label = ?2 AND requests = ?3 AND refusals = ?4
             AND bytes_in = ?5 AND bytes_out = ?6";
         let transaction = self
             .0

@@ -19,7 +19,8 @@ use crate::counters::services::CLASSES;
 
 /// Approximate maximum of points in an answer.
 const POINTS: i64 = 500;
-/// Seconds between points that an answer may have. Each coarser step is a multiple of those in the file.
+/// Seconds between points that an answer may have. Each coarser step is a multiple of those in the
+/// file.
 const STEPS: [i64; 14] = [
     STEP, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200, 86_400,
 ];
@@ -43,12 +44,13 @@ pub struct SeriesQuery {
     /// RFC 3339; now if not given.
     #[param(format = DateTime)]
     pub until: Option<String>,
-    /// Least number of seconds between points. The step can be longer: at most some 500 points are returned, and points
-    /// older than three hours cover a minute, those older than two days ten minutes.
+    /// Least number of seconds between points. The step can be longer: at most some 500 points are
+    /// returned, and points older than three hours cover a minute, those older than two days ten
+    /// minutes.
     #[param(minimum = 1, maximum = 86400)]
     pub step: Option<i64>,
-    /// In a region of several nodes: whether to answer without the counts of nodes that do not answer. Otherwise the
-    /// request is refused (503).
+    /// In a region of several nodes: whether to answer without the counts of nodes that do not
+    /// answer. Otherwise the request is refused (503).
     pub partial: Option<bool>,
 }
 
@@ -67,7 +69,8 @@ pub struct Point {
     pub bytes_in: u64,
     /// Bytes of response bodies.
     pub bytes_out: u64,
-    /// Total duration at the 50th, 90th and 99th percentile in milliseconds; `None` without requests.
+    /// Total duration at the 50th, 90th and 99th percentile in milliseconds; `None` without
+    /// requests.
     pub quantiles_ms: Option<[f64; 3]>,
 }
 
@@ -85,7 +88,8 @@ pub struct SeriesView {
     pub step_seconds: i64,
     /// Points in the order of time.
     pub points: Vec<PointView>,
-    /// With `partial=true`: slots of nodes that do not answer, whose counts are missing. Left out if all answer.
+    /// With `partial=true`: slots of nodes that do not answer, whose counts are missing. Left out
+    /// if all answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing_nodes: Vec<u16>,
 }
@@ -115,7 +119,8 @@ pub struct PointView {
     pub p99_ms: Option<f64>,
 }
 
-/// Checked query: which counts, and an interval in whole steps. All nodes of a region answer the same one.
+/// Checked query: which counts, and an interval in whole steps. All nodes of a region answer the
+/// same one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SeriesPlan {
     account: Option<String>,
@@ -168,8 +173,9 @@ impl SeriesPlan {
         Ok(Self::new(selection, since, until, step, now))
     }
 
-    /// Selects points from `since` (inclusive) to `until` (exclusive), which is not empty. The step is `step` seconds or
-    /// coarser: as fine as the file, and about 500 points at most. The interval is limited to the times with points.
+    /// Selects points from `since` (inclusive) to `until` (exclusive), which is not empty. The step
+    /// is `step` seconds or coarser: as fine as the file, and about 500 points at most. The
+    /// interval is limited to the times with points.
     pub fn new(selection: Selection, since: i64, until: i64, step: i64, now: Timestamp) -> Self {
         // There are no points before and after.
         let oldest = now.0 - KEPT;
@@ -206,7 +212,8 @@ impl SeriesPlan {
         }
     }
 
-    /// Counts of the plan before any was added. Fails if the plan comes from another node and is not valid.
+    /// Counts of the plan before any was added. Fails if the plan comes from another node and is
+    /// not valid.
     pub(super) fn zeros(&self) -> Result<SeriesCounts, SeriesError> {
         let seconds = self
             .until

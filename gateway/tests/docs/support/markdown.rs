@@ -155,8 +155,9 @@ pub(crate) fn code(text: &str) -> impl Iterator<Item = &str> {
 
 #[test]
 fn code_blocks_links_headings_and_rows_are_found() {
-    let page = "# A `b` c\n[x](y.md#z) `[no](link)` ![i](i.png \"t\")\n\n```sh norun\n# no heading\n[no](link)\n```\n\
-                ## A b: c\n## A b, c\n[r]: r.md\n\n| key | value |\n|---|---|\n| `a` | 1 \\| 2 |\n\n| other |\n|---|\n| b |\n";
+    let page = "# A `b` c\n[x](y.md#z) `[no](link)` ![i](i.png \"t\")\n\n```sh norun\n\
+                # no heading\n[no](link)\n```\n## A b: c\n## A b, c\n[r]: r.md\n\n| key | value |\n\
+                |---|---|\n| `a` | 1 \\| 2 |\n\n| other |\n|---|\n| b |\n";
     let (_, blocks) = split(page);
     let block = Block {
         info: "sh norun".to_owned(),

@@ -1,4 +1,5 @@
-//! Documents that a gateway and an agent serve, both with everything in force that has metrics of its own.
+//! Documents that a gateway and an agent serve, both with everything in force that has metrics of
+//! its own.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -27,7 +28,8 @@ fn serve() -> Served {
         "backend = 'http://127.0.0.1:9'\nmetrics_listen = '127.0.0.1:0'\n",
     )
     .unwrap();
-    const TRACES: &str = "region = 'eu1'\ndomain = 'gw.localhost'\ndata_dir = '/'\ntraces.endpoint = 'http://127.0.0.1:9'";
+    const TRACES: &str = "region = 'eu1'\ndomain = 'gw.localhost'\ndata_dir = '/'\n\
+                          traces.endpoint = 'http://127.0.0.1:9'";
     let adjust: fn(&mut Config) =
         |config| config.traces = Config::parse(TRACES, |_| None).unwrap().traces;
     let demo = Demo::start(&Options {

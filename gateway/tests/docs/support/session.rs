@@ -1,8 +1,9 @@
-//! Runs the commands of a page as they are printed: all blocks in one shell, one after another, as if a reader pasted
-//! them.
+//! Runs the commands of a page as they are printed: all blocks in one shell, one after another, as
+//! if a reader pasted them.
 //!
-//! The shell has a network and folders of its own (`machine/enter.sh`), so that the names, ports and paths of a page are
-//! those of the test. A page needs no substitutions; these programs are replaced: `cargo`, `sudo` and `systemctl`.
+//! The shell has a network and folders of its own (`machine/enter.sh`), so that the names, ports
+//! and paths of a page are those of the test. A page needs no substitutions; these programs are
+//! replaced: `cargo`, `sudo` and `systemctl`.
 
 use std::fmt::Write;
 use std::fs::{self, File, Permissions};
@@ -38,9 +39,9 @@ const REPLACED: [(&str, &str); 3] = [
     ("systemctl", include_str!("../machine/systemctl")),
 ];
 
-/// Runs `COMMAND` until it has printed how to stop it, runs the commands that it has printed with their output in
-/// `$HOME/demo`, and stops it as Ctrl-C does. A gateway that has its ports stops for that time, and so do
-/// its agents' tunnels.
+/// Runs `COMMAND` until it has printed how to stop it, runs the commands that it has printed with
+/// their output in `$HOME/demo`, and stops it as Ctrl-C does. A gateway that has its ports stops
+/// for that time, and so do its agents' tunnels.
 const DEMO: &str = r#"
 [[ ! -e $MACHINE/units/gw-gateway ]] || { systemctl stop gw-gateway; paused=1; }
 exec 3< <(exec COMMAND)
@@ -96,8 +97,8 @@ fn commands(block: &Block) -> String {
     )
 }
 
-/// The commands of a `console` block, which follow a `$`, with checks of their output: it has a line that begins with
-/// the first column of each printed line.
+/// The commands of a `console` block, which follow a `$`, with checks of their output: it has a
+/// line that begins with the first column of each printed line.
 fn console(block: &Block) -> String {
     let mut script = String::new();
     for line in block.text.lines() {

@@ -1,7 +1,7 @@
 //! Splits shell commands into words, as far as the documentation needs it.
 
-/// Splits `text` into simple commands of words: quotes are removed, redirections and comments left out, variables and
-/// substitutions kept as they are written.
+/// Splits `text` into simple commands of words: quotes are removed, redirections and comments left
+/// out, variables and substitutions kept as they are written.
 pub(crate) fn simple_commands(text: &str) -> Vec<Vec<String>> {
     let mut commands = vec![Vec::new()];
     let mut characters = text.chars().peekable();

@@ -1,4 +1,5 @@
-//! Access tokens: the token endpoint, the key set, service modes, revocation, key rotation and rate limits.
+//! Access tokens: the token endpoint, the key set, service modes, revocation, key rotation and rate
+//! limits.
 
 mod limits;
 mod signing_keys;
@@ -44,7 +45,8 @@ fn a_token_is_minted_with_every_allowed_client_authentication() {
     let id = &demo.about.client_id;
     let secret = &demo.about.client_secret;
     let json = format!(
-        r#"{{"grant_type":"client_credentials","client_id":"{id}","client_secret":"{secret}","scope":"{SCOPE}"}}"#
+        r#"{{"grant_type":"client_credentials","client_id":"{id}","client_secret":"{secret}",
+            "scope":"{SCOPE}"}}"#
     );
     let form = format!("scope=service%3Aecho+account%3Ademo&client_id={id}&client_secret={secret}");
     let basic = STANDARD.encode(format!("{id}:{secret}"));

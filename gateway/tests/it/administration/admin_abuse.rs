@@ -256,9 +256,9 @@ fn large_bodies_that_are_not_whole_share_a_room_and_a_revocation_does_not_wait()
     thread::scope(|scope| {
         let client = |mut stream: &TcpStream| {
             let head = format!(
-                "POST /api/v1/requests/0123456789abcdef0123456789abcdef/replay HTTP/1.1\r\nHost: localhost\r\n\
-                 Connection: close\r\nAuthorization: Bearer {}\r\nContent-Type: application/json\r\n\
-                 Content-Length: {BODY}\r\n\r\n",
+                "POST /api/v1/requests/0123456789abcdef0123456789abcdef/replay HTTP/1.1\r\n\
+                 Host: localhost\r\nConnection: close\r\nAuthorization: Bearer {}\r\n\
+                 Content-Type: application/json\r\nContent-Length: {BODY}\r\n\r\n",
                 demo.text("admin_token")
             );
             // Fails if the time of the body ends before, as it may on a busy machine.

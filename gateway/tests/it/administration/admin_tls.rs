@@ -18,7 +18,8 @@ use crate::support::{SOON, eventually};
 /// Names of the certificate. The first one resolves nowhere.
 const NAMES: [&str; 2] = ["gw-admin.example.com", "127.0.0.1"];
 
-/// A folder with an authority, a certificate of it, and the configuration of a gateway that uses both.
+/// A folder with an authority, a certificate of it, and the configuration of a gateway that uses
+/// both.
 struct Prepared {
     folder: tempfile::TempDir,
     issuer: Issuer<'static, KeyPair>,
@@ -55,7 +56,8 @@ impl Prepared {
         self.folder.path().join(name)
     }
 
-    /// Writes a new certificate of this lifetime and its key. Returns its expiry, in seconds since the Unix epoch.
+    /// Writes a new certificate of this lifetime and its key. Returns its expiry, in seconds since
+    /// the Unix epoch.
     fn issue(&self, days: i64) -> String {
         let mut params = CertificateParams::new(NAMES.map(str::to_owned)).unwrap();
         params.not_after = OffsetDateTime::now_utc() + time::Duration::days(days);
@@ -298,7 +300,8 @@ fn a_reload_replaces_the_certificate_and_keeps_it_on_errors() {
         log,
         ..
     } = prepared.serve();
-    // Earlier than the expiry of the development certificate of callers, which is the first until then.
+    // Earlier than the expiry of the development certificate of callers, which is the first until
+    // then.
     let before = prepared.expiry(admin_address);
     let expiry = prepared.issue(30);
     assert_ne!(before, expiry);
@@ -373,7 +376,8 @@ fn clients_that_do_not_speak_tls_are_answered_or_cut() {
         told.starts_with("HTTP/1.1 400 ") && told.ends_with("This port speaks https, not http.\n"),
         "{told}"
     );
-    // A ClientHello that never ends, and a client that sends nothing, until the time for the handshake is over.
+    // A ClientHello that never ends, and a client that sends nothing, until the time for the
+    // handshake is over.
     let silent =
         std::thread::spawn(move || answer(TcpStream::connect(admin_address).unwrap(), b""));
     assert_eq!(answer(connect(), &[22, 3, 1, 2, 0]), "");

@@ -25,7 +25,8 @@ struct FakeApi {
 }
 
 impl FakeApi {
-    /// Gives the answers in order, each a status and JSON (null for no body). Requires the token `t0ken`.
+    /// Gives the answers in order, each a status and JSON (null for no body). Requires the token
+    /// `t0ken`.
     fn new(answers: Vec<(u16, Value)>) -> Self {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&asked);
@@ -68,7 +69,8 @@ impl FakeApi {
                     answer.to_string()
                 };
                 peer.send(format!(
-                    "HTTP/1.1 {status} X\r\nContent-Type: {media_type}\r\nContent-Length: {}\r\n\r\n{answer}",
+                    "HTTP/1.1 {status} X\r\nContent-Type: {media_type}\r\nContent-Length: {}\r\n\
+                     \r\n{answer}",
                     answer.len()
                 ));
             }
@@ -81,7 +83,8 @@ impl FakeApi {
     }
 }
 
-/// `gw-gateway` with the words of `line` as arguments. Its environment has only a proxy, which it must not use.
+/// `gw-gateway` with the words of `line` as arguments. Its environment has only a proxy, which it
+/// must not use.
 fn gw_gateway(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gw-gateway"));
     command
@@ -116,8 +119,8 @@ fn administer(api: &FakeApi, line: &str) -> Ended {
     end(command)
 }
 
-/// Runs a command that must succeed against `answers`; returns its requests and its output. Runs it also with hostile
-/// text in each string of the answers.
+/// Runs a command that must succeed against `answers`; returns its requests and its output. Runs it
+/// also with hostile text in each string of the answers.
 fn succeed(line: &str, answers: Vec<(u16, Value)>) -> (Vec<String>, String) {
     assert_escaped(line, &answers);
     let api = FakeApi::new(answers);
@@ -163,7 +166,8 @@ fn accounts() {
     assert_eq!(asked, [r#"POST /api/v1/accounts {"id":"acme"}"#]);
     assert_eq!(
         out,
-        "Created:\n  account          acme\n  capture allowed  no\n  managed by       -\n  created          2026-01-02T03:04:05Z\n  domains max      100\n"
+        "Created:\n  account          acme\n  capture allowed  no\n  managed by       -\n  \
+         created          2026-01-02T03:04:05Z\n  domains max      100\n"
     );
     let (_, out) = succeed("account create acme", vec![(200, account("acme"))]);
     assert!(out.starts_with("Already exists, unchanged:\n"), "{out}");
@@ -229,15 +233,34 @@ fn accounts() {
 fn requests() {
     const ID: &str = "019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07";
     let request = json!({
-        "id": ID, "time": "2026-11-21T08:00:00.123Z", "account": "acme", "service": "api",
-        "method": "POST", "path": "/orders", "query": "limit=5",
-        "caller_address": "192.0.2.1", "protocol": "HTTP/2", "auth_mode": "jwt", "caller_id": "gw_ci_x",
-        "status": 200, "code": null, "ended": "complete", "bytes_in": 3, "bytes_taken": 3, "bytes_out": 4,
+        "id": ID,
+        "time": "2026-11-21T08:00:00.123Z",
+        "account": "acme",
+        "service": "api",
+        "method": "POST",
+        "path": "/orders",
+        "query": "limit=5",
+        "caller_address": "192.0.2.1",
+        "protocol": "HTTP/2",
+        "auth_mode": "jwt",
+        "caller_id": "gw_ci_x",
+        "status": 200,
+        "code": null,
+        "ended": "complete",
+        "bytes_in": 3,
+        "bytes_taken": 3,
+        "bytes_out": 4,
         "durations_us": {
-            "authenticate": 500, "wait": 500, "agent": 1000, "backend_first_byte": 6000, "response_head": 9000,
+            "authenticate": 500,
+            "wait": 500,
+            "agent": 1000,
+            "backend_first_byte": 6000,
+            "response_head": 9000,
             "total": 10_000,
         },
-        "agent_id": "ag_x", "replayed_from": null, "trace_id": null,
+        "agent_id": "ag_x",
+        "replayed_from": null,
+        "trace_id": null,
         "attempts": [{ "agent_id": "ag_y", "reason": "no_slot", "duration_us": 1500 }],
         "captured_request": { "headers": [["accept", "*/*"]], "bytes": 3, "truncated": false },
         "captured_response": { "headers": [], "bytes": 1_048_576, "truncated": true },
@@ -256,11 +279,12 @@ fn requests() {
     }
 
     let (asked, out) = succeed(
-        "request search --account acme --service api --status 5xx --min-ms 100 --since 2026-11-21T08:00:00Z --retried \
-         --limit 2",
+        "request search --account acme --service api --status 5xx --min-ms 100 --since \
+         2026-11-21T08:00:00Z --retried --limit 2",
         vec![(200, page(std::slice::from_ref(&request)))],
     );
-    let query = "limit=2&account=acme&min_ms=100&retried=true&service=api&since=2026-11-21T08%3A00%3A00Z&status=5xx";
+    let query = "limit=2&account=acme&min_ms=100&retried=true&service=api&\
+                 since=2026-11-21T08%3A00%3A00Z&status=5xx";
     assert_eq!(asked, [format!("GET /api/v1/requests?{query}")]);
     assert!(
         out.starts_with("REQUEST ") && out.contains("  acme/api  200     -     10.000    POST"),
@@ -298,9 +322,10 @@ fn service() -> Value {
 
 #[test]
 fn services() {
-    let line = "service create acme api --mode jwt --mode service_key --burst 5 --refill-per-minute 6 \
-                --request-logging false --capture-request-body true --capture-response-body true --retries false \
-                --affinity header:X-Session --hsts-max-age-seconds 300 --disable";
+    let line = "service create acme api --mode jwt --mode service_key --burst 5 \
+                --refill-per-minute 6 --request-logging false --capture-request-body true \
+                --capture-response-body true --retries false --affinity header:X-Session \
+                --hsts-max-age-seconds 300 --disable";
     let (asked, out) = succeed(line, vec![(201, service())]);
     let (request, body) = asked[0].split_once(" {").unwrap();
     assert_eq!(request, "POST /api/v1/accounts/acme/services");
@@ -345,8 +370,10 @@ fn services() {
     let (asked, out) = succeed("service list acme", vec![(200, page(&[service()]))]);
     assert_eq!(asked, ["GET /api/v1/accounts/acme/services?limit=500"]);
     let table = "\
-SERVICE  HOSTNAME                   MANAGED BY  MODES             ENABLED  BURST  REFILL PER MINUTE  REQUEST LOGGING
-api      acme--api.eu1.example.com  git         jwt, service_key  yes      1000   300                yes
+SERVICE  HOSTNAME                   MANAGED BY  MODES             ENABLED  BURST  \
+    REFILL PER MINUTE  REQUEST LOGGING
+api      acme--api.eu1.example.com  git         jwt, service_key  yes      1000   \
+    300                yes
 ";
 
     assert_eq!(out, table);
@@ -356,7 +383,10 @@ api      acme--api.eu1.example.com  git         jwt, service_key  yes      1000 
     assert_eq!(asked, ["GET /api/v1/accounts/acme/services/api"]);
 
     assert!(
-        out.contains("\n  capture response body  no\n  retries                yes\n  affinity               cookie\n"),
+        out.contains(
+            "\n  capture response body  no\n  retries                yes\n  affinity               \
+             cookie\n"
+        ),
         "{out}"
     );
     let (asked, _) = succeed("service delete acme api", vec![(204, Value::Null)]);
@@ -366,7 +396,12 @@ api      acme--api.eu1.example.com  git         jwt, service_key  yes      1000 
 #[test]
 fn signing_keys() {
     let kid = "k".repeat(43);
-    let key = json!({ "kid": kid, "status": "next", "created_at": CREATED_AT, "active_from": CREATED_AT });
+    let key = json!({
+        "kid": kid,
+        "status": "next",
+        "created_at": CREATED_AT,
+        "active_from": CREATED_AT,
+    });
     let (asked, out) = succeed(
         "signing-key list",
         vec![(200, page(std::slice::from_ref(&key)))],
@@ -394,8 +429,14 @@ fn signing_keys() {
 fn audit_log_stops_at_its_limit() {
     let entry = |number: u32| {
         json!({
-            "number": number, "at": CREATED_AT, "actor": "admin", "action": "service.create", "account": "acme",
-            "target": "acme--api.eu1.example.com", "detail": { "burst": number }, "hash": "5a".repeat(32),
+            "number": number,
+            "at": CREATED_AT,
+            "actor": "admin",
+            "action": "service.create",
+            "account": "acme",
+            "target": "acme--api.eu1.example.com",
+            "detail": { "burst": number },
+            "hash": "5a".repeat(32),
         })
     };
     let pages = || {
@@ -413,7 +454,8 @@ fn audit_log_stops_at_its_limit() {
         asked,
         [first, "GET /api/v1/audit-log?limit=1&account=acme&cursor=8"]
     );
-    let last = r#"2026-01-02T03:04:05Z  admin  service.create  acme     acme--api.eu1.example.com  {"burst":7}"#;
+    let last = "2026-01-02T03:04:05Z  admin  service.create  acme     acme--api.eu1.example.com  \
+                {\"burst\":7}";
     assert_eq!(out.lines().last(), Some(last));
     let (_, out) = succeed("audit list --limit 3 --json", pages());
     let expected = json!({ "items": [entry(9), entry(8), entry(7)], "next_cursor": "7" });
@@ -462,12 +504,20 @@ fn the_check_of_the_audit_log_tells_what_is_wrong() {
 fn usage_is_a_table_or_lines_of_values() {
     let row = |date: &str, account: Option<&str>| {
         json!({
-            "date": date, "account": account, "service": account.map(|_| "api"), "requests": 12, "refusals": 1,
-            "bytes_in": 340, "bytes_out": 5600,
+            "date": date,
+            "account": account,
+            "service": account.map(|_| "api"),
+            "requests": 12,
+            "refusals": 1,
+            "bytes_in": 340,
+            "bytes_out": 5600,
         })
     };
     let pages = || {
-        let first = json!({ "items": [row("2026-11-21", Some("acme"))], "next_cursor": "2026-11-21/acme--api" });
+        let first = json!({
+            "items": [row("2026-11-21", Some("acme"))],
+            "next_cursor": "2026-11-21/acme--api",
+        });
         vec![(200, first), (200, page(&[row("2026-11-20", None)]))]
     };
     let (asked, out) = succeed("usage --since 2026-11-20 --csv", pages());

@@ -120,7 +120,8 @@ impl Gateway {
     }
 }
 
-/// A gateway with an object of every kind, none of whose settings has its default. Returns its secrets, too.
+/// A gateway with an object of every kind, none of whose settings has its default. Returns its
+/// secrets, too.
 fn full_gateway() -> (Gateway, Vec<String>) {
     let gateway = Gateway::new();
     let run = |line: &str, more: &[&str]| {
@@ -130,9 +131,9 @@ fn full_gateway() -> (Gateway, Vec<String>) {
     run("account create acme --capture-allowed true", &[]);
     run("account create beta", &[]);
     run(
-        "service create acme shop --mode service_key --burst 7 --refill-per-minute 8 --request-logging false \
-         --capture-request-body true --capture-response-body true --retries false --affinity header:X-Session \
-         --hsts-max-age-seconds 300 --disable",
+        "service create acme shop --mode service_key --burst 7 --refill-per-minute 8 \
+         --request-logging false --capture-request-body true --capture-response-body true \
+         --retries false --affinity header:X-Session --hsts-max-age-seconds 300 --disable",
         &[],
     );
     run("service create acme web", &[]);
@@ -207,8 +208,9 @@ fn an_export_applied_to_an_empty_gateway_gives_the_same_export() {
     assert_eq!(two.json(&["export"])["service"][0]["burst"], 7);
 }
 
-const SHOP: &str = "managed_by = \"git\"\n\n[[account]]\nid = \"acme\"\n\n[[service]]\naccount = \"acme\"\nid = \"shop\"\n\
-                    burst = 5\n\n[[key]]\naccount = \"acme\"\nname = \"ci\"\nallowed_services = [\"shop\"]\n";
+const SHOP: &str = "managed_by = \"git\"\n\n[[account]]\nid = \"acme\"\n\n[[service]]\n\
+                    account = \"acme\"\nid = \"shop\"\nburst = 5\n\n[[key]]\naccount = \"acme\"\n\
+                    name = \"ci\"\nallowed_services = [\"shop\"]\n";
 
 const OPS: &str = "managed_by = \"ops\"\n[[service]]\naccount = \"acme\"\nid = \"web\"\n";
 
@@ -218,13 +220,15 @@ fn nothing_changes_before_every_document_is_right() {
     let empty = gateway.export();
     gateway.write("a.toml", SHOP);
     let shown = gateway.succeed(&["apply", "-f", "a.toml", "--dry-run"]);
-    let expected = "+ account acme (a.toml:3)\n    managed_by: \"git\"\n+ service acme/shop (a.toml:6)\n    burst: 5\n    \
-                    managed_by: \"git\"\n+ key acme/ci (a.toml:11)\n    allowed_services: [\"shop\"]\n    managed_by: \"git\"\n\
-                    3 to create, 0 to change, 0 to delete, 0 unchanged.\n";
+    let expected = "+ account acme (a.toml:3)\n    managed_by: \"git\"\n\
+                    + service acme/shop (a.toml:6)\n    burst: 5\n    managed_by: \"git\"\n\
+                    + key acme/ci (a.toml:11)\n    allowed_services: [\"shop\"]\n    managed_by: \
+                    \"git\"\n3 to create, 0 to change, 0 to delete, 0 unchanged.\n";
     assert_eq!(shown, expected);
     let Ended { code, out, err } = gateway.run(&["diff", "-f", "a.toml"]);
     assert_eq!((code, out.as_str()), (1, expected));
-    let expected = "gw-gateway: the gateway is not as the documents say: 3 objects to create, 0 to change, 0 to delete\n";
+    let expected = "gw-gateway: the gateway is not as the documents say: 3 objects to create, 0 to \
+                    change, 0 to delete\n";
     assert_eq!(err, expected);
     let plan = gateway.json(&["apply", "-f", "a.toml", "--dry-run"]);
     assert_eq!(plan["changes"][1]["fields"]["burst"]["new"], 5);
@@ -241,16 +245,17 @@ fn nothing_changes_before_every_document_is_right() {
     for command in ["apply", "diff"] {
         let Ended { code, out, err } = gateway.run(&[command, "-f", "a.toml", "-f", "b.toml"]);
         assert_eq!((code, out.as_str()), (2, ""));
-        let expected = "gw-gateway: 2 mistakes in the documents; nothing was changed:\n  b.toml:4: service acme/web: no key brust; \
-                        did you mean `burst`?\n  b.toml:5: service acme/web: burst: at least 1\n";
+        let expected = "gw-gateway: 2 mistakes in the documents; nothing was changed:\n  b.toml:4: \
+                        service acme/web: no key brust; did you mean `burst`?\n  b.toml:5: service \
+                        acme/web: burst: at least 1\n";
         assert_eq!(err, expected);
     }
     // What only the gateway shows to be wrong.
     gateway.write("b.toml", "[[service]]\naccount = \"acne\"\nid = \"web\"\n");
     let Ended { code, err, .. } =
         gateway.run(&["apply", "-f", "a.toml", "-f", "b.toml", "--print-secrets"]);
-    let expected = "gw-gateway: 1 mistake in the documents; nothing was changed:\n  b.toml:1: service acne/web: there is no account \
-                    acne; did you mean `acme`?\n";
+    let expected = "gw-gateway: 1 mistake in the documents; nothing was changed:\n  b.toml:1: \
+                    service acne/web: there is no account acne; did you mean `acme`?\n";
     assert_eq!((code, err.as_str()), (2, expected));
     assert_eq!(gateway.export(), empty);
     assert_eq!(gateway.run(&["diff", "-f", "nowhere.toml"]).code, 2);
@@ -419,7 +424,8 @@ fn an_object_of_another_label_is_taken_over_on_demand_only() {
     gateway.write("ops.toml", &OPS.replace("ops", "git"));
     let take = ["apply", "-f", "ops.toml"];
     let Ended { code, err, .. } = gateway.run(&take);
-    let expected = "ops.toml:2: service acme/web: managed by ops, not by git; leave it to ops, or take it over with --take-over";
+    let expected = "ops.toml:2: service acme/web: managed by ops, not by git; leave it to ops, or \
+                    take it over with --take-over";
     assert!(code == 2 && err.contains(expected), "{err}");
     let out = gateway.succeed(&[&take[..], &["--take-over"]].concat());
     assert!(out.contains("    managed_by: \"ops\" → \"git\"\n"), "{out}");

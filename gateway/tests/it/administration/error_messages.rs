@@ -48,7 +48,8 @@ fn doctor(config: &Path) -> Command {
     command
 }
 
-/// `command` without any capability, also if the tests run as root. `namespaces` are further options of unshare(1).
+/// `command` without any capability, also if the tests run as root. `namespaces` are further
+/// options of unshare(1).
 fn without_capabilities(command: &Command, namespaces: &[&str]) -> Command {
     let mut wrapped = Command::new("unshare");
     wrapped
@@ -118,7 +119,8 @@ fn a_full_disk() {
     let data = folder.path().join("data");
     fs::create_dir(&data).unwrap();
     // Mounts a file system without free space in a mount namespace that ends with the process.
-    let script = r#"mount -t tmpfs -o size=64k,mode=700 none "$1" && cat /dev/zero >"$1/filler" 2>/dev/null
+    let script = r#"mount -t tmpfs -o size=64k,mode=700 none "$1" &&
+                    cat /dev/zero >"$1/filler" 2>/dev/null
                     shift && exec "$@""#;
     let mut command = Command::new("unshare");
     command
@@ -225,7 +227,8 @@ fn an_address_that_cannot_be_bound() {
     if !programs::usable(&["unshare"]) {
         return;
     }
-    // A network namespace of its own, where low ports need a capability whatever the settings of this machine are.
+    // A network namespace of its own, where low ports need a capability whatever the settings of
+    // this machine are.
     let mut command = without_capabilities(&serve_command(&config), &["--net"]);
     let (code, message) = fail(
         command
@@ -288,7 +291,8 @@ fn a_variable_that_does_not_exist() {
     assert_says(&log, &["\"level\":\"WARN\"", "GW_LISTNE: no such variable"]);
 }
 
-/// Writes a certificate for the region and its key, valid from `from` to `until`; returns the keys of the configuration.
+/// Writes a certificate for the region and its key, valid from `from` to `until`; returns the keys
+/// of the configuration.
 fn certificate(folder: &Path, from: i32, until: i32) -> String {
     let key = rcgen::KeyPair::generate().unwrap();
     let mut params = rcgen::CertificateParams::new([

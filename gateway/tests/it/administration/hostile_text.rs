@@ -1,7 +1,8 @@
 //! Text from outside in the outputs of both programs: no terminal obeys it, and it forges no line.
 //!
-//! A real agent at a gateway of an attacker is here. The commands of the gateway call [`in_each_string`] with each answer
-//! of the tests in `cli_commands`, so that each string of each record is hostile once.
+//! A real agent at a gateway of an attacker is here. The commands of the gateway call
+//! [`in_each_string`] with each answer of the tests in `cli_commands`, so that each string of each
+//! record is hostile once.
 
 mod gateway;
 
@@ -16,8 +17,10 @@ use crate::support::agents::tunnel_frames::message;
 use crate::support::eventually;
 use crate::support::processes::process::{Running, gw_agent};
 
-/// Line ends that forge a line, and what a terminal obeys: C0, DEL, C1, controls of direction, separators.
-pub(crate) const HOSTILE: &str = "\r\nforged\x1b[2J\x07\n\nforged\x7f\u{85}\u{9b}2J\u{200e}\u{202e}\u{2066}\u{2028}forged\u{2029}";
+/// Line ends that forge a line, and what a terminal obeys: C0, DEL, C1, controls of direction,
+/// separators.
+pub(crate) const HOSTILE: &str = "\r\nforged\x1b[2J\x07\n\nforged\x7f\u{85}\u{9b}2J\u{200e}\
+    \u{202e}\u{2066}\u{2028}forged\u{2029}";
 const SERVICE: &str = "acme--api.eu1.gw.localhost";
 const TOKEN: &str = "gw_et_0123456789abcdef.secret";
 
@@ -26,7 +29,10 @@ pub(crate) fn assert_harmless(what: &str, output: &[u8]) {
     let text = std::str::from_utf8(output).unwrap_or_else(|_| panic!("{what}: {output:?}"));
     let is_obeyed = |c: char| {
         c.is_control() && c != '\n'
-            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+            || matches!(
+                c,
+                '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+            )
     };
     assert!(!text.contains(is_obeyed), "{what}: {text:?}");
     assert!(
@@ -114,7 +120,9 @@ fn end(what: &str, command: &mut Command) -> (Option<i32>, String, Output) {
 }
 
 fn refusal() -> Value {
-    json!({ "error": { "code": format!("GW_X{HOSTILE}"), "message": HOSTILE, "request_id": HOSTILE } })
+    json!({
+        "error": { "code": format!("GW_X{HOSTILE}"), "message": HOSTILE, "request_id": HOSTILE },
+    })
 }
 
 #[test]
@@ -177,7 +185,8 @@ fn answers_to_an_enrollment_are_escaped_and_its_services_checked() {
     }
 }
 
-/// What `gw-agent http` logs while the gateway sends `messages` on its tunnel, up to a message that ends it.
+/// What `gw-agent http` logs while the gateway sends `messages` on its tunnel, up to a message that
+/// ends it.
 fn relay(messages: &[Value]) -> (Folder, HostileGateway, String) {
     let last = json!({ "type": HOSTILE });
     let frames = messages

@@ -1,4 +1,5 @@
-//! Inputs that the administration API and the apex refuse: repeated members, and names with misleading characters.
+//! Inputs that the administration API and the apex refuse: repeated members, and names with
+//! misleading characters.
 
 use gw_gateway::demo::Demo;
 use serde_json::json;

@@ -21,7 +21,8 @@ use crate::support::{SOON, options};
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER: &str = "00f067aa0ba902b7";
 
-/// A demo that exports spans to `collector`, in front of a backend that reports the fields it receives.
+/// A demo that exports spans to `collector`, in front of a backend that reports the fields it
+/// receives.
 fn traced(collector: &Collector, sample_ratio: f64) -> (Demo, Receiver<Fields>) {
     let (url, seen) = telling_backend();
     let traces = CollectorSettings {

@@ -1,5 +1,5 @@
-//! Attacks by a modified agent on its tunnels: floods, silence and frequent reconnects. Each ends the agent's own
-//! tunnel and does not affect others.
+//! Attacks by a modified agent on its tunnels: floods, silence and frequent reconnects. Each ends
+//! the agent's own tunnel and does not affect others.
 
 use std::collections::BTreeMap;
 
@@ -140,9 +140,10 @@ fn reported_statistics_are_clamped() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
-    tunnel
-        .0
-        .send(message(r#"{"type":"statistics","slots":4294967295,"slots_in_use":4294967295,"backend_connections":1}"#));
+    tunnel.0.send(message(concat!(
+        r#"{"type":"statistics","slots":4294967295,"slots_in_use":4294967295,"#,
+        r#""backend_connections":1}"#
+    )));
     let report = eventually("the statistics arrive", || {
         enrolled
             .report(&demo)
@@ -223,7 +224,8 @@ fn a_reset_that_is_never_answered_occupies_its_stream_only() {
     assert!(one != silent && two != silent);
 }
 
-/// A tunnel whose agent has not read until a request was refused, and the callers of the requests before.
+/// A tunnel whose agent has not read until a request was refused, and the callers of the requests
+/// before.
 fn unread_tunnel(demo: &Demo, enrolled: &Enrolled) -> (Tunnel, Vec<Caller>) {
     const HEAD: usize = 24 * 1024;
     const MOST: usize = 1000;

@@ -1,4 +1,5 @@
-//! Errors of a running agent, in its log and in its admin endpoints. agent/tests/cli.rs has those of its commands.
+//! Errors of a running agent, in its log and in its admin endpoints. agent/tests/cli.rs has those
+//! of its commands.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -36,8 +36,8 @@ fn http(demo: &Demo, backend: &str, state_dir: &Path) -> Command {
     command
 }
 
-/// Starts the agent; returns it with the first line that it prints. Closes the other end of its outputs, as far as they are
-/// pipes.
+/// Starts the agent; returns it with the first line that it prints. Closes the other end of its
+/// outputs, as far as they are pipes.
 fn start(command: &mut Command) -> (Running, String) {
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();

@@ -1,5 +1,5 @@
-//! The processes of `gw-agent run`: replaced for a new configuration, or a restart by the service manager, without a failed
-//! request.
+//! The processes of `gw-agent run`: replaced for a new configuration, or a restart by the service
+//! manager, without a failed request.
 
 use std::fs;
 use std::path::Path;

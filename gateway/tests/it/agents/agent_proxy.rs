@@ -1,4 +1,5 @@
-//! Agents that reach their gateway through an HTTP proxy: tinyproxy, a proxy of the tests, and peers that are none.
+//! Agents that reach their gateway through an HTTP proxy: tinyproxy, a proxy of the tests, and
+//! peers that are none.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -21,7 +22,8 @@ use crate::support::{SOON, demo, eventually, programs, setup};
 const SERVICE: &str = "demo--proxied.eu1.gw.localhost";
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
-/// A gateway with a service `proxied`, and a service key for it. The agent of the demo does not serve it.
+/// A gateway with a service `proxied`, and a service key for it. The agent of the demo does not
+/// serve it.
 fn gateway() -> (Demo, String) {
     let demo = demo(None);
     setup::service(demo.gateway().control(), "demo", "proxied");
@@ -207,7 +209,8 @@ fn a_wrong_password_and_an_unreachable_proxy_are_named_in_the_log() {
     wait_for_answer(&demo, &key);
 }
 
-/// A proxy that connects every target to `gateway`, as if it resolved all names. Returns its address, and the targets.
+/// A proxy that connects every target to `gateway`, as if it resolved all names. Returns its
+/// address, and the targets.
 fn proxy_to(gateway: SocketAddr) -> (SocketAddr, Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

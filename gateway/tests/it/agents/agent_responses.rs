@@ -1,4 +1,5 @@
-//! Responses of a modified agent. The gateway checks every part of a response before it reaches a caller.
+//! Responses of a modified agent. The gateway checks every part of a response before it reaches a
+//! caller.
 
 mod interim;
 mod slots;
@@ -16,7 +17,8 @@ use crate::support::agents::tunnel_frames::{
 use crate::support::demo;
 use crate::support::peers::http1_peer::Response;
 
-/// The caller's response to a request that the agent answers with `answer`, called with the request's stream id.
+/// The caller's response to a request that the agent answers with `answer`, called with the
+/// request's stream id.
 fn answered(
     enrolled: &Enrolled,
     tunnel: &mut Tunnel,
@@ -473,8 +475,8 @@ fn trailers_lose_framing_fields_and_are_bounded() {
             &answer,
         )
     };
-    let some = "content-length: 9\r\ntransfer-encoding: chunked\r\nconnection: close\r\nhost: h\r\nx-gw-status: forged\r\n\
-                grpc-status: 0\r\n\r\n";
+    let some = "content-length: 9\r\ntransfer-encoding: chunked\r\nconnection: close\r\nhost: h\r\n\
+                x-gw-status: forged\r\ngrpc-status: 0\r\n\r\n";
     let response = with(some.as_bytes()).unwrap();
     assert_eq!(
         (response.status.as_u16(), response.body),

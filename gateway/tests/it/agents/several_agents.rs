@@ -1,4 +1,5 @@
-//! Several agents of one service, with backends that fail: callers at every distance from the owner notice nothing.
+//! Several agents of one service, with backends that fail: callers at every distance from the owner
+//! notice nothing.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -83,7 +84,8 @@ fn call(about: &About, caller: usize) {
         let (method, rest, pieces, body) = request_of(number);
         let key = &about.service_key;
         let head = format!(
-            "{method} / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\nX-Number: {caller}.{number}\r\n"
+            "{method} / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\
+             X-Number: {caller}.{number}\r\n"
         );
         peer.send(head + &rest);
         for piece in pieces {
@@ -142,8 +144,8 @@ fn call_by_http2(about: &About, caller: usize) {
     });
 }
 
-/// Callers at each of these gateways, half of them by HTTP/2; panics if a request fails, or if a POST reached a backend other
-/// than once.
+/// Callers at each of these gateways, half of them by HTTP/2; panics if a request fails, or if a
+/// POST reached a backend other than once.
 fn call_all(gateways: &[About], callers: usize, backends: &[&Recording]) {
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {

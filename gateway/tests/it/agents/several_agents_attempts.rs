@@ -1,4 +1,5 @@
-//! Attempts of a request on several tunnels, with agents that the test controls: what is sent again, and what never is.
+//! Attempts of a request on several tunnels, with agents that the test controls: what is sent
+//! again, and what never is.
 
 mod bodies;
 mod callers;
@@ -112,15 +113,33 @@ fn requests() -> Vec<(&'static str, String, Vec<u8>)> {
         ("HEAD /", "\r\n".to_owned(), Vec::new()),
         ("OPTIONS /", "\r\n".to_owned(), Vec::new()),
         ("DELETE /", "\r\n".to_owned(), Vec::new()),
-        ("POST /", "Content-Length: 5\r\n\r\nhello".to_owned(), b"hello".to_vec()),
-        ("GET /", "Content-Length: 5\r\n\r\nhello".to_owned(), b"hello".to_vec()),
-        ("POST /", format!("Content-Length: {}\r\n\r\n{short}", short.len()), short.into_bytes()),
         (
             "POST /",
-            "Transfer-Encoding: chunked\r\nTrailer: x-check\r\n\r\n5\r\nhello\r\n0\r\nx-check: 7\r\n\r\n".to_owned(),
+            "Content-Length: 5\r\n\r\nhello".to_owned(),
+            b"hello".to_vec(),
+        ),
+        (
+            "GET /",
+            "Content-Length: 5\r\n\r\nhello".to_owned(),
+            b"hello".to_vec(),
+        ),
+        (
+            "POST /",
+            format!("Content-Length: {}\r\n\r\n{short}", short.len()),
+            short.into_bytes(),
+        ),
+        (
+            "POST /",
+            "Transfer-Encoding: chunked\r\nTrailer: x-check\r\n\r\n5\r\nhello\r\n0\r\n\
+             x-check: 7\r\n\r\n"
+                .to_owned(),
             b"hellox-check: 7\r\n\r\n".to_vec(),
         ),
-        ("POST /", format!("Content-Length: {}\r\n\r\n{long_text}", long.len()), long),
+        (
+            "POST /",
+            format!("Content-Length: {}\r\n\r\n{long_text}", long.len()),
+            long,
+        ),
     ]
 }
 
@@ -138,8 +157,8 @@ fn each_request(failing: Failing, is_repeated: impl Fn(&str, &[u8]) -> bool, sta
     );
 }
 
-/// Sends each request to two agents of which the first one to be tried fails. `is_repeated` tells for each request whether it
-/// is sent again.
+/// Sends each request to two agents of which the first one to be tried fails. `is_repeated` tells
+/// for each request whether it is sent again.
 fn each_request_of(
     several: &Several,
     failing: Failing,

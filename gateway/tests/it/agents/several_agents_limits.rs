@@ -26,9 +26,11 @@ const RELAY_MEMORY: usize = 64 * MIB;
 const UPLOADS: usize = 400;
 /// Length of the longest body of which a copy is kept.
 const BODY: usize = 64 * KIB;
-/// Memory of an open request beside what is charged for it, in the gateway process: its task and its records.
+/// Memory of an open request beside what is charged for it, in the gateway process: its task and
+/// its records.
 const REQUEST: usize = 16 * KIB;
-/// Memory of the process that does not depend on the number of requests: buffers of the tunnels, the log and the allocator.
+/// Memory of the process that does not depend on the number of requests: buffers of the tunnels,
+/// the log and the allocator.
 const PROCESS: usize = 8 * MIB;
 
 /// An agent that accepts uploads and does not answer them.
@@ -91,7 +93,8 @@ fn body_of(number: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Callers that have sent a POST each, two agents that hold those for which there was room, and the memory of the process before.
+/// Callers that have sent a POST each, two agents that hold those for which there was room, and the
+/// memory of the process before.
 fn uploads(prepared: &Prepared, gateway: &Served) -> (Vec<Caller>, [Holder; 2], usize) {
     let mut agents = ["one", "two"].map(|name| {
         let mut tunnel = prepared.upgraded(name, gateway.address);
@@ -113,7 +116,8 @@ fn uploads(prepared: &Prepared, gateway: &Served) -> (Vec<Caller>, [Holder; 2], 
     for (number, caller) in callers.iter_mut().enumerate() {
         let key = prepared.service_key();
         let head = format!(
-            "POST / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\nX-Number: {number}\r\nContent-Length: {BODY}\r\n\r\n"
+            "POST / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\nX-Number: {number}\r\n\
+             Content-Length: {BODY}\r\n\r\n"
         );
         caller.send([head.into_bytes(), body_of(number)].concat());
         agents.iter_mut().for_each(Holder::receive);
@@ -157,7 +161,8 @@ fn kept_bodies_grow_the_process_by_no_more_than_the_relay_memory() {
     );
     assert!(growth <= most + opened * REQUEST + PROCESS, "{figures}");
 
-    // What one agent refuses goes to the other one if a copy was kept. The latest have none, and free memory for the earlier.
+    // What one agent refuses goes to the other one if a copy was kept. The latest have none, and
+    // free memory for the earlier.
     let mut repeated = 0;
     let mut tried_once = 0;
     for upload in std::mem::take(&mut one.uploads).into_iter().rev() {
@@ -226,7 +231,8 @@ fn holding_a_slot(several: &Several, scripted: &Scripted) -> Caller {
     caller
 }
 
-/// A connection that has served a request, so that the next one comes to the service at once. All slots are free again.
+/// A connection that has served a request, so that the next one comes to the service at once. All
+/// slots are free again.
 fn used(several: &Several) -> Caller {
     let mut caller = several.connect();
     use_once(&mut caller, HOST, several.prepared.service_key());
@@ -234,7 +240,8 @@ fn used(several: &Several) -> Caller {
     caller
 }
 
-/// The response to a request that waits for a slot; `None` if it is an error because the slot may have become free too late.
+/// The response to a request that waits for a slot; `None` if it is an error because the slot may
+/// have become free too late.
 fn in_its_wait(response: Response, until_free: Duration) -> Option<Response> {
     (response.status == 200 || until_free < SLOT_WAIT).then_some(response)
 }

@@ -212,8 +212,8 @@ fn a_bounded_number_of_requests_waits_for_the_next_tunnel() {
     });
 }
 
-/// Ends the only tunnel, sends more requests than may wait, and opens another tunnel. `None` if the time for which requests wait may
-/// have ended before the last response.
+/// Ends the only tunnel, sends more requests than may wait, and opens another tunnel. `None` if the
+/// time for which requests wait may have ended before the last response.
 async fn more_than_may_wait(several: &Several, first: &Tunnel) -> Option<()> {
     const CONNECTIONS: usize = 11;
     /// Requests on each connection.

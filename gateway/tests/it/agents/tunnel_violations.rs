@@ -1,5 +1,5 @@
-//! Violations of the tunnel protocol by a modified agent. Each ends its own tunnel at once: waiting callers get an
-//! error, bodies under way are cut, and other accounts are served.
+//! Violations of the tunnel protocol by a modified agent. Each ends its own tunnel at once: waiting
+//! callers get an error, bodies under way are cut, and other accounts are served.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -22,7 +22,8 @@ use crate::support::peers::caller;
 use crate::support::peers::caller::connect;
 use crate::support::{demo, reports, tunnels_ended};
 
-/// Streams of one tunnel: one without a response, one with the beginning of a response, and one that is over.
+/// Streams of one tunnel: one without a response, one with the beginning of a response, and one
+/// that is over.
 #[derive(Clone, Copy)]
 struct Streams {
     open: StreamId,

@@ -169,7 +169,8 @@ fn a_connection_with_many_refused_requests_is_closed() {
     let demo = demo(None);
     let mut bystander = connect(&demo);
     for (closed, host) in [(1, HOST), (2, "eu1.gw.localhost")] {
-        // An unused connection would be closed after `limits::HEAD`, and a busy machine can take longer than that.
+        // An unused connection would be closed after `limits::HEAD`, and a busy machine can take
+        // longer than that.
         is_served(&demo, &mut bystander);
         let mut stranger = connect(&demo);
         let began = std::time::Instant::now();
@@ -210,8 +211,8 @@ fn tls(demo: &Demo) -> Tls {
     )
 }
 
-/// Sends `first`, then the result of `more` for each stream id, until the gateway ends the connection. Reads all
-/// frames, and returns the error code of a GOAWAY.
+/// Sends `first`, then the result of `more` for each stream id, until the gateway ends the
+/// connection. Reads all frames, and returns the error code of a GOAWAY.
 fn flood(demo: &Demo, first: &[u8], more: impl Fn(u32) -> Vec<u8>) -> Option<u8> {
     let mut stream = tls(demo);
     stream.write_all(PREFACE).unwrap();
@@ -278,7 +279,8 @@ fn http2_floods_end_their_connection() {
     })
     .unwrap();
     let mut bystander = connect(&demo);
-    // An unused connection would be closed after `limits::HEAD`, and a busy machine can take longer than that.
+    // An unused connection would be closed after `limits::HEAD`, and a busy machine can take longer
+    // than that.
     is_served(&demo, &mut bystander);
     let key = demo.about.service_key.clone();
     let request =
@@ -286,8 +288,8 @@ fn http2_floods_end_their_connection() {
     let mut ended = 0;
     let mut ends = |what: &str, first: &[u8], more: &dyn Fn(u32) -> Vec<u8>| {
         let goaway = flood(&demo, first, more);
-        // A TCP reset may discard the GOAWAY; then only the counter shows the reason. A frame on a stream that was
-        // reset long ago is a PROTOCOL_ERROR.
+        // A TCP reset may discard the GOAWAY; then only the counter shows the reason. A frame on a
+        // stream that was reset long ago is a PROTOCOL_ERROR.
         assert!(
             [ENHANCE_YOUR_CALM, PROTOCOL_ERROR, None].contains(&goaway),
             "{what}: {goaway:?}"
@@ -309,8 +311,8 @@ fn http2_floods_end_their_connection() {
         ]
         .concat()
     });
-    // A WINDOW_UPDATE with increment 0 is a stream error (RFC 9113 §6.9): the gateway resets the stream
-    // (CVE-2025-8671).
+    // A WINDOW_UPDATE with increment 0 is a stream error (RFC 9113 §6.9): the gateway resets the
+    // stream (CVE-2025-8671).
     ends("made you reset", &[], &|id| {
         [
             request(id, Some(&key)),
@@ -327,7 +329,8 @@ fn http2_floods_end_their_connection() {
         &frame(HEADERS, 0, 1, &[0x87]),
         &|_| frame(CONTINUATION, 0, 1, &[]),
     );
-    // Adds a field of 4,000 bytes to the dynamic table and then refers to it (RFC 7541 §2.3.3) a thousand times.
+    // Adds a field of 4,000 bytes to the dynamic table and then refers to it (RFC 7541 §2.3.3) a
+    // thousand times.
     let mut bomb = vec![0x40, 1, b'x', 127, 0xa1, 0x1e];
     bomb.extend([b'y'; 4000]);
     bomb.extend([0x80 | 62; 1000]);

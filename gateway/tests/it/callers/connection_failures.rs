@@ -31,7 +31,8 @@ fn an_incomplete_response_is_never_relayed_as_complete() {
         let demo = demo(Some(backend::start(move |mut peer| {
             drop(peer.request());
             peer.send(format!("HTTP/1.1 200 OK\r\n{head}"));
-            // Waits until the caller has read the head; before that, the gateway could still send an error response.
+            // Waits until the caller has read the head; before that, the gateway could still send
+            // an error response.
             let _ = held.lock().unwrap().recv_timeout(SOON);
         })));
         let mut caller = connect(&demo);
@@ -231,7 +232,8 @@ fn an_upload_that_nothing_reads_holds_its_slot_until_the_caller_leaves() {
         "Content-Length: 100000000\r\n\r\n",
     ));
     let response = caller.response();
-    // Fills all windows and buffers up to the backend. They are full when nothing more can be written for a while.
+    // Fills all windows and buffers up to the backend. They are full when nothing more can be
+    // written for a while.
     caller.stream.sock.set_nonblocking(true).unwrap();
     let piece = vec![b'x'; 1 << 16];
     let mut sent = 0;
@@ -292,7 +294,8 @@ fn a_request_that_a_backend_received_is_repeated_once_if_safe() {
     })));
     let mut caller = connect(&demo);
     let mut sent = Vec::new();
-    // On a busy machine the agent opens a new connection, as the other one has been idle for over a second.
+    // On a busy machine the agent opens a new connection, as the other one has been idle for over a
+    // second.
     let broken = (0..20).find(|number| {
         let target = format!("/{number}");
         caller.send(request(&demo, &format!("DELETE {target}"), "\r\n"));
@@ -309,7 +312,8 @@ fn a_request_that_a_backend_received_is_repeated_once_if_safe() {
         assert_eq!(caller.response().status, 200);
     }
     wait_until_slots_are_free(&demo);
-    // Three with the repetition. Two if the machine was so busy that the connection was idle for over four seconds.
+    // Three with the repetition. Two if the machine was so busy that the connection was idle for
+    // over four seconds.
     let seen = requests.try_iter().count();
     assert!((2..=3).contains(&seen), "{seen}");
 }
@@ -330,8 +334,8 @@ fn a_disconnect_is_noticed_behind_pipelined_requests() {
 /// Responses that break after their head.
 const BREAKS: [&str; 4] = ["/bad-chunk", "/bad-chunk-later", "/short", "/reset"];
 
-/// A demo with a backend that serves [`BREAKS`]. Connections are not handed over, so some requests cross workers and
-/// others do not.
+/// A demo with a backend that serves [`BREAKS`]. Connections are not handed over, so some requests
+/// cross workers and others do not.
 fn breaking() -> Demo {
     let backend = backend::start(|mut peer| {
         let Ok((head, _, _)) = peer.request() else {

@@ -60,7 +60,8 @@ fn a_request_reaches_the_backend_unchanged() {
 
 #[test]
 fn bodies_and_trailers_pass_in_both_directions_at_the_same_time() {
-    // The backend echoes each piece after it has arrived: buffering anywhere would stall both directions.
+    // The backend echoes each piece after it has arrived: buffering anywhere would stall both
+    // directions.
     let demo = demo(Some(backend::start(|mut peer| {
         let head = peer.request_head().unwrap();
         assert_eq!(head.headers["te"], "trailers");
@@ -396,7 +397,10 @@ fn an_incomplete_response_resets_its_stream() {
 fn a_response_may_end_before_its_request() {
     let demo = demo(Some(backend::start(|mut peer| {
         peer.request_head().unwrap();
-        peer.send("HTTP/1.1 413 Content Too Large\r\nContent-Length: 6\r\nConnection: close\r\n\r\nenough");
+        peer.send(
+            "HTTP/1.1 413 Content Too Large\r\nContent-Length: 6\r\nConnection: close\r\n\r\n\
+             enough",
+        );
         // Reads the rest of the request: a TCP reset would discard the response.
         drop(peer.stream.shutdown(std::net::Shutdown::Write));
         drop(peer.stream.read_to_end(&mut Vec::new()));

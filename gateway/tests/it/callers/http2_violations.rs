@@ -41,8 +41,8 @@ impl Received {
     }
 }
 
-/// Sends `sent` on a new connection. Returns the frames up to the one for which `is_last` is true, or to the end of the
-/// connection.
+/// Sends `sent` on a new connection. Returns the frames up to the one for which `is_last` is true,
+/// or to the end of the connection.
 fn exchange(demo: &Demo, sent: &[u8], is_last: impl Fn(&Received) -> bool) -> Vec<Received> {
     on_a_reactor(async {
         let mut stream = tls(&demo.about).await;
@@ -102,8 +102,8 @@ fn headers(stream: u32, flags: u8, fields: &[(&str, &str)]) -> Vec<u8> {
     frame(HEADERS, END_HEADERS | flags, stream, &block)
 }
 
-/// Frames that end a connection, with the code of its GOAWAY. `open` is a request on stream 1 whose body has not ended, `done`
-/// one that has, `begun` one whose field block has not ended.
+/// Frames that end a connection, with the code of its GOAWAY. `open` is a request on stream 1 whose
+/// body has not ended, `done` one that has, `begun` one whose field block has not ended.
 fn violations(open: &[u8], done: &[u8], begun: &[u8]) -> Vec<(&'static str, Vec<Vec<u8>>, u32)> {
     let after = |first: &[u8], next: Vec<u8>| vec![first.to_vec(), next];
     let of = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {

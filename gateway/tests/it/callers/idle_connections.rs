@@ -24,9 +24,10 @@ const CONNECTION: usize = 18 * 1024;
 /// Memory of the process that does not depend on the number of connections.
 const PROCESS: usize = 4 * 1024 * 1024;
 
-/// Opens a connection, sends its requests one after another, and receives the responses. Each request adds a small field and
-/// its path to the table of the gateway's decoder (RFC 7541 §2.3.2), and fills more than half of the gateway's read buffer, so
-/// that the next request needs another buffer.
+/// Opens a connection, sends its requests one after another, and receives the responses. Each
+/// request adds a small field and its path to the table of the gateway's decoder (RFC 7541 §2.3.2),
+/// and fills more than half of the gateway's read buffer, so that the next request needs another
+/// buffer.
 fn connection(about: &About) -> Tls {
     let mut stream = Tls::new(session(about, HOST, &[b"h2"], None), socket(about));
     stream.write_all(PREFACE).unwrap();
@@ -41,8 +42,8 @@ fn connection(about: &About) -> Tls {
     stream
 }
 
-/// Sends a request with its own `x-number`, which the tables of all encoders on its way keep, and 30 KB in other fields.
-/// Receives the response, which has the same field and 50 KB in others.
+/// Sends a request with its own `x-number`, which the tables of all encoders on its way keep, and
+/// 30 KB in other fields. Receives the response, which has the same field and 50 KB in others.
 fn exchange(stream: &mut Tls, key: &str, id: u32, number: &str) {
     let path = http2_frames::get("/", Some(key));
     let padding: Vec<String> = (0..10).map(|at| format!("x-padding-{at}")).collect();
@@ -66,7 +67,8 @@ fn exchange(stream: &mut Tls, key: &str, id: u32, number: &str) {
 fn an_idle_http2_connection_keeps_nothing_of_large_heads() {
     /// Requests of the connection, more than the tables of encoders have room for.
     const EXCHANGES: u32 = 100;
-    /// Most growth of a process. The heads of these responses are 5 MB at the gateway, those of the requests 3 MB at the agent.
+    /// Most growth of a process. The heads of these responses are 5 MB at the gateway, those of the
+    /// requests 3 MB at the agent.
     const GROWTH: usize = 1024 * 1024;
     let backend = http2_backend::start(async |request, mut respond| {
         let mut response = Response::new(());

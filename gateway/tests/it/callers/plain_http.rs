@@ -310,14 +310,15 @@ fn requests_in_plain_http_that_do_not_arrive_are_bounded() {
     };
     drop(begin(2));
     let mut before = usize::MAX;
-    // On a busy machine the time of the heads may end meanwhile. The heads may use memory that the process has kept since its start,
-    // or since an earlier attempt.
+    // On a busy machine the time of the heads may end meanwhile. The heads may use memory that the
+    // process has kept since its start, or since an earlier attempt.
     let growth = (0..5).find_map(|_| {
         eventually("no connection of an earlier attempt is left", || {
             (gateway.served.metric("gw_connections", "worker") == 0).then_some(())
         });
         before = before.min(gateway.served.resident());
-        // One more of the first address ends its first one, and the one of a fifth address the oldest of all.
+        // One more of the first address ends its first one, and the one of a fifth address the
+        // oldest of all.
         let firsts = (0..=PER_ADDRESS).map(|_| 2);
         let others = (PER_ADDRESS..=MOST).map(|number| 2 + (number / PER_ADDRESS) as u8);
         let all: Vec<TcpStream> = firsts.chain(others).map(begin).collect();

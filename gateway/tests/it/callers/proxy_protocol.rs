@@ -45,7 +45,8 @@ fn tcp6() -> Vec<u8> {
     .concat()
 }
 
-/// A demo behind a proxy of which the configuration does not say what it sends. Hands over all connections.
+/// A demo behind a proxy of which the configuration does not say what it sends. Hands over all
+/// connections.
 fn behind_a_proxy() -> Demo {
     start(|config| config.trusted_proxies = trusted(&[("127.0.0.1/32", ProxyProtocol::Guessed)]))
 }
@@ -244,7 +245,8 @@ fn a_proxy_that_announces_its_clients_must_do_so_on_every_connection() {
         });
     }
     assert_eq!(handshake_failures(&demo), 0);
-    // A check of the proxy's that only connects is no connection without a header; a line without end is malformed.
+    // A check of the proxy's that only connects is no connection without a header; a line without
+    // end is malformed.
     drop(connect());
     assert_eq!(
         refused(connect(), &[b"PROXY TCP4 ", &[b'1'; 96][..]].concat()),
@@ -316,7 +318,8 @@ fn a_missing_header_and_a_guessed_one_are_logged_with_their_setting() {
     assert!(!said.contains("192.0.2.1"), "{said}");
 }
 
-/// Waits until `port` takes connections, then asserts that the backend sees the client of a real proxy.
+/// Waits until `port` takes connections, then asserts that the backend sees the client of a real
+/// proxy.
 fn assert_announced(demo: &Demo, port: u16) {
     let balancer = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     eventually("the proxy listens", || TcpStream::connect(balancer).ok());
@@ -348,8 +351,10 @@ fn haproxy_announces_clients_in_both_versions() {
         let reserved = hold("127.0.0.1:0".parse().unwrap());
         let port = reserved.local_addr().unwrap().as_socket().unwrap().port();
         let config = format!(
-            "defaults\n    mode tcp\n    timeout connect 5s\n    timeout client 1m\n    timeout server 1m\n\
-             listen gw\n    bind 127.0.0.1:{port}\n    server gw1 {} source {ANNOUNCES} check {option}\n",
+            "defaults\n    mode tcp\n    timeout connect 5s\n    timeout client 1m\n    timeout \
+             server 1m\n\
+             listen gw\n    bind 127.0.0.1:{port}\n    server gw1 {} source {ANNOUNCES} check \
+             {option}\n",
             demo.gateway().address()
         );
         let _haproxy = start_proxy(folder.path(), &["haproxy", "-db", "-f"], &config);
@@ -369,9 +374,10 @@ fn nginx_announces_clients_in_version_1() {
     let port = reserved.local_addr().unwrap().as_socket().unwrap().port();
     let path = folder.path().display();
     let config = format!(
-        "load_module /usr/lib/nginx/modules/ngx_stream_module.so;\ndaemon off;\nmaster_process off;\n\
-         pid {path}/nginx.pid;\nerror_log {path}/nginx.err;\nevents {{}}\n\
-         stream {{ server {{ listen 127.0.0.1:{port} reuseport; proxy_pass {}; proxy_bind {ANNOUNCES}; proxy_protocol on; }} }}\n",
+        "load_module /usr/lib/nginx/modules/ngx_stream_module.so;\ndaemon off;\n\
+         master_process off;\npid {path}/nginx.pid;\nerror_log {path}/nginx.err;\nevents {{}}\n\
+         stream {{ server {{ listen 127.0.0.1:{port} reuseport; proxy_pass {}; proxy_bind \
+         {ANNOUNCES}; proxy_protocol on; }} }}\n",
         demo.gateway().address()
     );
     let _nginx = start_proxy(folder.path(), &["nginx", "-c"], &config);

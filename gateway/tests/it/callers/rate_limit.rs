@@ -74,7 +74,8 @@ fn exactly_the_burst_passes_across_connections_and_workers() {
     storm(4, HandOver::Never);
 }
 
-/// Requests with `Max-Forwards: 0`, each on a connection of its own, take from the one bucket of their service.
+/// Requests with `Max-Forwards: 0`, each on a connection of its own, take from the one bucket of
+/// their service.
 fn answered_here(workers: usize) {
     const BURST: u32 = 32;
     let (_refusing, backend) = backend::refusing();

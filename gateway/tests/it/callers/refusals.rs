@@ -435,7 +435,8 @@ fn an_agent_gets_tunnels_only_for_its_own_services() {
             Some((identity.certificate, identity.key)),
         );
         caller.send(format!(
-            "GET /tunnel HTTP/1.1\r\nHost: {host}\r\nConnection: upgrade\r\nUpgrade: gw-tunnel\r\nX-Gw-Version: {}\r\n\r\n",
+            "GET /tunnel HTTP/1.1\r\nHost: {host}\r\nConnection: upgrade\r\nUpgrade: gw-tunnel\r\n\
+             X-Gw-Version: {}\r\n\r\n",
             env!("CARGO_PKG_VERSION")
         ));
         caller
@@ -526,7 +527,8 @@ fn refusals_of_one_account_leave_in_their_time_and_delay_no_other() {
     let (_, key) = setup::service_key(control, "flood", &["none"]);
     let refused =
         || Request::get("https://flood--none.eu1.gw.localhost/").header("x-gw-service-key", &key);
-    // Whether a request of another account, sent after all of these, is answered before the last refusal.
+    // Whether a request of another account, sent after all of these, is answered before the last
+    // refusal.
     let is_answered_before = || {
         on_a_reactor(async {
             let mut connections = Vec::new();

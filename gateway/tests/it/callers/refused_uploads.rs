@@ -1,4 +1,5 @@
-//! Refused requests whose bodies are still under way: callers get the response, and the connection serves the next request.
+//! Refused requests whose bodies are still under way: callers get the response, and the connection
+//! serves the next request.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -18,7 +19,8 @@ use crate::support::{demo, eventually, setup, wait_until_slots_are_free};
 
 const SIZES: [usize; 3] = [1, 200_000, 3_000_000];
 
-/// Sends a request with a body of `size` bytes as a whole, and only then reads the response. Returns its status.
+/// Sends a request with a body of `size` bytes as a whole, and only then reads the response.
+/// Returns its status.
 fn upload(caller: &mut Caller, head: &str, size: usize, is_chunked: bool) -> u16 {
     let body = vec![b'x'; size];
     if is_chunked {
@@ -36,14 +38,16 @@ fn upload(caller: &mut Caller, head: &str, size: usize, is_chunked: bool) -> u16
     response.status.as_u16()
 }
 
-/// Requests that are refused before their bodies are read: head, without framing and empty line, and status.
+/// Requests that are refused before their bodies are read: head, without framing and empty line,
+/// and status.
 fn refused(demo: &Demo) -> Vec<(String, u16)> {
     let (_, key) = setup::service_key(demo.gateway().control(), "demo", &["lonely"]);
     vec![
         (format!("POST / HTTP/1.1\r\nHost: {HOST}\r\n"), 502),
         (
             format!(
-                "POST / HTTP/1.1\r\nHost: demo--lonely.eu1.gw.localhost\r\nX-Gw-Service-Key: {key}\r\n"
+                "POST / HTTP/1.1\r\nHost: demo--lonely.eu1.gw.localhost\r\n\
+                 X-Gw-Service-Key: {key}\r\n"
             ),
             504,
         ),
@@ -171,7 +175,8 @@ fn a_refused_upload_over_http2_is_reset_without_an_error() {
     });
 }
 
-/// A caller from an address of the loopback network that was refused once, and whose connection goes on.
+/// A caller from an address of the loopback network that was refused once, and whose connection
+/// goes on.
 fn refused_caller(about: &About, from: Ipv4Addr) -> Caller {
     let port: u16 = about.base_url.rsplit(':').next().unwrap().parse().unwrap();
     let socket = socket_from(from, SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
@@ -211,10 +216,11 @@ fn rests_of_refused_requests_are_bounded() {
     };
     let is_held = |caller: &Caller| is_open(&caller.stream.sock);
     let mut before = usize::MAX;
-    // On a busy machine the time of the rests may end meanwhile. The rests may use memory that the process has kept since its start,
-    // or since an earlier attempt.
+    // On a busy machine the time of the rests may end meanwhile. The rests may use memory that the
+    // process has kept since its start, or since an earlier attempt.
     let growth = (0..5).find_map(|_| {
-        // One more of the first address ends its first one, and the one of the last address the oldest of all.
+        // One more of the first address ends its first one, and the one of the last address the
+        // oldest of all.
         let firsts = (0..=PER_ADDRESS).map(|_| 2);
         let others = (PER_ADDRESS..=MOST).map(|number| 2 + (number / PER_ADDRESS) as u8);
         let addresses = firsts

@@ -1,4 +1,5 @@
-//! Certificates of an ACME authority: the first one, renewal, an authority that is away, kills, and proofs in handshakes.
+//! Certificates of an ACME authority: the first one, renewal, an authority that is away, kills, and
+//! proofs in handshakes.
 
 mod authority_away;
 mod files;
@@ -36,7 +37,8 @@ const PROGRAMS: [&str; 3] = ["pebble", "named", "curl"];
 const APEX: &str = "eu1.example.test";
 const TENANT: &str = "acme--api.eu1.example.test";
 const PATH: &str = "/.well-known/jwks.json";
-/// Longest time from the start with an empty data folder to the first answer with a certificate of the authority.
+/// Longest time from the start with an empty data folder to the first answer with a certificate of
+/// the authority.
 const FIRST_WITHIN: Duration = Duration::from_secs(10);
 /// Longest time from the return of the authority to a renewed certificate.
 const RENEWED_WITHIN: Duration = Duration::from_secs(60);
@@ -95,9 +97,11 @@ impl Prepared {
             false => challenge,
         };
         let text = format!(
-            "region = \"eu1\"\ndomain = \"example.test\"\ndata_dir = {:?}\nlisten = \"127.0.0.1:{port}\"\nadmin_listen = \
-             \"127.0.0.1:0\"\nworkers = 2\nlog_format = \"json\"\ntls = \"acme\"\ndns_servers = [\"{server}\"]\n[acme]\ndirectory = {:?}\nca_file = {:?}\n\
-             contact = [\"admin@example.test\"]\nterms_accepted = true\n{challenge}",
+            "region = \"eu1\"\ndomain = \"example.test\"\ndata_dir = {:?}\n\
+             listen = \"127.0.0.1:{port}\"\nadmin_listen = \"127.0.0.1:0\"\nworkers = 2\n\
+             log_format = \"json\"\ntls = \"acme\"\ndns_servers = [\"{server}\"]\n[acme]\n\
+             directory = {:?}\nca_file = {:?}\ncontact = [\"admin@example.test\"]\n\
+             terms_accepted = true\n{challenge}",
             prepared.path("data"),
             directory,
             prepared.pebble.ca_file(),
@@ -307,8 +311,8 @@ fn the_service_goes_on_while_the_authority_is_away_and_renews_at_its_return() {
     assert_eq!(prepared.certificate(&served)["failures"], 0);
 }
 
-/// Steps of an order that are stored: the key of the account, its registration, the order, its proofs, their publication,
-/// their visibility, the key of the certificate, the chain, the end.
+/// Steps of an order that are stored: the key of the account, its registration, the order, its
+/// proofs, their publication, their visibility, the key of the certificate, the chain, the end.
 const STEPS: usize = 9;
 /// Kills of a whole run.
 const KILLS_MIN: usize = 20;
@@ -434,8 +438,9 @@ fn the_nodes_of_a_region_order_once_and_all_use_the_certificate() {
     let server = named.address;
     let configuration = format!(
         "tls = \"acme\"\nacme.directory = {:?}\nacme.ca_file = {:?}\nacme.terms_accepted = true\n\
-         acme.challenge = \"dns-rfc2136\"\ndns_servers = [\"{server}\"]\nacme.rfc2136.server = \"{server}\"\n\
-         acme.rfc2136.key_name = \"{KEY_NAME}\"\nacme.rfc2136.key_file = {:?}\n",
+         acme.challenge = \"dns-rfc2136\"\ndns_servers = [\"{server}\"]\n\
+         acme.rfc2136.server = \"{server}\"\nacme.rfc2136.key_name = \"{KEY_NAME}\"\n\
+         acme.rfc2136.key_file = {:?}\n",
         pebble.directory(),
         pebble.ca_file(),
         named.key_file(),

@@ -235,7 +235,8 @@ fn the_authority_is_replaced_while_an_agent_serves_requests() {
     thread::sleep(PAUSE * 20);
     callers.stop();
 
-    // Certificates of the earlier authority have ended, with their keys known to the gateway or not.
+    // Certificates of the earlier authority have ended, with their keys known to the gateway or
+    // not.
     let refused = is_accepted(&about, &before).unwrap_err();
     assert!(refused.to_lowercase().contains("expired"), "{refused}");
     assert_eq!(["agent", "late"].map(enrolled), ids);
@@ -452,7 +453,8 @@ fn the_nodes_of_a_region_trust_the_next_authority_before_it_issues() {
     assert_eq!(id(&api(&region, 1).status(), "issuing"), issuing);
 }
 
-/// Runs `agent-ca replace --wait` at an administration API that gives these answers. Each must be to a request with its method.
+/// Runs `agent-ca replace --wait` at an administration API that gives these answers. Each must be
+/// to a request with its method.
 fn replace_at(answers: Vec<(Method, u16, Value)>) -> (Option<i32>, Value, String) {
     let answers = Arc::new(Mutex::new(VecDeque::from(answers)));
     let left = Arc::clone(&answers);
@@ -467,7 +469,8 @@ fn replace_at(answers: Vec<(Method, u16, Value)>) -> (Option<i32>, Value, String
             };
             let length = body.len();
             peer.send(format!(
-                "HTTP/1.1 {status} X\r\nContent-Type: application/{kind}\r\nContent-Length: {length}\r\n\r\n{body}"
+                "HTTP/1.1 {status} X\r\nContent-Type: application/{kind}\r\n\
+                 Content-Length: {length}\r\n\r\n{body}"
             ));
         }
     });
@@ -489,10 +492,20 @@ fn replace_at(answers: Vec<(Method, u16, Value)>) -> (Option<i32>, Value, String
 #[test]
 fn a_wait_for_the_next_authority_ends_once_another_command_has_decided() {
     let view = |roles: &[&str], waits: &[u16]| {
-        let of_role = |role: &&str| json!({ "id": "6260b688f21b54a0e9914ccf2156a587bed9a9b9", "role": role, "certificate": "" });
+        let of_role = |role: &&str| {
+            json!({
+                "id": "6260b688f21b54a0e9914ccf2156a587bed9a9b9",
+                "role": role,
+                "certificate": "",
+            })
+        };
         let authorities: Vec<_> = roles.iter().map(of_role).collect();
         json!({
-            "authorities": authorities, "waits_for_nodes": waits, "agents": 0, "agents_left": 0, "left": [],
+            "authorities": authorities,
+            "waits_for_nodes": waits,
+            "agents": 0,
+            "agents_left": 0,
+            "left": [],
             "tunnels_left": 0,
         })
     };
@@ -500,7 +513,8 @@ fn a_wait_for_the_next_authority_ends_once_another_command_has_decided() {
     let is_next = || (Method::GET, 200, view(&["issuing", "next"], &[]));
     let issues = view(&["issuing", "earlier"], &[]);
     let has_switched = || (Method::GET, 200, issues.clone());
-    let problem = json!({ "type": "about:blank", "title": "Conflict", "status": 409, "detail": "is being replaced" });
+    let problem = json!({ "type": "about:blank", "title": "Conflict", "status": 409, "detail": "is \
+        being replaced" });
     let refused = (Method::POST, 409, problem);
     for answers in [
         vec![waits(), is_next(), waits(), has_switched()],

@@ -1,4 +1,5 @@
-//! Updates of the agent's program: offered by the gateway, signed with a release key, run without a failed request.
+//! Updates of the agent's program: offered by the gateway, signed with a release key, run without a
+//! failed request.
 
 mod power_cuts;
 mod roll_back;

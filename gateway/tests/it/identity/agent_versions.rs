@@ -1,6 +1,6 @@
-//! Agents of other release lines: served during an upgrade, otherwise refused and named. The program of the previous line is
-//! built from the history of the repository where `GW_TEST_PACKAGES` is set, which takes minutes. And the signatures of
-//! programs.
+//! Agents of other release lines: served during an upgrade, otherwise refused and named. The
+//! program of the previous line is built from the history of the repository where
+//! `GW_TEST_PACKAGES` is set, which takes minutes. And the signatures of programs.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -148,7 +148,8 @@ fn agents_of_the_previous_line_get_an_upgrade_with_content_as_an_ordinary_reques
         assert_eq!(head.contains("upgrade: tcp"), is_upgrade, "{head}");
         let mut body = tunnel.next_of(Kind::Data).unwrap();
         assert_eq!(body.payload, b"json");
-        // What follows the content waits for the agent to switch. Without `Upgrade` the content is all.
+        // What follows the content waits for the agent to switch. Without `Upgrade` the content is
+        // all.
         if !is_upgrade && !body.end {
             body = tunnel.next_of(Kind::Data).unwrap();
             assert!(body.payload.is_empty());
@@ -168,7 +169,8 @@ fn agents_of_the_previous_line_get_an_upgrade_with_content_as_an_ordinary_reques
     }
 }
 
-/// Types of the messages that the agent receives until a frame of type `last`, or the end of the tunnel.
+/// Types of the messages that the agent receives until a frame of type `last`, or the end of the
+/// tunnel.
 fn messages_until(tunnel: &mut Tunnel, last: Option<Kind>) -> Vec<String> {
     let mut types = Vec::new();
     while let Ok(frame) = tunnel.next() {
@@ -235,8 +237,8 @@ fn agents_of_the_previous_line_are_sent_no_messages_of_this_line() {
     );
 }
 
-/// The agent's program as of the last commit of the previous release line. It is kept in the user's cache, beside those of
-/// other commits; `None` if it is not there and not to be built.
+/// The agent's program as of the last commit of the previous release line. It is kept in the user's
+/// cache, beside those of other commits; `None` if it is not there and not to be built.
 fn previous_program() -> Option<PathBuf> {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     if !repository.join(".git").exists() {

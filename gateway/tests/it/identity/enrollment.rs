@@ -1,5 +1,5 @@
-//! Agent identity: enrollment, certificate requests, renewal, recovery, expiry, and tunnels without client
-//! certificates.
+//! Agent identity: enrollment, certificate requests, renewal, recovery, expiry, and tunnels without
+//! client certificates.
 
 mod certificates;
 
@@ -179,7 +179,13 @@ fn enrollment_endpoints_report_every_error() {
     let withdrawn = setup::enrollment_token(control, "demo", &["echo"]);
     let withdrawn_id = withdrawn["gw_et_".len()..].split('.').next().unwrap();
     enrollment_token::delete(control, &Actor::Admin, "demo", withdrawn_id).unwrap();
-    let body = |token: &str, name: &str, version: &str| json!({ "token": token, "name": name, "version": version });
+    let body = |token: &str, name: &str, version: &str| {
+        json!({
+            "token": token,
+            "name": name,
+            "version": version,
+        })
+    };
     let last = if fresh.ends_with('x') { "y" } else { "x" };
     let guessed = format!("{}{last}", &fresh[..fresh.len() - 1]);
     for (what, body, expected) in [
@@ -230,7 +236,8 @@ fn enrollment_endpoints_report_every_error() {
         outcome(&ask(&demo, "POST /enroll", "", &"x".repeat(70_000))),
         "413 GW_BODY_TOO_LARGE"
     );
-    // The refused requests did not consume the token. An agent of a later version may send more members.
+    // The refused requests did not consume the token. An agent of a later version may send more
+    // members.
     let mut later = body(&fresh, "a", VERSION);
     later["from_a_later_version"] = json!(true);
     assert_eq!(outcome(&post_json(&demo, "/enroll", "", &later)), "201 ");
@@ -320,7 +327,8 @@ fn enrollment_endpoints_report_every_error() {
     assert_eq!(issued.status, 200, "{}", issued.json());
     assert_eq!(text(&issued.json(), "agent_id"), agent_id);
     assert_eq!(issued.json()["services"], json!([HOST]));
-    // A repeated request gets the same reply, in case the first was lost; a request for another key is refused.
+    // A repeated request gets the same reply, in case the first was lost; a request for another key
+    // is refused.
     assert_eq!(ask_for(&secret, &good).status, 200);
     let other_key = plain_csr(&KeyPair::generate().unwrap());
     assert_eq!(
@@ -551,8 +559,8 @@ fn enrollment_is_limited_by_address_separately() {
         ..crate::support::options(None)
     })
     .unwrap();
-    // The demo's own agent has used one request to enroll. Those with its secret were charged to itself, unless a worker
-    // did not know it yet.
+    // The demo's own agent has used one request to enroll. Those with its secret were charged to
+    // itself, unless a worker did not know it yet.
     let answers: Vec<Response> = (0..7).map(|_| enroll(&demo, "gw_et_x")).collect();
     let statuses: Vec<u16> = answers
         .iter()

@@ -35,7 +35,8 @@ fn enroll(about: &About, token: &str) -> Response {
         .to_string();
     let mut agent = connect_to(about, APEX, &[b"http/1.1"], None);
     agent.send(format!(
-        "POST /enroll HTTP/1.1\r\nHost: {APEX}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        "POST /enroll HTTP/1.1\r\nHost: {APEX}\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{body}",
         body.len()
     ));
     agent.response()

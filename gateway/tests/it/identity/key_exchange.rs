@@ -21,7 +21,8 @@ use crate::support::processes::region::Region;
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
-/// A session before its handshake, with these versions and key exchanges; without one of them, with those of rustls.
+/// A session before its handshake, with these versions and key exchanges; without one of them, with
+/// those of rustls.
 fn session(
     prepared: &Prepared,
     version: &'static SupportedProtocolVersion,

@@ -1,4 +1,5 @@
-//! Identity of agents and of the gateway: enrollment, certificates, their authority, versions and updates.
+//! Identity of agents and of the gateway: enrollment, certificates, their authority, versions and
+//! updates.
 
 // Once:
 mod agent_versions;

@@ -1,4 +1,5 @@
-//! Own domains: proofs in DNS, certificates of an ACME authority and uploaded ones, and names that must not be served.
+//! Own domains: proofs in DNS, certificates of an ACME authority and uploaded ones, and names that
+//! must not be served.
 
 mod connections;
 mod findings;
@@ -132,7 +133,8 @@ fn a_txt_record_proves_a_domain_and_a_domain_that_loses_its_proof_is_served_for_
         &[b"http/1.1"],
         None,
     ));
-    // Its address does not lead here, so it has no certificate; the listener answers for it all the same.
+    // Its address does not lead here, so it has no certificate; the listener answers for it all the
+    // same.
     assert!(setup.connect(&callers, DOMAIN).is_none());
 
     setup
@@ -373,7 +375,8 @@ fn every_node_of_a_region_serves_a_domain_and_answers_its_challenge() {
     options.tls_port = balancer.address.port();
     let pebble = Pebble::start(options);
     let configuration = format!(
-        "dns_servers = [\"{}\"]\nacme.directory = {:?}\nacme.ca_file = {:?}\nacme.terms_accepted = true\n",
+        "dns_servers = [\"{}\"]\nacme.directory = {:?}\nacme.ca_file = {:?}\n\
+         acme.terms_accepted = true\n",
         named.address,
         pebble.directory(),
         pebble.ca_file(),
@@ -436,7 +439,8 @@ fn port_80_proves_and_redirects_a_domain_whose_tls_ends_elsewhere() {
     });
     let failure = refused["last_failure"].as_str().unwrap();
     assert!(failure.contains("refused"), "{failure}");
-    // The next order is proved in plain HTTP, and need not wait for a minute if an administrator looks.
+    // The next order is proved in plain HTTP, and need not wait for a minute if an administrator
+    // looks.
     setup.command(&["domain", "check", "demo", DOMAIN]).unwrap();
     setup.await_certificate(DOMAIN);
     assert_eq!(setup.get(DOMAIN).0, "200");

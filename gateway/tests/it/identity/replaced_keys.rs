@@ -88,7 +88,8 @@ fn a_replaced_key_signs_no_request_once_a_tunnel_has_used_the_new_one() {
             .collect::<Vec<_>>()
     };
 
-    // The agent may not have got the new certificate: the key before it still gets one, also after a tunnel of its own.
+    // The agent may not have got the new certificate: the key before it still gets one, also after
+    // a tunnel of its own.
     let new = KeyPair::generate().unwrap();
     renew(&demo, &agent, &new);
     let answer = ask_with(&stolen);

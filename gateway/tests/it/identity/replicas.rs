@@ -1,4 +1,5 @@
-//! Agents without a volume: each process is an agent of its own, and is deleted an hour after it has ended.
+//! Agents without a volume: each process is an agent of its own, and is deleted an hour after it
+//! has ended.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -335,7 +336,8 @@ fn only_approved_ephemeral_agents_without_a_tunnel_are_deleted() {
         "{left:?}"
     );
 
-    // The hour of an agent that came back begins again, and nothing is written while nothing changes.
+    // The hour of an agent that came back begins again, and nothing is written while nothing
+    // changes.
     let noted = NOON + 2 * HOUR;
     sweep(control, &BTreeSet::new(), noted);
     let noted_before = notes();

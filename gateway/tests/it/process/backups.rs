@@ -206,8 +206,8 @@ fn a_backup_under_load_is_restored_to_a_gateway_with_the_same_agent_and_key() {
 
     drop(served);
 
-    // The first backup has everything that was answered before it began, and nothing from after its end. The change that
-    // was not answered yet at its end may be in it.
+    // The first backup has everything that was answered before it began, and nothing from after its
+    // end. The change that was not answered yet at its end may be in it.
     let (code, _, err) = restore(&config(&prepared, "first"), &first);
     assert_eq!(code, 0, "{err}");
     let served = prepared.serve_with(&config_text(&prepared.path("first"), 0));
@@ -390,11 +390,13 @@ fn a_full_disk_leaves_no_half_file_and_is_named() {
         );
     }
     drop(served);
-    // File systems of one page in a namespace: for the file of the backup, and for the data folder of a restore.
+    // File systems of one page in a namespace: for the file of the backup, and for the data folder
+    // of a restore.
     let small = prepared.path("small");
     fs::create_dir(&small).unwrap();
     let on_small_disk = |arguments: &[&Path]| {
-        let script = r#"mount -t tmpfs -o size=4k,mode=700 none "$1" && shift && "$@"; code=$?; ls -A "$0"; exit $code"#;
+        let script = r#"mount -t tmpfs -o size=4k,mode=700 none "$1" && shift && "$@"; code=$?;
+                        ls -A "$0"; exit $code"#;
         let mut command = Command::new("unshare");
         command
             .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])

@@ -32,8 +32,9 @@ fn connect(about: &About) -> Caller {
     connect_to(about, HOST, &[b"http/1.1"], None)
 }
 
-/// Sends one request with a key. Returns the error code of the answer; `None` if it succeeds. Connects again if the gateway closes
-/// the connection after the answer, and fails if it has closed it before.
+/// Sends one request with a key. Returns the error code of the answer; `None` if it succeeds.
+/// Connects again if the gateway closes the connection after the answer, and fails if it has closed
+/// it before.
 fn try_ask(about: &About, caller: &mut Caller, key: &str) -> io::Result<Option<String>> {
     caller.try_send(format!(
         "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
@@ -124,7 +125,8 @@ struct Judged {
 }
 
 impl Judged {
-    /// Asserts that no answer was wrong, and that at least half of `changes` were in use at all nodes.
+    /// Asserts that no answer was wrong, and that at least half of `changes` were in use at all
+    /// nodes.
     fn assert_correct(&self, changes: usize) {
         assert_eq!((self.refused, self.accepted), (0, 0));
         assert!(
@@ -135,8 +137,9 @@ impl Judged {
     }
 }
 
-/// Creates `count` keys and revokes each at one node, and uses it at another as soon as the change is answered. An answer counts
-/// if the change is in use at this node and at the owner of the service, which look at the key.
+/// Creates `count` keys and revokes each at one node, and uses it at another as soon as the change
+/// is answered. An answer counts if the change is in use at this node and at the owner of the
+/// service, which look at the key.
 fn judged(nodes: &[Node], owner: usize, count: usize) -> Judged {
     // A connection without a request is closed after some seconds.
     let kept = |Node { about, .. }: &Node| {

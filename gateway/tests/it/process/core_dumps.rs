@@ -1,5 +1,5 @@
-//! Core dumps and memory of the programs' processes: neither is for another process of the same user, unless the
-//! configuration allows it.
+//! Core dumps and memory of the programs' processes: neither is for another process of the same
+//! user, unless the configuration allows it.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -14,8 +14,8 @@ use crate::support::processes::process::{
 use crate::support::processes::successor::replace;
 use crate::support::{eventually, programs};
 
-/// Runs a program and its children with core dumps up to any size, and without the right of root to read the memory of
-/// all processes.
+/// Runs a program and its children with core dumps up to any size, and without the right of root to
+/// read the memory of all processes.
 const SHELL: &str = r#"ulimit -c unlimited && exec "$@""#;
 
 fn as_user(command: &Command) -> Command {
@@ -75,8 +75,8 @@ fn dumps(folder: &Path) -> Vec<Vec<u8>> {
     cores.map(|core| fs::read(core.path()).unwrap()).collect()
 }
 
-/// Aborts the process of `id`, for which `end` waits. Checks that its memory can be read only if that is `allowed`, and
-/// the same of a core dump; a dump has `secret`.
+/// Aborts the process of `id`, for which `end` waits. Checks that its memory can be read only if
+/// that is `allowed`, and the same of a core dump; a dump has `secret`.
 fn abort(
     what: &str,
     id: u32,

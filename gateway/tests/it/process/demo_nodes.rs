@@ -248,7 +248,8 @@ fn a_machine_without_postgresql_is_told_what_to_install() {
     if !programs::usable(&["unshare"]) {
         return;
     }
-    const WITHOUT: &str = "[ ! -d /usr/lib/postgresql ] || mount -t tmpfs none /usr/lib/postgresql; PATH= exec \"$@\"";
+    const WITHOUT: &str = "[ ! -d /usr/lib/postgresql ] || mount -t tmpfs none \
+                           /usr/lib/postgresql; PATH= exec \"$@\"";
     let mut command = Command::new("unshare");
     command.args([
         "--user",

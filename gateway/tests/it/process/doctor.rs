@@ -195,7 +195,9 @@ fn a_service_with_one_ready_agent_of_several_has_a_warning() {
     let look = doctor();
     let all_well = (
         "ok".to_owned(),
-        "no service with several agents depends on one of them, no tunnel was full, and no own domain needs attention".to_owned(),
+        "no service with several agents depends on one of them, no tunnel was full, and no own \
+         domain needs attention"
+            .to_owned(),
     );
     assert_eq!(look("services"), all_well);
     let (verdict, found) = look("audit log");

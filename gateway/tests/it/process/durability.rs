@@ -1,4 +1,5 @@
-//! Durability of changes: acknowledged changes survive a crash, and changes on a full disk are refused.
+//! Durability of changes: acknowledged changes survive a crash, and changes on a full disk are
+//! refused.
 
 mod agents;
 mod backups;
@@ -109,8 +110,9 @@ struct Acknowledged {
     credentials: BTreeSet<String>,
 }
 
-/// Writes until the gateway has ended: creates a service, a credential and a key for it. Deletes every other service, which
-/// also removes it from the key's list in the same change, and every third key.
+/// Writes until the gateway has ended: creates a service, a credential and a key for it. Deletes
+/// every other service, which also removes it from the key's list in the same change, and every
+/// third key.
 fn write(api: &Api, next: &AtomicUsize, acknowledged: &Mutex<Acknowledged>, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let number = next.fetch_add(1, Ordering::Relaxed);
@@ -179,8 +181,9 @@ fn kills() -> usize {
     std::env::var("GW_TEST_KILLS").map_or(KILLS, |kills| kills.parse().unwrap())
 }
 
-/// Kills a gateway at these moments, and checks after each start that it has what it acknowledged. `after` is called with the
-/// moment of each kill once the process has ended. Returns the number of acknowledged keys.
+/// Kills a gateway at these moments, and checks after each start that it has what it acknowledged.
+/// `after` is called with the moment of each kill once the process has ended. Returns the number of
+/// acknowledged keys.
 fn kill_at(
     moments: impl Iterator<Item = usize>,
     data_dir: &Path,
@@ -211,7 +214,8 @@ fn kill_at(
             for _ in 0..WRITERS {
                 scope.spawn(|| write(&api, &next, &acknowledged, &stop));
             }
-            // Every other round begins with an acknowledged key, so that there are enough on a busy machine, too.
+            // Every other round begins with an acknowledged key, so that there are enough on a busy
+            // machine, too.
             let deadline = Instant::now() + Duration::from_secs(60);
             while round % 2 == 0 && keys() == before && Instant::now() < deadline {
                 thread::sleep(Duration::from_millis(1));

@@ -34,7 +34,8 @@ fn init(folder: &Path) -> Command {
     command
 }
 
-/// Whether `init` without `--serve` would install a service: as root, where systemd runs. The calling test must return.
+/// Whether `init` without `--serve` would install a service: as root, where systemd runs. The
+/// calling test must return.
 fn would_install() -> bool {
     let would = rustix::process::geteuid().is_root() && Path::new("/run/systemd/system").exists();
     if would {
@@ -65,7 +66,8 @@ fn line_with(lines: &mut impl Iterator<Item = std::io::Result<String>>, part: &s
     panic!("no line with {part}: {seen:#?}");
 }
 
-/// Runs a line that a program has printed, in a shell in `folder` that finds the programs of this build.
+/// Runs a line that a program has printed, in a shell in `folder` that finds the programs of this
+/// build.
 fn shell(folder: &Path, script: &str) -> Command {
     let agent = gw_agent();
     let built = Path::new(agent.get_program()).parent().unwrap();
@@ -130,7 +132,8 @@ fn three_commands_relay_a_request() {
         first.ends_with("is answered: 502 Bad Gateway GW_SERVICE_NOT_FOUND"),
         "{first}"
     );
-    // The second command has printed the lines that write the file for the last one, for a user that cannot read data_dir.
+    // The second command has printed the lines that write the file for the last one, for a user
+    // that cannot read data_dir.
     let (_, authority) = created.split_once("cat > gw-ca.crt").unwrap();
     let (pem, _) = authority.split_once("\nEND\n").unwrap();
     let write = format!("cat > gw-ca.crt{pem}\nEND\n");

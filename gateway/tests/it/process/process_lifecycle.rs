@@ -470,7 +470,8 @@ fn an_agent_stops_after_its_last_request_with_or_without_a_gateway() {
     let mut agent = prepared.run_agent(address.port(), &backend.url);
     prepared.wait_for_tunnel(address);
     gateway.signal("STOP");
-    // At most 5 seconds for the confirmation that no request is in flight, and one second for GOAWAY.
+    // At most 5 seconds for the confirmation that no request is in flight, and one second for
+    // GOAWAY.
     within(Duration::from_secs(10), "the stop of an agent", || {
         agent.signal("TERM");
         assert_eq!(agent.exit_code(), Some(0));

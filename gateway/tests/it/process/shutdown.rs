@@ -87,8 +87,8 @@ fn an_idle_http2_connection_gets_goaway_and_does_not_delay_a_stop() {
     assert_eq!(process.exit_code(), Some(0));
 }
 
-/// Sends requests on a connection until a response announces its end, as in a drain. It is never idle for long, also on a busy
-/// machine.
+/// Sends requests on a connection until a response announces its end, as in a drain. It is never
+/// idle for long, also on a busy machine.
 pub(super) fn ask_until_closed(prepared: &Prepared, caller: &mut Caller) {
     loop {
         caller.send(prepared.get("/"));

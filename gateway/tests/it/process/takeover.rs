@@ -67,7 +67,8 @@ fn running_requests_and_kept_connections_survive_a_takeover() {
     wait_for_tunnels(admin_address, 1);
 
     let successor = replace(process.id(), &log);
-    // The agent may not have reconnected yet: requests wait for it. The old process may still accept connections.
+    // The agent may not have reconnected yet: requests wait for it. The old process may still
+    // accept connections.
     let mut new = eventually("the successor answers", || {
         let mut caller = prepared.connect(address);
         caller.send(prepared.get("/"));
@@ -266,7 +267,10 @@ fn sockets_of_a_service_manager_outlive_the_gateway() {
     );
     fs::write(prepared.path("gateway.toml"), prepared.config()).unwrap();
     // A service manager passes sockets from descriptor 3 on and names the receiving process.
-    let script = r#"LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=callers:admin exec "$0" "$@" 3<&0 4<&1 0</dev/null 1>&2"#;
+    let script = concat!(
+        r#"LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=callers:admin "#,
+        r#"exec "$0" "$@" 3<&0 4<&1 0</dev/null 1>&2"#
+    );
     let mut command = Command::new("sh");
     command
         .args(["-c", script])
@@ -297,7 +301,8 @@ fn sockets_of_a_service_manager_outlive_the_gateway() {
     assert!(callers.accept().is_ok());
 }
 
-/// Callers that send requests back to back, keep their connections as long as allowed, and do not retry.
+/// Callers that send requests back to back, keep their connections as long as allowed, and do not
+/// retry.
 struct Load<'a> {
     prepared: &'a Prepared,
     address: SocketAddr,

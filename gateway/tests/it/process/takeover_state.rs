@@ -1,4 +1,5 @@
-//! State shared with a successor or a later start: levels of rate limits, and revocations while the old process drains.
+//! State shared with a successor or a later start: levels of rate limits, and revocations while the
+//! old process drains.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -28,7 +29,8 @@ use crate::support::{eventually, turn};
 /// Maximum time until a revocation is in force.
 const REVOKED_WITHIN: Duration = Duration::from_secs(1);
 const SERVICE: &str = "/accounts/demo/services/echo";
-/// Number of services whose records exceed 64 MiB, the longest message to a predecessor; `GW_TEST_SERVICES` overrides it.
+/// Number of services whose records exceed 64 MiB, the longest message to a predecessor;
+/// `GW_TEST_SERVICES` overrides it.
 const MANY_SERVICES: usize = 25_000;
 
 fn set_rate(prepared: &Prepared, admin_address: SocketAddr, burst: u32) {
@@ -56,7 +58,8 @@ fn status(response: &Response) -> u16 {
     response.status.as_u16()
 }
 
-/// Sends requests on new connections until one is refused, at most `most`. Returns the number of admitted requests.
+/// Sends requests on new connections until one is refused, at most `most`. Returns the number of
+/// admitted requests.
 fn admitted(prepared: &Prepared, address: SocketAddr, most: usize) -> usize {
     for count in 0..most {
         match ask(prepared, &mut prepared.connect(address)) {
@@ -200,7 +203,8 @@ fn callers_wait_for_their_agent_after_a_restart() {
     drop(agent);
 }
 
-/// Sends requests on one kept connection after another until one is refused with `code`, within [`REVOKED_WITHIN`].
+/// Sends requests on one kept connection after another until one is refused with `code`, within
+/// [`REVOKED_WITHIN`].
 fn wait_until_refused(prepared: &Prepared, kept: Vec<KeptConnection>, code: &str) {
     let pause = REVOKED_WITHIN / u32::try_from(kept.len()).unwrap();
     within_a_second(code, || {

@@ -12,7 +12,8 @@ use crate::support::processes::process::{Running, Served};
 use crate::support::processes::successor::{Successor, admin, replace};
 use crate::support::waiting_requests::{Loss, WaitingRequests, until_quick};
 
-/// A replaced process closes connections that are idle for five seconds. An attempt that takes nearly as long shows nothing.
+/// A replaced process closes connections that are idle for five seconds. An attempt that takes
+/// nearly as long shows nothing.
 const IDLE: Duration = Duration::from_secs(4);
 
 /// Whether the process that serves has this number of tunnels.
@@ -22,8 +23,8 @@ fn has_tunnels(served: &Served, count: usize) -> bool {
     metrics.lines().any(|line| line == expected)
 }
 
-/// Ends the agent, and takes over from the gateway. Calls `between` before, and returns its result with the successor. `None` if
-/// the machine was too busy.
+/// Ends the agent, and takes over from the gateway. Calls `between` before, and returns its result
+/// with the successor. `None` if the machine was too busy.
 fn take_over<T>(
     served: &Served,
     agent: Running,

@@ -20,7 +20,8 @@ const LIMITS: &str = "token_requests_per_minute = 6\ntrusted_proxies = [\"127.0.
 fn status(nodes: &Nodes, node: usize, client: &str) -> u16 {
     let mut caller = connect_to(&nodes.about(node), APEX, &[b"http/1.1"], None);
     caller.send(format!(
-        "POST /oauth/token HTTP/1.1\r\nHost: {APEX}\r\nX-Forwarded-For: {client}\r\nContent-Length: 0\r\n\r\n"
+        "POST /oauth/token HTTP/1.1\r\nHost: {APEX}\r\nX-Forwarded-For: {client}\r\n\
+         Content-Length: 0\r\n\r\n"
     ));
     caller.try_response(&Method::POST).unwrap().status.as_u16()
 }

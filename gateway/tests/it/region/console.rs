@@ -1,4 +1,5 @@
-//! A region of several node processes: live data of all nodes, and console sessions that are valid at each.
+//! A region of several node processes: live data of all nodes, and console sessions that are valid
+//! at each.
 
 use serde_json::Value;
 

@@ -70,7 +70,8 @@ fn a_process_that_has_ended_reads_nothing_with_its_certificate() {
             &b"the process of this certificate is not known as a node\n"[..]
         )
     );
-    // A node that joins again after it was declared dead goes on with the next session, before it has a row.
+    // A node that joins again after it was declared dead goes on with the next session, before it
+    // has a row.
     let uri = format!(
         "gw://eu1.gw.localhost/node/1/{:032x}",
         Nodes::session(1) + 1

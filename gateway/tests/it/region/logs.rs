@@ -1,4 +1,5 @@
-//! A region of several nodes: the request log and the time series, which each node keeps for itself.
+//! A region of several nodes: the request log and the time series, which each node keeps for
+//! itself.
 
 use std::io::{self, Write};
 use std::net::TcpListener;
@@ -70,7 +71,8 @@ fn slot(id: &str) -> u16 {
     id.parse::<RequestId>().unwrap().node_slot()
 }
 
-/// Entries of reads of bodies in the audit log of a node. The nodes of these tests do not share their audit logs.
+/// Entries of reads of bodies in the audit log of a node. The nodes of these tests do not share
+/// their audit logs.
 fn body_reads(about: &About) -> usize {
     let entries = Api(about).get("/audit-log?limit=1000").body;
     entries["items"]
@@ -295,7 +297,8 @@ fn a_node_that_does_not_answer_is_named() {
     );
     assert_eq!(api.get(&format!("/requests/{}", ids[owner])).status, 200);
 
-    // It is no member any more: searches are complete without it, but its requests are not known to be gone.
+    // It is no member any more: searches are complete without it, but its requests are not known to
+    // be gone.
     world.nodes.place(&[owner, asked]);
     unavailable(&path);
     let page = api.get("/requests");
@@ -347,8 +350,8 @@ fn a_lookup_ends_while_an_answer_of_the_archive_does_not_end() {
 
 #[test]
 fn a_lookup_ends_while_the_archive_answers_with_many_parts() {
-    let page = "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>1</NextContinuationToken>\
-                </ListBucketResult>";
+    let page = "<ListBucketResult><IsTruncated>true</IsTruncated>\
+                <NextContinuationToken>1</NextContinuationToken></ListBucketResult>";
     let length = page.len();
     let answer = format!("Connection: close\r\nContent-Length: {length}\r\n\r\n{page}");
     assert_lookups_end(&slow_archive(&answer));
@@ -378,8 +381,8 @@ fn assert_lookups_end(archive: &TcpListener) {
     let secret = folder.path().join("secret");
     files::write_private(&secret, b"secret").unwrap();
     let configuration = format!(
-        "archive.url = \"s3://bucket/prefix\"\narchive.endpoint = \"http://{}\"\narchive.access_key_id = \"id\"\n\
-         archive.secret_key_file = \"{}\"\n",
+        "archive.url = \"s3://bucket/prefix\"\narchive.endpoint = \"http://{}\"\n\
+         archive.access_key_id = \"id\"\narchive.secret_key_file = \"{}\"\n",
         archive.local_addr().unwrap(),
         secret.display()
     );

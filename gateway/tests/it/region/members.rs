@@ -11,7 +11,8 @@ use crate::support::processes::successor::replace;
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
-/// A region with an agent, which is connected; also returns the number of the owner and of two other nodes.
+/// A region with an agent, which is connected; also returns the number of the owner and of two
+/// other nodes.
 fn with_agent() -> Option<(Region, Running, [usize; 3])> {
     let region = Region::start(3)?;
     let agent = region.run_agent(&backend::answering(OK));
@@ -102,7 +103,8 @@ fn services_of_a_killed_node_move_and_no_request_at_the_others_fails() {
     assert_eq!(region.request(other), "200");
     region.wait_for_trust();
     region.kill(owner);
-    // A request that is sent before the end of the link is known may have reached the backend, and fails.
+    // A request that is sent before the end of the link is known may have reached the backend, and
+    // fails.
     eventually("the end of the link is known", || {
         (region.metric(other, "gw_node_links") == 0.0).then_some(())
     });

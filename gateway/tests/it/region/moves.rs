@@ -1,4 +1,5 @@
-//! Requests that wait for the agent of their service while the service moves to another node, or another process of its node.
+//! Requests that wait for the agent of their service while the service moves to another node, or
+//! another process of its node.
 
 use serde_json::json;
 
@@ -16,7 +17,8 @@ fn with_agent(backend: &HeldBackend) -> Option<(Region, Running, usize)> {
     Some((region, agent, owner))
 }
 
-/// Ends the agent, whose tunnel is at `owner`, and waits until the node knows. `None` if that took too long.
+/// Ends the agent, whose tunnel is at `owner`, and waits until the node knows. `None` if that took
+/// too long.
 fn lose(region: &Region, agent: Running, owner: usize) -> Option<Loss> {
     let loss = Loss::of(agent);
     loss.wait_for("the tunnel has ended", || {
@@ -31,7 +33,8 @@ fn send(region: &Region, nodes: impl IntoIterator<Item = usize>) -> Vec<WaitingR
     nodes.into_iter().map(to).collect()
 }
 
-/// Ends the agent, and sends requests to every node. Returns them once they wait at the owner; `None` if that took too long.
+/// Ends the agent, and sends requests to every node. Returns them once they wait at the owner;
+/// `None` if that took too long.
 fn waiting(region: &Region, agent: Running, owner: usize) -> Option<(Loss, Vec<WaitingRequests>)> {
     // As many tokens as requests: one that is charged again after it has moved is refused.
     let limit = json!({ "burst": 3 * WaitingRequests::COUNT, "refill_per_minute": 1 });
@@ -48,8 +51,8 @@ fn waiting(region: &Region, agent: Running, owner: usize) -> Option<(Loss, Vec<W
     Some((loss, requests))
 }
 
-/// Starts the agent, which is returned, and waits for the responses. `None` if a request was refused because the agent came back
-/// too late.
+/// Starts the agent, which is returned, and waits for the responses. `None` if a request was
+/// refused because the agent came back too late.
 fn are_answered(
     region: &Region,
     backend: &HeldBackend,

@@ -25,7 +25,10 @@ fn any_path() -> String {
         while let Ok(head) = peer.request_head() {
             if head.upgrade.is_some() {
                 let (content, _) = peer.body(head.framing).unwrap();
-                peer.send("HTTP/1.1 101 X\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nX-Echo: twice\r\n\r\nhello ");
+                peer.send(
+                    "HTTP/1.1 101 X\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+                     X-Echo: twice\r\n\r\nhello ",
+                );
                 peer.send(content);
                 return double(&mut peer);
             }
@@ -84,7 +87,8 @@ fn double(peer: &mut Peer<TcpStream>) {
     drop(peer.stream.shutdown(Shutdown::Write));
 }
 
-/// Two nodes with an agent in front of `backend`; also returns the owner of the service and the other node.
+/// Two nodes with an agent in front of `backend`; also returns the owner of the service and the
+/// other node.
 fn with_agent(backend: &str) -> (Nodes, gw_agent::AgentHandle, usize, usize) {
     let nodes = Nodes::start(2);
     let (owner, other) = nodes.owner_and_other();
@@ -254,7 +258,8 @@ fn protocols_are_switched_and_each_half_ends_separately() {
     for content in ["", "content "] {
         let mut caller = nodes.connect(other);
         let fields = format!(
-            "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: a\r\nContent-Length: {}\r\n\r\n{content}",
+            "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: a\r\n\
+             Content-Length: {}\r\n\r\n{content}",
             content.len()
         );
         caller.send(nodes.request("GET /", &fields));
@@ -349,8 +354,9 @@ fn a_slow_reader_holds_up_the_backend() {
     caller.send(nodes.request("GET /", "\r\n"));
     let head = caller.response_head(&Method::GET).unwrap();
     assert_eq!(head.status, 200);
-    // Held bytes stay within windows, however long the caller does not read. Each response on the same tunnel gives the
-    // stalled one a turn to send a frame of 16 KiB: without windows, these turns would send 16 MiB.
+    // Held bytes stay within windows, however long the caller does not read. Each response on the
+    // same tunnel gives the stalled one a turn to send a frame of 16 KiB: without windows, these
+    // turns would send 16 MiB.
     eventually("the tunnel holds bytes", || {
         (nodes.tunnels(owner)[0].held_bytes > 0).then_some(())
     });
@@ -374,7 +380,8 @@ fn a_response_that_breaks_off_is_cut() {
     wait_until_idle(&nodes, owner);
 }
 
-/// The first frame of a link to `node` with this certificate, or nothing if the node ends the connection.
+/// The first frame of a link to `node` with this certificate, or nothing if the node ends the
+/// connection.
 fn first_frame(nodes: &Nodes, node: usize, alpn: &[u8], identity: Option<Identity>) -> Vec<u8> {
     let mut stream = node_peer::connect(nodes, node, alpn, identity);
     let mut frame = vec![0; 12];

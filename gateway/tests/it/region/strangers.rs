@@ -32,7 +32,8 @@ fn stall(nodes: &Nodes, from: Ipv4Addr, count: usize) -> Vec<TcpStream> {
         let mut stream = connect(nodes, from);
         // Fails if the connection was refused at once.
         drop(stream.write_all(&node_peer::client_hello(node_peer::ALPN_CONTROL)));
-        // Until the node has begun the handshake, or ended it. Otherwise it could begin many of them at a time.
+        // Until the node has begun the handshake, or ended it. Otherwise it could begin many of
+        // them at a time.
         stream.set_read_timeout(Some(SOON)).unwrap();
         drop(stream.peek(&mut [0]));
         stream
@@ -77,7 +78,8 @@ fn handshakes_of_strangers_with_a_node_are_bounded() {
     let config = config.replace("workers = 2", "workers = 1");
     fs::write(region.config(0), config).unwrap();
     region.restart(0);
-    // The header of a record with a ClientHello of 16,000 bytes (RFC 8446 §5.1 and §4), and all but its end.
+    // The header of a record with a ClientHello of 16,000 bytes (RFC 8446 §5.1 and §4), and all but
+    // its end.
     let mut hello = vec![0x16, 3, 1, 0x3e, 0x84, 1, 0, 0x3e, 0x80, 3, 3];
     hello.resize(HELLO, 0);
     let begin = |last| {
@@ -88,9 +90,11 @@ fn handshakes_of_strangers_with_a_node_are_bounded() {
     };
     drop(begin(2));
     let before = region.node(0).resident();
-    // On a busy machine the time of the handshakes may end meanwhile. The process keeps the memory of an attempt.
+    // On a busy machine the time of the handshakes may end meanwhile. The process keeps the memory
+    // of an attempt.
     let growth = (0..5).find_map(|_| {
-        // One more of the first address ends its first one, and the one of a fifth address the oldest of all.
+        // One more of the first address ends its first one, and the one of a fifth address the
+        // oldest of all.
         let firsts = (0..=PER_ADDRESS).map(|_| 2);
         let others = (PER_ADDRESS..=MOST).map(|number| 2 + (number / PER_ADDRESS) as u8);
         let all: Vec<TcpStream> = firsts.chain(others).map(begin).collect();

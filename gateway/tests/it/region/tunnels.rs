@@ -13,7 +13,8 @@ use crate::support::processes::nodes::{KEY, Nodes};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
-/// The announcement of a tunnel from 192.0.2.7:4660, as node `sender` writes it for the owner with this session.
+/// The announcement of a tunnel from 192.0.2.7:4660, as node `sender` writes it for the owner with
+/// this session.
 fn announcement(key: &[u8], sender: usize, session: u128) -> Vec<u8> {
     announcement_of(key, 7, sender, session)
 }
@@ -45,7 +46,8 @@ fn client_hello(nodes: &Nodes, alpn: &[u8]) -> Vec<u8> {
     hello
 }
 
-/// Bytes that a node answers before it ends the connection, or the first of them if it does not end it.
+/// Bytes that a node answers before it ends the connection, or the first of them if it does not end
+/// it.
 fn answer(mut socket: TcpStream, sent: &[u8]) -> Vec<u8> {
     let mut received = vec![0; 16];
     // Fails if the node has closed the connection already.
@@ -257,7 +259,8 @@ fn a_tunnel_does_not_wait_for_a_silent_owner_after_its_service_has_moved() {
         drop(agent);
         moved.elapsed() < Duration::from_secs(1)
     };
-    // A connection without an answer is given up after two seconds, more than one of which is left at least once.
+    // A connection without an answer is given up after two seconds, more than one of which is left
+    // at least once.
     assert!((0..5).any(|_| is_fast()));
     drop(full);
 }
@@ -269,7 +272,8 @@ fn tunnels_move_when_their_service_or_the_node_between_moves() {
     let _agent = nodes.run_agent(other, &backend::answering(OK));
     nodes.wait_for_tunnel(owner);
     let generation = nodes.tunnels(owner)[0].generation;
-    // The node that splices the connection leaves: the agent connects again before the old tunnel ends.
+    // The node that splices the connection leaves: the agent connects again before the old tunnel
+    // ends.
     let left: Vec<usize> = (0..3).filter(|node| *node != other).collect();
     nodes.place(&left);
     eventually("the agent has connected again", || {

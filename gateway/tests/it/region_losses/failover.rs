@@ -27,12 +27,15 @@ fn serve(postgres: &Postgres, folder: &Path, name: &str, port: u16) -> Served {
     process::serve(&mut process::serve_command(&path))
 }
 
-/// Starts HAProxy in front of both nodes. The first is active; the second is used while the first is down.
+/// Starts HAProxy in front of both nodes. The first is active; the second is used while the first
+/// is down.
 fn balancer(folder: &Path, port: u16, active: SocketAddr, standby: SocketAddr) -> Running {
     let config = format!(
-        "defaults\n    mode tcp\n    timeout connect 1s\n    timeout client 1m\n    timeout server 1m\n    timeout tunnel 1h\n\
+        "defaults\n    mode tcp\n    timeout connect 1s\n    timeout client 1m\n    timeout server \
+         1m\n    timeout tunnel 1h\n\
          frontend gw\n    bind 127.0.0.1:{port}\n    default_backend gw\n\
-         backend gw\n    default-server check inter 100ms fall 2 rise 2 send-proxy-v2 on-marked-down shutdown-sessions\n\
+         backend gw\n    default-server check inter 100ms fall 2 rise 2 send-proxy-v2 \
+         on-marked-down shutdown-sessions\n\
          \x20   server gw1 {active} on-marked-up shutdown-backup-sessions\n\
          \x20   server gw2 {standby} backup\n"
     );

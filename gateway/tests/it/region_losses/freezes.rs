@@ -1,4 +1,5 @@
-//! Nodes whose process stops for a while: requests queue on their sockets, and the records change meanwhile.
+//! Nodes whose process stops for a while: requests queue on their sockets, and the records change
+//! meanwhile.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -22,10 +23,12 @@ const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 /// Shorter than the lease of a node, which the others therefore do not declare dead.
 const FREEZE: Duration = Duration::from_millis(2500);
 
-/// Time for which a node stays frozen after the others have declared it dead, five seconds after its last sign of life.
+/// Time for which a node stays frozen after the others have declared it dead, five seconds after
+/// its last sign of life.
 const FREEZE_BEYOND_DEATH: Duration = Duration::from_secs(5);
 
-/// Stops the process of a node while it changes the region by `change` at another one, for [`FREEZE`] at least.
+/// Stops the process of a node while it changes the region by `change` at another one, for
+/// [`FREEZE`] at least.
 fn frozen(region: &Region, node: usize, change: impl FnOnce()) {
     let process = &region.node(node).process;
     process.signal("STOP");
@@ -65,7 +68,8 @@ fn token_request(credential: &Value) -> String {
     let body = body.to_string();
     let length = body.len();
     format!(
-        "POST /oauth/token HTTP/1.1\r\nHost: {APEX}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+        "POST /oauth/token HTTP/1.1\r\nHost: {APEX}\r\nContent-Type: application/json\r\n\
+         Content-Length: {length}\r\n\r\n{body}"
     )
 }
 

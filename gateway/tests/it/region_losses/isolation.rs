@@ -1,4 +1,5 @@
-//! Random requests to services of several accounts at several nodes, while nodes leave, are killed and join.
+//! Random requests to services of several accounts at several nodes, while nodes leave, are killed
+//! and join.
 //!
 //! `GW_REGION_REQUESTS` sets the number of requests, for longer runs by hand.
 
@@ -35,7 +36,8 @@ struct Service {
     answer: String,
 }
 
-/// Creates three accounts with three services each, every one with an agent and a backend of its own.
+/// Creates three accounts with three services each, every one with an agent and a backend of its
+/// own.
 fn services(region: &Region) -> (Vec<Service>, Vec<Running>) {
     let mut services = Vec::new();
     let mut agents = Vec::new();
@@ -125,7 +127,8 @@ impl RandomCaller {
         }
     }
 
-    /// Sends one request on a connection, to any service. Returns whether the connection can be used again.
+    /// Sends one request on a connection, to any service. Returns whether the connection can be
+    /// used again.
     fn send(&mut self, peer: &mut Caller) -> bool {
         let service = self.random.below(self.services.len());
         // One request in eight has the key of another service.

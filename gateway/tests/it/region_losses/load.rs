@@ -83,8 +83,8 @@ pub(crate) struct Outcome {
     /// Durations of successful requests.
     took: Vec<Duration>,
     pub(crate) failures: Vec<Failure>,
-    /// Connections that the gateway closed before the next request of a caller, which may send it again (RFC 9112
-    /// §9.3.1).
+    /// Connections that the gateway closed before the next request of a caller, which may send it
+    /// again (RFC 9112 §9.3.1).
     closed_before_request: usize,
 }
 
@@ -116,12 +116,17 @@ impl Load {
         let addresses: Arc<[SocketAddr]> =
             (0..nodes).map(|node| region.node(node).address).collect();
         let callers = (0..CALLERS).map(|number| {
-            let method = if number % 2 == 0 { Method::GET } else { Method::POST };
+            let method = if number % 2 == 0 {
+                Method::GET
+            } else {
+                Method::POST
+            };
             let caller = LoadCaller {
                 about: region.about(0),
                 addresses: Arc::clone(&addresses),
                 request: format!(
-                    "{method} / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 0\r\nX-Gw-Service-Key: {}\r\n\r\n",
+                    "{method} / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 0\r\n\
+                     X-Gw-Service-Key: {}\r\n\r\n",
                     region.service_key()
                 ),
                 stop: Arc::clone(&stop),
@@ -268,7 +273,8 @@ fn no_request_fails_while_all_nodes_are_replaced() {
     );
 }
 
-/// Waits until a killed process has closed these connections and its listeners. Its sockets close a moment after its end.
+/// Waits until a killed process has closed these connections and its listeners. Its sockets close a
+/// moment after its end.
 fn wait_until_closed(addresses: &[SocketAddr], connections: Vec<TcpStream>) {
     for mut connection in connections {
         connection.set_read_timeout(Some(SOON)).unwrap();
@@ -324,8 +330,8 @@ fn only_requests_in_flight_fail_when_nodes_are_killed() {
         .map(|failure| &failure.what)
         .collect();
     assert!(other.is_empty(), "{other:?}");
-    // A caller can lose one request at the killed node, and then one at the next node, whose link to it is not known to
-    // have ended.
+    // A caller can lose one request at the killed node, and then one at the next node, whose link
+    // to it is not known to have ended.
     let (answered, cut): (Vec<_>, Vec<_>) = outcome
         .failures
         .iter()
@@ -344,11 +350,13 @@ fn only_requests_in_flight_fail_when_nodes_are_killed() {
     let count = outcome.took.len();
     let failed = outcome.failures.len();
     eprintln!(
-        "{count} requests, {failed} in flight failed, median {median:?}, p99 {p99:?}, slowest {slowest:?}"
+        "{count} requests, {failed} in flight failed, median {median:?}, p99 {p99:?}, slowest \
+         {slowest:?}"
     );
 }
 
-/// Waits until the agent is back. Returns the time of its absence if requests can have waited for too long.
+/// Waits until the agent is back. Returns the time of its absence if requests can have waited for
+/// too long.
 fn await_agent(region: &Region, loss: &Loss) -> Option<(Instant, Instant)> {
     region.owner();
     loss.is_long_ago().then(|| (loss.at(), Instant::now()))

@@ -1,5 +1,5 @@
-//! A region that loses a node without any sign: its process is stopped, and sends nothing from then on. The kernel still
-//! acknowledges what it receives, so only silence tells that the node is lost.
+//! A region that loses a node without any sign: its process is stopped, and sends nothing from then
+//! on. The kernel still acknowledges what it receives, so only silence tells that the node is lost.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,9 @@ use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::process::Running;
 use crate::support::processes::region::Region;
 
-/// Longest time until a lost node costs nothing any more, on a slow machine: a region that has just started declares no
-/// node dead in its first 10 seconds. Without probes, connections to it end when TCP or a heartbeat notices the silence.
+/// Longest time until a lost node costs nothing any more, on a slow machine: a region that has just
+/// started declares no node dead in its first 10 seconds. Without probes, connections to it end
+/// when TCP or a heartbeat notices the silence.
 const NOTICED_WITHIN: Duration = Duration::from_secs(15);
 
 const _: () = assert!(NOTICED_WITHIN.as_secs() < TCP_DEAD_AFTER.as_secs());
@@ -120,7 +121,8 @@ fn requests_and_tunnels_leave_a_lost_owner_when_it_is_declared_dead() {
             (502, "GW_RELAY_ERROR")
         );
     }
-    // The request without a body is sent again, on the tunnel that the agent has opened to the next owner.
+    // The request without a body is sent again, on the tunnel that the agent has opened to the next
+    // owner.
     world.backend.wait_for_held();
     eprintln!("served again {:?} after the loss", lost.elapsed());
     assert!(lost.elapsed() < NOTICED_WITHIN, "{:?}", lost.elapsed());
@@ -198,7 +200,8 @@ fn tunnels_through_a_lost_node_and_requests_of_its_callers_end_at_the_owner() {
         (metric("gw_tunnels") == 0.0 && metric("gw_node_requests") == 0.0).then_some(())
     });
     assert!(lost.elapsed() < NOTICED_WITHIN, "{:?}", lost.elapsed());
-    // The agent cannot know. Another one, or the same after its balancer has noticed, takes its place.
+    // The agent cannot know. Another one, or the same after its balancer has noticed, takes its
+    // place.
     drop(world.agent.take());
     world.region.balance_to(&[world.third]);
     world.agent = Some(world.region.run_agent(&world.backend.url));

@@ -61,7 +61,8 @@ fn nodes_that_do_not_reach_each_other_stay_members_and_answer() {
     );
     let before = region.status(owner)["epoch"].clone();
     set(&region.peer_gates, Passage::Stalled);
-    // Links notice that they are dead after a while; until then requests of the other nodes' callers wait.
+    // Links notice that they are dead after a while; until then requests of the other nodes'
+    // callers wait.
     let refused = region.request(other);
     assert!(
         refused.starts_with("503 GW_NODE_UNAVAILABLE") || refused.starts_with("502 "),

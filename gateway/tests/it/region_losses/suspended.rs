@@ -1,4 +1,5 @@
-//! Nodes with `isolation = "refuse"` that reached neither PostgreSQL nor all other owners for too long.
+//! Nodes with `isolation = "refuse"` that reached neither PostgreSQL nor all other owners for too
+//! long.
 
 use crate::support::eventually;
 use crate::support::peers::backend;

@@ -1,4 +1,5 @@
-//! Two servers of PostgreSQL that take changes: an older primary beside a newer one, or two copies of one database.
+//! Two servers of PostgreSQL that take changes: an older primary beside a newer one, or two copies
+//! of one database.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -324,7 +325,10 @@ fn nodes_at_two_primaries_of_one_timeline_refuse_changes_and_one_is_outside() {
     let of_copy = copy.source("b");
     fs::remove_file(&name).unwrap();
     symlink(copy.socket(), &name).unwrap();
-    region.postgres.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()");
+    region.postgres.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type \
+                         = 'client backend' AND pid <> pg_backend_pid()",
+    );
     let names = [&socket, &name].map(|path| path.parent().unwrap().display().to_string());
     for node in [0, 1] {
         eventually("changes are refused", || {

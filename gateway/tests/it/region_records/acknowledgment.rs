@@ -1,4 +1,5 @@
-//! What a node acknowledges of a change: that it is in its history, and that it knows it after a crash.
+//! What a node acknowledges of a change: that it is in its history, and that it knows it after a
+//! crash.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -60,7 +61,8 @@ fn a_node_with_another_history_does_not_acknowledge_a_change() {
     };
     assert_eq!(enable_key(&region, 0, true), None);
     region.postgres.sql(
-        "CREATE TABLE kept_records AS TABLE gw.records; CREATE TABLE kept_changes AS TABLE gw.changes;
+        "CREATE TABLE kept_records AS TABLE gw.records;
+         CREATE TABLE kept_changes AS TABLE gw.changes;
          CREATE TABLE kept AS TABLE gw.region",
     );
     let kept = region.metric(0, "gw_store_revision");
@@ -75,9 +77,11 @@ fn a_node_with_another_history_does_not_acknowledge_a_change() {
     // As after a failover to a standby that lacks the last changes.
     region.engine_gates[1].set(Passage::Stalled);
     region.postgres.sql(&format!(
-        "BEGIN; DELETE FROM gw.records; DELETE FROM gw.changes; INSERT INTO gw.records TABLE kept_records; INSERT INTO gw.changes TABLE kept_changes;
+        "BEGIN; DELETE FROM gw.records; DELETE FROM gw.changes;
+         INSERT INTO gw.records TABLE kept_records; INSERT INTO gw.changes TABLE kept_changes;
          DELETE FROM gw.audit WHERE number > {kept};
-         UPDATE gw.region SET revision = kept.revision, last_change = kept.last_change, tag = kept.tag FROM kept;
+         UPDATE gw.region SET revision = kept.revision, last_change = kept.last_change,
+             tag = kept.tag FROM kept;
          COMMIT"
     ));
     eventually("one node follows the other history", || {

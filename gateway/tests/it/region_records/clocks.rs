@@ -22,7 +22,8 @@ const STEPS: [&str; 4] = ["+1h", "-1h", "+1d", "-1d"];
 const SERVICE_SCOPE: &str = "account:demo service:echo";
 
 impl Machine {
-    /// As [`Self::restart`], for a node that does not join. Returns the line of the log that says so.
+    /// As [`Self::restart`], for a node that does not join. Returns the line of the log that says
+    /// so.
     fn restart_refused(&self, region: &mut Region, node: usize) -> String {
         let command = &mut process::serve_command(&region.config(node));
         let (process, log) = start_logged(self.run(command));
@@ -80,7 +81,9 @@ fn clock_finding(found: &str) -> Value {
 /// A new access token of a node for the demo's service.
 fn token(region: &Region, node: usize, credential: &Value) -> String {
     let body = json!({
-        "client_id": credential["client_id"], "client_secret": credential["client_secret"], "scope": SERVICE_SCOPE,
+        "client_id": credential["client_id"],
+        "client_secret": credential["client_secret"],
+        "scope": SERVICE_SCOPE,
     })
     .to_string();
     let mut caller = connect_to(&region.about(node), APEX, &[b"http/1.1"], None);

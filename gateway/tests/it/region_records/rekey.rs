@@ -47,7 +47,8 @@ fn load(postgres: &Postgres, node: &str) -> Result<Snapshot, StoreError> {
 fn rows(postgres: &Postgres) -> String {
     const ROWS: &str = "
         SELECT (SELECT string_agg(row::text, ' ' ORDER BY kind, id) FROM gw.records row),
-            (SELECT string_agg(row::text, ' ') FROM gw.secrets row), (SELECT string_agg(row::text, ' ') FROM gw.changes row),
+            (SELECT string_agg(row::text, ' ') FROM gw.secrets row),
+            (SELECT string_agg(row::text, ' ') FROM gw.changes row),
             id, revision, last_change, tag, key_check FROM gw.region";
     postgres.sql(ROWS)
 }
@@ -233,7 +234,8 @@ fn the_copy_of_a_node_that_started_without_postgresql_is_written_again_with_the_
         .drain();
 }
 
-/// A statement of a node that joins while the key is replaced: its row has a tag of the earlier key.
+/// A statement of a node that joins while the key is replaced: its row has a tag of the earlier
+/// key.
 const JOIN: &str = "
     INSERT INTO gw.nodes (slot, session, state, peer_address, version, tag)
     SELECT 7, gen_random_uuid(), 'joining', '127.0.0.1:1', '1', '' FROM gw.region
@@ -243,7 +245,8 @@ const JOIN: &str = "
 fn a_node_that_joins_while_the_key_is_replaced_waits_and_gets_no_row_of_the_earlier_key() {
     let Some(postgres) = region() else { return };
     let config = postgres.config(Path::new("/nowhere"));
-    // Everything but the nodes is written; the replacement goes on when the other statement waits for it.
+    // Everything but the nodes is written; the replacement goes on when the other statement waits
+    // for it.
     postgres.sql(
         "CREATE TABLE checked AS SELECT key_check AS earlier FROM gw.region;
          CREATE FUNCTION await() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -481,9 +484,10 @@ fn no_request_and_no_change_fails_while_the_key_of_running_nodes_is_replaced() {
 
 /// Entries of the audit log about agents.
 fn enrollments(region: &Region) -> String {
-    region
-        .postgres
-        .sql("SELECT string_agg(number || action, ' ' ORDER BY number) FROM gw.audit WHERE action ~ 'agent|enroll'")
+    region.postgres.sql(
+        "SELECT string_agg(number || action, ' ' ORDER BY number) FROM gw.audit WHERE action \
+              ~ 'agent|enroll'",
+    )
 }
 
 #[test]

@@ -39,8 +39,8 @@ fn status(region: &Region, caller: &mut Caller) -> io::Result<u16> {
     Ok(caller.try_response(&Method::GET)?.status.as_u16())
 }
 
-/// Replaces the process of the node and changes records. `None` if the replaced process may have closed an idle connection before it
-/// was used again.
+/// Replaces the process of the node and changes records. `None` if the replaced process may have
+/// closed an idle connection before it was used again.
 fn replaced(region: &Region, successors: &mut Vec<Successor>) -> Option<()> {
     let node = region.node(0);
     let mut kept = region.connect(0);

@@ -1,4 +1,5 @@
-//! The store on PostgreSQL: commits, concurrent writers, lost replies, crashes of the server, sealed secrets.
+//! The store on PostgreSQL: commits, concurrent writers, lost replies, crashes of the server,
+//! sealed secrets.
 //!
 //! `GW_STORE_KILLS` sets how often the server is killed or stopped, for longer runs by hand.
 
@@ -237,7 +238,8 @@ fn a_commit_with_a_lost_reply_is_made_once() {
     store.load().unwrap();
     let mut position = at(&postgres, 0);
     for n in 0..5 {
-        // The statement is prepared by the first commit, so that later ones lose the reply of the commit itself.
+        // The statement is prepared by the first commit, so that later ones lose the reply of the
+        // commit itself.
         let id = format!("acme{n}");
         if n > 0 {
             proxy.lose_the_next_reply();
@@ -364,7 +366,8 @@ fn a_database_that_does_not_fit_is_refused_with_the_reason() {
     let mut other = good();
     other.keys = gw_region::RegionKey::new([1; 32]).into();
     assert!(refusal(other).contains("the region key differs"));
-    // Nodes are upgraded one after another: the tables of the next version can be used, and no later ones.
+    // Nodes are upgraded one after another: the tables of the next version can be used, and no
+    // later ones.
     let known: usize = postgres
         .sql("SELECT schema FROM gw.region")
         .parse()

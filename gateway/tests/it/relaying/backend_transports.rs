@@ -353,8 +353,8 @@ fn a_rewritten_host_is_mapped_back_in_responses() {
         while let Ok((head, ..)) = peer.request() {
             let (host, name) = (&head.authority, head.authority.host());
             let fields = format!(
-                "Location: http://{host}/login\r\nContent-Location: /a\r\nRefresh: 5; url=http://{host}/\r\n\
-                 Set-Cookie: a=b; Domain={name}; Path=/\r\n"
+                "Location: http://{host}/login\r\nContent-Location: /a\r\n\
+                 Refresh: 5; url=http://{host}/\r\nSet-Cookie: a=b; Domain={name}; Path=/\r\n"
             );
             peer.send(match &head.upgrade {
                 Some(protocol) => format!(

@@ -1,4 +1,5 @@
-//! Responses that are complete before their requests: the rest of the request body goes on to the backend.
+//! Responses that are complete before their requests: the rest of the request body goes on to the
+//! backend.
 
 mod leaving_callers;
 
@@ -48,7 +49,8 @@ fn accepting() -> (String, Receiver<Vec<u8>>) {
     )
 }
 
-/// Sends a request whose response arrives before the rest of its body. Returns the id of the request.
+/// Sends a request whose response arrives before the rest of its body. Returns the id of the
+/// request.
 fn upload_through(
     caller: &mut Caller,
     head: &str,
@@ -104,7 +106,8 @@ fn crossings(demo: &Demo) -> u64 {
         .sum()
 }
 
-/// A connection whose requests cross workers, or do not. The kernel may give any number of connections to the same worker.
+/// A connection whose requests cross workers, or do not. The kernel may give any number of
+/// connections to the same worker.
 fn caller_that(demo: &Demo, crosses: bool, bodies: &Receiver<Vec<u8>>) -> Caller {
     for _ in 0..100 {
         let before = crossings(demo);
@@ -186,7 +189,8 @@ fn the_rest_of_a_body_reaches_the_backend_from_an_http2_caller() {
         gw_shared::http2::stream::send(&mut sent, body.slice(FIRST..), true)
             .await
             .unwrap();
-        // The receiver of the backend's thread blocks this one, so the frames have to be sent first.
+        // The receiver of the backend's thread blocks this one, so the frames have to be sent
+        // first.
         while tunnels(&demo)[0].in_flight > 0 {
             gw_shared::runtime::yield_now().await;
         }

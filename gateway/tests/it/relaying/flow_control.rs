@@ -19,8 +19,8 @@ const MIB: usize = 1024 * 1024;
 /// Bytes of a race that the test ends itself.
 const FOR_EVER: usize = usize::MAX / 2;
 
-/// `/endless` sends until the connection ends. `/sink` reads its body and never answers. `/deaf` does not read its body
-/// until the caller disconnects. Other requests are answered at once.
+/// `/endless` sends until the connection ends. `/sink` reads its body and never answers. `/deaf`
+/// does not read its body until the caller disconnects. Other requests are answered at once.
 fn serve(mut peer: Peer<TcpStream>) {
     while let Ok(head) = peer.request_head() {
         if head.target.as_str() == "/endless" {
@@ -69,8 +69,8 @@ fn stalled_downloads(demo: &Demo, callers: usize) -> Vec<Caller> {
         .collect()
 }
 
-/// Waits until the streams of the callers are full: the held bytes have not changed for a while and are `at_least` this
-/// many. Returns them.
+/// Waits until the streams of the callers are full: the held bytes have not changed for a while and
+/// are `at_least` this many. Returns them.
 fn held_once_full(demo: &Demo, at_least: usize) -> usize {
     let mut before = 0;
     let mut unchanged = 0;
@@ -151,8 +151,8 @@ fn a_small_request_passes_while_all_other_streams_are_full() {
 fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
     let _turn = turn();
     const STREAMS: usize = 64;
-    // One account may hold half of it, or a quarter while kernel memory of its callers takes the most that it may. The first
-    // streams have large windows, and the others the least.
+    // One account may hold half of it, or a quarter while kernel memory of its callers takes the
+    // most that it may. The first streams have large windows, and the others the least.
     const MEMORY: usize = 10 * STREAMS * LEAST as usize;
     let demo = start(8 * STREAMS as u32, |config| config.relay_memory = MEMORY);
     let mut callers = stalled_downloads(&demo, STREAMS);
@@ -161,17 +161,20 @@ fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
         (tunnels(&demo)[0].window < FIRST).then_some(())
     });
     let held = held_once_full(&demo, MIB);
-    // Each stream got at most its share at its start, and the shares of the first streams were larger.
+    // Each stream got at most its share at its start, and the shares of the first streams were
+    // larger.
     assert!(held <= MEMORY, "{} KiB", held / 1024);
 
-    // A few more than half of the memory has room for: bytes still move on into the callers' sockets.
+    // A few more than half of the memory has room for: bytes still move on into the callers'
+    // sockets.
     let mut late = loop {
         let mut caller = connect(&demo);
         caller.send(get(&demo, "/endless"));
         let head = caller.response_head(&Method::GET).unwrap();
         if head.status == 200 {
             callers.push(caller);
-            // Half of the memory, if the kernel holds little for its callers yet, in streams with the least windows.
+            // Half of the memory, if the kernel holds little for its callers yet, in streams with
+            // the least windows.
             assert!(
                 callers.len() <= 5 * STREAMS,
                 "one account has more than its share"
@@ -203,8 +206,9 @@ fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
 #[test]
 fn kernel_memory_of_stalled_callers_is_bounded_counted_and_released() {
     let _turn = turn();
-    // Far below the share of the account before the gateway has measured any connection, however slow the machine is:
-    // each socket starts with at most 128 KiB of unsent bytes and can hold twice that.
+    // Far below the share of the account before the gateway has measured any connection, however
+    // slow the machine is: each socket starts with at most 128 KiB of unsent bytes and can hold
+    // twice that.
     const CALLERS: usize = 100;
     let demo = start(512, |config| config.relay_memory = 512 * MIB);
     let report = || reports(&demo).remove(0);
@@ -227,8 +231,8 @@ fn kernel_memory_of_stalled_callers_is_bounded_counted_and_released() {
     });
 }
 
-/// Starts downloads that read until they have `total` bytes together. Returns the shared byte count and the threads,
-/// whose results are their own byte counts.
+/// Starts downloads that read until they have `total` bytes together. Returns the shared byte count
+/// and the threads, whose results are their own byte counts.
 fn race(
     demo: &Demo,
     downloads: usize,
@@ -265,7 +269,8 @@ fn streams_of_one_tunnel_share_it_evenly() {
     for caller in &callers {
         caller.stream.sock.set_nonblocking(true).unwrap();
     }
-    // One thread reads from all connections in turn, so that the shares do not depend on the scheduling of threads of the test.
+    // One thread reads from all connections in turn, so that the shares do not depend on the
+    // scheduling of threads of the test.
     while shares.iter().sum::<usize>() < 128 * MIB {
         let before = shares.clone();
         for (caller, share) in callers.iter_mut().zip(&mut shares) {

@@ -30,7 +30,8 @@ struct Seen {
     framing: Vec<String>,
 }
 
-/// A backend that reads bodies by their framing, declines every upgrade, and keeps its connections open.
+/// A backend that reads bodies by their framing, declines every upgrade, and keeps its connections
+/// open.
 fn declining() -> (String, Receiver<Seen>) {
     let (sender, receiver) = mpsc::channel();
     let connections = AtomicUsize::new(0);
@@ -254,8 +255,8 @@ fn framing_fields_with_underscores_are_dropped_in_both_directions() {
             let length = head.headers.get("content-length").cloned();
             sender.send((names, length, body)).unwrap();
             peer.send(
-                "HTTP/1.1 200 OK\r\ncontent_length: 1\r\nCONTENT_LENGTH: 7\r\nTransfer_Encoding: chunked\r\nX_Own: 1\r\n\
-                 Content-Length: 0003\r\n\r\nabc",
+                "HTTP/1.1 200 OK\r\ncontent_length: 1\r\nCONTENT_LENGTH: 7\r\n\
+                 Transfer_Encoding: chunked\r\nX_Own: 1\r\nContent-Length: 0003\r\n\r\nabc",
             );
         }
     })));
@@ -344,7 +345,8 @@ fn bodiless_responses_keep_a_content_length_only_where_it_is_allowed() {
         while let Ok(head) = peer.request_head() {
             let status = &head.target.as_str()[1..];
             peer.send(format!(
-                "HTTP/1.1 103 Early Hints\r\nContent-Length: 3\r\nLink: </a>\r\n\r\nHTTP/1.1 {status} X\r\n"
+                "HTTP/1.1 103 Early Hints\r\nContent-Length: 3\r\nLink: </a>\r\n\r\n\
+                 HTTP/1.1 {status} X\r\n"
             ));
             peer.send("Content-Length: 7\r\n\r\n");
         }
@@ -394,7 +396,8 @@ fn bodiless_responses_keep_a_content_length_only_where_it_is_allowed() {
     }
 }
 
-/// Sends `frames` on a new connection. Returns the error code of the reset of stream 1; `None` if it was answered.
+/// Sends `frames` on a new connection. Returns the error code of the reset of stream 1; `None` if
+/// it was answered.
 fn reset_of(demo: &Demo, frames: &[Vec<u8>]) -> Option<u32> {
     on_a_reactor(async {
         let mut stream = tls(&demo.about).await;
@@ -496,16 +499,17 @@ fn framing_fields_in_trailers_are_dropped_in_both_directions() {
         while let Ok((_, _, trailers)) = peer.request() {
             sender.send(trailers).unwrap();
             peer.send(
-                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nContent-Length: 9\r\nTransfer-Encoding: chunked\r\n\
-                 Connection: close\r\nUpgrade: h2c\r\ncontent_length: 9\r\nX-Sum: 1\r\n\r\n",
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nContent-Length: 9\r\n\
+                 Transfer-Encoding: chunked\r\nConnection: close\r\nUpgrade: h2c\r\n\
+                 content_length: 9\r\nX-Sum: 1\r\n\r\n",
             );
         }
     })));
     let only_sum = Fields::from_iter([("x-sum".parse().unwrap(), HeaderValue::from_static("1"))]);
     let mut caller = connect(&demo);
     for _ in 0..2 {
-        let body = "0\r\nContent-Length: 9\r\nTransfer-Encoding: chunked\r\nConnection: close\r\ncontent_length: 9\r\n\
-                    Upgrade: h2c\r\nHost: h\r\nX-Sum: 1\r\n\r\n";
+        let body = "0\r\nContent-Length: 9\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\
+                    content_length: 9\r\nUpgrade: h2c\r\nHost: h\r\nX-Sum: 1\r\n\r\n";
         caller.send(request(
             &demo,
             "POST /",

@@ -163,8 +163,8 @@ fn trailers_over_the_limits_are_malformed() {
     });
 }
 
-/// A header block of a request that decodes to some hundred bytes plus 4,032 bytes per repetition: it adds a field to
-/// the dynamic table and then refers to it (RFC 7541 §2.3.3).
+/// A header block of a request that decodes to some hundred bytes plus 4,032 bytes per repetition:
+/// it adds a field to the dynamic table and then refers to it (RFC 7541 §2.3.3).
 fn amplified(repetitions: usize) -> Vec<u8> {
     let mut block = http2_frames::get("/", None);
     block.extend([0x40, 1, b'x', 127, 0xa0, 0x1e]);
@@ -261,7 +261,8 @@ impl RawCaller {
         payloads
     }
 
-    /// Receives the end of the connection. Asserts that it is GOAWAY with this error code (RFC 9113 §6.8).
+    /// Receives the end of the connection. Asserts that it is GOAWAY with this error code (RFC 9113
+    /// §6.8).
     fn assert_ended_for(&mut self, code: u8) {
         self.receive_until(GOAWAY);
         let goaway = self.payloads(GOAWAY);
@@ -296,7 +297,8 @@ fn a_longer_block_ends_the_connection_without_a_response() {
     }
 }
 
-/// h2 answers a list that is over the limit only when it is decoded: with RFC 6585's 431 and nothing else.
+/// h2 answers a list that is over the limit only when it is decoded: with RFC 6585's 431 and
+/// nothing else.
 #[test]
 fn a_list_that_decodes_to_more_gets_a_plain_431() {
     // `:status`, as Huffman code (RFC 7541 appendix B).

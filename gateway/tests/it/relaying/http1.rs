@@ -19,15 +19,20 @@ fn the_backend_gets_the_request_and_the_client_address() {
     let demo = demo(Some(backend::start(move |mut peer| {
         let (head, body, _) = peer.request().unwrap();
         seen.send((head, body)).unwrap();
-        peer.send("HTTP/1.1 201 Made\r\nContent-Length: 2\r\nX-Own: 1\r\nX-Gw-Status: forged\r\nConnection: x-hop\r\nX-Hop: 1\r\n\r\nok");
+        peer.send(
+            "HTTP/1.1 201 Made\r\nContent-Length: 2\r\nX-Own: 1\r\nX-Gw-Status: forged\r\n\
+             Connection: x-hop\r\nX-Hop: 1\r\n\r\nok",
+        );
     })));
     let mut caller = connect(&demo);
     caller.send(request(
         &demo,
         "PATCH /a%2Fb//c?x=%00&y",
-        "Authorization: Basic eDp5\r\nX-Forwarded-For: 10.1.1.1\r\nX-Gw-Request-Id: mine\r\nConnection: X-Drop\r\n\
-         X-Drop: 1\r\nX_Forwarded_For: 10.2.2.2\r\nX-Forwarded_Proto: http\r\nX_Forwarded-Host: forged\r\n\
-         X_Gw_Request_Id: forged\r\nX-Gw-Timing: forged\r\nKeep-Alive: 5\r\nX-Two: a\r\nX-Two: b\r\nVia: 1.0 first\r\nContent-Length: 5\r\n\r\nhello",
+        "Authorization: Basic eDp5\r\nX-Forwarded-For: 10.1.1.1\r\nX-Gw-Request-Id: mine\r\n\
+         Connection: X-Drop\r\nX-Drop: 1\r\nX_Forwarded_For: 10.2.2.2\r\n\
+         X-Forwarded_Proto: http\r\nX_Forwarded-Host: forged\r\nX_Gw_Request_Id: forged\r\n\
+         X-Gw-Timing: forged\r\nKeep-Alive: 5\r\nX-Two: a\r\nX-Two: b\r\nVia: 1.0 first\r\n\
+         Content-Length: 5\r\n\r\nhello",
     ));
     let response = caller.response();
     assert_eq!(
@@ -90,7 +95,8 @@ fn the_backend_gets_the_request_and_the_client_address() {
     }
 }
 
-/// Fields by which a caller could choose the links that a backend makes, or the address that it sees.
+/// Fields by which a caller could choose the links that a backend makes, or the address that it
+/// sees.
 const FORWARDING: [&str; 13] = [
     "Forwarded: host=evil.example;proto=http",
     "X-Forwarded-Port: 81",
@@ -162,7 +168,8 @@ fn bodies_of_every_framing_arrive_complete() {
             let text = format!("{:?} {} {trailer}", head.framing, body.len());
             let chunks: String = text.chars().map(|c| format!("1\r\n{c}\r\n")).collect();
             peer.send(format!(
-                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}0\r\nX-After: yes\r\nContent-Length: 9\r\n\r\n"
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}0\r\nX-After: yes\r\n\
+                 Content-Length: 9\r\n\r\n"
             ));
         }
     })));
@@ -300,7 +307,8 @@ fn absolute_form_and_http_1_0_are_accepted() {
     let mut caller = connect(&demo);
     let key = &demo.about.service_key;
     caller.send(format!(
-        "GET https://{HOST}/abs?q HTTP/1.1\r\nHost: elsewhere.example\r\nX-Gw-Service-Key: {key}\r\n\r\n"
+        "GET https://{HOST}/abs?q HTTP/1.1\r\nHost: elsewhere.example\r\n\
+         X-Gw-Service-Key: {key}\r\n\r\n"
     ));
     let seen = caller.response().json();
     assert_eq!(seen["target"], "/abs?q");

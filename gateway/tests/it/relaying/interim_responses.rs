@@ -7,12 +7,19 @@ use crate::support::peers::caller::{connect, get, request};
 use crate::support::peers::http2_caller::{on_a_reactor, whole};
 use crate::support::peers::{backend, http2_caller};
 
-/// A backend that sends 103 responses, then 100 if the request expects it, then the body that it received.
+/// A backend that sends 103 responses, then 100 if the request expects it, then the body that it
+/// received.
 fn hinting() -> String {
     backend::start(|mut peer| {
         while let Ok(head) = peer.request_head() {
-            peer.send("HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\nX-Gw-Status: forged\r\n\r\n");
-            peer.send("HTTP/1.1 103 Early Hints\r\nLink: </b.css>; rel=preload\r\nConnection: x\r\nX: 1\r\n\r\n");
+            peer.send(
+                "HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\nX-Gw-Status: forged\r\n\
+                 \r\n",
+            );
+            peer.send(
+                "HTTP/1.1 103 Early Hints\r\nLink: </b.css>; rel=preload\r\nConnection: x\r\n\
+                 X: 1\r\n\r\n",
+            );
             if head.expects_continue {
                 peer.send("HTTP/1.1 100 Continue\r\n\r\n");
             }
@@ -119,7 +126,8 @@ fn the_apex_answers_expect_100_continue() {
     let demo = demo(None);
     let mut caller = connect(&demo);
     caller.send(
-        "POST /oauth/token HTTP/1.1\r\nHost: eu1.gw.localhost\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n",
+        "POST /oauth/token HTTP/1.1\r\nHost: eu1.gw.localhost\r\nExpect: 100-continue\r\n\
+         Content-Length: 3\r\n\r\n",
     );
     assert_eq!(
         caller.response_head(&Method::POST).unwrap().status,

@@ -177,14 +177,17 @@ fn a_missing_date_is_added_and_an_existing_one_kept() {
 
 #[test]
 fn fields_for_the_other_end_pass_unchanged() {
-    const REQUEST: &str = "x-unknown: 1\r\nauthorization: Digest username=\"a\", uri=\"/\"\r\naccept-encoding: br;q=0.5\r\n\
-                           if-match: \"a\", W/\"b\"\r\nif-none-match: *\r\nif-modified-since: yesterday\r\n\
-                           if-unmodified-since: Sunday, 06-Nov-94 08:49:37 GMT\r\nif-range: \"a\"\r\nrange: bytes=0-1, 4-\r\n\
-                           x-unknown: 2\r\n";
-    const RESPONSE: &str = "date: Sun, 06 Nov 1994 08:49:37 GMT\r\nwww-authenticate: Basic realm=\"a, b\"\r\nx-unknown: 1\r\n\
-                            www-authenticate: Digest realm=\"c\"\r\nallow: GET, X, \r\nvary: accept, cookie\r\n\
-                            cache-control: no-transform\r\ncontent-encoding: gzip\r\n\
-                            proxy-authenticate: Basic realm=\"d\"\r\nx-unknown: 2\r\n";
+    const REQUEST: &str = "x-unknown: 1\r\nauthorization: Digest username=\"a\", uri=\"/\"\r\n\
+                           accept-encoding: br;q=0.5\r\nif-match: \"a\", W/\"b\"\r\n\
+                           if-none-match: *\r\nif-modified-since: yesterday\r\n\
+                           if-unmodified-since: Sunday, 06-Nov-94 08:49:37 GMT\r\n\
+                           if-range: \"a\"\r\nrange: bytes=0-1, 4-\r\nx-unknown: 2\r\n";
+    const RESPONSE: &str = "date: Sun, 06 Nov 1994 08:49:37 GMT\r\n\
+                            www-authenticate: Basic realm=\"a, b\"\r\nx-unknown: 1\r\n\
+                            www-authenticate: Digest realm=\"c\"\r\nallow: GET, X, \r\n\
+                            vary: accept, cookie\r\ncache-control: no-transform\r\n\
+                            content-encoding: gzip\r\nproxy-authenticate: Basic realm=\"d\"\r\n\
+                            x-unknown: 2\r\n";
     let lines = |fields: &Fields| -> String {
         let known = REQUEST.to_owned() + RESPONSE;
         let line = |(name, value): (&HeaderName, &HeaderValue)| {
@@ -255,8 +258,9 @@ fn hop_by_hop_and_gateway_fields_of_responses_are_dropped() {
     let demo = demo(Some(backend::start(|mut peer| {
         while peer.request().is_ok() {
             peer.send(
-                "HTTP/1.1 200 OK\r\nConnection: keep-alive, X-Private\r\nKeep-Alive: timeout=5\r\nX-Private: 1\r\n\
-                 Proxy-Connection: x\r\nX-Gw-Status: forged\r\nX-Kept: 1\r\nContent-Length: 0\r\n\r\n",
+                "HTTP/1.1 200 OK\r\nConnection: keep-alive, X-Private\r\nKeep-Alive: timeout=5\r\n\
+                 X-Private: 1\r\nProxy-Connection: x\r\nX-Gw-Status: forged\r\nX-Kept: 1\r\n\
+                 Content-Length: 0\r\n\r\n",
             );
         }
     })));

@@ -1,4 +1,5 @@
-//! Memory of a gateway process under modified agents that send all they may, to callers that read nothing.
+//! Memory of a gateway process under modified agents that send all they may, to callers that read
+//! nothing.
 
 mod kernel_memory;
 
@@ -33,9 +34,11 @@ const RELAY_MEMORY: usize = 64 * MIB;
 const REQUESTS: usize = 600;
 /// Requests on one connection of HTTP/2.
 const HTTP2_REQUESTS: usize = 100;
-/// Memory of an open request beside what is charged for it, in the gateway process: its task and its records.
+/// Memory of an open request beside what is charged for it, in the gateway process: its task and
+/// its records.
 const REQUEST: usize = 16 * 1024;
-/// Memory of the process that does not depend on the number of requests: buffers of the tunnels, the log and the allocator.
+/// Memory of the process that does not depend on the number of requests: buffers of the tunnels,
+/// the log and the allocator.
 const PROCESS: usize = 8 * MIB;
 
 /// A gateway process with one worker and an account for each of `accounts`.
@@ -321,8 +324,8 @@ impl Attack {
     }
 }
 
-/// Runs an attack of each account after the other. Asserts that the process grows by no more than `most`, and what open
-/// requests need besides.
+/// Runs an attack of each account after the other. Asserts that the process grows by no more than
+/// `most`, and what open requests need besides.
 fn assert_growth(
     accounts: &'static [&'static str],
     protocol: Protocol,

@@ -26,8 +26,8 @@ fn target_backend() -> String {
     })
 }
 
-/// Targets with every visible ASCII character except `#` and, in the path, `?`; each short enough for an HPACK string
-/// with a one-byte length.
+/// Targets with every visible ASCII character except `#` and, in the path, `?`; each short enough
+/// for an HPACK string with a one-byte length.
 fn targets() -> Vec<String> {
     let visible: Vec<char> = ('!'..='~').filter(|character| *character != '#').collect();
     let pieces = visible

@@ -1,4 +1,5 @@
-//! Request smuggling: bytes that one party takes for the body of a message, and another for the next message.
+//! Request smuggling: bytes that one party takes for the body of a message, and another for the
+//! next message.
 
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -67,8 +68,8 @@ fn is_last(caller: &mut Caller, connection: &str, what: &str) {
     assert!(caller.is_closed(), "{what}");
 }
 
-/// Asserts that the backend gets nothing but `expected`, each with this body, and the request of this function. That one
-/// follows on a connection of the pool whatever was sent there.
+/// Asserts that the backend gets nothing but `expected`, each with this body, and the request of
+/// this function. That one follows on a connection of the pool whatever was sent there.
 fn is_all(demo: &Demo, seen: &Receiver<Seen>, expected: &[(&str, &[u8])], what: &str) {
     let mut caller = connect(demo);
     caller.send(get(demo, "/last"));
@@ -206,8 +207,9 @@ fn bytes_behind_an_upgrade_wait_for_the_backend_to_switch() {
     let smuggled = smuggled(&demo);
     let mut caller = connect(&demo);
     let fields = format!(
-        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
-         X-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\nX-Count: {}\r\n\r\n",
+        "Connection: Upgrade\r\nUpgrade: websocket\r\n\
+         Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nX-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\
+         X-Count: {}\r\n\r\n",
         smuggled.len()
     );
     caller.send(request(&demo, "GET /", &fields) + &smuggled);
@@ -237,8 +239,8 @@ fn a_request_with_content_length_and_transfer_encoding_is_refused() {
     let (url, seen) = recording(|_| (OK, Then::Reads));
     let demo = demo(Some(url));
     let smuggled = smuggled(&demo);
-    // For a reader of the length the smuggled request is of the body, for a reader of the coding it follows, or the other
-    // way round.
+    // For a reader of the length the smuggled request is of the body, for a reader of the coding it
+    // follows, or the other way round.
     let all = 5 + smuggled.len();
     let some = 4;
     let chunk = format!("{:x}\r\n{smuggled}\r\n0\r\n\r\n", smuggled.len());
@@ -249,15 +251,18 @@ fn a_request_with_content_length_and_transfer_encoding_is_refused() {
         format!("Content-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n{chunk}"),
         format!("Content-Length: {all}\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n{smuggled}"),
         format!(
-            "Content-Length: {all}\r\nTransfer-Encoding: identity, chunked\r\n\r\n0\r\n\r\n{smuggled}"
+            "Content-Length: {all}\r\nTransfer-Encoding: identity, chunked\r\n\r\n0\r\n\r\n\
+             {smuggled}"
         ),
         format!("Content-Length: {all}\r\nTransfer-Encoding:\r\n\r\n0\r\n\r\n{smuggled}"),
         format!(
-            "Content-Length: {all}\r\nTransfer-Encoding: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{smuggled}"
+            "Content-Length: {all}\r\nTransfer-Encoding: x\r\nTransfer-Encoding: chunked\r\n\r\n\
+             0\r\n\r\n{smuggled}"
         ),
         // Naming a field in `Connection` does not remove it before it is checked.
         format!(
-            "Connection: Content-Length\r\nContent-Length: {all}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{smuggled}"
+            "Connection: Content-Length\r\nContent-Length: {all}\r\nTransfer-Encoding: chunked\r\n\
+             \r\n0\r\n\r\n{smuggled}"
         ),
     ] {
         let mut caller = connect(&demo);
@@ -273,8 +278,8 @@ fn a_request_with_content_length_and_transfer_encoding_is_refused() {
     is_all(&demo, &seen, &[], "both framings");
 }
 
-/// Sends two requests on one connection; returns the code of the first response. Asserts that the second request was
-/// answered by itself, on another connection of the backend.
+/// Sends two requests on one connection; returns the code of the first response. Asserts that the
+/// second request was answered by itself, on another connection of the backend.
 fn is_not_followed_by_a_forged_response(
     demo: &Demo,
     seen: &Receiver<Seen>,
@@ -406,7 +411,8 @@ fn a_response_that_ends_with_its_connection_is_not_followed_by_another() {
             Then::Closes,
         ),
         "/1.0-keep-alive" => (
-            "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\n\r\nfirst HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged",
+            "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\n\r\nfirst HTTP/1.1 200 OK\r\n\
+             Content-Length: 6\r\n\r\nforged",
             Then::Closes,
         ),
         "/1.1" => (
@@ -414,8 +420,8 @@ fn a_response_that_ends_with_its_connection_is_not_followed_by_another() {
             Then::Closes,
         ),
         "/1.0-chunked" => (
-            "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n\
-             HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged",
+            "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\
+             \r\nHTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged",
             Then::Reads,
         ),
         _ => (OK, Then::Reads),

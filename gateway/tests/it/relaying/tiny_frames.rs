@@ -1,4 +1,5 @@
-//! Bodies in one-byte pieces for a receiver that does not read: memory use, and other requests on the same connection.
+//! Bodies in one-byte pieces for a receiver that does not read: memory use, and other requests on
+//! the same connection.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -29,8 +30,8 @@ fn byte(number: usize) -> u8 {
     (number % 251) as u8
 }
 
-/// `/tiny` answers with a block for each message of `blocks`, then with `tiny` chunks of one byte. Other requests are
-/// answered at once.
+/// `/tiny` answers with a block for each message of `blocks`, then with `tiny` chunks of one byte.
+/// Other requests are answered at once.
 fn serve(mut peer: Peer<TcpStream>, blocks: &Mutex<Receiver<()>>, tiny: usize) {
     while let Ok(head) = peer.request_head() {
         if head.target.as_str() != "/tiny" {
@@ -90,8 +91,8 @@ fn crossings(demo: &Demo) -> u64 {
         .sum()
 }
 
-/// Asserts that a stalled caller gets its complete response once it reads, and that its tunnel serves other requests
-/// until then.
+/// Asserts that a stalled caller gets its complete response once it reads, and that its tunnel
+/// serves other requests until then.
 fn stalls_alone(demo: &Demo, more: Sender<()>, mut slow: Caller, tiny: usize) {
     let tunnel = || tunnels(demo).swap_remove(0);
     let generation = tunnel().generation;
@@ -186,7 +187,8 @@ fn pieces_and_trailers_keep_their_order() {
     let stream = tunnel.request();
     tunnel.0.send(begun(stream));
     assert_eq!(slow.response_head(&Method::GET).unwrap().status, 200);
-    // Alternates small and large pieces until the socket buffers of the caller are full. The window still has room.
+    // Alternates small and large pieces until the socket buffers of the caller are full. The window
+    // still has room.
     let mut sent = Vec::new();
     let waits = |demo: &Demo| {
         tunnels(demo)

@@ -14,8 +14,8 @@ use crate::support::peers::http2_caller::{data, on_a_reactor};
 use crate::support::peers::{backend, http2_caller};
 use crate::support::tunnels;
 
-/// A backend that accepts the requested protocol, then echoes every byte twice. It ends its half after the other half
-/// has ended.
+/// A backend that accepts the requested protocol, then echoes every byte twice. It ends its half
+/// after the other half has ended.
 fn doubling() -> String {
     backend::start(|mut peer| {
         while let Ok(head) = peer.request_head() {
@@ -37,7 +37,8 @@ fn doubling() -> String {
                 .map(accept_of)
                 .unwrap_or_default();
             peer.send(format!(
-                "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {}\r\nX-Method: {}\r\n{accept}\r\nhello ",
+                "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {}\r\n\
+                 X-Method: {}\r\n{accept}\r\nhello ",
                 protocol.as_str(),
                 head.method
             ));
@@ -86,8 +87,8 @@ fn with_content(demo: &Demo, line: &str, content: &str) -> String {
     request(demo, line, &fields)
 }
 
-/// A backend as the daemon of Docker: reads the content of a request to switch protocols, answers 101 and the content, and echoes
-/// every byte twice.
+/// A backend as the daemon of Docker: reads the content of a request to switch protocols, answers
+/// 101 and the content, and echoes every byte twice.
 fn daemon() -> String {
     backend::start(|mut peer| {
         while let Ok((head, body, _)) = peer.request() {
@@ -201,7 +202,10 @@ fn the_backend_may_end_its_half_of_an_upgrade_first() {
     let (ended, seen) = std::sync::mpsc::channel();
     let demo = crate::support::demo(Some(backend::start(move |mut peer| {
         peer.request_head().unwrap();
-        peer.send("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nlast words");
+        peer.send(
+            "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n\
+             last words",
+        );
         peer.stream.shutdown(Shutdown::Write).unwrap();
         let received = peer.bytes(5).unwrap();
         ended.send((received, peer.is_closed())).unwrap();
@@ -289,8 +293,8 @@ fn a_backend_may_refuse_or_ignore_an_upgrade() {
         assert_eq!(response.header("connection"), "close");
         assert!(caller.is_closed());
     }
-    // Another version of HTTP would tunnel requests past the gateway, so it is not offered to the backend. What the gateway
-    // ignores leaves an ordinary request.
+    // Another version of HTTP would tunnel requests past the gateway, so it is not offered to the
+    // backend. What the gateway ignores leaves an ordinary request.
     let mut caller = connect(&demo);
     for _ in 0..2 {
         caller.send(upgrade(&demo, "GET /", "h2c"));

@@ -342,7 +342,8 @@ fn a_full_disk_loses_lines_only_while_it_is_full() {
         (metric("gw_access_log_failing") == 0).then_some(())
     });
     log.find(|line| message(line, ": records are written again"));
-    // The last line before the disk was full may be cut off. The next one begins on a line of its own.
+    // The last line before the disk was full may be cut off. The next one begins on a line of its
+    // own.
     let after = ask(&prepared, address);
     let text = eventually("the line of the last request", || {
         let text = fs::read_to_string(inside(&path)).unwrap();

@@ -284,10 +284,12 @@ fn bodies_are_captured_if_service_and_account_allow_it() {
 #[test]
 fn captured_bodies_that_are_not_written_are_bounded() {
     const MIB: usize = 1024 * 1024;
-    /// Bytes of captured bodies of running requests, and of those that wait to be written, as docs/limits.md says.
+    /// Bytes of captured bodies of running requests, and of those that wait to be written, as
+    /// docs/limits.md says.
     const RUNNING: usize = 64 * MIB;
     const WAITING: usize = 64 * MIB;
-    /// A body whose buffer has grown to nearly twice its size, and requests with more of them than fit.
+    /// A body whose buffer has grown to nearly twice its size, and requests with more of them than
+    /// fit.
     const BODY: usize = 540 * 1024;
     const REQUESTS: usize = 125;
     /// Memory of the process that does not depend on captured bodies.

@@ -264,7 +264,8 @@ fn no_node_of_a_region_shows_records_of_an_earlier_service() {
             None,
         );
         caller.send(format!(
-            "GET /orders HTTP/1.1\r\nHost: demo--echo.eu1.gw.localhost\r\nX-Gw-Service-Key: {key}\r\n\r\n"
+            "GET /orders HTTP/1.1\r\nHost: demo--echo.eu1.gw.localhost\r\n\
+             X-Gw-Service-Key: {key}\r\n\r\n"
         ));
         let id = caller.response().header("x-gw-request-id").to_owned();
         record(&apis[node], &id);

@@ -42,12 +42,28 @@ fn every_request_of_a_service_is_in_the_log() {
         .next()
         .unwrap();
     let expected = json!({
-        "id": id, "account": "demo", "service": "echo",
-        "method": "POST", "path": "/orders/7", "query": "limit=5&x=%20",
-        "caller_address": "127.0.0.1", "protocol": "HTTP/1.1", "auth_mode": "service_key", "caller_id": key,
-        "status": 404, "code": null, "ended": "complete", "bytes_in": 3, "bytes_taken": 3, "bytes_out": 4,
-        "agent_id": agents["items"][0]["agent_id"], "attempts": [], "replayed_from": null, "trace_id": null,
-        "captured_request": null, "captured_response": null,
+        "id": id,
+        "account": "demo",
+        "service": "echo",
+        "method": "POST",
+        "path": "/orders/7",
+        "query": "limit=5&x=%20",
+        "caller_address": "127.0.0.1",
+        "protocol": "HTTP/1.1",
+        "auth_mode": "service_key",
+        "caller_id": key,
+        "status": 404,
+        "code": null,
+        "ended": "complete",
+        "bytes_in": 3,
+        "bytes_taken": 3,
+        "bytes_out": 4,
+        "agent_id": agents["items"][0]["agent_id"],
+        "attempts": [],
+        "replayed_from": null,
+        "trace_id": null,
+        "captured_request": null,
+        "captured_response": null,
     });
     for (field, value) in expected.as_object().unwrap() {
         assert_eq!(&relayed[field], value, "{field}");
@@ -254,7 +270,10 @@ fn an_upgrade_is_recorded_with_the_status_that_the_caller_got() {
     let demo = demo(Some(backend::start(|mut peer| {
         while let Ok((head, _, _)) = peer.request() {
             if head.target.path() == "/switch" {
-                peer.send("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nbye");
+                peer.send(
+                    "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n\
+                     bye",
+                );
                 return;
             }
             peer.send("HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno");

@@ -1,5 +1,6 @@
-//! An HTTPS server before Pebble, which answers with Pebble's certificate. It passes requests on with their `Host`, so that the
-//! URLs in Pebble's answers lead to it. A test decides about each request, and looks at all requests later.
+//! An HTTPS server before Pebble, which answers with Pebble's certificate. It passes requests on
+//! with their `Host`, so that the URLs in Pebble's answers lead to it. A test decides about each
+//! request, and looks at all requests later.
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -222,7 +223,8 @@ impl Front {
         orders
     }
 
-    /// Waits for `count` requests of this kind that are not the same request again, by their paths and payloads.
+    /// Waits for `count` requests of this kind that are not the same request again, by their paths
+    /// and payloads.
     #[track_caller]
     pub(crate) fn await_different(&self, kind: Kind, count: usize) {
         let state = self.shared.state.lock().unwrap();

@@ -38,7 +38,11 @@ pub(crate) fn post_json(
 
 /// Mints a token for the demo's service.
 pub(crate) fn token(demo: &Demo, client_id: &str, client_secret: &str, scope: &str) -> Response {
-    let body = serde_json::json!({ "client_id": client_id, "client_secret": client_secret, "scope": scope });
+    let body = serde_json::json!({
+        "client_id": client_id,
+        "client_secret": client_secret,
+        "scope": scope,
+    });
     post_json(demo, "/oauth/token", "", &body)
 }
 

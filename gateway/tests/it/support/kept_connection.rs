@@ -1,4 +1,5 @@
-//! Connections on which a request runs until the next one is sent: a drain does not close them, however long it takes.
+//! Connections on which a request runs until the next one is sent: a drain does not close them,
+//! however long it takes.
 
 use gw_shared::http::head::Framing;
 use http::Method;
@@ -13,8 +14,9 @@ pub(crate) struct KeptConnection {
 }
 
 impl KeptConnection {
-    /// Begins a request that is the GET of `get` with a body. The backend begins its response before it has the body, and so the
-    /// response does not announce the end of the connection in a drain that begins later.
+    /// Begins a request that is the GET of `get` with a body. The backend begins its response
+    /// before it has the body, and so the response does not announce the end of the connection in a
+    /// drain that begins later.
     pub(crate) fn begin(mut caller: Caller, get: &str) -> Self {
         let (_, fields) = get.split_once("\r\n").unwrap();
         let fields = fields.trim_end();
@@ -32,7 +34,8 @@ impl KeptConnection {
         }
     }
 
-    /// Ends the request that runs, and sends another one behind it. Returns the response to that one.
+    /// Ends the request that runs, and sends another one behind it. Returns the response to that
+    /// one.
     pub(crate) fn ask(&mut self, request: &str) -> Response {
         self.caller.send(format!("a{request}"));
         self.caller.body(self.framing).unwrap();

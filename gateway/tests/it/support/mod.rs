@@ -1,4 +1,5 @@
-//! Helpers of the tests: callers, backends, agents, processes, and a complete gateway and agent in this process.
+//! Helpers of the tests: callers, backends, agents, processes, and a complete gateway and agent in
+//! this process.
 
 pub(crate) mod acme_front;
 #[path = "../../../acme/tests/servers/mod.rs"]
@@ -36,7 +37,8 @@ use gw_gateway::demo::{Demo, Options};
 /// Timeout for events that normally take milliseconds. Only a failing test reaches it.
 pub(crate) const SOON: Duration = Duration::from_secs(30);
 
-/// The turn of a test that keeps all cores busy: others that do wait for theirs. Tests of the rest run beside it.
+/// The turn of a test that keeps all cores busy: others that do wait for theirs. Tests of the rest
+/// run beside it.
 pub(crate) fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -95,7 +97,8 @@ pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
 
 /// The reports of all workers. On a busy machine the report of a worker can be missing at first.
 ///
-/// A worker reports after it has put in force what was published before, such as a change of the records.
+/// A worker reports after it has put in force what was published before, such as a change of the
+/// records.
 pub(crate) fn reports(demo: &Demo) -> Vec<WorkerReport> {
     all_reports(demo.gateway())
 }

@@ -17,8 +17,9 @@ pub(crate) struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// A file system in memory, and one with a journal and delayed allocation. Without root, or without loop devices, those that
-    /// this machine cannot mount are left out. Neither waits for the disk of this machine, which other tests use at the same time.
+    /// A file system in memory, and one with a journal and delayed allocation. Without root, or
+    /// without loop devices, those that this machine cannot mount are left out. Neither waits for
+    /// the disk of this machine, which other tests use at the same time.
     pub(crate) fn of_each_kind() -> Vec<Self> {
         let kinds: [fn(&Path) -> Command; 2] = [memory, ext4];
         if !programs::is_root() {
@@ -96,7 +97,8 @@ fn memory(folder: &Path) -> Command {
 fn ext4(folder: &Path) -> Command {
     let mut command = Command::new("sh");
     let script = r#"
-        mount -t tmpfs -o size=$(($2 * 2)),mode=700 none "$1" && mkdir "$1/disk" && truncate -s "$2" "$1/image" &&
+        mount -t tmpfs -o size=$(($2 * 2)),mode=700 none "$1" && mkdir "$1/disk" &&
+        truncate -s "$2" "$1/image" &&
         mkfs.ext4 -q "$1/image" && mount -o loop "$1/image" "$1/disk"
     "#;
     command.args(["-c", script, "sh"]).arg(folder);

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 /// Times the limit that may pass on the busiest machine.
 const BUSY_FACTOR: u32 = 10;
 
-/// Measures a duration without the time in which the machine had too few CPUs: as long as a thread that is due waits for one, it
-/// delays the program that is measured as well.
+/// Measures a duration without the time in which the machine had too few CPUs: as long as a thread
+/// that is due waits for one, it delays the program that is measured as well.
 pub(crate) struct Stopwatch {
     begun: Instant,
     busy_before: Duration,
@@ -33,8 +33,8 @@ impl Stopwatch {
     }
 }
 
-/// Time since the start of the machine in which a thread waited for a CPU (pressure stall information of Linux 4.20); zero where
-/// the kernel does not tell.
+/// Time since the start of the machine in which a thread waited for a CPU (pressure stall
+/// information of Linux 4.20); zero where the kernel does not tell.
 fn busy() -> Duration {
     let text = fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
     let some = text.lines().find(|line| line.starts_with("some "));
@@ -42,8 +42,8 @@ fn busy() -> Duration {
     Duration::from_micros(total.unwrap_or_default())
 }
 
-/// Repeats an attempt until it returns a value; panics after five. An attempt returns `None` if it shows nothing, because it took
-/// longer than a time limit of the program.
+/// Repeats an attempt until it returns a value; panics after five. An attempt returns `None` if it
+/// shows nothing, because it took longer than a time limit of the program.
 pub(crate) fn in_time<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     (0..5)
         .find_map(|_| attempt())

@@ -12,7 +12,8 @@ use super::peers::caller::{Caller, HOST};
 use super::peers::http1_peer::Response;
 use super::processes::process::Running;
 
-/// Time from the loss of an agent in which no request has waited for too long. An attempt that takes longer shows nothing.
+/// Time from the loss of an agent in which no request has waited for too long. An attempt that
+/// takes longer shows nothing.
 const SHORT: Duration = Duration::from_secs(4);
 /// Attempts that a busy machine may spoil.
 const ATTEMPTS: usize = 10;
@@ -58,7 +59,8 @@ impl Loss {
     }
 }
 
-/// Pipes of the requests on the node that owns their service: one for each response, and one for each body.
+/// Pipes of the requests on the node that owns their service: one for each response, and one for
+/// each body.
 const PIPES: usize = 7;
 
 /// A request with each kind of body.
@@ -67,7 +69,8 @@ pub(crate) struct WaitingRequests(Vec<(String, JoinHandle<io::Result<Response>>)
 impl WaitingRequests {
     /// Number of requests.
     pub(crate) const COUNT: usize = 4;
-    /// Bytes that are charged, at least, while all wait at the owner of the service for callers of its own.
+    /// Bytes that are charged, at least, while all wait at the owner of the service for callers of
+    /// its own.
     pub(crate) const MEMORY: usize = PIPES * PIPE_MEMORY;
 
     /// Sends each on a connection of its own.
@@ -106,8 +109,9 @@ impl WaitingRequests {
         Self(bodies.into_iter().map(send).collect())
     }
 
-    /// Waits for the responses of a backend that answers with the length of the body. `None` if a request was refused and
-    /// `is_late`: the agent came back so late that requests may have waited for too long.
+    /// Waits for the responses of a backend that answers with the length of the body. `None` if a
+    /// request was refused and `is_late`: the agent came back so late that requests may have waited
+    /// for too long.
     pub(crate) fn are_answered(self, is_late: bool) -> Option<()> {
         for (length, answered) in self.0 {
             let response = answered.join().unwrap().unwrap();

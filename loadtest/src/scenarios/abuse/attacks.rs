@@ -1,5 +1,5 @@
-//! Attacks by callers with and without a key. Each round uses one or more connections, ends with a failure when the
-//! product closes them, and is then repeated.
+//! Attacks by callers with and without a key. Each round uses one or more connections, ends with a
+//! failure when the product closes them, and is then repeated.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -87,7 +87,8 @@ pub(super) const ATTACKS: &[Attack] = &[
         })
     }),
     attack("h2-too-many-streams", 4, |target, _, stop| {
-        // A request that the gateway answers itself: requests that reach the backend delay its other callers by design.
+        // A request that the gateway answers itself: requests that reach the backend delay its
+        // other callers by design.
         let mut block = request("TRACE", &target.host, "/", Some(&target.service_key));
         block.extend(remembered("max-forwards", "0"));
         flood(target, stop, NO_WINDOW, move |id| {
@@ -239,7 +240,8 @@ fn send(
     sent
 }
 
-/// Opens `count` connections with `open` and sends `drop_by_drop` on each, one byte at a time, until all are closed.
+/// Opens `count` connections with `open` and sends `drop_by_drop` on each, one byte at a time,
+/// until all are closed.
 fn drip(
     stop: &AtomicBool,
     count: usize,
@@ -369,7 +371,8 @@ fn abandoned_handshakes(target: &Target, number: usize, stop: &AtomicBool) -> Re
 fn tiny_records(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
     let key = &target.service_key;
     let head = format!(
-        "POST /echo HTTP/1.1\r\nHost: {}\r\nX-Gw-Service-Key: {key}\r\nContent-Length: 1000000\r\n\r\n",
+        "POST /echo HTTP/1.1\r\nHost: {}\r\nX-Gw-Service-Key: {key}\r\nContent-Length: 1000000\r\n\
+         \r\n",
         target.host
     );
     let mut stream = begin(target, &head)?;
@@ -410,7 +413,8 @@ fn refusals(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure>
     send(stream, stop, || request.clone())
 }
 
-/// Requests with a key on many connections, each sent when the answer to the one before has arrived.
+/// Requests with a key on many connections, each sent when the answer to the one before has
+/// arrived.
 fn refused_again(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
     let mut callers = Vec::with_capacity(ANSWERED);
     for _ in 0..ANSWERED {

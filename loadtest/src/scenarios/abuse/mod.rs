@@ -20,11 +20,12 @@ use crate::machine::scheduling::{Class, pin_to, schedule};
 use crate::metrics;
 use crate::report::{millis, say};
 
-/// Core of the gateway's worker. Callers, agent and backend share the other core, in place of separate machines,
-/// because the gateway is the target of the attacks.
+/// Core of the gateway's worker. Callers, agent and backend share the other core, in place of
+/// separate machines, because the gateway is the target of the attacks.
 const GATEWAY_CORE: usize = 0;
 const CALLERS_CORE: usize = 1;
-/// More slots than attackers with a key can have requests in flight, because competition for slots is not measured.
+/// More slots than attackers with a key can have requests in flight, because competition for slots
+/// is not measured.
 const SLOTS: u32 = 1024;
 /// Time from the start of an attack to the measurement.
 const BUILDS_UP: Duration = Duration::from_millis(500);
@@ -126,7 +127,8 @@ fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure>
     }
     let ratio = attacked.p99_over(quiet);
     say(format_args!(
-        "{}: best p99 {:.2} ms without, {:.2} ms with the attack ({ratio:.2} times); {} rounds, {} closed by the product; {}",
+        "{}: best p99 {:.2} ms without, {:.2} ms with the attack ({ratio:.2} times); {} rounds, {} \
+         closed by the product; {}",
         attack.name,
         millis(quiet.p99),
         millis(attacked.p99),
@@ -171,8 +173,8 @@ fn measure(demo: &Demo, length: Duration) -> Result<Latency, Failure> {
         .unwrap_or_else(|_| Err(Failure::new("the callers' thread panicked")))
 }
 
-/// Pins the threads of the demo, which has agent and backend in the gateway's process, so that the worker has its core
-/// alone. Sets the scheduling class of the threads on the request path.
+/// Pins the threads of the demo, which has agent and backend in the gateway's process, so that the
+/// worker has its core alone. Sets the scheduling class of the threads on the request path.
 fn arrange(process: u32) -> Result<(), Failure> {
     for (thread, name) in procfs::threads(process)? {
         let is_worker = name.starts_with("gw-worker");

@@ -18,7 +18,8 @@ const DELAY: Duration = Duration::from_millis(20);
 const LOSSES: usize = 4;
 /// Load around a loss.
 const AROUND: Duration = Duration::from_secs(3);
-/// Sockets of a killed process close a moment after its end, and the gateway notices it a moment later.
+/// Sockets of a killed process close a moment after its end, and the gateway notices it a moment
+/// later.
 const MOMENT: Duration = Duration::from_millis(100);
 /// Rate of `cut`, in requests per second, and callers enough for requests that wait for a tunnel.
 const RATE: u32 = 300;

@@ -1,4 +1,5 @@
-//! Several agents of one service: what callers notice if one of them is sick, lost, slow or restarted.
+//! Several agents of one service: what callers notice if one of them is sick, lost, slow or
+//! restarted.
 
 mod losses;
 mod refusals;

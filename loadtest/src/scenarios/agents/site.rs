@@ -52,7 +52,8 @@ pub(crate) struct Plan {
     pub(crate) slots: u32,
     /// Port in place of the one of its node.
     pub(crate) port: Option<u16>,
-    /// Name servers of the agent in place of the machine's, as root: a file like `/etc/resolv.conf`.
+    /// Name servers of the agent in place of the machine's, as root: a file like
+    /// `/etc/resolv.conf`.
     pub(crate) name_servers: Option<PathBuf>,
 }
 
@@ -89,7 +90,8 @@ impl Site {
         }
     }
 
-    /// A new service, whose agents are at all nodes in turns. All tunnels are open when this returns.
+    /// A new service, whose agents are at all nodes in turns. All tunnels are open when this
+    /// returns.
     pub(crate) fn pool(&self, plans: Vec<Plan>) -> Result<Pool<'_>, Failure> {
         let service = format!("pool{}", self.pools.replace(self.pools.get() + 1));
         let create = json!({ "id": service, "burst": UNLIMITED, "refill_per_minute": UNLIMITED });
@@ -185,7 +187,8 @@ impl Pool<'_> {
         (0..self.site.ports().len()).map(of_node).collect()
     }
 
-    /// Starts callers of the service at all nodes, with requests back to back unless there is a rate.
+    /// Starts callers of the service at all nodes, with requests back to back unless there is a
+    /// rate.
     pub(crate) fn call(
         &self,
         callers: u32,

@@ -98,7 +98,8 @@ fn begin(connections: &mut [Connection], number: usize) -> Result<Session, Failu
     })
 }
 
-/// Sends a request of each session. Returns how many moved to another agent, and how many of them were not of agent 0.
+/// Sends a request of each session. Returns how many moved to another agent, and how many of them
+/// were not of agent 0.
 fn go_on(
     connections: &mut [Connection],
     sessions: &mut [Session],

@@ -82,7 +82,8 @@ impl Row {
     }
 }
 
-/// Requests without an answer, and those whose connection ended before it, so that the caller sent them again.
+/// Requests without an answer, and those whose connection ended before it, so that the caller sent
+/// them again.
 fn failures(outcome: &Outcome) -> usize {
     outcome.failed.len() + outcome.sent_again
 }
@@ -105,7 +106,8 @@ impl Table {
     /// Prints all rows. Fails if one has missed a figure.
     pub(super) fn conclude(self) -> Result<(), Failure> {
         say(format_args!(
-            "\n| section | requests | failed | p50 | p99 | slowest | figures |\n|---|---|---|---|---|---|---|"
+            "\n| section | requests | failed | p50 | p99 | slowest | figures |\n\
+             |---|---|---|---|---|---|---|"
         ));
         self.rows.iter().for_each(Row::say);
         let missed = self

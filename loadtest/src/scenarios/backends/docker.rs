@@ -1,4 +1,5 @@
-//! A Docker daemon on a Unix socket: its commands that upgrade connections print the same through the gateway as directly.
+//! A Docker daemon on a Unix socket: its commands that upgrade connections print the same through
+//! the gateway as directly.
 
 use std::fs;
 use std::io::Write;
@@ -22,7 +23,8 @@ const APPLETS: [&str; 4] = ["sh", "echo", "sha256sum", "tty"];
 const LINE: &str = "hello\n";
 const UPLOAD: usize = 1_000_000;
 
-/// Commands with what they read and their exit codes; CONTAINER is a container that waits for a line.
+/// Commands with what they read and their exit codes; CONTAINER is a container that waits for a
+/// line.
 const COMMANDS: [(&str, &[u8], u8); 6] = [
     ("exec CONTAINER echo printed", b"", 0),
     ("exec CONTAINER sh -c 'echo no >&2; exit 7'", b"", 7),
@@ -106,8 +108,8 @@ fn compare(bench: &Bench, docker: &Path, folder: &Path) -> Result<String, Failur
         }
     }
     let figures = format!(
-        "Unix socket: {} of {} commands of exec, exec -i (1 MB), attach and run -it print the same and end with the same code as \
-         directly",
+        "Unix socket: {} of {} commands of exec, exec -i (1 MB), attach and run -it print the same \
+         and end with the same code as directly",
         COMMANDS.len() - different.len(),
         COMMANDS.len()
     );
@@ -147,7 +149,8 @@ struct Ways {
 }
 
 impl Ways {
-    /// Writes the files with which the client reaches the gateway: the name, the authority and the key.
+    /// Writes the files with which the client reaches the gateway: the name, the authority and the
+    /// key.
     fn prepare(&self, ca_file: &Path) -> Result<(), Failure> {
         let Target {
             host, service_key, ..

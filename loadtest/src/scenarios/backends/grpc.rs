@@ -1,4 +1,5 @@
-//! gRPC servers of the C core (grpcio of PyPI), which end connections by age, and those with many PINGs.
+//! gRPC servers of the C core (grpcio of PyPI), which end connections by age, and those with many
+//! PINGs.
 
 use std::process::Command;
 use std::time::Instant;
@@ -12,7 +13,8 @@ use crate::scenarios::agents::site::Pool;
 const PROGRAM: &str = "grpc_age.py";
 const CALLERS: usize = 16;
 const CALLS: usize = 24_000;
-/// Connections of the agent that the server must have seen, so that the section has tried what it is for.
+/// Connections of the agent that the server must have seen, so that the section has tried what it
+/// is for.
 const CONNECTIONS_MIN: usize = 5;
 
 pub(super) fn aged(bench: &Bench) -> Figures {
@@ -26,8 +28,8 @@ pub(super) fn aged(bench: &Bench) -> Figures {
         return Err(Failure::new(format!("not four numbers: {said}")).into());
     };
     let figures = format!(
-        "C core, connections of 700 ms: {CALLS} calls in {:.1} s over {connections} connections: {failures} failures, {calls} at \
-         the server, {again} of them more than once",
+        "C core, connections of 700 ms: {CALLS} calls in {:.1} s over {connections} connections: \
+         {failures} failures, {calls} at the server, {again} of them more than once",
         began.elapsed().as_secs_f64()
     );
     ensure(

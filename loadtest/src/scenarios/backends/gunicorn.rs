@@ -45,8 +45,8 @@ pub(super) fn run(bench: &Bench) -> Figures {
     let counted = String::from_utf8_lossy(&counted);
     let requests = CALLERS * EACH;
     let figures = format!(
-        "gthread, keep-alive 2 s: {requests} POSTs with pauses of 0.9 to 2.1 s: failures {failures:?}; requests and repeated \
-         ones at gunicorn: {counted}"
+        "gthread, keep-alive 2 s: {requests} POSTs with pauses of 0.9 to 2.1 s: failures \
+         {failures:?}; requests and repeated ones at gunicorn: {counted}"
     );
     ensure(
         failures.is_empty() && counted == format!("{requests} 0"),

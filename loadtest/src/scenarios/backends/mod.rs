@@ -1,5 +1,6 @@
-//! Backends as they are: what callers notice of the ways in which real servers end connections, authenticate them and take
-//! them over. Each section needs the software that it names, and is skipped without it.
+//! Backends as they are: what callers notice of the ways in which real servers end connections,
+//! authenticate them and take them over. Each section needs the software that it names, and is
+//! skipped without it.
 
 mod docker;
 mod grpc;
@@ -50,7 +51,8 @@ pub(crate) struct Options {
     /// Sections to run; all if not given
     #[arg(long, value_delimiter = ',', value_enum)]
     only: Vec<Section>,
-    /// Environment of Python with grpcio and gunicorn, and folder of `node_modules` with express and express-ntlm
+    /// Environment of Python with grpcio and gunicorn, and folder of `node_modules` with express
+    /// and express-ntlm
     #[arg(long, value_name = "FOLDER", hide_default_value = true,
           default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/backends"))]
     programs: PathBuf,

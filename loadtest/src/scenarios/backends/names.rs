@@ -24,7 +24,8 @@ const CALLERS: u32 = 64;
 /// Fewer than the requests of the time that a lookup without an answer takes.
 const SLOTS: u32 = 16;
 
-/// Ends each connection after its response, so that each request needs a new one, and a known address.
+/// Ends each connection after its response, so that each request needs a new one, and a known
+/// address.
 const SERVER: &str = "
   keepalive_timeout 0;
   server {
@@ -73,8 +74,9 @@ pub(super) fn run(bench: &Bench) -> Figures {
         .count();
     let unanswered = names.unanswered.load(Ordering::Relaxed);
     let figures = format!(
-        "{} requests, {RATE}/s, each on a new connection, {SLOTS} slots: {} failures, {refused} of them \
-         GW_AGENT_CONCURRENCY_LIMIT; {unanswered} queries without an answer; p50 {:.1} ms, p99 {:.0} ms, slowest {:.0} ms",
+        "{} requests, {RATE}/s, each on a new connection, {SLOTS} slots: {} failures, {refused} of \
+         them GW_AGENT_CONCURRENCY_LIMIT; {unanswered} queries without an answer; p50 {:.1} ms, \
+         p99 {:.0} ms, slowest {:.0} ms",
         outcome.answered.len() + outcome.failed.len(),
         outcome.failed.len(),
         millis(p50),

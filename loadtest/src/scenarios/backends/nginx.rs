@@ -66,8 +66,8 @@ fn row(bench: &Bench, settings: &str) -> Result<String, Missed> {
         settings.trim_end_matches(';')
     };
     let figures = format!(
-        "{settings}: {requests} POSTs of 3 kB, {CALLERS} at once: failures {failures:?}, {whole} whole at nginx, {again} of them more than \
-         once"
+        "{settings}: {requests} POSTs of 3 kB, {CALLERS} at once: failures {failures:?}, {whole} \
+         whole at nginx, {again} of them more than once"
     );
     ensure(
         failures.is_empty() && whole == requests && times.len() == requests && again == 0,

@@ -56,8 +56,9 @@ pub(super) fn run(bench: &Bench) -> Figures {
         format!("{} wrong answers, the first: {}", wrong.len(), wrong[0])
     })?;
     Ok(format!(
-        "express-ntlm and curl --ntlm, two agents: {handshakes} handshakes of {USERS} users, two requests each, and as many \
-         callers without credentials: each response names its user, or is 401"
+        "express-ntlm and curl --ntlm, two agents: {handshakes} handshakes of {USERS} users, two \
+         requests each, and as many callers without credentials: each response names its user, or \
+         is 401"
     ))
 }
 
@@ -68,7 +69,8 @@ struct Calls<'a> {
 }
 
 impl Calls<'_> {
-    /// Handshakes of a user, each followed by a caller without credentials. Returns the wrong answers.
+    /// Handshakes of a user, each followed by a caller without credentials. Returns the wrong
+    /// answers.
     fn of_user(&self, user: usize) -> Result<Vec<String>, Failure> {
         let mut wrong = Vec::new();
         for number in 0..HANDSHAKES_EACH {

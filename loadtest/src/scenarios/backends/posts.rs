@@ -11,8 +11,8 @@ use crate::load;
 
 const LENGTH: u64 = 3000;
 
-/// Sends `each` POSTs on each of `callers` connections at once, with a pause before each. Returns the failures, with their
-/// numbers.
+/// Sends `each` POSTs on each of `callers` connections at once, with a pause before each. Returns
+/// the failures, with their numbers.
 pub(super) fn send(
     target: &Target,
     callers: usize,

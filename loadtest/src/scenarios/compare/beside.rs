@@ -57,7 +57,8 @@ fn small_requests(setup: &Setup, length: Duration) -> Result<Sample, Failure> {
         .with(Column::P99, millis(latency.p99)))
 }
 
-/// The downloads leave the core of the load to callers and backend: latencies must not contain their time slices.
+/// The downloads leave the core of the load to callers and backend: latencies must not contain
+/// their time slices.
 fn beside_downloads(wrk: &Path, setup: &Setup, seconds: u32) -> Result<Sample, Failure> {
     let length = Duration::from_secs(seconds.into());
     // Ends after the small requests.

@@ -1,5 +1,5 @@
-//! System calls and sleeps of a request, of callers that send requests back to back. Counting system calls slows them down,
-//! so this section measures no CPU time.
+//! System calls and sleeps of a request, of callers that send requests back to back. Counting
+//! system calls slows them down, so this section measures no CPU time.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! Latency of small requests: at a constant rate, and with a backend that writes head and body apart.
+//! Latency of small requests: at a constant rate, and with a backend that writes head and body
+//! apart.
 
 use std::io::Write;
 
@@ -56,7 +57,8 @@ pub(super) fn at_a_constant_rate(bench: &Bench<'_>) -> Result<Vec<Case>, Failure
     Ok(vec![case.with_rows(rows.collect())])
 }
 
-/// Requests per second for each setup: a part of those that it serves to as many callers as connections of the open loop.
+/// Requests per second for each setup: a part of those that it serves to as many callers as
+/// connections of the open loop.
 fn rates(bench: &Bench<'_>, generator: &Generator, setups: &[Setup]) -> Result<Vec<u64>, Failure> {
     let peaks = take_turns(bench.options.rounds, setups, |setup| {
         let load = Load {
@@ -86,8 +88,8 @@ fn measure(setup: &Setup, schedule: Schedule) -> Result<Sample, Failure> {
         .with(Column::P999, percentile(999)))
 }
 
-/// The backend writes head and body with two calls and without TCP_NODELAY, as Python's `http.server` does, so that the
-/// kernel keeps the body back until the head is acknowledged.
+/// The backend writes head and body with two calls and without TCP_NODELAY, as Python's
+/// `http.server` does, so that the kernel keeps the body back until the head is acknowledged.
 pub(super) fn with_split_writes(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
     let backend = sink::listen("split-writes", |_, length, socket| {
         if length > 0 {

@@ -47,18 +47,27 @@ pub(crate) struct Options {
     /// Seconds of each run.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=600))]
     seconds: u32,
-    /// Callers of `http1` (keep-alive connections) and of `http2` (concurrent streams, without the case of one).
+    /// Callers of `http1` (keep-alive connections) and of `http2` (concurrent streams, without the
+    /// case of one).
     #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 64, 256],
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     callers: Vec<u32>,
     /// Size of each body of `bulk`, in megabytes.
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(
+        long,
+        default_value_t = 1000,
+        value_parser = clap::value_parser!(u64).range(1..=1_000_000),
+    )]
     megabytes: u64,
     /// Requests per second of `latency`; by default 70 % of each setup's own peak.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     rate: Option<u64>,
     /// Idle tunnels of `tunnels`.
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=15_000))]
+    #[arg(
+        long,
+        default_value_t = 10_000,
+        value_parser = clap::value_parser!(u32).range(1..=15_000),
+    )]
     tunnels: u32,
     /// Path of rathole, if it is not on the search path.
     #[arg(long)]
@@ -120,7 +129,8 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
         &options.only
     };
     say(format_args!(
-        "Core {MEASURED_CORE} runs what is measured, core {LOAD_CORE} backend and load; medians of {} rounds.",
+        "Core {MEASURED_CORE} runs what is measured, core {LOAD_CORE} backend and load; medians of \
+         {} rounds.",
         options.rounds
     ));
     let mut cases = Vec::new();
@@ -173,7 +183,8 @@ fn measure(bench: &Bench<'_>, section: Section, cases: &mut Vec<Case>) -> Result
         / start.elapsed().as_secs_f64();
     if others > NOISE_MAX {
         say(format_args!(
-            "note: other programs took {others:.2} cores during {name}; repeat it on an idle machine"
+            "note: other programs took {others:.2} cores during {name}; repeat it on an idle \
+             machine"
         ));
     }
     Ok(())
@@ -293,8 +304,8 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Measures each subject once in each round. Every second round is in reverse order, so that no subject always profits
-/// or suffers from the one before.
+/// Measures each subject once in each round. Every second round is in reverse order, so that no
+/// subject always profits or suffers from the one before.
 fn take_turns<S, T>(
     rounds: u32,
     subjects: &[S],

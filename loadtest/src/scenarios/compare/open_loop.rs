@@ -1,5 +1,6 @@
-//! An open-loop load: requests are due at a constant rate, however slow the responses are. Latencies count from the time
-//! when a request is due, so that a delay also counts for the requests that wait behind it.
+//! An open-loop load: requests are due at a constant rate, however slow the responses are.
+//! Latencies count from the time when a request is due, so that a delay also counts for the
+//! requests that wait behind it.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -43,7 +44,8 @@ impl Schedule {
         }
     }
 
-    /// Due time of a request after the start. Rounded for each request alone, so that errors do not add up.
+    /// Due time of a request after the start. Rounded for each request alone, so that errors do not
+    /// add up.
     fn due(self, number: u64) -> Duration {
         let nanoseconds = u128::from(number) * 1_000_000_000 / u128::from(self.per_second);
         Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
@@ -67,8 +69,8 @@ impl Schedule {
     }
 }
 
-/// Sends the scheduled requests on `callers` connections. A request that finds all of them busy waits for the next free
-/// one; the wait is a part of its latency.
+/// Sends the scheduled requests on `callers` connections. A request that finds all of them busy
+/// waits for the next free one; the wait is a part of its latency.
 pub(super) fn run(
     target: &Target,
     callers: usize,
@@ -250,7 +252,8 @@ mod tests {
         assert!(complete_response(b"HTTP/1.1 200 OK\r\nServer: x\r\n\r\n").is_err());
     }
 
-    /// Each response takes 20 ms, so on one connection request number n, due after n ms, is answered after 20 (n + 1) ms.
+    /// Each response takes 20 ms, so on one connection request number n, due after n ms, is
+    /// answered after 20 (n + 1) ms.
     #[test]
     fn a_delay_counts_for_the_requests_that_wait_behind_it() {
         let backend = sink::listen("slow", |_, _, socket| {

@@ -1,5 +1,5 @@
-//! The backend and the peers, two hops each, configured from the templates: nginx and HAProxy with TLS on both hops, and
-//! rathole, which forwards the bytes of callers' connections.
+//! The backend and the peers, two hops each, configured from the templates: nginx and HAProxy with
+//! TLS on both hops, and rathole, which forwards the bytes of callers' connections.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -18,9 +18,11 @@ use crate::machine::process;
 use crate::machine::process::Process;
 
 /// Response body of the backend: 98 bytes.
-pub(super) const ANSWER: &str = "The backend's answer: long enough to be a small document, short enough to cost next to nothing. OK";
+pub(super) const ANSWER: &str = "The backend's answer: long enough to be a small document, short \
+                                 enough to cost next to nothing. OK";
 
-/// Path of a file that is larger than all buffers between the backend and a caller that does not read.
+/// Path of a file that is larger than all buffers between the backend and a caller that does not
+/// read.
 pub(crate) const LARGE: &str = "/large";
 const LARGE_BYTES: u64 = 100_000_000;
 /// Path of a file of 1 MB, which fits into socket buffers sized by the kernel.
@@ -28,7 +30,8 @@ pub(crate) const MEGABYTE: &str = "/megabyte";
 
 /// Host name of the peers, as long as a tenant's.
 const HOST: &str = "demo--echo.eu1.gw.localhost";
-/// A key as long as the product's, so that requests have equal sizes. The peers do not authenticate callers.
+/// A key as long as the product's, so that requests have equal sizes. The peers do not authenticate
+/// callers.
 const UNUSED_KEY: &str = "gw_sk_0000000000000000.0000000000000000000000000000000000000000000";
 const LISTEN_WITHIN: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(10);
@@ -54,7 +57,8 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// Issues a certificate and finds the programs that the peers need. The backend is always nginx.
+    /// Issues a certificate and finds the programs that the peers need. The backend is always
+    /// nginx.
     pub(super) fn prepare(haproxy: bool, rathole: Option<Rathole>) -> Result<Self, Failure> {
         let haproxy = if haproxy {
             Some(process::find("haproxy", "haproxy")?)
@@ -88,8 +92,9 @@ impl Site {
         })
     }
 
-    /// Prepares a backend with small socket send buffers. With default buffers, many stalled downloads would hold more
-    /// memory in the backend than in the product and exhaust the TCP memory of the machine.
+    /// Prepares a backend with small socket send buffers. With default buffers, many stalled
+    /// downloads would hold more memory in the backend than in the product and exhaust the TCP
+    /// memory of the machine.
     pub(crate) fn with_frugal_backend() -> Result<Self, Failure> {
         Ok(Self {
             backend_buffers: " sndbuf=8k",

@@ -72,7 +72,8 @@ pub(super) struct Setup {
 }
 
 impl Setup {
-    /// Starts a setup in front of the backend on `port`, and checks that it gives the backend's response.
+    /// Starts a setup in front of the backend on `port`, and checks that it gives the backend's
+    /// response.
     pub(super) fn start(
         kind: Kind,
         gateway: &Path,
@@ -143,7 +144,8 @@ impl Setup {
         })
     }
 
-    /// Runs `load` and returns its result with the CPU time that the setup spent on it, if it has processes.
+    /// Runs `load` and returns its result with the CPU time that the setup spent on it, if it has
+    /// processes.
     pub(super) fn spend<T>(
         &self,
         load: impl FnOnce(&Target) -> Result<T, Failure>,

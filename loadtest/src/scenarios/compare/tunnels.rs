@@ -1,4 +1,5 @@
-//! Idle tunnels: CPU time per request beside them, their memory in the gateway and that of an agent with many.
+//! Idle tunnels: CPU time per request beside them, their memory in the gateway and that of an agent
+//! with many.
 
 use std::time::Duration;
 

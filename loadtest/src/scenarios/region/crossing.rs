@@ -45,8 +45,9 @@ pub(super) fn run(gateway: &Path) -> Result<(), Failure> {
     let more_cpu = crossing.cpu - here.cpu;
     let more_time = crossing.p50 - here.p50;
     say(format_args!(
-        "region: at the owner {:.1} µs of CPU per request, p50 {:.0} µs; at another node {:.1} µs in both nodes ({more_cpu:+.1}), \
-         p50 {:.0} µs ({more_time:+.0}); medians of {ROUNDS} rounds",
+        "region: at the owner {:.1} µs of CPU per request, p50 {:.0} µs; at another node {:.1} µs \
+         in both nodes ({more_cpu:+.1}), p50 {:.0} µs ({more_time:+.0}); medians of {ROUNDS} \
+         rounds",
         here.cpu, here.p50, crossing.cpu, crossing.p50
     ));
     region.stop()?;

@@ -16,7 +16,8 @@ const RATE: u32 = 300;
 const SERVICE: &str = "/accounts/demo/services/echo";
 const REFUSED_WITHIN: Duration = Duration::from_secs(2);
 const IN_STEP_WITHIN: Duration = Duration::from_secs(2);
-/// Time around the restart whose requests are not compared: those in flight at the killed node fail.
+/// Time around the restart whose requests are not compared: those in flight at the killed node
+/// fail.
 const RESTART: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(20);
 
@@ -78,9 +79,10 @@ pub(super) fn run(gateway: &Path, length: Duration) -> Result<(), Failure> {
     .map(|all| per_mille(&all, 990));
     let after = per_mille(&outcome.durations(killed + RESTART, back), 990);
     say(format_args!(
-        "region: PostgreSQL silent for {:.0} s: p99 {:.2} ms before, {:.2} ms during, {:.2} ms after the restart of a node; of {} \
-         requests {failed} failed, and {} in flight at the restarted node; a change got {status} after {:.0} ms; in step {:.0} ms after \
-         its return; members {}",
+        "region: PostgreSQL silent for {:.0} s: p99 {:.2} ms before, {:.2} ms during, {:.2} ms \
+         after the restart of a node; of {} requests {failed} failed, and {} in flight at the \
+         restarted node; a change got {status} after {:.0} ms; in step {:.0} ms after its return; \
+         members {}",
         (back - away).as_secs_f64(),
         millis(before),
         millis(during),

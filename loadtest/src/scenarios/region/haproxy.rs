@@ -31,9 +31,11 @@ impl Balancer {
         fs::write(
             &file,
             format!(
-                "global\n  maxconn 4000\ndefaults\n  mode tcp\n  timeout connect 1s\n  timeout client 60s\n  timeout server 60s\n  \
-                 retries 3\n  option redispatch 1\nlisten gw\n  bind 127.0.0.1:{port}\n  balance roundrobin\n  \
-                 default-server check inter 500ms fall 2 rise 1 on-marked-down shutdown-sessions\n{servers}"
+                "global\n  maxconn 4000\n\
+                 defaults\n  mode tcp\n  timeout connect 1s\n  timeout client 60s\n  timeout \
+                 server 60s\n  retries 3\n  option redispatch 1\n\
+                 listen gw\n  bind 127.0.0.1:{port}\n  balance roundrobin\n  default-server check \
+                 inter 500ms fall 2 rise 1 on-marked-down shutdown-sessions\n{servers}"
             ),
         )?;
         let mut command = process::command(&process::find("haproxy", "haproxy")?, &[])?;

@@ -13,7 +13,8 @@ use crate::report::{millis, say};
 
 const EVERY: Duration = Duration::from_secs(5);
 const RATE: u32 = 300;
-/// Sockets of a killed process close a moment after its end, and HAProxy notices its end at the next check.
+/// Sockets of a killed process close a moment after its end, and HAProxy notices its end at the
+/// next check.
 const MOMENT: Duration = Duration::from_millis(200);
 const P99_MAX: Duration = Duration::from_secs(1);
 
@@ -49,8 +50,9 @@ pub(super) fn run(gateway: &Path, length: Duration) -> Result<(), Failure> {
         .collect();
     let (slowest, p50, p99) = outcome.figures();
     say(format_args!(
-        "region: {} nodes killed in {:.0} s; {} requests answered, {} in flight at a killed node failed, {} others failed; p50 \
-         {:.2} ms, p99 {:.1} ms, slowest {:.0} ms; {} sent again on a new connection; {} request ids twice at the backend",
+        "region: {} nodes killed in {:.0} s; {} requests answered, {} in flight at a killed node \
+         failed, {} others failed; p50 {:.2} ms, p99 {:.1} ms, slowest {:.0} ms; {} sent again on \
+         a new connection; {} request ids twice at the backend",
         kills.len(),
         began.elapsed().as_secs_f64(),
         outcome.answered.len(),

@@ -1,5 +1,5 @@
-//! A region of three nodes: cost of a request that crosses nodes, losses, replacements, revocations, a store that does not
-//! answer, and faults of machines and links.
+//! A region of three nodes: cost of a request that crosses nodes, losses, replacements,
+//! revocations, a store that does not answer, and faults of machines and links.
 
 mod crossing;
 mod engine;

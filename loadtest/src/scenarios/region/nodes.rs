@@ -25,7 +25,8 @@ const TICK: Duration = Duration::from_millis(20);
 
 /// A running region.
 pub(crate) struct Region {
-    /// Processes that this program has started in place of killed nodes. Dropped before the demo, which has their data.
+    /// Processes that this program has started in place of killed nodes. Dropped before the demo,
+    /// which has their data.
     restarted: [Option<Process>; NODES],
     /// Processes that have replaced others.
     successors: Vec<u32>,
@@ -58,7 +59,8 @@ struct About {
 }
 
 impl Region {
-    /// Starts the product and waits until all nodes serve requests. `backend` is a URL, the demo's echo if `None`.
+    /// Starts the product and waits until all nodes serve requests. `backend` is a URL, the demo's
+    /// echo if `None`.
     pub(crate) fn start(gateway: &Path, backend: Option<&str>) -> Result<Self, Failure> {
         let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
         let data = folder.path().to_owned();

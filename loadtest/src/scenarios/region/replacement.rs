@@ -40,8 +40,8 @@ pub(super) fn run(gateway: &Path, requests: usize) -> Result<(), Failure> {
     region.stop()?;
     let (slowest, p50, p99) = outcome.figures();
     say(format_args!(
-        "region: {NODES} nodes replaced; of {} requests {} failed; p50 {:.2} ms, p99 {:.1} ms, slowest {:.0} ms; {} sent again on a \
-         new connection; {} request ids twice at the backend",
+        "region: {NODES} nodes replaced; of {} requests {} failed; p50 {:.2} ms, p99 {:.1} ms, \
+         slowest {:.0} ms; {} sent again on a new connection; {} request ids twice at the backend",
         outcome.answered.len() + outcome.failed.len(),
         outcome.failed.len(),
         millis(p50),

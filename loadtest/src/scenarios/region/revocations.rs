@@ -54,8 +54,8 @@ pub(super) fn run(gateway: &Path, revocations: usize) -> Result<(), Failure> {
     took.sort_unstable();
     let [p50, p99, max] = [500, 990, 1000].map(|share| per_mille(&took, share));
     say(format_args!(
-        "region: {revocations} revocations, in use at {NODES} nodes after p50 {:.1} ms, p99 {:.1} ms, at most {:.0} ms; of {} \
-         other requests {} failed",
+        "region: {revocations} revocations, in use at {NODES} nodes after p50 {:.1} ms, p99 {:.1} \
+         ms, at most {:.0} ms; of {} other requests {} failed",
         millis(p50),
         millis(p99),
         millis(max),
@@ -68,7 +68,8 @@ pub(super) fn run(gateway: &Path, revocations: usize) -> Result<(), Failure> {
     })
 }
 
-/// The status of a request, from one of many addresses: failed authentications of an address are limited.
+/// The status of a request, from one of many addresses: failed authentications of an address are
+/// limited.
 fn status_from(number: usize, target: &Target) -> Result<u16, Failure> {
     Ok(target
         .connect_from(1 + number % ADDRESSES)?

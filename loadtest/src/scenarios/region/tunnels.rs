@@ -22,7 +22,8 @@ const BACK_WITHIN: Duration = Duration::from_secs(10);
 /// Length of the measurement before and after the kill.
 const LENGTH: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(50);
-/// Largest allowed ratio of the p99 of callers of other services. Below half a millisecond the scheduler decides.
+/// Largest allowed ratio of the p99 of callers of other services. Below half a millisecond the
+/// scheduler decides.
 const SLOWER_MAX: f64 = 2.0;
 const NOISE: Duration = Duration::from_micros(500);
 
@@ -60,8 +61,9 @@ pub(super) fn run(gateway: &Path, count: usize) -> Result<(), Failure> {
         .map(|(from, to)| per_mille(&outcome.durations(from, to), 990));
     let slower = after.max(NOISE).as_secs_f64() / before.max(NOISE).as_secs_f64();
     say(format_args!(
-        "region: {count} tunnels open after {:.1} s; a node killed: all back after {:.1} s; callers of a service of another node: \
-         p99 {:.2} ms before, {:.2} ms in the 10 s after ({slower:.1} times)",
+        "region: {count} tunnels open after {:.1} s; a node killed: all back after {:.1} s; \
+         callers of a service of another node: p99 {:.2} ms before, {:.2} ms in the 10 s after \
+         ({slower:.1} times)",
         opened.as_secs_f64(),
         back.as_secs_f64(),
         millis(before),
@@ -75,7 +77,8 @@ pub(super) fn run(gateway: &Path, count: usize) -> Result<(), Failure> {
     })
 }
 
-/// Creates an account with services, and starts an agent for them that connects through the balancer.
+/// Creates an account with services, and starts an agent for them that connects through the
+/// balancer.
 fn start_agent(
     region: &Region,
     gateway: &Path,

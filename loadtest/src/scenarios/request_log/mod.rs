@@ -1,4 +1,5 @@
-//! The request log alone: CPU time of writes, duration of searches in a week of records, and expiry of a day.
+//! The request log alone: CPU time of writes, duration of searches in a week of records, and expiry
+//! of a day.
 
 mod traffic;
 
@@ -55,8 +56,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             .path()
             .join(format!("writing-{services}-{per_second}"));
         let micros = writing(&folder, services, per_second)?;
-        // With many services and few requests each, every record is its own row, and the load is far below that of the
-        // limit.
+        // With many services and few requests each, every record is its own row, and the load is
+        // far below that of the limit.
         ensure(services > 10 || micros <= MICROS_PER_RECORD_MAX, || {
             format!("{micros:.2} µs per record")
         })?;
@@ -140,7 +141,8 @@ fn fill(log: &RequestLog, clock: &Clock, options: &Options) -> Result<(), Failur
     )?;
     let cpu = cpu_of_thread(std::process::id(), "gw-log");
     say(format_args!(
-        "log: {made} records of {} services in {flushes} flushes: {:.0} s, {:.2} µs CPU per record, {:.0} µs per flush",
+        "log: {made} records of {} services in {flushes} flushes: {:.0} s, {:.2} µs CPU per \
+         record, {:.0} µs per flush",
         options.services,
         began.elapsed().as_secs_f64(),
         cpu.as_secs_f64() * 1e6 / made as f64,
@@ -330,7 +332,8 @@ fn searching(
     ensure(took <= allowed, || format!("{what}: too long"))
 }
 
-/// Expires a copy of the largest day and measures each round in which the log's thread removes a piece.
+/// Expires a copy of the largest day and measures each round in which the log's thread removes a
+/// piece.
 fn expiring(clock: &Clock, folder: &Path) -> Result<(), Failure> {
     let old = folder.join("2026-11-01.sqlite");
     let mut largest = None;

@@ -32,8 +32,8 @@ impl Traffic {
         }
     }
 
-    /// Batches of two workers with `count` requests that began within `span_ms` from `begin_ms` on (Unix time).
-    /// Services with low numbers have more of them: the first of 200 has about 17 %.
+    /// Batches of two workers with `count` requests that began within `span_ms` from `begin_ms` on
+    /// (Unix time). Services with low numbers have more of them: the first of 200 has about 17 %.
     pub(super) fn batches(&mut self, begin_ms: u64, span_ms: u64, count: usize) -> [Batch; 2] {
         let mut records: Vec<[Vec<RequestRecord>; 2]> =
             vec![[Vec::new(), Vec::new()]; self.services.len()];

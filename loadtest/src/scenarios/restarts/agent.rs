@@ -1,5 +1,5 @@
-//! The only agent of a service is restarted as its unit of systemd does: the worker serves until the next one has its
-//! tunnels.
+//! The only agent of a service is restarted as its unit of systemd does: the worker serves until
+//! the next one has its tunnels.
 
 use std::path::Path;
 use std::time::Duration;

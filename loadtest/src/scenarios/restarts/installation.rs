@@ -50,8 +50,9 @@ impl Installation {
         fs::create_dir(folder.path().join("agent-programs"))?;
         let [port, admin_port] = process::free_ports()?;
         let configuration = format!(
-            "region = \"eu1\"\ndomain = \"gw.localhost\"\nlisten = \"127.0.0.1:{port}\"\nadmin_listen = \"127.0.0.1:{admin_port}\"\n\
-             workers = 1\ndata_dir = {data:?}\nagent_programs = {programs:?}\nagent_versions = \"previous\"\n",
+            "region = \"eu1\"\ndomain = \"gw.localhost\"\nlisten = \"127.0.0.1:{port}\"\n\
+             admin_listen = \"127.0.0.1:{admin_port}\"\nworkers = 1\ndata_dir = {data:?}\n\
+             agent_programs = {programs:?}\nagent_versions = \"previous\"\n",
             data = folder.path().join("data"),
             programs = folder.path().join("agent-programs"),
         );

@@ -67,8 +67,8 @@ fn report(what: &str, outcome: &Outcome) {
         .filter(|failed| failed.what == What::Refused)
         .count();
     say(format_args!(
-        "restarts: {what}: of {} requests {refused} refused, {} failed; p50 {:.2} ms, p99 {:.1} ms, slowest {:.0} ms; {} sent \
-         again on a new connection",
+        "restarts: {what}: of {} requests {refused} refused, {} failed; p50 {:.2} ms, p99 {:.1} \
+         ms, slowest {:.0} ms; {} sent again on a new connection",
         outcome.answered.len() + outcome.failed.len(),
         outcome.failed.len() - refused,
         millis(p50),

@@ -16,7 +16,8 @@ use crate::http::fields::{field_name, has_too_many_connection_options};
 use crate::http::framing::announced;
 use crate::http::upgrade::{UPGRADE_CONTENT_MAX, UpgradeProtocol};
 
-/// Most header fields that [`parse_request`] can parse. [`parse_response`] parses as many without an allocation.
+/// Most header fields that [`parse_request`] can parse. [`parse_response`] parses as many without
+/// an allocation.
 const FIELDS_MAX: usize = 128;
 
 /// Parses a request head. `head` ends with the empty line.
@@ -63,7 +64,8 @@ pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, In
     let authority = authority_of(target_authority, host)?;
 
     let framing = announced(&headers, version)?.unwrap_or(Framing::None);
-    // In HTTP/1.0, bytes behind a request without a length may be meant as its body (RFC 1945 §7.2.2).
+    // In HTTP/1.0, bytes behind a request without a length may be meant as its body (RFC 1945
+    // §7.2.2).
     let is_unframed =
         version == HttpVersion::Http10 && framing == Framing::None && !method.is_safe();
     let keep_alive = keeps_alive(&headers, version) && !is_unframed;
@@ -211,8 +213,9 @@ fn syntax(head: &[u8], error: httparse::Error, limits: HeadLimits) -> InvalidHea
 
 const VERSION_LENGTH: usize = "HTTP/1.1".len();
 
-/// Rewrites the head of a later minor version of HTTP/1 as HTTP/1.1; the version begins at `at`. A recipient processes
-/// such a message as the highest minor version that it supports (RFC 9110 §2.5).
+/// Rewrites the head of a later minor version of HTTP/1 as HTTP/1.1; the version begins at `at`. A
+/// recipient processes such a message as the highest minor version that it supports (RFC 9110
+/// §2.5).
 fn as_http11(head: &[u8], at: usize) -> Option<Bytes> {
     let end = at + VERSION_LENGTH;
     if !matches!(
@@ -348,7 +351,8 @@ fn has_connection_option(headers: &Fields, name: &str) -> bool {
         .any(|option| option.trim().eq_ignore_ascii_case(name))
 }
 
-/// Returns the requested protocol if it can be relayed. A list of protocols is ignored (RFC 9110 §7.8).
+/// Returns the requested protocol if it can be relayed. A list of protocols is ignored (RFC 9110
+/// §7.8).
 fn upgrade(headers: &Fields) -> Option<UpgradeProtocol> {
     let mut offered = headers.get_all(header::UPGRADE);
     let (Some(protocol), None) = (offered.next(), offered.next()) else {

@@ -17,9 +17,10 @@ use crate::http::upgrade::UpgradeProtocol;
 const PROTOCOL: InvalidHead =
     InvalidHead::Syntax(":protocol is not the name of one protocol, other than HTTP and TLS");
 
-/// Converts the head of an HTTP/2 request that the h2 crate has accepted (RFC 9113 §8.3). `Host` stays among the fields
-/// and names the authority, in any case and with or without the default port. `has_body` tells whether data or trailers
-/// may follow. Returns a refused head with the error.
+/// Converts the head of an HTTP/2 request that the h2 crate has accepted (RFC 9113 §8.3). `Host`
+/// stays among the fields and names the authority, in any case and with or without the default
+/// port. `has_body` tells whether data or trailers may follow. Returns a refused head with the
+/// error.
 pub fn request_of_http2(
     mut parts: Parts,
     has_body: bool,

@@ -26,22 +26,22 @@ pub use http2::request_of_http2;
 #[derive(Debug, Clone)]
 pub struct RequestHead {
     pub method: Method,
-    /// Path and query as received, or `*`; for an absolute-form target, the part after the authority. Contains visible
-    /// ASCII characters except `#`, and UTF-8.
+    /// Path and query as received, or `*`; for an absolute-form target, the part after the
+    /// authority. Contains visible ASCII characters except `#`, and UTF-8.
     pub target: PathAndQuery,
     /// Host and optional port: from an absolute-form target, else from `Host` (RFC 9112 §3.2.2).
     pub authority: Authority,
     pub version: HttpVersion,
-    /// Fields in order of arrival, without `Host` in HTTP/1.1. Includes fields that frame the message;
-    /// [`write_request`] skips them.
+    /// Fields in order of arrival, without `Host` in HTTP/1.1. Includes fields that frame the
+    /// message; [`write_request`] skips them.
     pub headers: Fields,
     pub framing: Framing,
     /// Whether the connection persists after this message (RFC 9112 §9.3).
     pub keep_alive: bool,
     /// Whether the sender waits for `100 Continue` before it sends the body (RFC 9110 §10.1.1).
     pub expects_continue: bool,
-    /// Protocol of a request to switch protocols: from `Upgrade` (RFC 9110 §7.8), or from an extended CONNECT (RFC 8441
-    /// §4), whose `method` is GET here.
+    /// Protocol of a request to switch protocols: from `Upgrade` (RFC 9110 §7.8), or from an
+    /// extended CONNECT (RFC 8441 §4), whose `method` is GET here.
     pub upgrade: Option<UpgradeProtocol>,
 }
 
@@ -75,8 +75,9 @@ pub struct HeadScanner {
 }
 
 impl HeadScanner {
-    /// Takes a whole head out of `buffer`, with its final empty line; `None` if the connection ends before. `receive` appends
-    /// received bytes to `buffer` and returns their number, 0 at the end of the connection.
+    /// Takes a whole head out of `buffer`, with its final empty line; `None` if the connection ends
+    /// before. `receive` appends received bytes to `buffer` and returns their number, 0 at the end
+    /// of the connection.
     pub fn poll_head<E: From<InvalidHead>>(
         &mut self,
         cx: &mut Context<'_>,
@@ -94,7 +95,8 @@ impl HeadScanner {
         }
     }
 
-    /// Returns the length of the head at the front of `buffer`, with its final empty line, once it is complete.
+    /// Returns the length of the head at the front of `buffer`, with its final empty line, once it
+    /// is complete.
     ///
     /// Removes empty lines before the head from `buffer` (RFC 9112 §2.2).
     pub fn find_end(
@@ -122,7 +124,8 @@ impl HeadScanner {
                 Ok(Some(end))
             }
             None if buffer.len() > limits.head => Err(InvalidHead::HeadTooLarge(limits.head)),
-            // A sender of bare line feeds would wait for a response while this end waits for the head's end.
+            // A sender of bare line feeds would wait for a response while this end waits for the
+            // head's end.
             None if memmem::find(&buffer[from..], b"\n\n").is_some() => Err(BARE_LINE_FEED),
             None => Ok(None),
         }

@@ -18,8 +18,8 @@ pub struct ClientHello {
     pub alpn: Vec<Vec<u8>>,
 }
 
-/// A connection whose ClientHello has been read and not answered: it can still move to another thread, as socket and
-/// bytes.
+/// A connection whose ClientHello has been read and not answered: it can still move to another
+/// thread, as socket and bytes.
 pub struct Greeting {
     pub socket: Socket,
     /// All bytes received so far: a whole ClientHello and possibly more.
@@ -27,20 +27,21 @@ pub struct Greeting {
     pub hello: ClientHello,
 }
 
-/// Most bytes of a ClientHello. Post-quantum key shares take 1.2 KiB, a resumption ticket a little more.
+/// Most bytes of a ClientHello. Post-quantum key shares take 1.2 KiB, a resumption ticket a little
+/// more.
 pub const CLIENT_HELLO_MAX: usize = 16 * 1024;
 
 /// Response to a plain HTTP request on an https port without errors of its own.
 pub const SPEAK_TLS: &[u8] =
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 34\r\n\
 connection: close\r\n\r\nThis port speaks https, not http.\n";
-/// Longest pause of a client whose plain HTTP request is read and dropped after the answer. The time limit of the handshake
-/// includes it.
+/// Longest pause of a client whose plain HTTP request is read and dropped after the answer. The
+/// time limit of the handshake includes it.
 const PLAIN_HTTP_PAUSE: Duration = Duration::from_secs(1);
 
 impl Greeting {
-    /// Reads a ClientHello from `socket`; `received` are the bytes that have already been read. Answers anything else
-    /// with the alert of RFC 8446 §6.2, or plain HTTP with `plain_answer`.
+    /// Reads a ClientHello from `socket`; `received` are the bytes that have already been read.
+    /// Answers anything else with the alert of RFC 8446 §6.2, or plain HTTP with `plain_answer`.
     pub async fn read(
         socket: Socket,
         mut received: BytesMut,
@@ -78,10 +79,12 @@ impl Greeting {
                     ));
                 }
                 Err((error, mut alert)) => {
-                    // A capital letter is no content type of TLS, but the first byte of an HTTP method.
+                    // A capital letter is no content type of TLS, but the first byte of an HTTP
+                    // method.
                     if received[0].is_ascii_uppercase() {
                         drop(socket.try_send(&[IoSlice::new(&plain_answer())]));
-                        // Closing with unread bytes would send a reset, which can destroy the answer.
+                        // Closing with unread bytes would send a reset, which can destroy the
+                        // answer.
                         socket.closer().linger(PLAIN_HTTP_PAUSE).await;
                     } else {
                         drop(alert.write_all(&mut NonBlocking(&socket)));
@@ -99,7 +102,8 @@ impl Greeting {
     ) -> io::Result<TlsStream> {
         let session = UnbufferedServerConnection::new(config).map_err(invalid)?;
         let stream = TlsStream::new(self.socket, session);
-        // The session decrypts in place. Nothing else refers to the bytes, so this does not copy them.
+        // The session decrypts in place. Nothing else refers to the bytes, so this does not copy
+        // them.
         stream.start(&mut BytesMut::from(self.received))?;
         stream.handshake().await?;
         Ok(stream)

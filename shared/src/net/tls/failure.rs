@@ -1,4 +1,5 @@
-//! Errors of TLS in words: what the peer did, and what to do about it. The texts of rustls are names of its enumerations.
+//! Errors of TLS in words: what the peer did, and what to do about it. The texts of rustls are
+//! names of its enumerations.
 
 use std::time::{Duration, UNIX_EPOCH};
 use std::{fmt, io};
@@ -54,7 +55,8 @@ pub enum TlsProblem {
     Protocol,
     /// The peer has no TLS version in common.
     Version,
-    /// The peer refuses the cipher suites, groups or signatures offered, or for another reason that it does not tell.
+    /// The peer refuses the cipher suites, groups or signatures offered, or for another reason that
+    /// it does not tell.
     Ciphers,
     /// All others.
     Other,
@@ -145,7 +147,8 @@ impl Remedies {
             }
             TlsProblem::Ciphers => {
                 return format!(
-                    "{cause}; allow one of these there: {versions} are offered with {}; if it wants a client certificate, {}",
+                    "{cause}; allow one of these there: {versions} are offered with {}; if it \
+                     wants a client certificate, {}",
                     offered(),
                     self.client_certificate
                 );
@@ -238,7 +241,8 @@ fn certificate(reason: &CertificateError, f: &mut fmt::Formatter<'_>) -> fmt::Re
             let (time, not_before) = (date(*time), date(*not_before));
             return write!(
                 f,
-                "its certificate is valid from {not_before} on, and the clock of this machine says {time}"
+                "its certificate is valid from {not_before} on, and the clock of this machine says \
+                 {time}"
             );
         }
         Reason::Expired => "its certificate has expired",
@@ -252,7 +256,8 @@ fn certificate(reason: &CertificateError, f: &mut fmt::Formatter<'_>) -> fmt::Re
         }
         Reason::UnsupportedSignatureAlgorithmContext { .. }
         | Reason::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => {
-            "its certificate has a key or signature that is not accepted, such as SHA-1 or RSA of 1024 bits"
+            "its certificate has a key or signature that is not accepted, such as SHA-1 or RSA of \
+             1024 bits"
         }
         Reason::UnhandledCriticalExtension => {
             "its certificate has a critical extension that is not known here"
@@ -363,12 +368,13 @@ mod tests {
                     time: at(86_400),
                     not_after: at(0),
                 },
-                "its certificate expired on Thu, 01 Jan 1970 00:00:00 GMT, and the clock of this machine says Fri, 02 Jan \
-                 1970 00:00:00 GMT; <certificate>",
+                "its certificate expired on Thu, 01 Jan 1970 00:00:00 GMT, and the clock of this \
+                 machine says Fri, 02 Jan 1970 00:00:00 GMT; <certificate>",
             ),
             (
                 CertificateError::BadSignature,
-                "the signature of its handshake is not by the key of its certificate; <certificate>",
+                "the signature of its handshake is not by the key of its certificate; \
+                 <certificate>",
             ),
         ] {
             assert_eq!(REMEDIES.explain(&reason.into()), text);

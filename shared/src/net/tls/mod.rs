@@ -1,8 +1,10 @@
 //! TLS over a [`Socket`](super::Socket): a rustls session driven by readiness.
 //!
-//! - Ciphertext is received into one buffer per thread and decrypted there, so an idle connection has no buffer.
+//! - Ciphertext is received into one buffer per thread and decrypted there, so an idle connection
+//!   has no buffer.
 //! - Writes encrypt into the session; a flush sends all records with one `sendmsg`, without a copy.
-//! - Both directions are bounded: the session holds at most [`SEND_BUFFER`] bytes, one read takes at most 64 KiB.
+//! - Both directions are bounded: the session holds at most [`SEND_BUFFER`] bytes, one read takes
+//!   at most 64 KiB.
 //! - Every method can be cancelled without losing or repeating a byte.
 
 mod client_hello;

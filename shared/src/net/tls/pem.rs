@@ -46,7 +46,8 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
     std::fs::read(path).map_err(|error| files::unreadable(path, &error))
 }
 
-/// The text behind a byte-order mark, which editors write and which hides the first line from parsers.
+/// The text behind a byte-order mark, which editors write and which hides the first line from
+/// parsers.
 fn without_mark(text: &[u8]) -> &[u8] {
     text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)
 }

@@ -1,7 +1,7 @@
 //! A TLS session without I/O: ciphertext in, plaintext out, and the reverse.
 //!
-//! rustls' unbuffered connections keep no ciphertext. A session keeps an incomplete record and unsent records, each only
-//! while there are any, so an idle session has no buffer.
+//! rustls' unbuffered connections keep no ciphertext. A session keeps an incomplete record and
+//! unsent records, each only while there are any, so an idle session has no buffer.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
@@ -25,7 +25,8 @@ mod outgoing;
 pub const SEND_BUFFER: usize = 128 * 1024;
 /// Most plaintext of one record (RFC 8446 §5.1).
 const FRAGMENT_MAX: usize = 16 * 1024;
-/// Most bytes that encryption adds to a record: header, nonce of TLS 1.2, content type of TLS 1.3, authentication tag.
+/// Most bytes that encryption adds to a record: header, nonce of TLS 1.2, content type of TLS 1.3,
+/// authentication tag.
 const RECORD_OVERHEAD: usize = 5 + 8 + 1 + 16;
 
 thread_local! {
@@ -79,8 +80,8 @@ impl TlsSession {
         session
     }
 
-    /// Decrypts `ciphertext` in place and passes the plaintext to `sink`, record by record. Keeps an incomplete record.
-    /// Queues records that answer: those of the handshake, and alerts.
+    /// Decrypts `ciphertext` in place and passes the plaintext to `sink`, record by record. Keeps
+    /// an incomplete record. Queues records that answer: those of the handshake, and alerts.
     ///
     /// An error ends the session: all later calls return it again.
     pub(super) fn receive(
@@ -109,7 +110,8 @@ impl TlsSession {
         self.failed.clone().map_or(Ok(()), Err)
     }
 
-    /// Encrypts as much of `pieces` as there is room for, and returns the number of bytes; 0 if there is none.
+    /// Encrypts as much of `pieces` as there is room for, and returns the number of bytes; 0 if
+    /// there is none.
     pub(super) fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
         if let Some(error) = &self.failed {
             return Err(invalid(error.clone()));
@@ -189,8 +191,8 @@ impl TlsSession {
         }
     }
 
-    /// Processes the complete records of `input`. Returns the number of bytes at its start that are no longer needed;
-    /// the next input has to start with the others.
+    /// Processes the complete records of `input`. Returns the number of bytes at its start that are
+    /// no longer needed; the next input has to start with the others.
     fn process(&mut self, input: &mut [u8], sink: &mut dyn FnMut(&[u8])) -> usize {
         let outgoing = &mut self.outgoing;
         let (discard, processed) = match &mut self.connection {
@@ -254,7 +256,8 @@ impl Unbuffered for UnbufferedServerConnection {
     }
 }
 
-/// Processes the complete records of `input`. Returns the bytes to discard, and whether `close_notify` was among them.
+/// Processes the complete records of `input`. Returns the bytes to discard, and whether
+/// `close_notify` was among them.
 fn process<C: Unbuffered>(
     connection: &mut C,
     input: &mut [u8],
@@ -334,7 +337,8 @@ fn encode<S>(
     })
 }
 
-/// Encrypts at most `room` bytes of `pieces`, in records as large as possible. Returns the number of bytes.
+/// Encrypts at most `room` bytes of `pieces`, in records as large as possible. Returns the number
+/// of bytes.
 fn encrypt<C: Unbuffered>(
     connection: &mut C,
     incomplete: &mut [u8],
@@ -372,8 +376,8 @@ fn close<C: Unbuffered>(
     outgoing.append(2 + RECORD_OVERHEAD, |room| traffic.queue_close_notify(room))
 }
 
-/// Returns the state that encrypts. `incomplete` has to be the session's, since rustls may refer to a part of a
-/// handshake message in it.
+/// Returns the state that encrypts. `incomplete` has to be the session's, since rustls may refer to
+/// a part of a handshake message in it.
 fn traffic<'a, C: Unbuffered>(
     connection: &'a mut C,
     incomplete: &'a mut [u8],
@@ -392,7 +396,8 @@ struct Pieces<'a> {
 }
 
 impl<'a> Pieces<'a> {
-    /// Takes the next `size` bytes, or all that are left; gathers them in `scratch` if they are in several pieces.
+    /// Takes the next `size` bytes, or all that are left; gathers them in `scratch` if they are in
+    /// several pieces.
     fn take<'s>(&mut self, size: usize, scratch: &'s mut Vec<u8>) -> &'s [u8]
     where
         'a: 's,

@@ -23,12 +23,14 @@ thread_local! {
     pub(super) static SCRATCH_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; SCRATCH]);
 }
 
-/// A TLS connection, client or server. All methods take `&self`, so one task can read and write at the same time.
+/// A TLS connection, client or server. All methods take `&self`, so one task can read and write at
+/// the same time.
 pub struct TlsStream {
     socket: Socket,
     /// Boxed, since it is large and every future that the stream moves through would contain it.
     session: Box<RefCell<TlsSession>>,
-    /// Plaintext of the last receive that its reader had no room for; at most `SCRATCH` bytes, empty while idle.
+    /// Plaintext of the last receive that its reader had no room for; at most `SCRATCH` bytes,
+    /// empty while idle.
     surplus: RefCell<BytesMut>,
     /// The peer's records are mostly overhead: it gets one small receive per turn.
     receives_small: Cell<bool>,
@@ -48,8 +50,8 @@ impl TlsStream {
         }
     }
 
-    /// Starts the handshake with bytes that have already been received. On failure, sends an alert as
-    /// [`Self::handshake`] does.
+    /// Starts the handshake with bytes that have already been received. On failure, sends an alert
+    /// as [`Self::handshake`] does.
     pub(super) fn start(&self, received: &mut [u8]) -> io::Result<()> {
         let result = self.decrypt(received, &mut |chunk| {
             self.surplus.borrow_mut().extend_from_slice(chunk);
@@ -104,8 +106,8 @@ impl TlsStream {
         self.surplus.borrow().is_empty() && self.socket.is_quiet()
     }
 
-    /// Reads plaintext into `target`; `Ok(0)` is an authenticated end (`close_notify`). An end without it is an
-    /// `UnexpectedEof` error.
+    /// Reads plaintext into `target`; `Ok(0)` is an authenticated end (`close_notify`). An end
+    /// without it is an `UnexpectedEof` error.
     pub fn poll_read(&self, cx: &mut Context<'_>, target: &mut [u8]) -> Poll<io::Result<usize>> {
         let mut surplus = self.surplus.borrow_mut();
         if !surplus.is_empty() {
@@ -140,7 +142,8 @@ impl TlsStream {
         self.poll_plaintext(cx, &mut |chunk| buffer.extend_from_slice(chunk))
     }
 
-    /// Receives until there is plaintext, which it passes to `sink`, or the end. Returns the bytes of plaintext.
+    /// Receives until there is plaintext, which it passes to `sink`, or the end. Returns the bytes
+    /// of plaintext.
     pub fn poll_plaintext(
         &self,
         cx: &mut Context<'_>,
@@ -186,7 +189,8 @@ impl TlsStream {
         *surplus = front;
     }
 
-    /// Encrypts as much of `pieces` as the session has room for. If it has none, sends until there is.
+    /// Encrypts as much of `pieces` as the session has room for. If it has none, sends until there
+    /// is.
     pub fn poll_write(
         &self,
         cx: &mut Context<'_>,
@@ -229,7 +233,8 @@ impl TlsStream {
         Poll::Ready(Ok(()))
     }
 
-    /// Sends `close_notify`, as far as the socket takes it at once. For a connection that is dropped afterwards.
+    /// Sends `close_notify`, as far as the socket takes it at once. For a connection that is
+    /// dropped afterwards.
     pub fn close_now(&self) {
         let mut session = self.session.borrow_mut();
         session.close();
@@ -272,8 +277,8 @@ impl TlsStream {
         }
     }
 
-    /// Receives once, decrypts everything and passes the plaintext to `sink`, piece by piece. Returns the bytes of
-    /// ciphertext; 0 is the end of the connection.
+    /// Receives once, decrypts everything and passes the plaintext to `sink`, piece by piece.
+    /// Returns the bytes of ciphertext; 0 is the end of the connection.
     fn poll_receive(
         &self,
         cx: &mut Context<'_>,
@@ -312,7 +317,8 @@ impl TlsStream {
         })
     }
 
-    /// Sends an alert, a key update or a session ticket. The next flush sends what the socket does not accept now.
+    /// Sends an alert, a key update or a session ticket. The next flush sends what the socket does
+    /// not accept now.
     fn send_at_once(&self) {
         let mut session = self.session.borrow_mut();
         if session.has_unsent() {
@@ -465,7 +471,8 @@ mod tests {
                     }
                 }
                 client.close().await.unwrap();
-                // Closing with unread session tickets would reset the connection: wait for the peer to close.
+                // Closing with unread session tickets would reset the connection: wait for the peer
+                // to close.
                 drop(read(&client).await);
             });
             let mut received = Vec::new();

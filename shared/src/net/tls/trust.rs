@@ -41,8 +41,8 @@ impl Trusted {
         if found.certs.is_empty() {
             tracing::warn!(
                 errors = ?found.errors,
-                "the system has no trusted root certificates, so that TLS with servers fails; install ca-certificates, or name a \
-                 file of certificates for the server"
+                "the system has no trusted root certificates, so that TLS with servers fails; \
+                 install ca-certificates, or name a file of certificates for the server"
             );
         }
         let mut roots = RootCertStore::empty();
@@ -84,8 +84,8 @@ impl PartialEq for Trusted {
     }
 }
 
-/// Begins the configuration of a client that trusts `trusted`. The certificate of a server has to be valid for the name
-/// of the connection, or for one of `or_names`.
+/// Begins the configuration of a client that trusts `trusted`. The certificate of a server has to
+/// be valid for the name of the connection, or for one of `or_names`.
 pub fn client_config(
     versions: &[&'static SupportedProtocolVersion],
     trusted: Arc<Trusted>,
@@ -178,7 +178,8 @@ fn check_dates(leaf: &CertificateDer<'_>, time: UnixTime) -> Result<(), Certific
     }
 }
 
-/// A certificate that no trusted authority has issued, or that may not be that of a server, as far as it says itself.
+/// A certificate that no trusted authority has issued, or that may not be that of a server, as far
+/// as it says itself.
 #[derive(Debug)]
 pub(super) struct Untrusted {
     /// `no name` if there is none.
@@ -194,7 +195,8 @@ impl Untrusted {
         use CertificateError::{
             BadSignature, Other, UnknownIssuer, UnsupportedSignatureAlgorithmForPublicKeyContext,
         };
-        // Names and keys of authorities can be the same by chance, which gives an error of the signature.
+        // Names and keys of authorities can be the same by chance, which gives an error of the
+        // signature.
         let is_issuer = matches!(
             error,
             Error::InvalidCertificate(
@@ -236,7 +238,8 @@ impl fmt::Display for Untrusted {
     }
 }
 
-/// Names and addresses that a certificate is valid for (RFC 5280 §4.2.1.6); `no name` if there is none.
+/// Names and addresses that a certificate is valid for (RFC 5280 §4.2.1.6); `no name` if there is
+/// none.
 pub fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
     const MOST: usize = 10;
     let mut names = Vec::new();

@@ -2,12 +2,14 @@
 
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
-/// Parses directives that commas separate: a level, `target=level`, or a target, of which everything is logged.
+/// Parses directives that commas separate: a level, `target=level`, or a target, of which
+/// everything is logged.
 ///
-/// A target is the beginning of a module's path. The longest one that matches an event decides. Without a directive,
-/// only errors are logged.
+/// A target is the beginning of a module's path. The longest one that matches an event decides.
+/// Without a directive, only errors are logged.
 ///
-/// `Targets` parses this syntax itself, but takes an empty directive for `error`, and does not name an invalid one.
+/// `Targets` parses this syntax itself, but takes an empty directive for `error`, and does not name
+/// an invalid one.
 pub(super) fn filter(text: &str) -> Result<Targets, String> {
     let directives = text.split(',').map(str::trim);
     let mut directives = directives

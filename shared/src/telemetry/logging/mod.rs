@@ -48,9 +48,10 @@ impl std::str::FromStr for LogFormat {
 
 /// Starts logging. Limits repeated lines. Only the first call of a process has an effect.
 ///
-/// `GW_LOG` is a filter such as `info,rustls=off`. Without it, or if it is invalid, the filter is `default`, and rustls and h2
-/// log only errors, since they log a warning for every malformed message of an unauthenticated peer. Colours are for
-/// terminals only, and not where `NO_COLOR` is set.
+/// `GW_LOG` is a filter such as `info,rustls=off`. Without it, or if it is invalid, the filter is
+/// `default`, and rustls and h2 log only errors, since they log a warning for every malformed
+/// message of an unauthenticated peer. Colours are for terminals only, and not where `NO_COLOR` is
+/// set.
 pub fn start(format: LogFormat, default: Level) {
     let default = Targets::new()
         .with_default(default)
@@ -79,13 +80,15 @@ fn subscriber(format: LogFormat, filter: Targets) -> Box<dyn Subscriber + Send +
     // https://no-color.org: any text but the empty one turns colours off.
     let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let has_colours = io::stderr().is_terminal() && !no_colour;
-    // The level of the whole subscriber is the highest one of its parts. Below it, an event costs a comparison.
+    // The level of the whole subscriber is the highest one of its parts. Below it, an event costs a
+    // comparison.
     let level = Filter::<Registry>::max_level_hint(&filter).unwrap_or(LevelFilter::TRACE);
     let logs = tracing_subscriber::fmt()
         .with_max_level(level)
         .with_writer(io::stderr)
         .with_ansi(has_colours);
-    // An error of standard error would be printed there, and end the process: the terminal may have been closed.
+    // An error of standard error would be printed there, and end the process: the terminal may have
+    // been closed.
     let logs = logs.log_internal_errors(false);
     match format {
         LogFormat::Text => {
@@ -107,8 +110,8 @@ fn subscriber(format: LogFormat, filter: Targets) -> Box<dyn Subscriber + Send +
     }
 }
 
-/// Formats the fields of an event as text. Escapes them, because they may hold text from outside. Colours are for time
-/// and level only.
+/// Formats the fields of an event as text. Escapes them, because they may hold text from outside.
+/// Colours are for time and level only.
 fn text_fields() -> impl for<'a> FormatFields<'a> + 'static {
     format::debug_fn(
         |out: &mut Writer<'_>, field: &Field, value: &dyn Debug| match field.name() {

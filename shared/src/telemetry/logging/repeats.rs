@@ -1,5 +1,5 @@
-//! Rate limit of log lines: a burst for each place in the code, then one line a second. Left-out lines are counted, and
-//! the next line tells how many there were.
+//! Rate limit of log lines: a burst for each place in the code, then one line a second. Left-out
+//! lines are counted, and the next line tells how many there were.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -29,8 +29,8 @@ pub fn suppressed() -> u64 {
     SUPPRESSED.load(Ordering::Relaxed)
 }
 
-/// Formats events like `inner`, with a rate limit for each place in the code. Events of `debug` and `trace` have no
-/// limit.
+/// Formats events like `inner`, with a rate limit for each place in the code. Events of `debug` and
+/// `trace` have no limit.
 pub(super) struct Limited<F, C> {
     inner: F,
     format: LogFormat,
@@ -56,7 +56,8 @@ impl Allowance {
         }
     }
 
-    /// Admits a line and returns the number of lines left out before it, or counts a left-out line and returns `None`.
+    /// Admits a line and returns the number of lines left out before it, or counts a left-out line
+    /// and returns `None`.
     fn admit(&mut self, now: Instant) -> Option<u64> {
         let seconds = now.saturating_duration_since(self.refilled).as_secs() / REFILL.as_secs();
         if seconds > 0 {
@@ -195,7 +196,8 @@ mod tests {
         }
     }
 
-    /// Returns the lines that `log` writes. `log` gets a function that advances the clock by milliseconds.
+    /// Returns the lines that `log` writes. `log` gets a function that advances the clock by
+    /// milliseconds.
     fn written(form: LogFormat, log: impl FnOnce(&dyn Fn(u64))) -> Vec<String> {
         let out = Written::default();
         let start = Instant::now();
@@ -267,7 +269,8 @@ mod tests {
         let hostile = "x\n2026-11-24T00:00:00Z  WARN forged\r\x1b[2J\x7f\u{9b}2J\u{202e}\u{2028}";
         for form in [LogFormat::Text, LogFormat::Json] {
             let lines = written(form, |_| {
-                tracing::warn!(display = %hostile, debug = ?hostile, text = hostile, "cannot read {hostile}");
+                tracing::warn!(display = %hostile, debug = ?hostile, text = hostile,
+                    "cannot read {hostile}");
             });
             let [line] = &lines[..] else {
                 panic!("{lines:#?}")

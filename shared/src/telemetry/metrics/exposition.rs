@@ -1,14 +1,16 @@
 //! Prometheus' text format (exposition format 0.0.4).
 //!
-//! The crate `prometheus-client` (0.25) is not used, because its text encoder writes OpenMetrics 1.0 only:
-//! - It declares a counter without the suffix of its samples (`# TYPE gw_requests counter`, then `gw_requests_total 2`).
-//!   In format 0.0.4 these are two metrics, the second without type and help, and `promtool check metrics` rejects each
-//!   counter ("no help text"). The text would have to be served as `application/openmetrics-text` whatever the scraper
-//!   accepts.
-//! - It writes the bounds of buckets as `le="1.0"`. Here they are `le="1"`: in Prometheus 2 another value of `le` is
-//!   another time series, so that histograms would be interrupted.
-//! - Its `Collector` is `Send + Sync + 'static`. The agent's counters are in `Rc` and `Cell`, so that each scrape would
-//!   copy them into a tree of families first. This module writes them as it reads them.
+//! The crate `prometheus-client` (0.25) is not used, because its text encoder writes OpenMetrics
+//! 1.0 only:
+//! - It declares a counter without the suffix of its samples (`# TYPE gw_requests counter`, then
+//!   `gw_requests_total 2`). In format 0.0.4 these are two metrics, the second without type and
+//!   help, and `promtool check metrics` rejects each counter ("no help text"). The text would have
+//!   to be served as `application/openmetrics-text` whatever the scraper accepts.
+//! - It writes the bounds of buckets as `le="1.0"`. Here they are `le="1"`: in Prometheus 2 another
+//!   value of `le` is another time series, so that histograms would be interrupted.
+//! - Its `Collector` is `Send + Sync + 'static`. The agent's counters are in `Rc` and `Cell`, so
+//!   that each scrape would copy them into a tree of families first. This module writes them as it
+//!   reads them.
 
 use std::fmt::{Display, Write};
 

@@ -1,9 +1,10 @@
-//! Histogram of durations with fixed buckets, so that histograms of several workers, minutes or processes add up exactly.
+//! Histogram of durations with fixed buckets, so that histograms of several workers, minutes or
+//! processes add up exactly.
 
 use std::time::Duration;
 
-/// Upper bounds of the buckets in nanoseconds. Each is 2 to 3 times the one before, from a request on one machine to a
-/// minute. One more bucket without a bound follows.
+/// Upper bounds of the buckets in nanoseconds. Each is 2 to 3 times the one before, from a request
+/// on one machine to a minute. One more bucket without a bound follows.
 pub const BOUNDS_NS: [u64; 17] = [
     250_000,
     500_000,
@@ -67,8 +68,8 @@ impl Histogram {
         self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
     }
 
-    /// Returns the durations observed since `earlier`; all of them if a count is lower than in `earlier`, which means that
-    /// counting restarted.
+    /// Returns the durations observed since `earlier`; all of them if a count is lower than in
+    /// `earlier`, which means that counting restarted.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         if self
@@ -89,8 +90,8 @@ impl Histogram {
         delta
     }
 
-    /// Estimates the `quantile` (0 to 1) by linear interpolation within its bucket; `None` if the histogram is empty.
-    /// Durations beyond the last bound count as that bound.
+    /// Estimates the `quantile` (0 to 1) by linear interpolation within its bucket; `None` if the
+    /// histogram is empty. Durations beyond the last bound count as that bound.
     pub fn quantile(&self, quantile: f64) -> Option<Duration> {
         let rank = self.count() as f64 * quantile.clamp(0.0, 1.0);
         let mut below = 0;

@@ -1,4 +1,5 @@
-//! Metrics of this process, read from `/proc`, with the names that Prometheus' client libraries use.
+//! Metrics of this process, read from `/proc`, with the names that Prometheus' client libraries
+//! use.
 
 use std::fs;
 
@@ -7,7 +8,8 @@ use super::{Exposition, Kind};
 /// Clock ticks per second in `/proc`: USER_HZ, which the kernel's ABI fixes.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Writes memory, CPU time, open files and start time of this process. Omits values that cannot be read.
+/// Writes memory, CPU time, open files and start time of this process. Omits values that cannot be
+/// read.
 pub fn write(out: &mut Exposition) {
     if let Some(stat) = fs::read_to_string("/proc/self/stat")
         .ok()
@@ -115,7 +117,8 @@ mod tests {
 
     #[test]
     fn parses_fields_after_a_name_with_parentheses() {
-        let text = "42 (a) (b c)) S 7 42 42 0 -1 4194560 1 2 3 4 150 25 0 0 20 0 9 0 100 5000 17 18446744073709551615";
+        let text = "42 (a) (b c)) S 7 42 42 0 -1 4194560 1 2 3 4 150 25 0 0 20 0 9 0 100 5000 17 \
+                    18446744073709551615";
         let expected = Stat {
             cpu_ticks: 175,
             threads: 9,

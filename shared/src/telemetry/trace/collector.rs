@@ -1,5 +1,5 @@
-//! Connection to the collector: OpenTelemetry's OTLP exporter (protobuf, retries with backoff) on ureq, the HTTP client of
-//! the rest of the product.
+//! Connection to the collector: OpenTelemetry's OTLP exporter (protobuf, retries with backoff) on
+//! ureq, the HTTP client of the rest of the product.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -45,7 +45,8 @@ pub(super) fn connect(
     Ok((exporter, answers))
 }
 
-/// Resource attributes of this program. OpenTelemetry's environment variables add to them and override them.
+/// Resource attributes of this program. OpenTelemetry's environment variables add to them and
+/// override them.
 fn resource(identity: &ProgramIdentity) -> Resource {
     let ours = [
         KeyValue::new("service.name", identity.service_name),
@@ -140,7 +141,8 @@ impl CollectorClient {
     }
 }
 
-/// Delay in `Retry-After` if it is in seconds. A date, which collectors do not send, is left to the exporter's retries.
+/// Delay in `Retry-After` if it is in seconds. A date, which collectors do not send, is left to the
+/// exporter's retries.
 fn retry_after(response: &Response<Bytes>) -> Option<Duration> {
     let seconds = response
         .headers()

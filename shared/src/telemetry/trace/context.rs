@@ -17,7 +17,8 @@ pub struct TraceContext {
     pub span_id: [u8; 8],
     /// The caller records the trace and asks the next hops to record it too.
     pub sampled: bool,
-    /// The trace id is random according to its originator. Passed on; never set for traces that begin here.
+    /// The trace id is random according to its originator. Passed on; never set for traces that
+    /// begin here.
     pub random: bool,
 }
 
@@ -36,8 +37,8 @@ impl TraceContext {
         }
     }
 
-    /// Parses `version "-" trace-id "-" parent-id "-" trace-flags`. Of a later version, the bytes after these four
-    /// members are ignored (§3.2.4).
+    /// Parses `version "-" trace-id "-" parent-id "-" trace-flags`. Of a later version, the bytes
+    /// after these four members are ignored (§3.2.4).
     pub fn parse(value: &[u8]) -> Option<Self> {
         let (known, rest) = value.split_at_checked(LENGTH)?;
         let [version] = hexadecimal(&known[0..2])?;
@@ -86,8 +87,8 @@ impl TraceContext {
         }
     }
 
-    /// Formats the value of `traceparent`. It is marked sensitive, so that HPACK does not put it into the dynamic table:
-    /// every value differs and would evict useful entries.
+    /// Formats the value of `traceparent`. It is marked sensitive, so that HPACK does not put it
+    /// into the dynamic table: every value differs and would evict useful entries.
     pub fn to_value(self) -> HeaderValue {
         let mut text = *b"00-................................-................-00";
         write_hexadecimal(&self.trace_id, &mut text[3..35]);
@@ -258,11 +259,16 @@ mod tests {
             let root = TraceContext { random: random_flag, ..TraceContext::root(random, sampled) };
             prop_assert_eq!(TraceContext::parse(root.to_value().as_bytes()), Some(root));
             let child = root.child(child);
-            prop_assert_eq!((child.trace_id, child.sampled, child.random), (root.trace_id, sampled, random_flag));
+            prop_assert_eq!(
+                (child.trace_id, child.sampled, child.random),
+                (root.trace_id, sampled, random_flag)
+            );
         }
 
         #[test]
-        fn accepted_values_are_canonical(text in "[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}.{0,3}") {
+        fn accepted_values_are_canonical(
+            text in "[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}.{0,3}",
+        ) {
             if let Some(context) = TraceContext::parse(text.as_bytes()) {
                 let value = context.to_value();
                 prop_assert_eq!(&value.as_bytes()[2..52], &text.as_bytes()[2..52]);

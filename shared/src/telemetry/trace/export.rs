@@ -1,15 +1,17 @@
-//! Thread that exports spans: takes batches from a bounded queue, converts them to OpenTelemetry data and sends them to the
-//! collector. While the collector is slow or unreachable, spans are dropped and requests are not delayed.
+//! Thread that exports spans: takes batches from a bounded queue, converts them to OpenTelemetry
+//! data and sends them to the collector. While the collector is slow or unreachable, spans are
+//! dropped and requests are not delayed.
 //!
-//! `opentelemetry_sdk::trace::BatchSpanProcessor` (0.33) also has a bounded queue and one blocking thread, and its shutdown
-//! has a time limit, but:
-//! - It takes one finished `SpanData` per call, so that the worker would build it: some 20 attributes, each with its own
-//!   allocation, then a send on a channel that all workers share. This measures 1.8 µs per span on the worker. Here the
-//!   worker moves plain data into a batch and sends 128 at a time, 0.1 µs per span; the exporting thread builds the
-//!   `SpanData`.
-//! - The number of spans that its full queue dropped is private. `gw_spans_dropped_total` and the log line about lost spans
-//!   need it.
-//! - A collector's `Retry-After` could only be obeyed by blocking in the exporter, which a shutdown then waits for.
+//! `opentelemetry_sdk::trace::BatchSpanProcessor` (0.33) also has a bounded queue and one blocking
+//! thread, and its shutdown has a time limit, but:
+//! - It takes one finished `SpanData` per call, so that the worker would build it: some 20
+//!   attributes, each with its own allocation, then a send on a channel that all workers share.
+//!   This measures 1.8 µs per span on the worker. Here the worker moves plain data into a batch and
+//!   sends 128 at a time, 0.1 µs per span; the exporting thread builds the `SpanData`.
+//! - The number of spans that its full queue dropped is private. `gw_spans_dropped_total` and the
+//!   log line about lost spans need it.
+//! - A collector's `Retry-After` could only be obeyed by blocking in the exporter, which a shutdown
+//!   then waits for.
 //! - It panics if its thread cannot be started. Here the program reports the error.
 
 use std::convert::Infallible;
@@ -27,8 +29,8 @@ use super::collector::{self, Answer};
 use super::settings::CollectorSettings;
 use super::span::Finished;
 
-/// Batches that wait for the exporting thread, of 128 spans each: about 4 MiB with short paths and at most 8 MiB, since
-/// the texts of a span are bounded where it is made.
+/// Batches that wait for the exporting thread, of 128 spans each: about 4 MiB with short paths and
+/// at most 8 MiB, since the texts of a span are bounded where it is made.
 const QUEUED_BATCHES: usize = 32;
 /// Spans sent in one request to the collector, at least as many as one batch.
 const EXPORTED_TOGETHER: usize = 512;
@@ -115,7 +117,8 @@ impl<T> SpanQueue<T> {
     }
 }
 
-/// Handle of the exporting thread. If it is dropped, the thread still sends the queued spans while the process runs.
+/// Handle of the exporting thread. If it is dropped, the thread still sends the queued spans while
+/// the process runs.
 pub struct Exporter {
     /// Dropped to stop the thread; nothing is sent on it.
     stop: Sender<Infallible>,
@@ -205,7 +208,8 @@ impl<T: Finished, E: SpanExporter, A: Fn() -> Answer> Thread<T, E, A> {
                 recv(self.stopped) -> _ => break,
             }
             if let Some(until) = (self.last_answer)().hold_until {
-                // A stop ends the pause; the select above sees it. Meanwhile spans are queued while there is room.
+                // A stop ends the pause; the select above sees it. Meanwhile spans are queued while
+                // there is room.
                 let _ = self.stopped.recv_deadline(until);
             }
         }

@@ -1,8 +1,9 @@
-//! Distributed tracing: trace context of requests (W3C Trace Context) and export of spans to a collector (OTLP).
+//! Distributed tracing: trace context of requests (W3C Trace Context) and export of spans to a
+//! collector (OTLP).
 //!
-//! Without a collector nothing here runs. With one, each thread that serves requests has a [`Tracer`], which collects
-//! finished spans and sends them in batches to one exporting thread. Sending never waits: a batch for which the queue has
-//! no room is dropped and counted.
+//! Without a collector nothing here runs. With one, each thread that serves requests has a
+//! [`Tracer`], which collects finished spans and sends them in batches to one exporting thread.
+//! Sending never waits: a batch for which the queue has no room is dropped and counted.
 
 mod collector;
 pub mod context;

@@ -19,7 +19,8 @@ const RATIO_FORM: &str = "a number from 0 to 1";
 #[derive(Debug, Clone, PartialEq)]
 pub struct CollectorSettings {
     pub endpoint: CollectorUrl,
-    /// Share of recorded traces, 0 to 1, among those that begin here. For others their creator decides.
+    /// Share of recorded traces, 0 to 1, among those that begin here. For others their creator
+    /// decides.
     pub sample_ratio: f64,
 }
 
@@ -91,8 +92,8 @@ impl CollectorSettings {
             .filter(|ratio| (0.0..=1.0).contains(ratio))
     }
 
-    /// Takes the keys `traces.endpoint` and `traces.sample_ratio`; OpenTelemetry's variables apply where they are not
-    /// set. `None` without a collector.
+    /// Takes the keys `traces.endpoint` and `traces.sample_ratio`; OpenTelemetry's variables apply
+    /// where they are not set. `None` without a collector.
     pub fn take(keys: &mut Keys<'_>) -> Option<Self> {
         keys.open_table("traces");
         let collector = keys.text("traces.endpoint", ENDPOINT_FORM, Collector::parse);
@@ -101,8 +102,8 @@ impl CollectorSettings {
         Self::resolve(collector, sample_ratio, environment, &mut keys.errors)
     }
 
-    /// Completes the settings of a configuration by OpenTelemetry's variables. `None` without a collector. Mistakes in
-    /// variables go to `errors`; an empty variable counts as unset.
+    /// Completes the settings of a configuration by OpenTelemetry's variables. `None` without a
+    /// collector. Mistakes in variables go to `errors`; an empty variable counts as unset.
     pub fn resolve(
         collector: Option<Collector>,
         sample_ratio: Option<f64>,

@@ -14,7 +14,8 @@ use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 use super::tracer::SpanContext;
 use crate::telemetry::mask::Masker;
 
-/// Plain data of a finished span, cheap to build on a thread that serves requests and to move to the exporting thread.
+/// Plain data of a finished span, cheap to build on a thread that serves requests and to move to
+/// the exporting thread.
 pub trait Finished: Send + 'static {
     /// Converts it to a span with the attributes of OpenTelemetry's semantic conventions.
     fn into_span(self) -> Span;
@@ -78,8 +79,9 @@ impl Span {
     }
 }
 
-/// Returns the name of a span for a request with this method and appends the attributes of the method. A method that is
-/// neither in RFC 9110 nor PATCH does not become a name, which keeps the number of names bounded.
+/// Returns the name of a span for a request with this method and appends the attributes of the
+/// method. A method that is neither in RFC 9110 nor PATCH does not become a name, which keeps the
+/// number of names bounded.
 pub fn http_method(method: &Method, attributes: &mut Vec<KeyValue>) -> Cow<'static, str> {
     const KNOWN: [Method; 9] = [
         Method::GET,

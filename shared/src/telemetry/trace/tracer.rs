@@ -1,4 +1,5 @@
-//! Tracer of one thread that serves requests: decides which requests are recorded and batches finished spans.
+//! Tracer of one thread that serves requests: decides which requests are recorded and batches
+//! finished spans.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -20,7 +21,8 @@ const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
 /// Trace context of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpanContext {
-    /// Context sent to the next hop: this program's own, or the caller's if the trace is not recorded.
+    /// Context sent to the next hop: this program's own, or the caller's if the trace is not
+    /// recorded.
     pub context: TraceContext,
     /// Id of the parent span.
     pub parent: Option<[u8; 8]>,
@@ -51,7 +53,8 @@ impl SpanContext {
         self.parent.is_some() && self.origin != Origin::Inner
     }
 
-    /// Sets the trace fields of the forwarded request. Removes `tracestate` if the trace begins here.
+    /// Sets the trace fields of the forwarded request. Removes `tracestate` if the trace begins
+    /// here.
     pub fn write_to(&self, headers: &mut Fields) {
         if self.origin == Origin::Passing {
             return;
@@ -88,8 +91,8 @@ impl<T> Tracer<T> {
         }
     }
 
-    /// Returns the context of a request with these fields. The originator of its trace has decided whether it is recorded;
-    /// traces that begin here are sampled at random.
+    /// Returns the context of a request with these fields. The originator of its trace has decided
+    /// whether it is recorded; traces that begin here are sampled at random.
     pub fn begin(&self, headers: &Fields) -> SpanContext {
         let mut random = self.random.borrow_mut();
         match TraceContext::of(headers) {
@@ -156,8 +159,8 @@ impl<T: 'static> Tracer<T> {
     }
 }
 
-/// Decides whether a trace is recorded. `random` is the second half of its id, so that the decision depends on the id
-/// alone.
+/// Decides whether a trace is recorded. `random` is the second half of its id, so that the decision
+/// depends on the id alone.
 fn is_sampled(random: u64, ratio: f64) -> bool {
     const STEPS: f64 = (1_u64 << 53) as f64;
     ((random >> 11) as f64) / STEPS < ratio

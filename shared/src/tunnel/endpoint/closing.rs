@@ -1,4 +1,5 @@
-//! Ends of streams: resets, dropped halves, the report of a request body, and the last frames of both ends.
+//! Ends of streams: resets, dropped halves, the report of a request body, and the last frames of
+//! both ends.
 
 use std::task::{Context, Poll};
 
@@ -15,7 +16,8 @@ impl Endpoint {
         self.send_reset(key, code);
     }
 
-    /// Ends this direction, and the peer's if it has not ended yet, with a RESET. Discards the queued bytes.
+    /// Ends this direction, and the peer's if it has not ended yet, with a RESET. Discards the
+    /// queued bytes.
     fn send_reset(&mut self, key: StreamKey, code: &'static str) {
         let stream = &mut self.streams[key.0];
         stream.discard_queue();
@@ -31,8 +33,8 @@ impl Endpoint {
         }
     }
 
-    /// The sending half was dropped. Resets the stream if its direction has not ended. What the peer has sent completely
-    /// stays readable.
+    /// The sending half was dropped. Resets the stream if its direction has not ended. What the
+    /// peer has sent completely stays readable.
     pub fn drop_sender(&mut self, key: StreamKey) {
         self.streams[key.0].has_sender = false;
         self.streams[key.0].send_task = None;
@@ -52,8 +54,8 @@ impl Endpoint {
         self.remove_if_unused(key.0);
     }
 
-    /// The receiving half was dropped: discards what arrives on the stream, and tells the peer once this direction has
-    /// ended.
+    /// The receiving half was dropped: discards what arrives on the stream, and tells the peer once
+    /// this direction has ended.
     pub fn drop_receiver(&mut self, key: StreamKey) {
         self.streams[key.0].has_receiver = false;
         self.streams[key.0].receive_task = None;
@@ -129,7 +131,8 @@ impl Endpoint {
         self.remove_if_unused(key);
     }
 
-    /// Removes a stream that is closed on the wire, has no handle and is not in the list of streams with frames to send.
+    /// Removes a stream that is closed on the wire, has no handle and is not in the list of streams
+    /// with frames to send.
     pub(super) fn remove_if_unused(&mut self, key: usize) {
         let Some(stream) = self.streams.get(key) else {
             return;
@@ -153,8 +156,8 @@ impl Endpoint {
         self.opened.shrink_to(KEPT);
     }
 
-    /// Reports that the backend took `bytes` of the request body, if known, and discards the rest. Has no effect on a
-    /// request without a body, or after the report or a RESET.
+    /// Reports that the backend took `bytes` of the request body, if known, and discards the rest.
+    /// Has no effect on a request without a body, or after the report or a RESET.
     pub fn report_upload(&mut self, key: StreamKey, bytes: Option<u64>) {
         debug_assert_eq!(self.role, Role::Agent);
         let stream = &mut self.streams[key.0];
@@ -173,8 +176,8 @@ impl Endpoint {
         self.close_if_ended(key.0);
     }
 
-    /// The agent's report of the request body: bytes that the backend took, if known. An error if the
-    /// stream was reset or the tunnel has ended before.
+    /// The agent's report of the request body: bytes that the backend took, if known. An error if
+    /// the stream was reset or the tunnel has ended before.
     pub fn poll_uploaded(
         &mut self,
         key: StreamKey,

@@ -12,7 +12,8 @@ pub(super) const GRANT_LEAST: usize = window::LEAST as usize / 4;
 pub(super) struct Credit {
     /// Bytes that a stream may be granted ahead of its reader.
     window: usize,
-    /// Bytes that all streams together may be granted ahead of their readers, beyond the least window of each.
+    /// Bytes that all streams together may be granted ahead of their readers, beyond the least
+    /// window of each.
     budget: usize,
     /// Sum of [`Stream::committed`].
     committed: usize,
@@ -45,8 +46,8 @@ impl Credit {
         self.committed
     }
 
-    /// Bytes to grant to a new stream that wants `wanted`: at least the least window, and more while the budget lasts, at
-    /// most `beyond_least`.
+    /// Bytes to grant to a new stream that wants `wanted`: at least the least window, and more
+    /// while the budget lasts, at most `beyond_least`.
     pub(super) fn first(&self, wanted: usize, beyond_least: usize) -> usize {
         let least = window::LEAST as usize;
         let most = window::MOST as usize;
@@ -66,7 +67,8 @@ impl Credit {
         self.committed += bytes;
     }
 
-    /// Records relayed bytes. Returns the bytes that are granted in their place, 0 while the peer has enough.
+    /// Records relayed bytes. Returns the bytes that are granted in their place, 0 while the peer
+    /// has enough.
     pub(super) fn release(&mut self, stream: &mut Stream, bytes: usize) -> usize {
         stream.unread -= bytes;
         self.committed -= bytes;
@@ -83,8 +85,8 @@ impl Credit {
         grant
     }
 
-    /// Bytes to grant: up to the window while the budget of the tunnel and the share of the stream last, and up to the
-    /// least window, which is charged already, beyond them.
+    /// Bytes to grant: up to the window while the budget of the tunnel and the share of the stream
+    /// last, and up to the least window, which is charged already, beyond them.
     fn grant(&self, stream: &Stream) -> usize {
         let least = window::LEAST as usize;
         let ahead = stream.committed();

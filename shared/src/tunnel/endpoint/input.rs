@@ -15,10 +15,12 @@ use crate::tunnel::frame::{
 use crate::tunnel::response::{INTERIM_BYTES, INTERIM_MAX, OVERHEAD};
 use crate::tunnel::window;
 
-/// Bytes that a head counts in addition to its payload: the memory of an entry in the queue of received parts.
+/// Bytes that a head counts in addition to its payload: the memory of an entry in the queue of
+/// received parts.
 const HEAD_OVERHEAD: usize = 64;
 
-/// Most bytes of heads and trailers of one stream in one direction: interim responses, a final head and trailers.
+/// Most bytes of heads and trailers of one stream in one direction: interim responses, a final head
+/// and trailers.
 const HEADS_MAX: usize = INTERIM_BYTES
     + INTERIM_MAX as usize * HEAD_OVERHEAD
     + 2 * (RESPONSE_HEAD.head + RESPONSE_PREFIX + HEAD_OVERHEAD);
@@ -64,7 +66,8 @@ pub(super) struct FrameInput {
     frame: Option<PartialFrame>,
     /// Payload of a frame other than DATA that did not arrive in one piece.
     pub(super) payload: Vec<u8>,
-    /// Frames that carry nothing of a request or response, since the last [`Endpoint::take_overhead`].
+    /// Frames that carry nothing of a request or response, since the last
+    /// [`Endpoint::take_overhead`].
     overhead: u32,
 }
 
@@ -77,12 +80,14 @@ struct PartialFrame {
     is_discarded: bool,
 }
 
-/// Bytes that the fields of a head count in addition to its payload. From the 129th on each counts twice: the map in which an
-/// HTTP/2 connection keeps hundreds of fields takes twice the memory of a list.
+/// Bytes that the fields of a head count in addition to its payload. From the 129th on each counts
+/// twice: the map in which an HTTP/2 connection keeps hundreds of fields takes twice the memory of
+/// a list.
 fn field_bytes(payload: &[u8]) -> u32 {
     const FEW: usize = 128;
     const CHUNK: usize = 32;
-    // A loop of constant length is compiled to vector instructions. `memchr` takes twice as many for a short head.
+    // A loop of constant length is compiled to vector instructions. `memchr` takes twice as many
+    // for a short head.
     let lines_of = |chunk: &[u8; CHUNK]| {
         let mut ends = 0;
         for byte in chunk {
@@ -134,8 +139,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Number of received frames that carry nothing of a request or response, since the last call: PING, PONG, MESSAGE,
-    /// WINDOW, small CREDIT, and RESET, CREDIT or UPLOADED of a closed stream.
+    /// Number of received frames that carry nothing of a request or response, since the last call:
+    /// PING, PONG, MESSAGE, WINDOW, small CREDIT, and RESET, CREDIT or UPLOADED of a closed stream.
     pub fn take_overhead(&mut self) -> u32 {
         std::mem::take(&mut self.input.overhead)
     }
@@ -168,8 +173,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Checks and charges a head before its payload arrives. Resets the stream if its share has no room. Returns whether
-    /// anything reads the head.
+    /// Checks and charges a head before its payload arrives. Resets the stream if its share has no
+    /// room. Returns whether anything reads the head.
     fn admit_head(&mut self, header: FrameHeader) -> Result<bool, Violation> {
         let key = self.find(header)?;
         let stream = &mut self.streams[key];
@@ -192,7 +197,8 @@ impl Endpoint {
         let left = frame.left - bytes.len();
         self.input.frame = (left > 0).then_some(PartialFrame { left, ..frame });
         if frame.header.kind == Kind::Data {
-            // The stream stays open meanwhile: only a frame of the peer, or its answer to a RESET, closes it.
+            // The stream stays open meanwhile: only a frame of the peer, or its answer to a RESET,
+            // closes it.
             let key = self.find(frame.header)?;
             self.streams[key].receive_data(bytes, left.min(DATA_MAX));
             return if left == 0 && frame.header.end {
@@ -381,8 +387,8 @@ impl Endpoint {
         stream.upload = UploadReport::Reported(Some(bytes).filter(|bytes| *bytes != UNKNOWN));
         wake(&mut stream.receive_task);
         if !stream.sent_end {
-            // The agent reads no more of the body. What is queued, and how it would have ended, is dropped: a frame with END
-            // closes this direction.
+            // The agent reads no more of the body. What is queued, and how it would have ended, is
+            // dropped: a frame with END closes this direction.
             stream.discard_queue();
             stream.finish = Some(FinalFrame::End);
             stream.settle();

@@ -1,26 +1,30 @@
-//! State machine of one end of a tunnel: streams, credit and the order of frames. Does no I/O and reads no clock.
+//! State machine of one end of a tunnel: streams, credit and the order of frames. Does no I/O and
+//! reads no clock.
 //!
-//! The gateway opens streams and the agent accepts them. Each end of a stream sends frames until one with END, or RESET.
-//! A stream is closed once both ends have sent their last frame; only then may the gateway use its slot again. So both
-//! ends agree on the number of open streams, and a frame of a stream that was never open is an error of the peer.
+//! The gateway opens streams and the agent accepts them. Each end of a stream sends frames until
+//! one with END, or RESET. A stream is closed once both ends have sent their last frame; only then
+//! may the gateway use its slot again. So both ends agree on the number of open streams, and a
+//! frame of a stream that was never open is an error of the peer.
 //!
 //! # Credit
 //!
-//! A receiver grants bytes of body for each stream. A grant cannot be taken back, so the sum of all grants that are not
-//! relayed yet, [`Endpoint::committed`], bounds the memory of a tunnel whose readers all stall. A grant above
-//! [`window::LEAST`] is made only while that sum stays within the budget. There is no credit of
-//! the whole tunnel on the wire: streams whose readers stall would use it up and block the others.
+//! A receiver grants bytes of body for each stream. A grant cannot be taken back, so the sum of all
+//! grants that are not relayed yet, [`Endpoint::committed`], bounds the memory of a tunnel whose
+//! readers all stall. A grant above [`window::LEAST`] is made only while that sum stays within the
+//! budget. There is no credit of the whole tunnel on the wire: streams whose readers stall would
+//! use it up and block the others.
 //!
 //! # Memory
 //!
-//! Each stream charges what it holds, and what it has granted, to a [`Share`]. When it is opened it is charged for the
-//! least window, an ordinary head and one frame to send, so that it can always go on. Everything beyond is charged first:
-//! a grant, or a larger queue, is made only if the share has room for it. Heads have no credit: a head that the share
-//! has no room for resets its stream.
+//! Each stream charges what it holds, and what it has granted, to a [`Share`]. When it is opened it
+//! is charged for the least window, an ordinary head and one frame to send, so that it can always
+//! go on. Everything beyond is charged first: a grant, or a larger queue, is made only if the share
+//! has room for it. Heads have no credit: a head that the share has no room for resets its stream.
 //!
 //! # Order of sending
 //!
-//! Heads, credit, resets, pings and control messages leave before data. Streams with data take turns of one frame.
+//! Heads, credit, resets, pings and control messages leave before data. Streams with data take
+//! turns of one frame.
 
 mod closing;
 mod credit;
@@ -59,14 +63,15 @@ pub const STREAMS_BEYOND_SLOTS: usize = 128;
 /// Most bytes of body queued for sending on one stream.
 pub const STREAM_SEND_BUFFER: usize = 128 * 1024;
 
-/// Bytes of heads and trailers that each stream is charged for when it is opened. More are charged when they arrive.
+/// Bytes of heads and trailers that each stream is charged for when it is opened. More are charged
+/// when they arrive.
 const HEADS_RESERVE: usize = 4 * 1024;
 
 /// Bytes of body queued for sending that each stream is charged for until this end has sent all.
 const QUEUE_RESERVE: usize = DATA_MAX;
 
-/// Most bytes of heads that wait for sending before the gateway opens no further stream, and the agent receives no
-/// further request.
+/// Most bytes of heads that wait for sending before the gateway opens no further stream, and the
+/// agent receives no further request.
 const HEADS_AHEAD: usize = 512 * 1024;
 
 /// Payload of an UPLOADED that names no number of bytes.
@@ -111,7 +116,8 @@ pub struct Endpoint {
     message_bytes: usize,
     /// Payload of the last PONG.
     pong: Option<u64>,
-    /// The agent's end reports how much of a request body the backend took. Ends of the release line 0.1 do not know that.
+    /// The agent's end reports how much of a request body the backend took. Ends of the release
+    /// line 0.1 do not know that.
     reports_uploads: bool,
     /// The transport has ended.
     is_lost: bool,
@@ -130,8 +136,8 @@ struct Slot {
 }
 
 impl Endpoint {
-    /// The gateway's end. It can open streams after the agent's HELLO. Their memory is not limited, unless they are
-    /// opened for a share.
+    /// The gateway's end. It can open streams after the agent's HELLO. Their memory is not limited,
+    /// unless they are opened for a share.
     pub fn gateway() -> Self {
         Self::gateway_within(Share::alone(usize::MAX))
     }
@@ -143,7 +149,8 @@ impl Endpoint {
 
     /// The agent's end, which serves at most `streams` streams at once.
     pub fn agent(streams: usize) -> Self {
-        // Windows and queues beyond the least use half of the share: the other half has room for all streams.
+        // Windows and queues beyond the least use half of the share: the other half has room for
+        // all streams.
         let least = streams.clamp(1, STREAMS_MAX) * Stream::least_memory(false);
         Self::agent_within(streams, Share::alone(2 * least.max(window::TUNNEL_BUDGET)))
     }
@@ -207,8 +214,8 @@ impl Endpoint {
         self.open
     }
 
-    /// The next stream that the gateway has opened; its head is the first received part. `None` once the tunnel has
-    /// ended.
+    /// The next stream that the gateway has opened; its head is the first received part. `None`
+    /// once the tunnel has ended.
     pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Option<StreamKey>> {
         match self.opened.pop_front() {
             Some(key) => Poll::Ready(Some(StreamKey(key))),
@@ -247,8 +254,8 @@ impl Endpoint {
         }
     }
 
-    /// Whether the endpoint has so many heads to send that it must not receive before it has sent them. Never true at
-    /// the gateway: of two ends that both wait for the other, one must receive.
+    /// Whether the endpoint has so many heads to send that it must not receive before it has sent
+    /// them. Never true at the gateway: of two ends that both wait for the other, one must receive.
     pub fn is_congested(&self) -> bool {
         self.role == Role::Agent && self.urgent.len() > HEADS_AHEAD
     }
@@ -258,7 +265,8 @@ impl Endpoint {
         self.pong.take()
     }
 
-    /// Wakes the tasks that wait for a part of a stream, so that they look at what else they know of the tunnel.
+    /// Wakes the tasks that wait for a part of a stream, so that they look at what else they know
+    /// of the tunnel.
     pub fn wake_receivers(&mut self) {
         self.streams
             .iter_mut()
@@ -285,7 +293,8 @@ impl Endpoint {
         self.wake_driver();
     }
 
-    /// Sets how many bytes a stream may be granted ahead of its reader, and the budget for all of them, from now on.
+    /// Sets how many bytes a stream may be granted ahead of its reader, and the budget for all of
+    /// them, from now on.
     pub fn set_credit(&mut self, window: usize, budget: usize) {
         self.credit.set(window, budget);
     }
@@ -300,7 +309,8 @@ impl Endpoint {
         self.credit.announced
     }
 
-    /// Bytes granted to the peer and not relayed yet: an upper bound on the memory that received bodies can use.
+    /// Bytes granted to the peer and not relayed yet: an upper bound on the memory that received
+    /// bodies can use.
     pub fn committed(&self) -> usize {
         self.credit.committed()
     }
@@ -310,8 +320,8 @@ impl Endpoint {
         self.streams.iter().map(|(_, stream)| stream.unread).sum()
     }
 
-    /// Bytes of all streams: bodies received and not relayed, bodies queued for sending, and heads. A head counts until its
-    /// stream is removed.
+    /// Bytes of all streams: bodies received and not relayed, bodies queued for sending, and heads.
+    /// A head counts until its stream is removed.
     pub fn held(&self) -> usize {
         self.streams.iter().map(|(_, stream)| stream.held()).sum()
     }
@@ -360,8 +370,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Queues trailers as field lines, which end this direction. Breaks the body off and fails if they are too large, or if
-    /// the share has no room for them.
+    /// Queues trailers as field lines, which end this direction. Breaks the body off and fails if
+    /// they are too large, or if the share has no room for them.
     pub fn send_trailers(&mut self, key: StreamKey, lines: Bytes) -> Result<(), Closed> {
         if lines.len() > Kind::Trailers.payload_max() {
             self.break_off(key, "")?;
@@ -391,8 +401,8 @@ impl Endpoint {
         if has_room { Ok(()) } else { Err(Closed::Here) }
     }
 
-    /// Sends a head of a response: INTERIM, RESPONSE or REFUSED. `end` as in the frame. Resets the stream if the head is
-    /// too large, or if the share has no room for it.
+    /// Sends a head of a response: INTERIM, RESPONSE or REFUSED. `end` as in the frame. Resets the
+    /// stream if the head is too large, or if the share has no room for it.
     pub fn send_head(
         &mut self,
         key: StreamKey,
@@ -444,7 +454,8 @@ impl Endpoint {
         self.streams[key.0].is_received()
     }
 
-    /// Whether the head of a request had END. Unlike [`Self::is_received`], false if the end of an empty body follows it.
+    /// Whether the head of a request had END. Unlike [`Self::is_received`], false if the end of an
+    /// empty body follows it.
     pub fn ended_with_head(&self, key: StreamKey) -> bool {
         self.streams[key.0].ended_with_head
     }
@@ -464,8 +475,9 @@ impl Endpoint {
         self.streams[key.0].is_reset()
     }
 
-    /// Records that `bytes` of received data were relayed: grants the peer as many again if the window allows. A gateway that
-    /// has sent a whole request body learns by such grants that the backend takes it.
+    /// Records that `bytes` of received data were relayed: grants the peer as many again if the
+    /// window allows. A gateway that has sent a whole request body learns by such grants that the
+    /// backend takes it.
     pub fn release(&mut self, key: StreamKey, bytes: usize) {
         let stream = &mut self.streams[key.0];
         let bytes = bytes.min(stream.unread);
@@ -491,7 +503,8 @@ impl Endpoint {
         self.streams[key.0].granted
     }
 
-    /// Charges a stream to `share` from now on. Changes nothing and returns false if that has no room.
+    /// Charges a stream to `share` from now on. Changes nothing and returns false if that has no
+    /// room.
     #[must_use]
     pub fn charge_to(&mut self, key: StreamKey, share: &Rc<Share>) -> bool {
         self.streams[key.0].charge_to(share)

@@ -34,8 +34,9 @@ impl Endpoint {
         self.open_for(Rc::clone(&self.share), credit, end, write_head)
     }
 
-    /// Opens a stream, charged to `share`: grants up to `credit` bytes for its response, as budget and share allow, and
-    /// writes its request head with `write_head`. With `end`, the request has no body.
+    /// Opens a stream, charged to `share`: grants up to `credit` bytes for its response, as budget
+    /// and share allow, and writes its request head with `write_head`. With `end`, the request has
+    /// no body.
     pub fn open_for(
         &mut self,
         share: Rc<Share>,

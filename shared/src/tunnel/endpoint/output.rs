@@ -9,7 +9,8 @@ use super::stream::FinalFrame;
 use super::{Endpoint, wake};
 use crate::tunnel::frame::{DATA_MAX, FrameHeader, HEADER, Kind, StreamId};
 
-/// Data up to this size, in bytes, is copied beside its header; larger data is sent from where it is.
+/// Data up to this size, in bytes, is copied beside its header; larger data is sent from where it
+/// is.
 const COPIED_MAX: usize = 2048;
 
 /// Most memory of an empty buffer that is kept, in bytes.
@@ -51,8 +52,8 @@ impl Urgent {
         write_frame(&mut self.frames, kind, end, stream, payload);
     }
 
-    /// Adds a frame whose payload `write` appends. Adds nothing and returns false if the payload is too long: the peer
-    /// would end the tunnel.
+    /// Adds a frame whose payload `write` appends. Adds nothing and returns false if the payload is
+    /// too long: the peer would end the tunnel.
     #[must_use]
     pub(super) fn frame_with(
         &mut self,
@@ -218,8 +219,8 @@ impl Outgoing {
 }
 
 impl Endpoint {
-    /// Moves frames to `out`, which must be empty: all frames without data, then data of each stream in turn until `out`
-    /// has `enough` bytes, at least one frame.
+    /// Moves frames to `out`, which must be empty: all frames without data, then data of each
+    /// stream in turn until `out` has `enough` bytes, at least one frame.
     pub fn transmit(&mut self, out: &mut Outgoing, enough: usize) {
         debug_assert!(out.is_empty());
         self.urgent.drain(out);

@@ -12,8 +12,8 @@ use crate::tunnel::frame::{DATA_MAX, Kind, StreamId};
 use crate::tunnel::ledger::Share;
 use crate::tunnel::window;
 
-/// Data below this size is merged with the data before it: received data into buffers of at most `MERGED_MAX` bytes,
-/// and data to send into frames.
+/// Data below this size is merged with the data before it: received data into buffers of at most
+/// `MERGED_MAX` bytes, and data to send into frames.
 const SMALL: usize = 1024;
 const MERGED_MAX: usize = 16 * 1024;
 
@@ -56,7 +56,8 @@ pub(super) struct Stream {
     /// Bytes that are charged: the last [`Self::memory`].
     charged: u32,
 
-    /// Bytes of the heads that this end has sent, with their frame headers. Charged until the stream is removed.
+    /// Bytes of the heads that this end has sent, with their frame headers. Charged until the
+    /// stream is removed.
     pub(super) sent_head_bytes: u32,
     /// Data to send.
     queue: VecDeque<Bytes>,
@@ -80,7 +81,8 @@ pub(super) struct Stream {
     pub(super) receive_credit: usize,
     /// Bytes that were released behind the end of a request body, and not reported.
     released_behind_end: usize,
-    /// Bytes of all heads and trailers of the peer. One counts as soon as the header of its frame has arrived.
+    /// Bytes of all heads and trailers of the peer. One counts as soon as the header of its frame
+    /// has arrived.
     pub(super) head_bytes: u32,
     /// Bytes that the fields of these heads count in addition: readers keep them in lists.
     pub(super) field_bytes: u32,
@@ -110,7 +112,8 @@ pub(super) struct Stream {
 /// The agent's report of the request body (UPLOADED).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum UploadReport {
-    /// The agent sends no report: the request has no body or was refused, or the agent is of an earlier release line.
+    /// The agent sends no report: the request has no body or was refused, or the agent is of an
+    /// earlier release line.
     Unreported,
     Due,
     /// Bytes of the body that the backend took, if known. The agent discards the rest.
@@ -176,8 +179,8 @@ impl Stream {
         }
     }
 
-    /// Memory of a stream when it is opened with the least window, beside the head of its request. With `end`, this end
-    /// sends no body.
+    /// Memory of a stream when it is opened with the least window, beside the head of its request.
+    /// With `end`, this end sends no body.
     pub(super) fn least_memory(end: bool) -> usize {
         let queue = if end { 0 } else { QUEUE_RESERVE };
         size_of::<Self>() + HEADS_RESERVE + window::LEAST as usize + queue
@@ -215,8 +218,8 @@ impl Stream {
         }
     }
 
-    /// Charges what has changed. Call it after each change of what [`Self::memory`] counts, unless the stream is about to
-    /// be removed.
+    /// Charges what has changed. Call it after each change of what [`Self::memory`] counts, unless
+    /// the stream is about to be removed.
     pub(super) fn settle(&mut self) {
         let memory = self.memory();
         self.share.charge(self.charged as usize, memory);
@@ -234,8 +237,8 @@ impl Stream {
         fits
     }
 
-    /// As [`Self::settle_within_share`], after a head was received or sent. Charges nothing and returns true while the heads
-    /// of each direction are at most [`HEADS_RESERVE`].
+    /// As [`Self::settle_within_share`], after a head was received or sent. Charges nothing and
+    /// returns true while the heads of each direction are at most [`HEADS_RESERVE`].
     #[must_use]
     pub(super) fn settle_heads_within_share(&mut self) -> bool {
         self.received_head_bytes()
@@ -244,8 +247,8 @@ impl Stream {
             || self.settle_within_share()
     }
 
-    /// As [`Self::settle`], after a change of the queue or the end of this direction. `queued` is the length of the queue
-    /// before.
+    /// As [`Self::settle`], after a change of the queue or the end of this direction. `queued` is
+    /// the length of the queue before.
     pub(super) fn settle_queue(&mut self, queued: usize) {
         // A stream that has ended is about to be removed.
         if queued.max(self.queued) > QUEUE_RESERVE || self.sent_end && !self.has_ended() {
@@ -258,7 +261,8 @@ impl Stream {
         self.queued
     }
 
-    /// Charges the stream to `share` from now on. Changes nothing and returns false if that has no room.
+    /// Charges the stream to `share` from now on. Changes nothing and returns false if that has no
+    /// room.
     #[must_use]
     pub(super) fn charge_to(&mut self, share: &Rc<Share>) -> bool {
         let charged = self.charged as usize;
@@ -281,8 +285,8 @@ impl Stream {
         heads + self.unread + self.queued + self.trailer_bytes()
     }
 
-    /// Bytes that may be queued. A queue with less than a frame never waits for memory, and any other goes on when its
-    /// own frames leave.
+    /// Bytes that may be queued. A queue with less than a frame never waits for memory, and any
+    /// other goes on when its own frames leave.
     pub(super) fn capacity(&self) -> usize {
         let room = QUEUE_RESERVE.saturating_sub(self.queued) + self.share.left_beyond_least();
         self.send_credit
@@ -398,14 +402,16 @@ impl Stream {
         super::wake(&mut self.reset_task);
     }
 
-    /// Whether both ends have sent their last frame. The report of the request body is one; a RESET replaces it.
+    /// Whether both ends have sent their last frame. The report of the request body is one; a RESET
+    /// replaces it.
     pub(super) fn has_ended(&self) -> bool {
         let is_reported =
             self.upload != UploadReport::Due || self.sent_reset || self.reset.is_some();
         self.sent_end && self.received_end.is_some() && is_reported
     }
 
-    /// Counts bytes that were released. Behind the end of a request body, returns those to report in place of a grant.
+    /// Counts bytes that were released. Behind the end of a request body, returns those to report
+    /// in place of a grant.
     pub(super) fn report_released(&mut self, bytes: usize) -> usize {
         let is_due = self.received_end == Some(Closing::End) && self.upload == UploadReport::Due;
         if !is_due || self.sent_reset || self.is_reset() {
@@ -423,8 +429,9 @@ impl Stream {
         self.received_end.is_none() && !matches!(self.upload, UploadReport::Reported(_))
     }
 
-    /// The agent's report of the request body: bytes that the backend took, if known. Without a report, the upload has ended
-    /// with an unknown number once this end has sent the body or the peer has reset the stream.
+    /// The agent's report of the request body: bytes that the backend took, if known. Without a
+    /// report, the upload has ended with an unknown number once this end has sent the body or the
+    /// peer has reset the stream.
     pub(super) fn poll_uploaded(&self) -> Poll<Result<Option<u64>, Closed>> {
         match (&self.reset, self.upload) {
             (_, UploadReport::Reported(bytes)) => Poll::Ready(Ok(bytes)),
@@ -439,7 +446,8 @@ impl Stream {
         }
     }
 
-    /// Wakes the task that waits for the end of the upload, if the end of this direction is that end.
+    /// Wakes the task that waits for the end of the upload, if the end of this direction is that
+    /// end.
     pub(super) fn wake_for_end(&mut self) {
         if self.upload == UploadReport::Unreported {
             super::wake(&mut self.receive_task);
@@ -483,7 +491,8 @@ impl Drop for Stream {
     }
 }
 
-/// Whether a few bytes go into the last frame that waits. A large one whose buffer is shared is not copied for them.
+/// Whether a few bytes go into the last frame that waits. A large one whose buffer is shared is not
+/// copied for them.
 fn may_grow(last: &Bytes, more: usize) -> bool {
     last.len() + more <= DATA_MAX && (last.len() < SMALL || last.is_unique())
 }
@@ -502,8 +511,8 @@ fn append(last: &mut Bytes, data: &[u8]) {
     *last = buffer.freeze();
 }
 
-/// Whether `more` bytes go into a buffer of received data: into its free capacity, or, if they are few, into a larger
-/// one.
+/// Whether `more` bytes go into a buffer of received data: into its free capacity, or, if they are
+/// few, into a larger one.
 fn has_room(buffer: &BytesMut, more: usize) -> bool {
     let fits = buffer.capacity() - buffer.len() >= more;
     fits || more < SMALL && buffer.len() + more <= MERGED_MAX

@@ -22,7 +22,8 @@ pub(in crate::forward) fn tls(alpn: &[&[u8]], file: &std::path::Path) -> Arc<Ser
     Arc::new(config)
 }
 
-/// Serves the HTTP version that ALPN selected: upgrades HTTP/1.1 to an echo protocol, and echoes bodies over HTTP/2.
+/// Serves the HTTP version that ALPN selected: upgrades HTTP/1.1 to an echo protocol, and echoes
+/// bodies over HTTP/2.
 async fn speak_either(connection: TcpStream, config: Arc<ServerConfig>) {
     let Some(stream) = accept_tls(connection, config).await else {
         return;

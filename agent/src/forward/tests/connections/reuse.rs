@@ -4,8 +4,9 @@ use std::cell::Cell;
 
 use super::*;
 
-/// A backend that answers the first request of each connection, and closes at the next one. `unread` leaves a part of that unread,
-/// so that the agent gets a reset in place of the end. Returns its URL, and the number of requests that have arrived.
+/// A backend that answers the first request of each connection, and closes at the next one.
+/// `unread` leaves a part of that unread, so that the agent gets a reset in place of the end.
+/// Returns its URL, and the number of requests that have arrived.
 fn closing_backend(unread: bool) -> (Vec<String>, Arc<AtomicUsize>) {
     let seen = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&seen);
@@ -86,7 +87,8 @@ fn is_repeated(
                 );
                 return false;
             }
-            // The machine was so busy that the connection had been idle for too long, and a new one was used.
+            // The machine was so busy that the connection had been idle for too long, and a new one
+            // was used.
             (ReceivedPart::Head(Kind::Response, _), 2) => {}
             (answer, seen) => panic!("{method}: {answer:?} after {seen} requests"),
         }

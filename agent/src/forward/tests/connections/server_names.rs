@@ -25,7 +25,8 @@ impl ResolvesServerCert for Certificates {
     }
 }
 
-/// A backend that answers with the number of the connection. Its certificate is for `name` and written to `file`.
+/// A backend that answers with the number of the connection. Its certificate is for `name` and
+/// written to `file`.
 fn tls_backend(
     name: &str,
     refuses_others: bool,
@@ -93,7 +94,8 @@ async fn serve_tls(connection: TcpStream, config: Arc<ServerConfig>, number: usi
     }
 }
 
-/// Sends a request for each host. Returns the numbers of the connections, and the names that the backend got.
+/// Sends a request for each host. Returns the numbers of the connections, and the names that the
+/// backend got.
 fn exchange(
     name: &str,
     refuses_others: bool,

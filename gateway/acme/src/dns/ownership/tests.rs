@@ -228,9 +228,10 @@ fn without_an_alias_that_counts_only_the_token_proves_a_domain() {
     let alias = cname(DOMAIN, SERVICE);
     let look_up = |fake: &Fake| look_up(&[fake.address], DOMAIN, None, TOKEN);
     let reason = not_proved(look_up(&Fake::with(vec![alias.clone()])));
-    let expected = "api.customer.test: DNS does not show that it belongs to the account: the TXT record \
-                    _gw-domain.api.customer.test. does not have the token (there is no TXT record), and a CNAME record is no proof, \
-                    because an earlier account had the same id; set this record and wait until the old one's TTL has passed: \
+    let expected = "api.customer.test: DNS does not show that it belongs to the account: the TXT \
+                    record _gw-domain.api.customer.test. does not have the token (there is no TXT \
+                    record), and a CNAME record is no proof, because an earlier account had the \
+                    same id; set this record and wait until the old one's TTL has passed: \
                     `_gw-domain.api.customer.test. TXT \"gw-0123456789\"`";
     assert_eq!(reason, expected);
     let both = Fake::with(vec![alias, txt(RECORD, &[TOKEN])]);

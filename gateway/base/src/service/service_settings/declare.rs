@@ -158,8 +158,9 @@ macro_rules! settings {
             pub created_at: String,
         }
 
-        /// Settings that are left out get their defaults. The fields of [`ServiceChanges`] again, not flattened in: of two objects
-        /// that both refuse unknown fields, a schema makes one that refuses everything.
+        /// Settings that are left out get their defaults. The fields of [`ServiceChanges`] again,
+        /// not flattened in: of two objects that both refuse unknown fields, a schema makes one
+        /// that refuses everything.
         #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
         #[serde(deny_unknown_fields)]
         pub struct NewService {
@@ -193,7 +194,8 @@ macro_rules! settings {
         }
 
         impl ServiceView {
-            /// The view of a service with these `settings`. `created_at` is in the form of RFC 3339.
+            /// The view of a service with these `settings`. `created_at` is in the form of RFC
+            /// 3339.
             pub fn new(
                 id: ServiceId,
                 account: AccountId,

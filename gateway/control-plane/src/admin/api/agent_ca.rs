@@ -32,13 +32,17 @@ async fn show_agent_ca(State(admin): State<Admin>) -> Result<Json<AgentCaView>, 
     view(&admin).await.map(Json)
 }
 
-/// Replace the authority: make the next one, which every node trusts, and have it issue once all nodes say that they do. If some
-/// do not, the answer names them in `waits_for_nodes`; the same request goes on. With `immediately`, a new one issues at once, and
-/// all others end.
+/// Replace the authority: make the next one, which every node trusts, and have it issue once all
+/// nodes say that they do. If some do not, the answer names them in `waits_for_nodes`; the same
+/// request goes on. With `immediately`, a new one issues at once, and all others end.
 #[utoipa::path(
     post, path = "/agent-ca/replace", tag = "agent-ca",
     request_body(content = Option<AuthorityReplacement>),
-    responses((status = 200, description = "The authorities", body = AgentCaView), ReadProblems, WriteProblems),
+    responses(
+        (status = 200, description = "The authorities", body = AgentCaView),
+        ReadProblems,
+        WriteProblems,
+    ),
 )]
 async fn replace_agent_ca(
     State(admin): State<Admin>,
@@ -76,12 +80,16 @@ async fn replace_agent_ca(
     }))
 }
 
-/// End the earlier authority: its certificates are refused from now on, and tunnels with them end. Refused while agents, tunnels
-/// or nodes use it, unless `force` is set.
+/// End the earlier authority: its certificates are refused from now on, and tunnels with them end.
+/// Refused while agents, tunnels or nodes use it, unless `force` is set.
 #[utoipa::path(
     post, path = "/agent-ca/finish", tag = "agent-ca",
     request_body(content = Option<AuthorityEnd>),
-    responses((status = 200, description = "The authorities", body = AgentCaView), ReadProblems, WriteProblems),
+    responses(
+        (status = 200, description = "The authorities", body = AgentCaView),
+        ReadProblems,
+        WriteProblems,
+    ),
 )]
 async fn finish_agent_ca(
     State(admin): State<Admin>,
@@ -153,8 +161,8 @@ fn in_use(view: &AgentCaView) -> Option<String> {
     }
     (view.tunnels_left > 0).then(|| {
         format!(
-            "{} tunnels were opened with certificates of the earlier authority: agents open others once they have renewed, \
-             and the earlier ones end with their last request",
+            "{} tunnels were opened with certificates of the earlier authority: agents open others \
+             once they have renewed, and the earlier ones end with their last request",
             view.tunnels_left
         )
     })

@@ -1,4 +1,5 @@
-//! Fields of a request that name the document that it applies. The entry of the change in the audit log has them.
+//! Fields of a request that name the document that it applies. The entry of the change in the audit
+//! log has them.
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;

@@ -93,11 +93,14 @@ impl NotedHeads {
     }
 }
 
-/// Check the chain of the audit log: that no entry was changed, added or removed. Compares it with the heads in the archive,
-/// and with given ones. Reads the whole log.
+/// Check the chain of the audit log: that no entry was changed, added or removed. Compares it with
+/// the heads in the archive, and with given ones. Reads the whole log.
 #[utoipa::path(
     get, path = "/audit-log/verification", tag = "audit-log", params(NotedHeads),
-    responses((status = 200, description = "What was found", body = AuditVerificationView), ReadProblems),
+    responses(
+        (status = 200, description = "What was found", body = AuditVerificationView),
+        ReadProblems,
+    ),
 )]
 async fn verify_audit_log(
     State(admin): State<Admin>,

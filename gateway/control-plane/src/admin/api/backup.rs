@@ -26,13 +26,18 @@ pub(crate) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new().routes(routes!(make_backup))
 }
 
-/// Make a backup: a tar archive compressed with zstd, of the database as of one change, the certificate authorities and
-/// this admin token. It has private keys. The audit log has an entry of it. One backup is made at a time. Not in a region on
-/// PostgreSQL, whose database is backed up.
+/// Make a backup: a tar archive compressed with zstd, of the database as of one change, the
+/// certificate authorities and this admin token. It has private keys. The audit log has an entry of
+/// it. One backup is made at a time. Not in a region on PostgreSQL, whose database is backed up.
 #[utoipa::path(
     get, path = "/backup", tag = "backup",
     responses(
-        (status = 200, description = "The archive", body = Vec<u8>, content_type = "application/zstd"),
+        (
+            status = 200,
+            description = "The archive",
+            body = Vec<u8>,
+            content_type = "application/zstd",
+        ),
         ReadProblems, WriteProblems,
     ),
 )]

@@ -24,7 +24,8 @@ async fn show_gateway(State(admin): State<Admin>) -> Result<Json<GatewayAddress>
     Ok(Json(admin.gateway_address().await?))
 }
 
-/// Show which services need attention although they answer requests: they depend on one of several agents, or had a full tunnel.
+/// Show which services need attention although they answer requests: they depend on one of several
+/// agents, or had a full tunnel.
 #[utoipa::path(
     get, path = "/warnings", tag = "gateway",
     responses((status = 200, description = "The warnings", body = WarningsView), ReadProblems),

@@ -1,5 +1,5 @@
-//! The administration API, `/api/v1`. Each route is declared with its description, from which `openapi.json` is
-//! generated.
+//! The administration API, `/api/v1`. Each route is declared with its description, from which
+//! `openapi.json` is generated.
 
 mod agent_ca;
 mod applied;
@@ -37,7 +37,8 @@ use crate::http_server::limit_body;
 #[openapi(
     info(
         title = "Gw gateway administration",
-        description = "Accounts, services, credentials, service keys, agents and signing keys of one gateway."
+        description = "Accounts, services, credentials, service keys, agents and signing keys of \
+                       one gateway."
     ),
     servers((url = "/api/v1")),
     security(("admin_token" = [])),
@@ -78,7 +79,8 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         // A replay is a request, not a change: other nodes need not know of it.
         .merge(requests::replay_routes().layer(map_request(limit_body::<{ limits::ADMIN_REPLAY }>)))
         .split_for_parts();
-    // One copy for all responses, whether their clients read them or not. A document always serializes.
+    // One copy for all responses, whether their clients read them or not. A document always
+    // serializes.
     let document = Bytes::from(serde_json::to_vec(&document).unwrap_or_default());
     routes
         .fallback(async || {
@@ -111,7 +113,8 @@ async fn authorize(State(admin): State<Admin>, request: Request, next: Next) -> 
         .headers()
         .get(header::AUTHORIZATION)
         .and_then(bearer);
-    // Both sides are hashed, so that the time of the comparison reveals nothing about the token, including its length.
+    // Both sides are hashed, so that the time of the comparison reveals nothing about the token,
+    // including its length.
     let is_admin = token
         .is_some_and(|token| SecretHash::of(admin.control.admin_token().reveal()).matches(token));
     if !is_admin {

@@ -21,16 +21,18 @@ pub(in crate::admin) struct RegionView {
     epoch: u64,
     /// Slot of the node that answers; absent until it has joined.
     node: Option<u16>,
-    /// Whether this node may admit requests for its services: `outside`, `member`, `isolated`, `suspended`, `left` or
-    /// `taken_over`.
+    /// Whether this node may admit requests for its services: `outside`, `member`, `isolated`,
+    /// `suspended`, `left` or `taken_over`.
     standing: &'static str,
     /// Seconds since the last contact with PostgreSQL; absent before the first.
     engine_silence_seconds: Option<f64>,
-    /// PostgreSQL answered with an older epoch than this node knows: it was restored, or is not the primary any more.
+    /// PostgreSQL answered with an older epoch than this node knows: it was restored, or is not the
+    /// primary any more.
     engine_went_back: bool,
     /// Services move between nodes.
     moving: bool,
-    /// All other owners have refused this node's messages for 10 s, while it accepts those of one of them: it is not ready.
+    /// All other owners have refused this node's messages for 10 s, while it accepts those of one
+    /// of them: it is not ready.
     shut_out: bool,
     /// In the order of their slots.
     nodes: Vec<NodeView>,
@@ -43,7 +45,8 @@ pub(in crate::admin) struct NodeView {
     /// `joining`, `live`, `draining`, `leaving`, `left` or `dead`.
     state: &'static str,
     version: String,
-    /// Services that the node owns; absent for a moment after the members have changed, while they are counted.
+    /// Services that the node owns; absent for a moment after the members have changed, while they
+    /// are counted.
     services: Option<usize>,
     /// Epochs that its workers are behind.
     epoch_lag: u64,
@@ -68,10 +71,14 @@ pub(crate) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new().routes(routes!(show_region))
 }
 
-/// Show the nodes of the region, the services of each and how far it is behind. 404 on a gateway without other nodes.
+/// Show the nodes of the region, the services of each and how far it is behind. 404 on a gateway
+/// without other nodes.
 #[utoipa::path(
     get, path = "/region", tag = "region",
-    responses((status = 200, description = "The region as this node sees it", body = RegionView), ReadProblems),
+    responses(
+        (status = 200, description = "The region as this node sees it", body = RegionView),
+        ReadProblems,
+    ),
 )]
 async fn show_region(State(admin): State<Admin>) -> Result<Json<RegionView>, Problem> {
     let Some(region) = admin.region.clone() else {

@@ -33,11 +33,16 @@ pub(super) fn replay_routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new().routes(routes!(replay_request))
 }
 
-/// Search the request logs of all nodes, the newest first. A page may have fewer items than asked for and a `next_cursor` all the same:
-/// a search that has looked at much goes on with the next page.
+/// Search the request logs of all nodes, the newest first. A page may have fewer items than asked
+/// for and a `next_cursor` all the same: a search that has looked at much goes on with the next
+/// page.
 #[utoipa::path(
     get, path = "/requests", tag = "requests", params(SearchQuery),
-    responses((status = 200, description = "A page", body = RequestPage), ReadProblems, NodeProblems),
+    responses(
+        (status = 200, description = "A page", body = RequestPage),
+        ReadProblems,
+        NodeProblems,
+    ),
 )]
 async fn search_requests(
     State(admin): State<Admin>,
@@ -50,7 +55,11 @@ async fn search_requests(
 #[utoipa::path(
     get, path = "/requests/{request_id}", tag = "requests",
     params(("request_id" = String, Path, description = "As in X-Gw-Request-Id")),
-    responses((status = 200, description = "The request", body = RequestView), ReadProblems, NodeProblems),
+    responses(
+        (status = 200, description = "The request", body = RequestView),
+        ReadProblems,
+        NodeProblems,
+    ),
 )]
 async fn show_request(
     State(admin): State<Admin>,
@@ -59,17 +68,27 @@ async fn show_request(
     Ok(Json(admin.request(&id).await?.view))
 }
 
-/// Show a body that was kept, as it went over the wire: its `Content-Encoding` is the response's. `X-Gw-Truncated: true`
-/// says that there was more of it, and `X-Gw-Truncated-By` why: `size`, `memory` or `interrupted`. The audit log has an
-/// entry of it.
+/// Show a body that was kept, as it went over the wire: its `Content-Encoding` is the response's.
+/// `X-Gw-Truncated: true` says that there was more of it, and `X-Gw-Truncated-By` why: `size`,
+/// `memory` or `interrupted`. The audit log has an entry of it.
 #[utoipa::path(
     get, path = "/requests/{request_id}/body/{side}", tag = "requests",
     params(
         ("request_id" = String, Path, description = "As in X-Gw-Request-Id"),
-        ("side" = String, Path, description = "`request` or `response`", pattern = "^(request|response)$"),
+        (
+            "side" = String,
+            Path,
+            description = "`request` or `response`",
+            pattern = "^(request|response)$",
+        ),
     ),
     responses(
-        (status = 200, description = "The body", body = Vec<u8>, content_type = "application/octet-stream"),
+        (
+            status = 200,
+            description = "The body",
+            body = Vec<u8>,
+            content_type = "application/octet-stream",
+        ),
         ReadProblems, NodeProblems,
     ),
 )]
@@ -122,8 +141,9 @@ fn attachment(body: BodyView) -> Response {
     response
 }
 
-/// Relay a captured request again, unchanged or edited, and show the new request, with `replayed_from`. Returns once
-/// the response has ended; closing the connection before cancels the replay.
+/// Relay a captured request again, unchanged or edited, and show the new request, with
+/// `replayed_from`. Returns once the response has ended; closing the connection before cancels the
+/// replay.
 #[utoipa::path(
     post, path = "/requests/{request_id}/replay", tag = "requests",
     params(("request_id" = String, Path, description = "As in X-Gw-Request-Id")),

@@ -15,11 +15,15 @@ pub(crate) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new().routes(routes!(show_series))
 }
 
-/// Show requests, errors, bytes and durations over time, up to seven days back, of all nodes together. The point that is
-/// under way is complete within ten seconds of its end.
+/// Show requests, errors, bytes and durations over time, up to seven days back, of all nodes
+/// together. The point that is under way is complete within ten seconds of its end.
 #[utoipa::path(
     get, path = "/series", tag = "series", params(SeriesQuery),
-    responses((status = 200, description = "Points without gaps", body = SeriesView), ReadProblems, NodeProblems),
+    responses(
+        (status = 200, description = "Points without gaps", body = SeriesView),
+        ReadProblems,
+        NodeProblems,
+    ),
 )]
 async fn show_series(
     State(admin): State<Admin>,

@@ -16,8 +16,9 @@ pub(crate) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new().routes(routes!(list_usage))
 }
 
-/// Show requests, refusals and bytes of each service by day, up to 400 days back, of all nodes together, the newest day first. Those
-/// of this node are at most ten seconds old, those of other nodes of a region a minute.
+/// Show requests, refusals and bytes of each service by day, up to 400 days back, of all nodes
+/// together, the newest day first. Those of this node are at most ten seconds old, those of other
+/// nodes of a region a minute.
 #[utoipa::path(
     get, path = "/usage", tag = "usage", params(UsageFilter),
     responses((status = 200, description = "A page", body = Page<UsageView>), ReadProblems),

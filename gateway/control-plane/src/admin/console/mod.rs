@@ -1,5 +1,6 @@
-//! The web console: server-rendered pages for the administrator's browser, on the same functions of the control plane
-//! as the API. Everything works with forms and links; scripts refresh live data, draw charts and copy secrets.
+//! The web console: server-rendered pages for the administrator's browser, on the same functions of
+//! the control plane as the API. Everything works with forms and links; scripts refresh live data,
+//! draw charts and copy secrets.
 
 mod pages;
 mod web;
@@ -92,7 +93,8 @@ impl Admin {
     }
 }
 
-/// Routes of all pages. [`guard::signed_in`] protects those that need a session; the rest of `guard` protects all.
+/// Routes of all pages. [`guard::signed_in`] protects those that need a session; the rest of
+/// `guard` protects all.
 pub(super) fn router(admin: &Admin) -> Router<Admin> {
     let replay = Router::new()
         .route(

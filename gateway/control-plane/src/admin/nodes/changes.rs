@@ -16,8 +16,8 @@ use crate::members::{CHANGED_WITHIN, OtherNodes, RegionInputs, nodes_behind};
 /// Slots of nodes that may serve without a change, or would not know it after a crash.
 const X_GW_PENDING_NODES: HeaderName = HeaderName::from_static("x-gw-pending-nodes");
 
-/// Delays the response to a change by the API until all nodes keep it. The request was authenticated, and may repeat a change
-/// that is not in use everywhere yet.
+/// Delays the response to a change by the API until all nodes keep it. The request was
+/// authenticated, and may repeat a change that is not in use everywhere yet.
 pub(in crate::admin) async fn await_api_change(
     State(admin): State<Admin>,
     request: Request,
@@ -32,8 +32,8 @@ pub(in crate::admin) async fn await_api_change(
     admin.await_all_nodes(&position, response).await
 }
 
-/// Delays the response to a change by the console until all nodes keep it. The console also redirects requests that change
-/// nothing, such as those without a session.
+/// Delays the response to a change by the console until all nodes keep it. The console also
+/// redirects requests that change nothing, such as those without a session.
 pub(in crate::admin) async fn await_console_change(
     State(admin): State<Admin>,
     request: Request,
@@ -54,12 +54,14 @@ fn is_made(response: &Response) -> bool {
 }
 
 impl Admin {
-    /// Delays `response` until all nodes of the region keep the change that made `position`. Names nodes that do not say so
-    /// in time, and dead ones that may still serve: they use it once they reach PostgreSQL.
+    /// Delays `response` until all nodes of the region keep the change that made `position`. Names
+    /// nodes that do not say so in time, and dead ones that may still serve: they use it once they
+    /// reach PostgreSQL.
     async fn await_all_nodes(&self, position: &Position, mut response: Response) -> Response {
         let (others, behind) = self.nodes_behind(position).await;
         if !behind.is_empty() {
-            tracing::warn!(revision = position.revision.0, nodes = ?behind, "a change is not in use at all nodes yet, or not stored");
+            tracing::warn!(revision = position.revision.0, nodes = ?behind,
+                "a change is not in use at all nodes yet, or not stored");
         }
         let Some(pending) = others.pending(&behind) else {
             return response;
@@ -70,8 +72,8 @@ impl Admin {
         response
     }
 
-    /// The other nodes of the region, and the nodes that do not keep the change that made `position` within a second. This node has
-    /// slot 0 if it has no `peer_listen`.
+    /// The other nodes of the region, and the nodes that do not keep the change that made
+    /// `position` within a second. This node has slot 0 if it has no `peer_listen`.
     pub(crate) async fn nodes_behind(&self, position: &Position) -> (OtherNodes, Vec<NodeSlot>) {
         let placement = self.control.local_node().placement();
         let others = match self.region.clone() {
@@ -92,7 +94,8 @@ impl Admin {
         (others, behind)
     }
 
-    /// The other nodes. Their rows are read after the change: a node that has joined since has read the change, or is asked.
+    /// The other nodes. Their rows are read after the change: a node that has joined since has read
+    /// the change, or is asked.
     async fn nodes_of_table(
         &self,
         region: RegionInputs,
@@ -110,7 +113,8 @@ impl Admin {
             .await
             .ok()
             .flatten();
-        // If the membership does not answer, all nodes of the table count, or else the members that it knew last.
+        // If the membership does not answer, all nodes of the table count, or else the members that
+        // it knew last.
         known.unwrap_or_else(|| match (rows, placement) {
             (Some(rows), Some(placement)) => OtherNodes::of(&rows, placement.here()),
             (_, placement) => OtherNodes {

@@ -1,7 +1,9 @@
-//! Console sessions, which are valid at every node. A node tells the others of each session that it opens or ends, and asks
-//! them about a session that it does not know. Nodes know sessions by the hashes of their ids.
+//! Console sessions, which are valid at every node. A node tells the others of each session that it
+//! opens or ends, and asks them about a session that it does not know. Nodes know sessions by the
+//! hashes of their ids.
 //!
-//! What a node says of a session is proved with the admin token, which the certificate of a node does not give.
+//! What a node says of a session is proved with the admin token, which the certificate of a node
+//! does not give.
 
 use std::future::ready;
 use std::pin::pin;
@@ -98,12 +100,14 @@ impl Admin {
         for node in self.tell_nodes(&Method::DELETE, &path_of(key)).await {
             tracing::warn!(
                 node,
-                "console: signed out, but the session is still open at this node, for 12 hours at most"
+                "console: signed out, but the session is still open at this node, for 12 hours at \
+                 most"
             );
         }
     }
 
-    /// Sends a request without a body to all other nodes. Returns the slots of those that do not confirm it.
+    /// Sends a request without a body to all other nodes. Returns the slots of those that do not
+    /// confirm it.
     async fn tell_nodes(&self, method: &Method, target: &str) -> Vec<u16> {
         let nodes = self.other_nodes();
         let told = join_all(nodes.iter().map(|node| self.is_told(node, method, target))).await;

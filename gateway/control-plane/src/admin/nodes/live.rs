@@ -109,7 +109,8 @@ impl Live {
         self.nodes().flat_map(|node| &node.agents.tunnels)
     }
 
-    /// The last ends of tunnels to the service, of agents that have no tunnel to it now, sorted by agent.
+    /// The last ends of tunnels to the service, of agents that have no tunnel to it now, sorted by
+    /// agent.
     pub(in crate::admin) fn ended_tunnels(&self, service: &str) -> Vec<EndedTunnel> {
         let has_tunnel = |agent: &str| {
             self.tunnels()
@@ -192,7 +193,8 @@ impl Admin {
             match answer {
                 Ok(live) => others.push((node.slot.get(), live)),
                 Err(unavailable) => {
-                    tracing::debug!(node = unavailable.slot, reason = %unavailable.reason, "no live data of a node");
+                    tracing::debug!(node = unavailable.slot, reason = %unavailable.reason,
+                        "no live data of a node");
                     missing.push(unavailable.slot);
                 }
             }

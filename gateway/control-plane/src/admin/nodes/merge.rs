@@ -5,9 +5,11 @@ use std::cmp::Reverse;
 use gw_base::page::Page;
 use gw_telemetry::request_log::RequestView;
 
-/// Merges pages of the same search at several nodes, the newest request first. No page is longer than `limit`.
+/// Merges pages of the same search at several nodes, the newest request first. No page is longer
+/// than `limit`.
 ///
-/// A node has told all that it has down to its cursor, so the merged page ends at the newest of the cursors.
+/// A node has told all that it has down to its cursor, so the merged page ends at the newest of the
+/// cursors.
 pub(super) fn merge(pages: Vec<Page<RequestView>>, limit: usize) -> Page<RequestView> {
     let end = pages
         .iter()
@@ -50,7 +52,8 @@ mod tests {
         assert_eq!(merged.next_cursor, None);
     }
 
-    /// A page of a node that has these requests, the newest first. The node gives up after `work` requests.
+    /// A page of a node that has these requests, the newest first. The node gives up after `work`
+    /// requests.
     fn page(all: &[u32], before: Option<&str>, limit: usize, work: usize) -> Page<RequestView> {
         let mut items: Vec<RequestView> = all.iter().map(|id| request(*id)).collect();
         items.retain(|request| before.is_none_or(|before| request.id.as_str() < before));
@@ -70,12 +73,17 @@ mod tests {
             let mut all: Vec<u32> = owners.iter().map(|(_, id)| *id).collect();
             all.sort_unstable_by_key(|id| Reverse(*id));
             all.dedup();
-            let of = |node: usize| -> Vec<u32> { all.iter().copied().filter(|id| *id as usize % 3 == node).collect() };
+            let of = |node: usize| -> Vec<u32> {
+                all.iter().copied().filter(|id| *id as usize % 3 == node).collect()
+            };
             let nodes = [of(0), of(1), of(2)];
             let mut seen = Vec::new();
             let mut cursor = None::<String>;
             for _ in 0..=all.len() {
-                let pages = nodes.iter().map(|all| page(all, cursor.as_deref(), limit, work)).collect();
+                let pages = nodes
+                    .iter()
+                    .map(|all| page(all, cursor.as_deref(), limit, work))
+                    .collect();
                 let merged = merge(pages, limit);
                 prop_assert!(merged.items.len() <= limit);
                 seen.extend(merged.items.into_iter().map(|request| request.id));

@@ -1,5 +1,5 @@
-//! The request logs, time series, live tunnels and console sessions of all nodes of the region. Each node keeps its own;
-//! the node that is asked by an administrator asks the other nodes.
+//! The request logs, time series, live tunnels and console sessions of all nodes of the region.
+//! Each node keeps its own; the node that is asked by an administrator asks the other nodes.
 
 mod ask;
 mod changes;

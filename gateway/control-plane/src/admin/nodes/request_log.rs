@@ -1,4 +1,5 @@
-//! The request logs of all nodes. A request is in the log of the node that received it, whose slot is in the request's id.
+//! The request logs of all nodes. A request is in the log of the node that received it, whose slot
+//! is in the request's id.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,16 +42,18 @@ impl Located {
 enum RecordPlace {
     Here,
     Node(Member),
-    /// In the archive, as the node in this slot recorded it. Further reads of it end at this time, too.
+    /// In the archive, as the node in this slot recorded it. Further reads of it end at this time,
+    /// too.
     Archive(NodeSlot, Instant),
 }
 
 impl Admin {
-    /// Finds a request at any node, or in the archive; `None` if it is in no log. Fails if the node that received it does
-    /// not answer and the archive does not have it.
+    /// Finds a request at any node, or in the archive; `None` if it is in no log. Fails if the node
+    /// that received it does not answer and the archive does not have it.
     ///
-    /// A node that has started again in another slot still has the requests of its old slot. Hence this node looks into
-    /// its own log first, and asks all nodes before it says that there is no such request.
+    /// A node that has started again in another slot still has the requests of its old slot. Hence
+    /// this node looks into its own log first, and asks all nodes before it says that there is no
+    /// such request.
     pub(in crate::admin) async fn locate(
         &self,
         id: RequestId,
@@ -131,7 +134,8 @@ impl Admin {
         })
     }
 
-    /// The heads of the audit log in the archive, or why they cannot be read. None without an archive.
+    /// The heads of the audit log in the archive, or why they cannot be read. None without an
+    /// archive.
     pub(in crate::admin) async fn archived_audit_heads(
         &self,
     ) -> Result<Result<Vec<AuditHead>, String>, NoResult> {
@@ -146,8 +150,8 @@ impl Admin {
         }))
     }
 
-    /// Reads a captured body for the administrator, after an entry in the audit log. The entry is made by the node that
-    /// the administrator asked, wherever the body is.
+    /// Reads a captured body for the administrator, after an entry in the audit log. The entry is
+    /// made by the node that the administrator asked, wherever the body is.
     pub(in crate::admin) async fn read_body(
         &self,
         request: &Located,
@@ -239,7 +243,8 @@ impl Admin {
         Ok(self.read_archive(until, search).await?.unwrap_or_default())
     }
 
-    /// Searches the logs of all nodes, and those of lost nodes in the archive, the newest request first. A page may be short or empty and still have a next one.
+    /// Searches the logs of all nodes, and those of lost nodes in the archive, the newest request
+    /// first. A page may be short or empty and still have a next one.
     pub(in crate::admin) async fn search(
         &self,
         query: SearchQuery,

@@ -9,7 +9,8 @@ use crate::admin::{Admin, NoResult};
 use crate::control::{Control, ControlError};
 
 impl Admin {
-    /// Adds the counts of all nodes. Also returns the slots of nodes that do not answer; without `partial` that is an error.
+    /// Adds the counts of all nodes. Also returns the slots of nodes that do not answer; without
+    /// `partial` that is an error.
     pub(in crate::admin) async fn counts(
         &self,
         plan: &SeriesPlan,

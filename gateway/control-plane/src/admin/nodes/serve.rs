@@ -1,5 +1,5 @@
-//! Answers to other nodes: what this node has, and nothing of other nodes. An object that does not exist is `null`: status
-//! 404 is left to nodes of other versions, without such a path.
+//! Answers to other nodes: what this node has, and nothing of other nodes. An object that does not
+//! exist is `null`: status 404 is left to nodes of other versions, without such a path.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Renewal information (RFC 9773) of the certificates of own domains, in memory. A process that starts asks for all of it again,
-//! spread over some hours.
+//! Renewal information (RFC 9773) of the certificates of own domains, in memory. A process that
+//! starts asks for all of it again, spread over some hours.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};

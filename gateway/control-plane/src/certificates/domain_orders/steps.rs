@@ -1,5 +1,6 @@
-//! Steps of the orders of own domains. Proofs are in the handshakes of the listener (RFC 8737), or in responses of the listener
-//! in plain HTTP (RFC 8555 §8.3) if there is one and the authority has refused the former.
+//! Steps of the orders of own domains. Proofs are in the handshakes of the listener (RFC 8737), or
+//! in responses of the listener in plain HTTP (RFC 8555 §8.3) if there is one and the authority has
+//! refused the former.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -107,7 +108,8 @@ impl Steps {
         if self.lease.is_elsewhere(&region, now) {
             return Err(CERTIFICATE_STORE_RETRY);
         }
-        // The task for the certificate of the region registers the account, and logs errors of its record.
+        // The task for the certificate of the region registers the account, and logs errors of its
+        // record.
         let account = parsed(&region).ok();
         account
             .filter(|it| self.orders.in_handshakes.has_account(it))
@@ -140,13 +142,14 @@ impl Steps {
             None => return KnownWindow::new(record.certificate, None, now),
         };
         if let Err(error) = &answer {
-            tracing::info!(domain = %record.id, %error, "no renewal information: the window before counts, or two thirds of the lifetime");
+            tracing::info!(domain = %record.id, %error,
+                "no renewal information: the window before counts, or two thirds of the lifetime");
         }
         KnownWindow::new(record.certificate, answer.ok(), now)
     }
 
-    /// Makes the steps of a domain's order one after another, until it ends, fails, or cannot go on. Begins an order if there is none.
-    /// Returns the time before which no further step is made.
+    /// Makes the steps of a domain's order one after another, until it ends, fails, or cannot go
+    /// on. Begins an order if there is none. Returns the time before which no further step is made.
     pub(super) async fn run(self: Arc<Self>, name: DomainName) -> Timestamp {
         let orders = self.orders.of_domain(&name);
         let mut is_begun = false;
@@ -185,7 +188,9 @@ impl Steps {
         let mut state = match state_of(region, &record) {
             Ok(state) => state,
             Err(error) => {
-                tracing::error!(domain = %name, %error, "the certificate of an own domain cannot be ordered; remove the domain, and add it again");
+                tracing::error!(domain = %name, %error,
+                    "the certificate of an own domain cannot be ordered; remove the domain, and \
+                     add it again");
                 return Next::NotBefore(now.after(CERTIFICATE_LOOK_EVERY));
             }
         };
@@ -212,7 +217,8 @@ impl Steps {
                 let error = AcmeError::new(
                     FailureKind::Refused,
                     format!(
-                        "certificate of {name}: chain and key have {} bytes, and may have {DOMAIN_CERTIFICATE_BYTES}; choose an authority with a shorter chain",
+                        "certificate of {name}: chain and key have {} bytes, and may have \
+                         {DOMAIN_CERTIFICATE_BYTES}; choose an authority with a shorter chain",
                         size(&state)
                     ),
                 );
@@ -240,8 +246,8 @@ impl Steps {
         }
     }
 
-    /// The kind of proof of an order: that of the challenge under way, or in plain HTTP for each second order. A terminator of TLS
-    /// before the gateway lets only plain HTTP pass.
+    /// The kind of proof of an order: that of the challenge under way, or in plain HTTP for each
+    /// second order. A terminator of TLS before the gateway lets only plain HTTP pass.
     fn challenge_kind(&self, record: &DomainRecord) -> DomainChallengeKind {
         let challenge = record.order.as_ref().and_then(|it| it.challenge.as_ref());
         let refused = record.failures.as_ref().filter(|it| it.kind == "refused");
@@ -257,7 +263,8 @@ impl Steps {
     async fn note_failure(&self, record: &DomainRecord, state: State, error: AcmeError) -> Next {
         // The waits count from here: the step may have taken long.
         let now = Timestamp::now();
-        tracing::warn!(domain = %record.id, %error, "no certificate for an own domain; it is tried again");
+        tracing::warn!(domain = %record.id, %error,
+            "no certificate for an own domain; it is tried again");
         self.pause(record, &error, now);
         let known = record.failures.as_ref();
         let count = known.map_or(0, |it| it.count).saturating_add(1);
@@ -270,8 +277,8 @@ impl Steps {
         }
     }
 
-    /// Leaves the authority alone for a while if it does not answer. After a rate limit, orders that
-    /// have begun go on.
+    /// Leaves the authority alone for a while if it does not answer. After a rate limit, orders
+    /// that have begun go on.
     fn pause(&self, record: &DomainRecord, error: &AcmeError, now: Timestamp) {
         let until = now.after(pause_after(error));
         match error.kind {
@@ -293,8 +300,8 @@ impl Steps {
         matches!(looked, Some(Ok(true)))
     }
 
-    /// Stores a step that was made with `before`, unless the domain has another certificate or holder since. The next step follows
-    /// at once if it is stored.
+    /// Stores a step that was made with `before`, unless the domain has another certificate or
+    /// holder since. The next step follows at once if it is stored.
     async fn store(
         &self,
         before: &DomainRecord,
@@ -325,14 +332,16 @@ impl Steps {
         match self.tasks.blocking("a step of an order", stored).await {
             Some(Ok(())) => return Next::After(Duration::ZERO),
             Some(Err(error)) => {
-                tracing::warn!(domain = %name, %error, "a step of the order of a certificate is not stored; it is made again");
+                tracing::warn!(domain = %name, %error,
+                    "a step of the order of a certificate is not stored; it is made again");
             }
             None => {}
         }
         Next::NotBefore(Timestamp::now().after(CERTIFICATE_STORE_RETRY))
     }
 
-    /// Stores that the authority does not know the account any more: it is registered again for the region.
+    /// Stores that the authority does not know the account any more: it is registered again for the
+    /// region.
     async fn lose_account(&self, state: &State, now: Timestamp) {
         let account = state.account.clone();
         let lease = self.lease.clone();
@@ -364,8 +373,8 @@ impl Steps {
     }
 }
 
-/// Whether the gateway orders certificates for a domain. It begins none for a domain that DNS does not prove now, and replaces an
-/// uploaded one only on request.
+/// Whether the gateway orders certificates for a domain. It begins none for a domain that DNS does
+/// not prove now, and replaces an uploaded one only on request.
 pub(super) fn may_order(record: &DomainRecord) -> bool {
     let is_wanted = !is_uploaded(record) || record.renewal_requested.is_some();
     is_wanted && (record.order.is_some() || record.state == DomainState::Active)
@@ -394,7 +403,8 @@ fn state_of(region: &State, record: &DomainRecord) -> Result<State, String> {
         .map_err(|error| format!("its material is not JSON of this version: {error}"))?;
     let order = material.order.map(serde_json::from_value::<OrderState>);
     let certificate = material.served.map(|served| Certificate {
-        // The authority does not know an uploaded certificate, so that an order does not replace it there.
+        // The authority does not know an uploaded certificate, so that an order does not replace it
+        // there.
         names: match is_uploaded(record) {
             true => Vec::new(),
             false => vec![record.id.to_string()],

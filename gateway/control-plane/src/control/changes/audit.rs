@@ -1,5 +1,5 @@
-//! The audit log: its entries, and the entries for reads and replays of captured requests, which may hold personal
-//! data.
+//! The audit log: its entries, and the entries for reads and replays of captured requests, which
+//! may hold personal data.
 
 use gw_base::clock::Timestamp;
 use gw_base::page::Page;
@@ -46,7 +46,8 @@ pub struct AuditEntryView {
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = AuditVerification)]
 pub struct AuditVerificationView {
-    /// Whether each entry follows the one before it, and every head that was compared is in the log.
+    /// Whether each entry follows the one before it, and every head that was compared is in the
+    /// log.
     pub valid: bool,
     /// Number of entries.
     pub entries: u64,
@@ -124,8 +125,8 @@ impl From<NumberedEntry> for AuditEntryView {
     }
 }
 
-/// Checks the chain of the audit log up to the newest entry, and compares it with heads that were noted before. Changes go on
-/// meanwhile.
+/// Checks the chain of the audit log up to the newest entry, and compares it with heads that were
+/// noted before. Changes go on meanwhile.
 pub fn verify(
     control: &Control,
     noted: impl IntoIterator<Item = AuditHead>,
@@ -154,7 +155,8 @@ pub fn head(control: &Control) -> Option<AuditHead> {
     }
 }
 
-/// A page of the audit log, the newest entry first. The cursor is the number of the page's last entry.
+/// A page of the audit log, the newest entry first. The cursor is the number of the page's last
+/// entry.
 pub fn list(control: &Control, query: &AuditQuery) -> Result<Page<AuditEntryView>, ControlError> {
     // One more entry than the page has tells whether another page follows.
     let one_more = AuditQuery {
@@ -178,7 +180,8 @@ pub fn list(control: &Control, query: &AuditQuery) -> Result<Page<AuditEntryView
     })
 }
 
-/// Records in the audit log that a captured body of `request` is read. Must be called before the body is returned.
+/// Records in the audit log that a captured body of `request` is read. Must be called before the
+/// body is returned.
 pub(crate) fn note_body_read(
     control: &Control,
     actor: &Actor,
@@ -223,7 +226,8 @@ pub(crate) fn note_replay(
     )
 }
 
-/// Records in the audit log that this gateway offers older programs to agents in place of newer ones. A failure is logged.
+/// Records in the audit log that this gateway offers older programs to agents in place of newer
+/// ones. A failure is logged.
 pub fn note_roll_backs<'a>(control: &Control, programs: impl Iterator<Item = &'a SignedProgram>) {
     for program in programs {
         let SignedProgram {
@@ -242,7 +246,8 @@ pub fn note_roll_backs<'a>(control: &Control, programs: impl Iterator<Item = &'a
             json!({ "target": target, "sha256": sha256, "replaces": replaces }),
         );
         if let Err(error) = noted {
-            tracing::error!(%version, platform = target, %error, "the roll-back of agents is not in the audit log");
+            tracing::error!(%version, platform = target, %error,
+                "the roll-back of agents is not in the audit log");
         }
     }
 }

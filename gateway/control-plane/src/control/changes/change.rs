@@ -1,4 +1,5 @@
-//! Changes of the records: planned in memory, committed to the store, then published to the workers.
+//! Changes of the records: planned in memory, committed to the store, then published to the
+//! workers.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -105,12 +106,13 @@ pub(crate) struct ControlState {
     pub(crate) records: Records,
     /// Indexes `records`.
     pub(crate) directory: Directory,
-    /// Certificates that each agent may still request. Limited because each one costs a synced write to the disk.
+    /// Certificates that each agent may still request. Limited because each one costs a synced
+    /// write to the disk.
     pub(crate) issuance: ClientLimits<AgentId>,
     /// Failed orders of domains that were removed: a name that is added again goes on with them.
     pub(crate) removed_failures: BTreeMap<DomainName, AcmeFailures>,
-    /// The last snapshots published to the workers. Kept alive here so that a worker that keeps up never frees a whole
-    /// snapshot.
+    /// The last snapshots published to the workers. Kept alive here so that a worker that keeps up
+    /// never frees a whole snapshot.
     pub(crate) published: [Arc<Directory>; 2],
     /// Changes for a process that follows; `None` if there is none.
     pub(crate) unsent: Option<UnsentChanges>,
@@ -181,17 +183,18 @@ impl ControlState {
         }
     }
 
-    /// Whether the records include the change that made `position`. A change of another history with the same revision is not
-    /// included, nor is one that is too old to be known.
+    /// Whether the records include the change that made `position`. A change of another history
+    /// with the same revision is not included, nor is one that is too old to be known.
     pub(crate) fn includes(&self, position: &Position) -> bool {
         self.recent.iter().rev().any(|recent| recent == position)
     }
 }
 
 impl Control {
-    /// Makes a change: plans it, stores it with its audit entry, publishes it to every worker. On success the change is
-    /// durable and the workers apply it at once; on an error nothing has changed. `plan` runs again if another node has
-    /// changed the records meanwhile. Only other changes wait for the store.
+    /// Makes a change: plans it, stores it with its audit entry, publishes it to every worker. On
+    /// success the change is durable and the workers apply it at once; on an error nothing has
+    /// changed. `plan` runs again if another node has changed the records meanwhile. Only other
+    /// changes wait for the store.
     pub(crate) fn change<T>(
         &self,
         actor: &Actor,
@@ -229,8 +232,8 @@ impl Control {
         Err(StoreError::Stale.into())
     }
 
-    /// Commits steps that were planned on revision `after`. `None` if another node has committed a change since: its
-    /// change is applied here, and the caller has to plan again.
+    /// Commits steps that were planned on revision `after`. `None` if another node has committed a
+    /// change since: its change is applied here, and the caller has to plan again.
     pub(crate) fn commit(
         &self,
         store: &mut Option<Box<dyn Store>>,
@@ -239,7 +242,8 @@ impl Control {
         entry: &AuditEntry,
     ) -> Result<Option<Position>, ControlError> {
         let store = store.as_mut().ok_or(ControlError::HandedOver)?;
-        // What the gateway deletes by itself, such as expired records, leaves the reserve to administrators.
+        // What the gateway deletes by itself, such as expired records, leaves the reserve to
+        // administrators.
         let is_revocation = !steps.is_empty()
             && entry.actor != Actor::Gateway.to_string()
             && self.state().records.are_revoked_by(steps);
@@ -293,8 +297,9 @@ impl Control {
         Ok(true)
     }
 
-    /// Applies committed changes that follow `before`, and publishes them. Skips those that were applied before, and all of them if
-    /// the history was replaced meanwhile by one without `before`.
+    /// Applies committed changes that follow `before`, and publishes them. Skips those that were
+    /// applied before, and all of them if the history was replaced meanwhile by one without
+    /// `before`.
     pub(crate) fn apply(&self, before: &Position, changes: Vec<(Position, Vec<Step>)>) {
         let mut state = self.state();
         if !state.includes(before) {
@@ -343,8 +348,8 @@ impl Control {
         self.applied.send_replace(state.position.revision);
     }
 
-    /// Replaces all records and publishes them, unless the position is not `before` any more: what another thread has applied
-    /// meanwhile can be newer than the snapshot.
+    /// Replaces all records and publishes them, unless the position is not `before` any more: what
+    /// another thread has applied meanwhile can be newer than the snapshot.
     pub(crate) fn replace(&self, before: &Position, snapshot: Snapshot) {
         // Before the lock, because it takes seconds with a million services.
         let directory = Directory::new(&snapshot.records, &self.region, self.workers.count());
@@ -370,12 +375,13 @@ impl Control {
         let keys = records.usable_ticket_keys();
         let publish = |configs: &Arc<ServerConfigs>| self.workers.publish_certificates(configs);
         if let Err(error) = self.tls.seal_tickets(keys, publish) {
-            tracing::error!(%error, "the stored keys of session tickets cannot be used: the ones before stay in use");
+            tracing::error!(%error,
+                "the stored keys of session tickets cannot be used: the ones before stay in use");
         }
     }
 
-    /// Publishes the records to every worker. Requires the lock, so that snapshots arrive in the order of their
-    /// changes.
+    /// Publishes the records to every worker. Requires the lock, so that snapshots arrive in the
+    /// order of their changes.
     fn publish(&self, state: &mut ControlState) {
         let directory = Arc::new(state.directory.clone());
         state.published.rotate_right(1);

@@ -1,7 +1,8 @@
 //! Follows the changes that other nodes commit to PostgreSQL.
 //!
-//! A notification announces a change within milliseconds. Polling guarantees it, because a connection can break without
-//! a sign. While PostgreSQL does not answer, the node works from memory and refuses changes.
+//! A notification announces a change within milliseconds. Polling guarantees it, because a
+//! connection can break without a sign. While PostgreSQL does not answer, the node works from
+//! memory and refuses changes.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,7 +36,8 @@ const FORGET: Duration = Duration::from_secs(600);
 const LOOK_FOR_PRIMARIES: Duration = Duration::from_secs(10);
 /// Interval at which the clock of PostgreSQL is read.
 const READ_CLOCK: Duration = Duration::from_secs(1);
-/// File in the data folder with a copy of the records, for a start while PostgreSQL does not answer.
+/// File in the data folder with a copy of the records, for a start while PostgreSQL does not
+/// answer.
 pub(crate) const COPY_FILE: &str = "records.sealed";
 /// Member of the copy: the database of these records had tags.
 const HAS_TAGS: bool = true;
@@ -99,7 +101,8 @@ impl EngineHealth {
             .is_none_or(|failure| failure.refused_rows != refused_rows)
         {
             if refused_rows == 0 {
-                tracing::error!(%error, "relaying goes on from memory; changes are refused until PostgreSQL answers");
+                tracing::error!(%error,
+                    "relaying goes on from memory; changes are refused until PostgreSQL answers");
             } else {
                 tracing::error!(%error, "records are not authentic: relaying goes on from memory");
             }
@@ -151,8 +154,8 @@ impl Control {
         self.applied.subscribe()
     }
 
-    /// Waits until the workers use the change that made `position`, also those of a predecessor that drains, and a start without
-    /// PostgreSQL would know it.
+    /// Waits until the workers use the change that made `position`, also those of a predecessor
+    /// that drains, and a start without PostgreSQL would know it.
     pub(crate) async fn keeps(self: &Arc<Self>, position: &Position) {
         let mut progress = self.applied_revision();
         loop {
@@ -188,7 +191,8 @@ impl Control {
         tokio::task::spawn_blocking(flush).await.unwrap_or(false)
     }
 
-    /// The nodes of the region as PostgreSQL has them now; `None` with SQLite, and if it does not answer.
+    /// The nodes of the region as PostgreSQL has them now; `None` with SQLite, and if it does not
+    /// answer.
     pub(crate) fn nodes_now(&self) -> Option<Roster> {
         self.store().as_mut()?.nodes().ok().flatten()
     }
@@ -204,8 +208,8 @@ impl Control {
     }
 }
 
-/// Starts to follow, unless the store is SQLite, which no other process changes. On a thread of its own, because it waits
-/// for PostgreSQL all the time.
+/// Starts to follow, unless the store is SQLite, which no other process changes. On a thread of its
+/// own, because it waits for PostgreSQL all the time.
 pub fn follow(control: &Arc<Control>, data_dir: &Path, tasks: &Tasks) -> io::Result<()> {
     let StoreSource::Postgres(source) = &control.store_source else {
         return Ok(());
@@ -263,7 +267,8 @@ impl Follower {
             }
             self.read_began = began;
             let had_connection = store.is_connected();
-            // A panic here must not end the thread: nothing else would notice that changes are not followed.
+            // A panic here must not end the thread: nothing else would notice that changes are not
+            // followed.
             let follow = || self.follow(&mut store);
             let followed =
                 background::contained("a read of changes", follow).unwrap_or_else(|| {
@@ -311,11 +316,13 @@ impl Follower {
 
     /// Tells the workers about a read that they wait for.
     fn tell_workers(&self, followed: &Result<(), StoreError>, had_connection: bool) {
-        // An earlier connection may have broken while the process was frozen: the next attempt makes another one.
+        // An earlier connection may have broken while the process was frozen: the next attempt
+        // makes another one.
         let is_over = !had_connection || !matches!(followed, Err(StoreError::Unavailable(_)));
         if is_over && self.control.awaited_read.is_answered_by(self.read_began) {
             tracing::warn!(
-                "this process did not run for a second or longer: requests waited until the records were read again"
+                "this process did not run for a second or longer: requests waited until the \
+                 records were read again"
             );
             self.control.workers.publish_read(self.read_began);
         }
@@ -413,8 +420,8 @@ impl RecordsCopy {
     }
 }
 
-/// Reads the copy of the records and applies the changes of the journal; `None` if there is no copy. A copy of a database
-/// with tags makes `source` expect them.
+/// Reads the copy of the records and applies the changes of the journal; `None` if there is no
+/// copy. A copy of a database with tags makes `source` expect them.
 pub fn read_copy(
     data_dir: &Path,
     source: &PostgresSource,

@@ -1,12 +1,13 @@
-//! The journal in the data folder: the changes since the copy of the records. A node acknowledges a change when it is synced
-//! here, so that a start without PostgreSQL knows it.
+//! The journal in the data folder: the changes since the copy of the records. A node acknowledges a
+//! change when it is synced here, so that a start without PostgreSQL knows it.
 //!
-//! Each line is an entry, sealed with the region key: a change with the positions before and after it. The entries that follow
-//! the position of the copy, without a gap, belong to it. A crash can leave an incomplete entry at the end, which no
-//! acknowledgment depends on.
+//! Each line is an entry, sealed with the region key: a change with the positions before and after
+//! it. The entries that follow the position of the copy, without a gap, belong to it. A crash can
+//! leave an incomplete entry at the end, which no acknowledgment depends on.
 //!
-//! Changes wait in a queue. The first caller of [`Journal::flush`] writes all of them and syncs once; callers that come
-//! meanwhile wait for it, and find their changes on the disk or write theirs together.
+//! Changes wait in a queue. The first caller of [`Journal::flush`] writes all of them and syncs
+//! once; callers that come meanwhile wait for it, and find their changes on the disk or write
+//! theirs together.
 
 #[cfg(test)]
 mod tests;
@@ -39,7 +40,8 @@ pub(crate) struct Journal {
     queue: Mutex<JournalQueue>,
     /// Open once the first copy is written.
     file: Mutex<Option<JournalFile>>,
-    /// Whether this process writes the files: it has the store. Locked while a copy is written, before the others.
+    /// Whether this process writes the files: it has the store. Locked while a copy is written,
+    /// before the others.
     owns_files: Mutex<bool>,
     is_failing: AtomicBool,
     /// Held by the task that waits for a flush.
@@ -139,7 +141,8 @@ impl Journal {
         Arc::clone(&self.turn).lock_owned().await
     }
 
-    /// Queues a change. The caller holds the lock of the records, so that changes arrive in their order.
+    /// Queues a change. The caller holds the lock of the records, so that changes arrive in their
+    /// order.
     pub(crate) fn push(
         &self,
         before: &Position,
@@ -158,21 +161,22 @@ impl Journal {
         }
     }
 
-    /// Notes that the records have changed in another way than by a change, which may have taken access away. The caller holds
-    /// the lock of the records.
+    /// Notes that the records have changed in another way than by a change, which may have taken
+    /// access away. The caller holds the lock of the records.
     pub(crate) fn break_off(&self) {
         let mut queue = lock(&self.queue);
         queue.has_revocation = true;
         queue.break_off();
     }
 
-    /// Writes and syncs all changes that wait. On success, every change that was queued before the call is durable.
+    /// Writes and syncs all changes that wait. On success, every change that was queued before the
+    /// call is durable.
     pub(crate) fn flush(&self) -> Result<(), NotStored> {
         self.write_queue(lock(&self.file))
     }
 
-    /// As [`Self::flush`], unless another thread writes now: the reading of changes does not wait for a slow disk. A copy is due
-    /// after a failure.
+    /// As [`Self::flush`], unless another thread writes now: the reading of changes does not wait
+    /// for a slow disk. A copy is due after a failure.
     pub(crate) fn flush_unless_busy(&self) {
         let file = match self.file.try_lock() {
             Ok(file) => file,
@@ -264,7 +268,8 @@ impl Journal {
         })
     }
 
-    /// Ends all writes, so that another process can use the data folder. Every change so far is written, if it can be.
+    /// Ends all writes, so that another process can use the data folder. Every change so far is
+    /// written, if it can be.
     pub(crate) fn hand_over(&self) {
         let mut owns_files = lock(&self.owns_files);
         // A failure is logged, and the changes are in the database.
@@ -290,8 +295,9 @@ impl Journal {
             tracing::error!(
                 %error,
                 path = %path.display(),
-                "cannot write the records to the data folder: a start without PostgreSQL would lack the latest changes, so \
-                 X-Gw-Pending-Nodes names this node; check the free space and the owner of data_dir"
+                "cannot write the records to the data folder: a start without PostgreSQL would \
+                 lack the latest changes, so X-Gw-Pending-Nodes names this node; check the free \
+                 space and the owner of data_dir"
             );
         }
     }
@@ -303,7 +309,8 @@ impl Journal {
         }
     }
 
-    /// Begins the file again after a copy of `position`, with the entries after it if they are to be kept.
+    /// Begins the file again after a copy of `position`, with the entries after it if they are to
+    /// be kept.
     fn rotate(&self, position: &Position, keeps_entries: bool) -> Result<(), ControlError> {
         let mut file = lock(&self.file);
         let stored = if keeps_entries {
@@ -367,8 +374,9 @@ impl Drop for Copying<'_> {
     }
 }
 
-/// Reads the file in a data folder; empty if there is none. A caller that also reads the copy reads it afterwards: a copy that
-/// is written meanwhile is newer than these entries, or one that they follow.
+/// Reads the file in a data folder; empty if there is none. A caller that also reads the copy reads
+/// it afterwards: a copy that is written meanwhile is newer than these entries, or one that they
+/// follow.
 pub(crate) fn read(data_dir: &Path) -> io::Result<Vec<u8>> {
     read_file(&data_dir.join(FILE))
 }
@@ -398,8 +406,8 @@ fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
-/// The entries that follow `position` without a gap, with their lines. Ends at the first line that is no entry: a crash has left
-/// it, or something else than a gateway of this region.
+/// The entries that follow `position` without a gap, with their lines. Ends at the first line that
+/// is no entry: a crash has left it, or something else than a gateway of this region.
 fn chain<'a>(
     sealer: &Sealer,
     stored: &'a [u8],

@@ -1,5 +1,5 @@
-//! Changes of the records on their way: planned, committed, kept in the journal, followed from other nodes, handed to a
-//! successor.
+//! Changes of the records on their way: planned, committed, kept in the journal, followed from
+//! other nodes, handed to a successor.
 
 pub mod audit;
 pub(crate) mod change;

@@ -1,5 +1,5 @@
-//! Changes of the records that pass between the processes of a takeover. The predecessor drains without the store, and
-//! follows the changes that its successor makes.
+//! Changes of the records that pass between the processes of a takeover. The predecessor drains
+//! without the store, and follows the changes that its successor makes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,8 +32,8 @@ pub struct MissingChanges {
     pub after: Revision,
 }
 
-/// What an exchange with the process that follows needs of the control plane. Tasks may use it: nothing here reaches the store,
-/// which blocks.
+/// What an exchange with the process that follows needs of the control plane. Tasks may use it:
+/// nothing here reaches the store, which blocks.
 pub struct ForFollower(Arc<Control>);
 
 impl ForFollower {
@@ -46,7 +46,8 @@ impl ForFollower {
             .map(|unsent| unsent.changed.subscribe())
     }
 
-    /// The changes after `position`, which the last call has returned last. Each change is returned once.
+    /// The changes after `position`, which the last call has returned last. Each change is returned
+    /// once.
     pub fn changes_after(&self, position: &Position) -> History {
         let kept = self.0.kept_changes(position);
         kept.unwrap_or(History::Forgotten)
@@ -59,8 +60,8 @@ impl ForFollower {
 }
 
 impl Control {
-    /// The changes after `position`, for the process that follows, and what tells it of later ones. Reads the store if it is
-    /// behind the records that this process started with. Blocks.
+    /// The changes after `position`, for the process that follows, and what tells it of later ones.
+    /// Reads the store if it is behind the records that this process started with. Blocks.
     pub fn changes_for_follower(
         self: &Arc<Self>,
         position: &Position,
@@ -84,8 +85,8 @@ impl Control {
         self.state().unsent.as_mut()?.take_after(position)
     }
 
-    /// Notes that the process that follows uses the changes up to `revision`. From the first call on, later changes count as kept
-    /// only once it uses them, too.
+    /// Notes that the process that follows uses the changes up to `revision`. From the first call
+    /// on, later changes count as kept only once it uses them, too.
     pub fn acknowledge(&self, revision: Revision) {
         if let Some(unsent) = &self.state().unsent {
             unsent.acknowledged.send_replace(revision);
@@ -105,12 +106,14 @@ impl Control {
         }
     }
 
-    /// Closes the channel of [`ForFollower::watch_changes`]: no other process follows, or this one gets no changes any more.
+    /// Closes the channel of [`ForFollower::watch_changes`]: no other process follows, or this one
+    /// gets no changes any more.
     pub fn keep_no_changes(&self) {
         self.state().unsent = None;
     }
 
-    /// Applies a change received from the process that now has the store. Skips one that was applied before.
+    /// Applies a change received from the process that now has the store. Skips one that was
+    /// applied before.
     pub fn follow_change(
         &self,
         position: Position,
@@ -157,7 +160,8 @@ impl UnsentChanges {
         self.changed.send_replace(());
     }
 
-    /// Takes the changes after `position`; `None` if the first of them were made before this process kept any.
+    /// Takes the changes after `position`; `None` if the first of them were made before this
+    /// process kept any.
     pub(crate) fn take_after(&mut self, position: &Position) -> Option<History> {
         if self.has_gap {
             return Some(History::Forgotten);

@@ -1,5 +1,5 @@
-//! The authority of agents and nodes, and its replacement while they run: another one is trusted first, issues once every node
-//! trusts it, and the earlier one ends when nothing uses it any more.
+//! The authority of agents and nodes, and its replacement while they run: another one is trusted
+//! first, issues once every node trusts it, and the earlier one ends when nothing uses it any more.
 
 use std::sync::{Arc, PoisonError};
 
@@ -42,7 +42,8 @@ pub(crate) struct Authorities {
 pub struct AgentCaView {
     /// The authorities, ordered by role.
     pub authorities: Vec<AuthorityView>,
-    /// Slots of nodes of the region that do not use the last change yet: the next authority issues once they do.
+    /// Slots of nodes of the region that do not use the last change yet: the next authority issues
+    /// once they do.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits_for_nodes: Vec<u16>,
     /// Approved agents with a certificate that has not expired.
@@ -51,9 +52,11 @@ pub struct AgentCaView {
     pub agents_left: usize,
     /// The first hundred of those.
     pub left: Vec<LeftAgent>,
-    /// Open tunnels that agents opened with a certificate of another authority than the issuing one.
+    /// Open tunnels that agents opened with a certificate of another authority than the issuing
+    /// one.
     pub tunnels_left: usize,
-    /// Slots of nodes of the region whose own certificate is of another authority than the issuing one.
+    /// Slots of nodes of the region whose own certificate is of another authority than the issuing
+    /// one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes_left: Vec<u16>,
     /// Slots of nodes that do not answer, so that their tunnels are missing; absent if all answer.
@@ -97,8 +100,8 @@ pub struct LeftAgent {
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AuthorityReplacement {
-    /// End all others now and have a new one issue: for when their keys are in the wrong hands. Tunnels end, and agents ask for
-    /// other certificates with their keys.
+    /// End all others now and have a new one issue: for when their keys are in the wrong hands.
+    /// Tunnels end, and agents ask for other certificates with their keys.
     #[serde(default)]
     pub immediately: bool,
 }
@@ -107,8 +110,8 @@ pub struct AuthorityReplacement {
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AuthorityEnd {
-    /// End it although agents, tunnels or nodes still use it: their requests are aborted, and agents ask for other
-    /// certificates with their keys.
+    /// End it although agents, tunnels or nodes still use it: their requests are aborted, and
+    /// agents ask for other certificates with their keys.
     #[serde(default)]
     pub force: bool,
 }
@@ -184,8 +187,9 @@ fn identified(pem: &str) -> Result<(Option<AuthorityId>, CertificateDer<'static>
 }
 
 impl Control {
-    /// Signs the affinity cookies of all services. Derived from the key of the first authority of agents, which is as secret, is
-    /// the same at all nodes, moves with backups and to other stores, and stays when the authority is replaced.
+    /// Signs the affinity cookies of all services. Derived from the key of the first authority of
+    /// agents, which is as secret, is the same at all nodes, moves with backups and to other
+    /// stores, and stays when the authority is replaced.
     pub fn affinity_key(&self) -> AffinityKey {
         AffinityKey::new(self.first_authority.derive(AffinityKey::PURPOSE))
     }
@@ -204,11 +208,12 @@ impl Control {
         self.authorities().trusted.issuing.clone()
     }
 
-    /// Uses the authorities in `records` from now on, for new connections of agents and nodes. Workers have the TLS
-    /// configurations before a change counts as applied.
+    /// Uses the authorities in `records` from now on, for new connections of agents and nodes.
+    /// Workers have the TLS configurations before a change counts as applied.
     pub(crate) fn use_authorities(&self, records: &Records) {
         if let Err(error) = self.try_use_authorities(records) {
-            tracing::error!(%error, "the stored authorities of agents cannot be used: the ones before stay in use");
+            tracing::error!(%error,
+                "the stored authorities of agents cannot be used: the ones before stay in use");
         }
     }
 
@@ -254,14 +259,20 @@ pub fn add(control: &Control, actor: &Actor) -> Result<(), ControlError> {
         }
         if let Some(earlier) = find(records, AuthorityRole::Earlier) {
             return Err(ControlError::Conflict(format!(
-                "the authority {} is being replaced already: end it first (`gw-gateway agent-ca finish`)",
+                "the authority {} is being replaced already: end it first (`gw-gateway agent-ca \
+                 finish`)",
                 earlier.id
             )));
         }
         let mut steps: Vec<_> = forgotten(control, records, now)?.map(forget).collect();
         if records.authorities.is_empty() {
             let first = &control.first_authority;
-            steps.push(put(record(first, first.key_pem(), AuthorityRole::Issuing, now)?));
+            steps.push(put(record(
+                first,
+                first.key_pem(),
+                AuthorityRole::Issuing,
+                now,
+            )?));
         }
         let next = record(&next, key.clone(), AuthorityRole::Next, now)?;
         let target = next.id.to_string();
@@ -303,7 +314,8 @@ pub(crate) fn replace_now(control: &Control, actor: &Actor) -> Result<(), Contro
     })
 }
 
-/// Has the next authority issue from now on; without effect if there is none. Every node must trust it.
+/// Has the next authority issue from now on; without effect if there is none. Every node must trust
+/// it.
 pub(crate) fn switch(control: &Control, actor: &Actor) -> Result<(), ControlError> {
     control.change(actor, |records, _| {
         let Some(next) = find(records, AuthorityRole::Next) else {
@@ -323,7 +335,8 @@ pub(crate) fn switch(control: &Control, actor: &Actor) -> Result<(), ControlErro
     })
 }
 
-/// Ends the earlier authority. Without `force`, refuses while an agent has a certificate of it that has not expired.
+/// Ends the earlier authority. Without `force`, refuses while an agent has a certificate of it that
+/// has not expired.
 pub(crate) fn end(
     control: &Control,
     actor: &Actor,
@@ -331,21 +344,25 @@ pub(crate) fn end(
 ) -> Result<(), ControlError> {
     control.change(actor, |records, now| {
         let Some(earlier) = find(records, AuthorityRole::Earlier) else {
-            let next = find(records, AuthorityRole::Next).map_or(
-                "no authority is being replaced",
-                |_| "the next authority does not issue yet: run `gw-gateway agent-ca replace` again",
-            );
+            let next =
+                find(records, AuthorityRole::Next).map_or("no authority is being replaced", |_| {
+                    "the next authority does not issue yet: run `gw-gateway agent-ca replace` \
+                     again"
+                });
             return Err(ControlError::Conflict(next.to_owned()));
         };
         let left = left(records, now).count();
         if left > 0 && !end.force {
             return Err(ControlError::Conflict(format!(
-                "{left} agents have certificates of the earlier authority that have not expired (see `gw-gateway \
-                 agent-ca status`): wait until they have renewed them, or force it"
+                "{left} agents have certificates of the earlier authority that have not expired \
+                 (see `gw-gateway agent-ca status`): wait until they have renewed them, or force it"
             )));
         }
         let ended = put(with_role(earlier, AuthorityRole::Ended));
-        let steps = forgotten(control, records, now)?.map(forget).chain([ended]).collect();
+        let steps = forgotten(control, records, now)?
+            .map(forget)
+            .chain([ended])
+            .collect();
         let detail = json!({ "forced": end.force, "agents_left": left });
         Ok(plan("agent_ca.end", earlier.id.to_string(), detail, steps))
     })
@@ -365,7 +382,8 @@ fn forgotten<'a>(
     Ok(ended.filter(move |ended| !has_agents(records, ended, first.as_ref(), now)))
 }
 
-/// The authorities, and the agents that have certificates of the earlier one. What the workers of nodes know is left empty.
+/// The authorities, and the agents that have certificates of the earlier one. What the workers of
+/// nodes know is left empty.
 pub fn show(control: &Control) -> Result<AgentCaView, ControlError> {
     let state = control.state();
     let now = Timestamp::now();
@@ -427,8 +445,9 @@ fn is_certified(agent: &AgentRecord, now: Timestamp) -> bool {
             .is_some_and(|not_after| not_after > now)
 }
 
-/// The agents whose newest certificate has not expired and is of another authority than the issuing one. Agents with an expired
-/// one do not depend on its authority: they get another with their key as proof.
+/// The agents whose newest certificate has not expired and is of another authority than the issuing
+/// one. Agents with an expired one do not depend on its authority: they get another with their key
+/// as proof.
 fn left(records: &Records, now: Timestamp) -> impl Iterator<Item = &AgentRecord> {
     let replaced = find(records, AuthorityRole::Earlier).and(find(records, AuthorityRole::Issuing));
     let certified = records
@@ -440,8 +459,9 @@ fn left(records: &Records, now: Timestamp) -> impl Iterator<Item = &AgentRecord>
     })
 }
 
-/// Whether the newest certificate of an agent is of this authority and has not expired: the agent recovers only while its
-/// certificate counts as expired, not as one of a stranger. Certificates without a known authority are of the `first` one.
+/// Whether the newest certificate of an agent is of this authority and has not expired: the agent
+/// recovers only while its certificate counts as expired, not as one of a stranger. Certificates
+/// without a known authority are of the `first` one.
 fn has_agents(
     records: &Records,
     authority: &AuthorityRecord,
@@ -473,7 +493,8 @@ fn record(
     let certificate = authority.certificate_pem().to_owned();
     let id = identified(&certificate)?.0.ok_or_else(|| {
         let problem =
-            "agent-ca.crt has no subject key identifier of 20 bytes, so that it cannot be replaced while agents run";
+            "agent-ca.crt has no subject key identifier of 20 bytes, so that it cannot be replaced \
+             while agents run";
         ControlError::Conflict(problem.to_owned())
     })?;
     Ok(AuthorityRecord {

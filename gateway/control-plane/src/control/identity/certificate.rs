@@ -1,4 +1,5 @@
-//! Certificates for agents: the proof that an agent may get one, the check of its key, and the issuing.
+//! Certificates for agents: the proof that an agent may get one, the check of its key, and the
+//! issuing.
 
 use std::time::{Duration, Instant};
 
@@ -19,8 +20,8 @@ const ASK_AGAIN: Duration = Duration::from_secs(3600);
 /// Time after the expiry of its certificate in which an agent can recover with its key.
 const RECOVERY: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// Issues a certificate for the public key of a certificate signing request. Ignores everything else in the
-/// request.
+/// Issues a certificate for the public key of a certificate signing request. Ignores everything
+/// else in the request.
 pub fn sign(
     control: &Control,
     proof: &AgentProof,
@@ -37,8 +38,8 @@ fn sign_at(
 ) -> Result<CertificateReply, ControlError> {
     let id = agent_of(control, proof)?;
     let agent = entitled(&control.state().records, &id, proof, now)?.clone();
-    // Counted here only for an authenticated agent: an unauthenticated request must not use up the agent's
-    // allowance.
+    // Counted here only for an authenticated agent: an unauthenticated request must not use up the
+    // agent's allowance.
     if proof.is_proved_already() {
         take_issuance(control, agent.id.clone())?;
     }
@@ -94,8 +95,8 @@ fn sign_at(
     })
 }
 
-/// Forgets the key before `key`, which a tunnel of the agent has used: the agent has the new certificate on its disk.
-/// Without effect if the record has changed since.
+/// Forgets the key before `key`, which a tunnel of the agent has used: the agent has the new
+/// certificate on its disk. Without effect if the record has changed since.
 pub(crate) fn forget_replaced_key(
     control: &Control,
     agent: &AgentId,
@@ -180,7 +181,8 @@ fn check_key(
     let reaches = match proof {
         // For the agent's first key, and for the same key again.
         AgentProof::Enrollment { .. } => agent.key.is_none() || known(&agent.key),
-        // The request is signed by this key, so it must be the key of the last certificate or of the one before.
+        // The request is signed by this key, so it must be the key of the last certificate or of
+        // the one before.
         AgentProof::OldKey(_) => known(&agent.key) || known(&agent.previous_key),
         AgentProof::Tunnel(_) => true,
     };

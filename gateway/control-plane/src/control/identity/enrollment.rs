@@ -169,7 +169,8 @@ pub(crate) fn enrolled(directory: &Directory, secret: &Secret) -> Result<AgentId
         .ok_or(ControlError::Refused(Error::EnrollmentInvalid))
 }
 
-/// The agent `agent`, if its enrollment is in force and has this secret, and this id if one is given.
+/// The agent `agent`, if its enrollment is in force and has this secret, and this id if one is
+/// given.
 pub(crate) fn of_enrollment<'a>(
     records: &'a Records,
     agent: &AgentId,
@@ -237,7 +238,8 @@ mod tests {
         agents.collect()
     }
 
-    /// Name of the agent that proves itself by `secret`, and the enrollments that were examined for it.
+    /// Name of the agent that proves itself by `secret`, and the enrollments that were examined for
+    /// it.
     fn find(
         records: &Records,
         directory: &Directory,

@@ -1,4 +1,5 @@
-//! Files of the data folder that are alike on all nodes of a region: certificate authorities and the admin token.
+//! Files of the data folder that are alike on all nodes of a region: certificate authorities and
+//! the admin token.
 
 use std::fs;
 use std::io;

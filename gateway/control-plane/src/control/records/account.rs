@@ -298,7 +298,8 @@ pub fn contents(control: &Control, id: &str) -> Result<AccountContents, ControlE
     Ok(AccountContents::of(&state.records, &account.id).0)
 }
 
-/// Deletes an account, in one change. Without `cascade`, refuses one that has more than enrollment tokens.
+/// Deletes an account, in one change. Without `cascade`, refuses one that has more than enrollment
+/// tokens.
 pub fn delete(
     control: &Control,
     actor: &Actor,
@@ -318,7 +319,8 @@ pub fn delete(
                 .map(|(kind, _)| kind);
             let left: Vec<&str> = left.collect();
             return Err(ControlError::Conflict(format!(
-                "account {id} still has {}; delete them first, or delete it with all that it has (`account delete --cascade`, `?cascade=true`)",
+                "account {id} still has {}; delete them first, or delete it with all that it has \
+                 (`account delete --cascade`, `?cascade=true`)",
                 left.join(", ")
             )));
         }

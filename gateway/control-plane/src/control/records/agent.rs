@@ -40,8 +40,8 @@ pub struct AgentView {
     /// Status of the enrollment: `pending`, `approved` or `revoked`.
     #[schema(value_type = String, example = "approved")]
     pub status: EnrollmentStatus,
-    /// Whether the agent gets requests only while no other agent of the service can take them. An agent can also say so
-    /// itself, in `agent.toml`.
+    /// Whether the agent gets requests only while no other agent of the service can take them. An
+    /// agent can also say so itself, in `agent.toml`.
     #[serde(default)]
     pub standby: bool,
     /// Version that runs, or that ran when the agent enrolled if it has no tunnel.
@@ -52,7 +52,8 @@ pub struct AgentView {
     /// Its last refused tunnel, if its version is not served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused_version: Option<RefusedVersion>,
-    /// Whether the agent is deleted when it has had no tunnel for an hour: it enrolled with a token that says so.
+    /// Whether the agent is deleted when it has had no tunnel for an hour: it enrolled with a token
+    /// that says so.
     #[serde(default)]
     pub ephemeral: bool,
     /// When an ephemeral agent was first seen without a tunnel; absent while it has one.
@@ -74,7 +75,8 @@ pub struct AgentView {
     pub created_at: String,
     /// Its live tunnels, one a service.
     pub tunnels: Vec<TunnelReport>,
-    /// Slots of nodes that do not answer, so that tunnels to them are missing; absent if all answer.
+    /// Slots of nodes that do not answer, so that tunnels to them are missing; absent if all
+    /// answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing_nodes: Vec<u16>,
 }

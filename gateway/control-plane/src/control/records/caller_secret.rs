@@ -139,7 +139,8 @@ pub struct NewServiceKeyView {
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewCallerSecret {
-    /// Name for administrators. Creating a second one of the same name changes nothing and returns the existing one.
+    /// Name for administrators. Creating a second one of the same name changes nothing and returns
+    /// the existing one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<NameText>)]
     pub name: Option<String>,
@@ -298,8 +299,8 @@ impl SecretKind for KeyId {
     }
 }
 
-/// Creates a credential or service key; the flag says whether it was created. Only the returned view holds the
-/// secret.
+/// Creates a credential or service key; the flag says whether it was created. Only the returned
+/// view holds the secret.
 pub fn create<K: SecretKind>(
     control: &Control,
     actor: &Actor,

@@ -22,14 +22,16 @@ use utoipa::ToSchema;
 
 use crate::control::{Actor, Control, ControlError, Plan};
 
-/// Part of its lifetime before whose end a certificate needs attention. It is renewed when a third is left.
+/// Part of its lifetime before whose end a certificate needs attention. It is renewed when a third
+/// is left.
 const ATTENTION_PART: u32 = 6;
 
 /// Use of the certificates of an ACME authority by this process.
 pub(crate) struct IssuedCertificates {
     names: Vec<String>,
     directory: String,
-    /// Whether challenges for the region are answered in handshakes. Those for own domains always are.
+    /// Whether challenges for the region are answered in handshakes. Those for own domains always
+    /// are.
     answers_challenges: bool,
     used: Mutex<Used>,
     /// Notified when the record has changed.
@@ -100,7 +102,8 @@ impl IssuedCertificates {
         })
     }
 
-    /// Whether the authority issues the certificate of the region, and not only those of own domains.
+    /// Whether the authority issues the certificate of the region, and not only those of own
+    /// domains.
     fn is_for_region(&self) -> bool {
         !self.names.is_empty()
     }
@@ -134,13 +137,15 @@ impl Control {
             .map_or(0, |it| it.count)
     }
 
-    /// Uses the certificate and the challenges in `records` from now on. Workers have them before a change counts as applied.
+    /// Uses the certificate and the challenges in `records` from now on. Workers have them before a
+    /// change counts as applied.
     pub(crate) fn use_certificates(&self, records: &Records) {
         let (Some(issued), Some(record)) = (&self.issued, stored(records)) else {
             return;
         };
         if let Err(error) = self.try_use_certificates(issued, record) {
-            tracing::error!(%error, "the stored certificate of the region cannot be used: the one before stays in use");
+            tracing::error!(%error,
+                "the stored certificate of the region cannot be used: the one before stays in use");
         }
         issued.changed.notify_one();
     }
@@ -161,7 +166,8 @@ impl Control {
             let until = pair.first_validity().map(|(_, end)| end.to_string());
             self.tls.use_issued(pair, publish)?;
             used.chain.clone_from(&certificate.chain);
-            tracing::info!(names = %certificate.names.join(", "), until, "uses the certificate of the ACME authority");
+            tracing::info!(names = %certificate.names.join(", "), until,
+                "uses the certificate of the ACME authority");
         }
         let proofs = state.order.map(|order| order.proofs).unwrap_or_default();
         if issued.answers_challenges && proofs != used.proofs {
@@ -171,12 +177,15 @@ impl Control {
         Ok(())
     }
 
-    /// Answers the challenges of the orders of own domains from now on: of those in `changed`, or of all.
+    /// Answers the challenges of the orders of own domains from now on: of those in `changed`, or
+    /// of all.
     pub(crate) fn use_domains(&self, records: &Records, changed: Option<&[DomainName]>) {
         if let Some(issued) = &self.issued
             && let Err(error) = self.try_use_domains(issued, records, changed)
         {
-            tracing::error!(%error, "the challenge of an own domain cannot be answered; its order fails, and is tried again");
+            tracing::error!(%error,
+                "the challenge of an own domain cannot be answered; its order fails, and is tried \
+                 again");
         }
         self.domains_changed.send_replace(());
     }
@@ -231,8 +240,8 @@ impl Control {
         self.domains_changed.subscribe()
     }
 
-    /// Stores a step of the order of a domain, unless the domain was removed. `update` gets the record of the region, and changes
-    /// that of the domain.
+    /// Stores a step of the order of a domain, unless the domain was removed. `update` gets the
+    /// record of the region, and changes that of the domain.
     pub(crate) fn store_domain(
         &self,
         name: &DomainName,
@@ -300,7 +309,9 @@ pub fn list(control: &Control, page: &PageQuery) -> Result<Page<CertificateView>
 pub fn renew(control: &Control, actor: &Actor) -> Result<CertificateView, ControlError> {
     let Some(issued) = control.issued.as_ref().filter(|it| it.is_for_region()) else {
         return Err(ControlError::Conflict(
-            "no certificate is issued by an ACME authority: set tls = \"acme\" in the configuration and restart".to_owned(),
+            "no certificate is issued by an ACME authority: set tls = \"acme\" in the \
+             configuration and restart"
+                .to_owned(),
         ));
     };
     control.change(actor, |records, now| {
@@ -349,7 +360,8 @@ fn view(
     })
 }
 
-/// Why a certificate with this validity needs attention: there is none, its end is near, or its renewal fails.
+/// Why a certificate with this validity needs attention: there is none, its end is near, or its
+/// renewal fails.
 fn attention(
     validity: Option<(Timestamp, Timestamp)>,
     failures: Option<&AcmeFailures>,
@@ -379,7 +391,8 @@ fn attention(
                 .join("; "),
         ),
         (Some(found), None) => Some(format!(
-            "{found}; see the steps of its order in the log, or order another one with `gw-gateway certificate renew`"
+            "{found}; see the steps of its order in the log, or order another one with `gw-gateway \
+             certificate renew`"
         )),
         (None, None) => None,
     }
@@ -393,7 +406,8 @@ pub(crate) fn parsed(record: &AcmeRecord) -> Result<State, ControlError> {
 
 fn mistake(reason: &str) -> ControlError {
     let text = format!(
-        "record of the certificate of the region: {reason}; order a new one with `gw-gateway certificate renew`"
+        "record of the certificate of the region: {reason}; order a new one with `gw-gateway \
+         certificate renew`"
     );
     gw_base::tls::TlsError::from(Mistakes(vec![text])).into()
 }

@@ -32,8 +32,8 @@ use super::service;
 use crate::control::{Actor, Control, ControlError, Plan};
 use crate::limits::DOMAINS_PER_SERVICE;
 
-/// Looks DNS up, and adds a domain to a service; the flag says whether it is new there. A domain that another service has moves
-/// if DNS proves the new claim, and not that of the holder. Blocks.
+/// Looks DNS up, and adds a domain to a service; the flag says whether it is new there. A domain
+/// that another service has moves if DNS proves the new claim, and not that of the holder. Blocks.
 pub fn add(
     control: &Control,
     actor: &Actor,
@@ -144,7 +144,8 @@ fn check_move(
             ));
         }
     }
-    // The account may decide about its own domains; the TXT record proves them for all its services.
+    // The account may decide about its own domains; the TXT record proves them for all its
+    // services.
     if existing.account == claim.account {
         return Ok(());
     }
@@ -157,14 +158,16 @@ fn check_move(
             "another service has it, and DNS does not say whether it still may: {text}"
         )),
         Some((_, Finding::Proved)) => refused(
-            "DNS still proves it for another service, too; remove that record from DNS, or the domain from that service, and add it again"
+            "DNS still proves it for another service, too; remove that record from DNS, or the \
+             domain from that service, and add it again"
                 .to_owned(),
         ),
         None => refused("it has changed meanwhile; add it again".to_owned()),
     }
 }
 
-/// Checks that the service and its account may have a domain with this name, which is new there or leaves another service.
+/// Checks that the service and its account may have a domain with this name, which is new there or
+/// leaves another service.
 fn check_quota(
     records: &Records,
     name: &DomainName,
@@ -180,7 +183,8 @@ fn check_quota(
     let account_max = account::find(records, account.as_str())?.domains_max.get();
     let refused = |object: &str, count: usize, most: usize, remedy: &str| {
         Err(ControlError::Conflict(format!(
-            "{object} has {count} domains, and may have {most}; remove one with `gw-gateway domain remove`{remedy}"
+            "{object} has {count} domains, and may have {most}; remove one with `gw-gateway domain \
+             remove`{remedy}"
         )))
     };
     if of_service >= DOMAINS_PER_SERVICE {
@@ -269,7 +273,8 @@ pub fn check(
     take_over(control, actor, &claim, &finding)
 }
 
-/// Looks the claim of a stored domain up, and takes over what DNS says. Returns whether DNS proves it. Blocks.
+/// Looks the claim of a stored domain up, and takes over what DNS says. Returns whether DNS proves
+/// it. Blocks.
 pub(crate) fn look(control: &Control, name: &DomainName) -> Result<bool, ControlError> {
     let claim =
         control.look_at(|records| Claim::of(&control.region, records, records.domains.get(name)?));
@@ -293,7 +298,8 @@ fn take_over(
         let mut changed = record.clone();
         // A domain that has moved to another service meanwhile has another claim.
         let mut is_new = record.service == claim.service && note(&mut changed, finding, now);
-        if is_new && let (Some(text), Ok(mut findings)) = (&changed.finding, control.findings.lock())
+        if is_new
+            && let (Some(text), Ok(mut findings)) = (&changed.finding, control.findings.lock())
         {
             findings.retain(|name, _| records.domains.contains_key(name));
             findings.insert(changed.id.clone(), text.clone());
@@ -301,9 +307,7 @@ fn take_over(
         // A DNS server can answer with another text at each look: that alone is not stored.
         let is_asked_for = *actor != Actor::Gateway;
         is_new &= is_asked_for || changed.state != record.state;
-        if is_asked_for
-            && let Some(failures) = &mut changed.failures
-        {
+        if is_asked_for && let Some(failures) = &mut changed.failures {
             // An administrator knows more than the waits after failures.
             failures.last = Timestamp(0);
             is_new = true;
@@ -312,7 +316,13 @@ fn take_over(
             return Ok(Plan::already(view_of(control, records, record)));
         }
         if changed.state != record.state {
-            tracing::info!(domain = %record.id, from = ?record.state, to = ?changed.state, finding = changed.finding, "the proof of an own domain has changed");
+            tracing::info!(
+                domain = %record.id,
+                from = ?record.state,
+                to = ?changed.state,
+                finding = changed.finding,
+                "the proof of an own domain has changed"
+            );
         }
         Ok(Plan {
             action: "domain.check",
@@ -463,8 +473,9 @@ pub(crate) mod tests {
         };
         assert_eq!(check("api.customer.test"), None);
         let refused = check("shop.customer.test").unwrap();
-        let expected = "account acme has 1 domains, and may have 1; remove one with `gw-gateway domain remove`, or raise its \
-                        `domains_max`: `gw-gateway account change acme --domains-max N`";
+        let expected = "account acme has 1 domains, and may have 1; remove one with `gw-gateway \
+                        domain remove`, or raise its `domains_max`: `gw-gateway account change \
+                        acme --domains-max N`";
         assert_eq!(refused, expected);
     }
 

@@ -52,7 +52,8 @@ pub struct EnrollmentTokenView {
     pub uses: u32,
     /// Number of agents that have enrolled with it.
     pub used: u32,
-    /// Those of them that are not deleted; at most 100. The list of agents has all: ask with `enrollment_token`.
+    /// Those of them that are not deleted; at most 100. The list of agents has all: ask with
+    /// `enrollment_token`.
     #[schema(value_type = Vec<String>, max_items = 100)]
     pub agents: Vec<AgentId>,
 }
@@ -89,8 +90,8 @@ pub struct NewEnrollmentToken {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 10_000)]
     pub uses: Option<u32>,
-    /// Delete the agents of this token when they have had no tunnel for an hour: for agents that keep no state, such as the
-    /// replicas of a Deployment.
+    /// Delete the agents of this token when they have had no tunnel for an hour: for agents that
+    /// keep no state, such as the replicas of a Deployment.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ephemeral: bool,
 }
@@ -144,7 +145,8 @@ impl NewEnrollmentTokenView {
         }
     }
 
-    /// The command that enrolls an agent and runs it in front of a program on `backend_port` of its machine.
+    /// The command that enrolls an agent and runs it in front of a program on `backend_port` of its
+    /// machine.
     pub fn command(&self, backend_port: u16) -> String {
         self.gateway.agent_command(&self.token, backend_port)
     }
@@ -242,7 +244,8 @@ pub fn list(
     )?)
 }
 
-/// Returns an enrollment token of the account. Fails with [`ControlError::NotFound`] if it does not exist.
+/// Returns an enrollment token of the account. Fails with [`ControlError::NotFound`] if it does not
+/// exist.
 pub fn show(
     control: &Control,
     account: &str,
@@ -274,7 +277,8 @@ pub fn delete(
     })
 }
 
-/// The agents that enrolled with each of the tokens and still exist, at most [`EnrollmentTokenView::AGENTS_MAX`] of one token.
+/// The agents that enrolled with each of the tokens and still exist, at most
+/// [`EnrollmentTokenView::AGENTS_MAX`] of one token.
 fn enrolled_agents<'a>(
     records: &'a Records,
     tokens: impl IntoIterator<Item = &'a EnrollmentTokenRecord>,

@@ -1,8 +1,8 @@
 //! Deletion of ephemeral agents, such as the pods of a Deployment, an hour after their last tunnel.
 //!
-//! The hour is counted from `absent_since` of the record: written once when an agent has lost its last tunnel, and removed
-//! when it has one again. So it goes on where it was after the gateway was replaced or restarted, and an agent that stays
-//! connected costs no change.
+//! The hour is counted from `absent_since` of the record: written once when an agent has lost its
+//! last tunnel, and removed when it has one again. So it goes on where it was after the gateway was
+//! replaced or restarted, and an agent that stays connected costs no change.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -25,8 +25,8 @@ pub fn exist(control: &Control) -> bool {
     control.look_at(|records| ephemeral_agents(records).next().is_some())
 }
 
-/// Notes which ephemeral agents have lost their last tunnel, and which have one again. `connected` are the ids of all
-/// agents with a tunnel, to any node.
+/// Notes which ephemeral agents have lost their last tunnel, and which have one again. `connected`
+/// are the ids of all agents with a tunnel, to any node.
 pub fn note_absent(
     control: &Control,
     connected: &BTreeSet<String>,
@@ -89,8 +89,9 @@ pub fn delete_absent(
     Ok(())
 }
 
-/// Ephemeral agents that may have tunnels. An agent that waits for approval has none yet, and expires with its
-/// enrollment. A revoked one stays: without its record, it could enroll again with its token.
+/// Ephemeral agents that may have tunnels. An agent that waits for approval has none yet, and
+/// expires with its enrollment. A revoked one stays: without its record, it could enroll again with
+/// its token.
 fn ephemeral_agents(records: &Records) -> impl Iterator<Item = &AgentRecord> {
     let agents = records.agents.values();
     agents.filter(|agent| agent.ephemeral && agent.status == EnrollmentStatus::Approved)

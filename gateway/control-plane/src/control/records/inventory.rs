@@ -16,18 +16,20 @@ use crate::control::{Control, StoreStatus};
 pub struct Inventory {
     /// Labels of the enabled services, sorted.
     pub services: Vec<String>,
-    /// Number of agents by status: `pending`, `approved`, `expired` (its certificate has expired) or `revoked`.
+    /// Number of agents by status: `pending`, `approved`, `expired` (its certificate has expired)
+    /// or `revoked`.
     pub agents: BTreeMap<&'static str, u64>,
     /// The first expiry among the certificates of agents with a tunnel.
     pub first_agent_expiry: Option<Timestamp>,
-    /// First expiry among the server certificate, that of the admin listener, and the authorities in their chains.
+    /// First expiry among the server certificate, that of the admin listener, and the authorities
+    /// in their chains.
     pub server_certificate_expiry: Option<Timestamp>,
     /// Failed attempts in a row to get the certificate of an ACME authority.
     pub certificate_failures: u32,
     /// Number of own domains by status: `pending`, `active`, `lost` or `disabled`.
     pub domains: BTreeMap<&'static str, u64>,
-    /// Number of own domains that are served by the state of their certificate: `missing`, `valid`, or `expiring` (in the last
-    /// sixth of its lifetime).
+    /// Number of own domains that are served by the state of their certificate: `missing`, `valid`,
+    /// or `expiring` (in the last sixth of its lifetime).
     pub domain_certificates: BTreeMap<&'static str, u64>,
     /// State of the store.
     pub store: StoreStatus,

@@ -1,4 +1,5 @@
-//! Validation of the names of records, which are shown on pages, in terminals and in logs, and of what manages them.
+//! Validation of the names of records, which are shown on pages, in terminals and in logs, and of
+//! what manages them.
 
 use std::borrow::Cow;
 
@@ -11,13 +12,14 @@ use crate::control::ControlError;
 
 const LENGTH_MAX: usize = 100;
 
-/// Trims and checks a name. Refuses characters that are not seen, and those that reorder others: a name with them looks like
-/// another one.
+/// Trims and checks a name. Refuses characters that are not seen, and those that reorder others: a
+/// name with them looks like another one.
 pub fn checked_name(name: &str) -> Result<String, ControlError> {
     let name = name.trim();
     if let Some(refused) = name.chars().find(|character| is_invisible(*character)) {
         let message = format!(
-            "has the character U+{:04X}; characters that are invisible or reorder others are not allowed",
+            "has the character U+{:04X}; characters that are invisible or reorder others are not \
+             allowed",
             u32::from(refused)
         );
         return Err(ControlError::invalid("name", message));
@@ -58,8 +60,8 @@ impl PartialSchema for NameText {
     }
 }
 
-/// The ranges of [`is_invisible`] for a class of a regular expression. Characters above U+FFFF are written as they are: the
-/// languages of regular expressions have no common escape for them.
+/// The ranges of [`is_invisible`] for a class of a regular expression. Characters above U+FFFF are
+/// written as they are: the languages of regular expressions have no common escape for them.
 fn invisible_ranges() -> String {
     let end = |character: char| match u32::from(character) {
         low @ ..=0xffff => format!("\\u{low:04x}"),
@@ -77,7 +79,8 @@ fn invisible_ranges() -> String {
     ranges
 }
 
-/// What manages a record after a request that gives `managed_by`: unchanged if it is left out, nothing if it is empty.
+/// What manages a record after a request that gives `managed_by`: unchanged if it is left out,
+/// nothing if it is empty.
 pub(crate) fn manager_after(
     managed_by: Option<&str>,
     before: Option<&ManagerName>,
@@ -117,12 +120,16 @@ mod tests {
         }
     }
 
-    /// Properties Default_Ignorable_Code_Point and Bidi_Control, but for categories that are refused as a whole; then letters
-    /// and signs without ink.
+    /// Properties Default_Ignorable_Code_Point and Bidi_Control, but for categories that are
+    /// refused as a whole; then letters and signs without ink.
     fn is_unseen(character: char) -> bool {
-        matches!(character, '\u{34f}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}')
-            || matches!(character, '\u{2065}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{ffa0}' | '\u{fff0}'..='\u{fff8}')
-            || matches!(character, '\u{e0000}'..='\u{e0fff}')
+        matches!(
+            character,
+            '\u{34f}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
+        ) || matches!(
+            character,
+            '\u{2065}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{ffa0}' | '\u{fff0}'..='\u{fff8}'
+        ) || matches!(character, '\u{e0000}'..='\u{e0fff}')
             || matches!(
                 character,
                 '\u{2800}' | '\u{13440}'..='\u{13442}' | '\u{16fe4}' | '\u{1d159}'
@@ -142,7 +149,8 @@ mod tests {
             };
             let checked = checked_name(&format!("a{character}b"));
             let expected = format!(
-                "name: has the character U+{:04X}; characters that are invisible or reorder others are not allowed",
+                "name: has the character U+{:04X}; characters that are invisible or reorder others \
+                 are not allowed",
                 u32::from(character)
             );
             assert_eq!(

@@ -47,8 +47,8 @@ impl From<InvalidSetting> for ControlError {
     }
 }
 
-/// Creates a service; the flag says whether it was created. An existing service with the same settings stays
-/// unchanged.
+/// Creates a service; the flag says whether it was created. An existing service with the same
+/// settings stays unchanged.
 pub fn create(
     control: &Control,
     actor: &Actor,
@@ -158,8 +158,8 @@ pub fn change(
     })
 }
 
-/// Deletes a service and removes it from every list, so that a later service of the same name starts without
-/// access.
+/// Deletes a service and removes it from every list, so that a later service of the same name
+/// starts without access.
 pub fn delete(
     control: &Control,
     actor: &Actor,
@@ -249,7 +249,8 @@ pub(crate) fn find<'a>(
         .ok_or_else(missing)
 }
 
-/// A service of the account with a similar id, or how to list and create services, after a semicolon.
+/// A service of the account with a similar id, or how to list and create services, after a
+/// semicolon.
 fn similar_service(records: &Records, account: &AccountId, id: &str) -> String {
     let known = records
         .services_of(account)

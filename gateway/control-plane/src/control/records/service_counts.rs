@@ -1,8 +1,8 @@
 //! The number of services that each node of the region owns.
 //!
-//! All services are counted once when the members change: a million of them take most of a second, so that the lock of the
-//! records, under which the count is asked for, is not held for it. After that, each change of the records changes the
-//! numbers.
+//! All services are counted once when the members change: a million of them take most of a second,
+//! so that the lock of the records, under which the count is asked for, is not held for it. After
+//! that, each change of the records changes the numbers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -30,7 +30,8 @@ pub(crate) struct ServiceCounts {
 struct SlotCounts {
     /// Members that own services.
     slots: Arc<[NodeSlot]>,
-    /// Number of services of each member. Until all are counted, only those that came since, less those that went.
+    /// Number of services of each member. Until all are counted, only those that came since, less
+    /// those that went.
     services: Vec<isize>,
     /// Number of the count that is under way or done.
     count: u64,
@@ -51,7 +52,8 @@ impl Control {
         }
     }
 
-    /// The number of services of each node that owns some. `None` if they are still being counted after `within`.
+    /// The number of services of each node that owns some. `None` if they are still being counted
+    /// after `within`.
     pub(crate) fn services_by_node(&self, within: Duration) -> Option<BTreeMap<NodeSlot, usize>> {
         self.service_counts.complete(within)
     }

@@ -1,4 +1,5 @@
-//! Keys that sign access tokens: published before they sign, and until the last token they signed has expired.
+//! Keys that sign access tokens: published before they sign, and until the last token they signed
+//! has expired.
 
 use std::time::Duration;
 
@@ -13,7 +14,8 @@ use utoipa::ToSchema;
 
 use crate::control::{Actor, Control, ControlError, Plan};
 
-/// Time that a new key is published before it signs. Longer than the `max-age` of the JWKS, so that every cache has it.
+/// Time that a new key is published before it signs. Longer than the `max-age` of the JWKS, so that
+/// every cache has it.
 const PUBLISHED_AHEAD: Duration = Duration::from_secs(600);
 
 /// A key that signs access tokens.
@@ -49,14 +51,15 @@ pub enum SigningKeyStatus {
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rotation {
-    /// Sign with a new key now, although verifiers may not know it yet, and delete the key that waits: for when keys are
-    /// in the wrong hands.
+    /// Sign with a new key now, although verifiers may not know it yet, and delete the key that
+    /// waits: for when keys are in the wrong hands.
     #[serde(default)]
     pub immediately: bool,
 }
 
-/// Creates the key that follows the active one; returns the waiting key if there is one. `immediately` always creates
-/// a key and deletes the waiting one, which was stored beside the active key and is stolen with it.
+/// Creates the key that follows the active one; returns the waiting key if there is one.
+/// `immediately` always creates a key and deletes the waiting one, which was stored beside the
+/// active key and is stolen with it.
 pub fn rotate(
     control: &Control,
     actor: &Actor,
@@ -77,7 +80,8 @@ pub fn rotate(
                 )),
             };
         }
-        // Must be later than every key that signs already, even if that key was created in the same second.
+        // Must be later than every key that signs already, even if that key was created in the same
+        // second.
         let signing = records
             .signing_keys
             .values()
@@ -216,8 +220,8 @@ fn superseded_at(records: &Records, key: &SigningKeyRecord) -> Option<Timestamp>
         .min()
 }
 
-/// Whether every token of `key` has expired. Assumes the longest lifetime that can be configured, because the
-/// configured lifetime may have been longer in the past.
+/// Whether every token of `key` has expired. Assumes the longest lifetime that can be configured,
+/// because the configured lifetime may have been longer in the past.
 fn is_forgotten(records: &Records, key: &SigningKeyRecord, now: Timestamp) -> bool {
     superseded_at(records, key).is_some_and(|at| now > at.after(limits::TOKEN_LIFETIME_MAX))
 }

@@ -1,4 +1,5 @@
-//! Keys of the session tickets of callers: a new one each day, and the one before to open what it has sealed.
+//! Keys of the session tickets of callers: a new one each day, and the one before to open what it
+//! has sealed.
 
 use gw_base::clock::Timestamp;
 use gw_store::{RecordId, Records, Step, StoredRecord, TicketKeyRecord};

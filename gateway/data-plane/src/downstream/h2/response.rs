@@ -69,8 +69,8 @@ pub(super) struct H2ResponseSink<'a> {
     guard: &'a ConnectionGuard,
 }
 
-/// Bytes of a response that may still wait in h2 when the response is complete. A larger response keeps its charge until h2
-/// has sent them.
+/// Bytes of a response that may still wait in h2 when the response is complete. A larger response
+/// keeps its charge until h2 has sent them.
 const LEFT_IN_H2: usize = 16 * 1024;
 
 impl<'a> H2ResponseSink<'a> {
@@ -93,7 +93,8 @@ impl<'a> H2ResponseSink<'a> {
         }
     }
 
-    /// Gives h2 the data, or the end of the stream if there is none. Watches what is over [`LEFT_IN_H2`].
+    /// Gives h2 the data, or the end of the stream if there is none. Watches what is over
+    /// [`LEFT_IN_H2`].
     async fn send(&mut self, mut data: Bytes, last: bool) -> Result<(), CallerGone> {
         self.queued += data.len();
         if self.queued > LEFT_IN_H2 {

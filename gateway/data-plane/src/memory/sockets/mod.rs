@@ -1,9 +1,11 @@
-//! Kernel memory of callers' connections: measured, bounded, shared between accounts, freed under pressure.
+//! Kernel memory of callers' connections: measured, bounded, shared between accounts, freed under
+//! pressure.
 //!
-//! Bytes that a caller does not read wait in the kernel, which allows each socket megabytes and limits all sockets of
-//! the machine together (`tcp_mem`). Connections that have carried bytes are measured. One that holds memory counts for
-//! the account of its last authenticated request. The more connections of an account count, the fewer unsent bytes each
-//! may have. Connections of an account that holds more than its share are reset, stalled and large ones first.
+//! Bytes that a caller does not read wait in the kernel, which allows each socket megabytes and
+//! limits all sockets of the machine together (`tcp_mem`). Connections that have carried bytes are
+//! measured. One that holds memory counts for the account of its last authenticated request. The
+//! more connections of an account count, the fewer unsent bytes each may have. Connections of an
+//! account that holds more than its share are reset, stalled and large ones first.
 
 mod pressure;
 
@@ -39,7 +41,8 @@ const MEASURED_PER_TURN: usize = 64;
 const CHECKED_PER_TURN: usize = 256;
 /// Sockets that are checked in one sweep. With more sockets, a round takes several sweeps.
 const CHECKED_PER_SWEEP: usize = 16 * 1024;
-/// Number of rounds after which all sockets are measured, to find received bytes that the gateway has not read.
+/// Number of rounds after which all sockets are measured, to find received bytes that the gateway
+/// has not read.
 const ROUNDS_UNTIL_MEASURED: u64 = 16;
 /// Interval between measurements of the connections that count.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -49,7 +52,8 @@ pub struct SocketBudget {
     total: usize,
     /// Bytes that each worker held at its last sweep.
     held: Box<[AtomicUsize]>,
-    /// The TCP memory of the machine is close to the limit from which the kernel throttles every connection.
+    /// The TCP memory of the machine is close to the limit from which the kernel throttles every
+    /// connection.
     is_pressed: AtomicBool,
 }
 
@@ -64,8 +68,8 @@ impl SocketBudget {
         }
     }
 
-    /// A budget of half of `relay_memory` (bytes for relayed requests), and at most a third of the TCP memory from
-    /// which the kernel throttles every connection.
+    /// A budget of half of `relay_memory` (bytes for relayed requests), and at most a third of the
+    /// TCP memory from which the kernel throttles every connection.
     pub fn beside(relay_memory: usize, workers: usize) -> Self {
         let third = TcpMemory::of_machine().map(|memory| memory.pressure / 3);
         Self::new(
@@ -99,8 +103,8 @@ pub(crate) struct SocketMemory {
     rounds: Cell<u64>,
     /// The connections that count.
     sockets: RefCell<Slab<Rc<SocketUse>>>,
-    /// Accounts with connections that count, or with requests since the last sweep. Key `None`: connections without an
-    /// authenticated request.
+    /// Accounts with connections that count, or with requests since the last sweep. Key `None`:
+    /// connections without an authenticated request.
     accounts: RefCell<HashMap<Option<AccountId>, Rc<AccountSockets>>>,
     /// Number of accounts with connections that count.
     holding_accounts: Cell<usize>,
@@ -205,7 +209,8 @@ impl SocketMemory {
         self.budget.total
     }
 
-    /// Measures the connections that count at intervals, and resets connections of accounts that hold too much.
+    /// Measures the connections that count at intervals, and resets connections of accounts that
+    /// hold too much.
     pub(crate) async fn keep_within_budget(self: Rc<Self>) {
         loop {
             runtime::sleep(INTERVAL).await;
@@ -214,7 +219,8 @@ impl SocketMemory {
     }
 
     async fn sweep(&self) {
-        // Keys instead of references: a reference would keep the descriptor of a connection open after its end.
+        // Keys instead of references: a reference would keep the descriptor of a connection open
+        // after its end.
         let keys: Vec<usize> = self.sockets.borrow().iter().map(|(key, _)| key).collect();
         for some in keys.chunks(MEASURED_PER_TURN) {
             for key in some {
@@ -233,8 +239,8 @@ impl SocketMemory {
         });
     }
 
-    /// Measures connections that do not count yet: those that have carried bytes since their last measurement, and all
-    /// of them every [`ROUNDS_UNTIL_MEASURED`] rounds.
+    /// Measures connections that do not count yet: those that have carried bytes since their last
+    /// measurement, and all of them every [`ROUNDS_UNTIL_MEASURED`] rounds.
     async fn find_holders(&self) {
         let places = self.watched.borrow().capacity();
         let mut left = places.min(CHECKED_PER_SWEEP);
@@ -330,8 +336,8 @@ impl SocketMemory {
         );
     }
 
-    /// Bytes that an account may hold: what other accounts leave, at most half of the budget, and at least an even
-    /// share.
+    /// Bytes that an account may hold: what other accounts leave, at most half of the budget, and
+    /// at least an even share.
     fn allowance(&self, account: &AccountSockets) -> usize {
         let accounts = self.holding_accounts.get();
         // Memory of other workers is known as of their last sweep.
@@ -352,22 +358,24 @@ impl SocketMemory {
     }
 }
 
-/// See [`SocketMemory::allowance`]. `accounts`: of this worker; `held`: by all accounts of all workers; `own`: by the
-/// account on this worker.
+/// See [`SocketMemory::allowance`]. `accounts`: of this worker; `held`: by all accounts of all
+/// workers; `own`: by the account on this worker.
 fn allowance(total: usize, workers: usize, accounts: usize, held: usize, own: usize) -> usize {
     let left = total.saturating_sub(held.saturating_sub(own));
     (total / workers / accounts.max(2)).max(left.min(total / 2))
 }
 
-/// Limit on unsent bytes of each of `sockets` connections of an account with `allowance`, a power of two. A sixteenth
-/// of the even share, because a connection can hold twice its limit, and earlier connections have larger limits.
+/// Limit on unsent bytes of each of `sockets` connections of an account with `allowance`, a power
+/// of two. A sixteenth of the even share, because a connection can hold twice its limit, and
+/// earlier connections have larger limits.
 fn unsent_limit(allowance: usize, sockets: usize) -> u32 {
     let even = u32::try_from(allowance / 16 / sockets.max(1)).unwrap_or(u32::MAX);
     let power_of_two = 1 << even.max(1).ilog2();
     power_of_two.clamp(limits::UNSENT_LEAST, limits::UNSENT_MOST)
 }
 
-/// Bytes that each of `sockets` connections may hold once their account holds half of its allowance.
+/// Bytes that each of `sockets` connections may hold once their account holds half of its
+/// allowance.
 fn even_share(allowance: usize, sockets: usize) -> usize {
     (allowance / 2 / sockets.max(1)).max(limits::SOCKET_BUFFER_LEAST)
 }
@@ -377,7 +385,8 @@ impl WatchedSocket {
         Rc::clone(&self.socket)
     }
 
-    /// To be called after bytes were sent or received. Measures the buffers if enough bytes were carried.
+    /// To be called after bytes were sent or received. Measures the buffers if enough bytes were
+    /// carried.
     pub(crate) fn carried(&self) {
         let since = self.socket.carried_since_measured();
         if since >= MEASURED_EVERY || (since >= COUNTED_FROM && !self.socket.is_counted()) {
@@ -392,7 +401,8 @@ impl WatchedSocket {
         }
     }
 
-    /// To be called before the connection is closed. Bounds the time for which the kernel keeps unacknowledged bytes.
+    /// To be called before the connection is closed. Bounds the time for which the kernel keeps
+    /// unacknowledged bytes.
     pub(crate) fn closes(&self) {
         self.socket.buffers.give_up_within(limits::CLOSED_DELIVERY);
     }
@@ -418,8 +428,8 @@ impl SocketUse {
         }
     }
 
-    /// Lowers the unsent limit to that of the other connections of its account. Connections with requests since the
-    /// last sweep are included, because each may stall.
+    /// Lowers the unsent limit to that of the other connections of its account. Connections with
+    /// requests since the last sweep are included, because each may stall.
     fn tighten(&self) {
         let account = self.memory.account(&self.account_id.borrow());
         account.recent.set(account.recent.get() + 1);

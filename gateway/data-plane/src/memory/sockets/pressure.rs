@@ -76,10 +76,11 @@ impl TcpMemory {
         let page = rustix::param::page_size();
         let [pressure, limit] = [self.pressure, self.limit].map(|bytes| 2 * bytes / page);
         format!(
-            "TCP memory of this machine is nearly used up: of {} MiB at which the kernel slows all connections, {} MiB are in use; \
-             the connections that hold the most are reset. Double the limit with \
-             `sysctl -w net.ipv4.tcp_mem=\"{} {pressure} {limit}\"` (pages of {page} bytes), and keep it in /etc/sysctl.d; or find the \
-             process that holds the memory with `ss -tmp`",
+            "TCP memory of this machine is nearly used up: of {} MiB at which the kernel slows all \
+             connections, {} MiB are in use; the connections that hold the most are reset. Double \
+             the limit with `sysctl -w net.ipv4.tcp_mem=\"{} {pressure} {limit}\"` (pages of \
+             {page} bytes), and keep it in /etc/sysctl.d; or find the process that holds the \
+             memory with `ss -tmp`",
             self.pressure >> 20,
             Self::used().unwrap_or_default() >> 20,
             pressure * 3 / 4

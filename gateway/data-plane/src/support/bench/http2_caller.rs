@@ -1,5 +1,5 @@
-//! A caller's connection of HTTP/2 in memory. Writes and reads frames as bytes: a client of the h2 crate would be counted with the
-//! gateway.
+//! A caller's connection of HTTP/2 in memory. Writes and reads frames as bytes: a client of the h2
+//! crate would be counted with the gateway.
 
 use std::cell::RefCell;
 use std::io;
@@ -22,7 +22,8 @@ use crate::support::memory_worker::{HOST, SERVICE_KEY};
 const FRAME_HEADER: usize = 9;
 /// `:status: 200` in the static table (RFC 7541 appendix A).
 const STATUS_200: u8 = 0x88;
-/// Data after which the caller enlarges the window of the connection, in bytes: half of the first window.
+/// Data after which the caller enlarges the window of the connection, in bytes: half of the first
+/// window.
 const UPDATE_AFTER: u32 = 32 * 1024;
 
 /// A connection of HTTP/2.
@@ -50,8 +51,8 @@ impl Http2Caller {
         })
     }
 
-    /// Relays this number of requests without a body, with a stream for each, sent at once. Returns the bytes of all bodies;
-    /// `None` if a response is not complete or its status is not 200.
+    /// Relays this number of requests without a body, with a stream for each, sent at once. Returns
+    /// the bytes of all bodies; `None` if a response is not complete or its status is not 200.
     pub async fn relay(&mut self, requests: u32) -> Option<usize> {
         let mut out = Vec::new();
         for _ in 0..requests {
@@ -113,8 +114,8 @@ fn next_frame(received: &mut BytesMut) -> Option<(u8, u8, BytesMut)> {
     Some((kind, flags, received.split_to(length)))
 }
 
-/// Fields of the request that the gateway's decoder has to keep, with the octets before their values: the name's index in the static
-/// table, or the name itself (RFC 7541 §6.2.1).
+/// Fields of the request that the gateway's decoder has to keep, with the octets before their
+/// values: the name's index in the static table, or the name itself (RFC 7541 §6.2.1).
 fn kept_fields() -> [(Vec<u8>, &'static str); 5] {
     let mut key = vec![0x40];
     write_text(&mut key, "x-gw-service-key");
@@ -141,7 +142,8 @@ fn first_block() -> Vec<u8> {
     block
 }
 
-/// Header block of a later request: [`kept_fields`] by their indices in the dynamic table, the last one of which is 62.
+/// Header block of a later request: [`kept_fields`] by their indices in the dynamic table, the last
+/// one of which is 62.
 fn later_block() -> [u8; 7] {
     let [method, scheme] = METHOD_AND_SCHEME;
     [method, scheme, 0xc2, 0xc1, 0xc0, 0xbf, 0xbe]

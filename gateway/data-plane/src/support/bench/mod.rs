@@ -1,5 +1,5 @@
-//! Entry points of benches/ into private modules: idle workers, their mailboxes, pipes between them, and relaying in
-//! memory. Not a public interface.
+//! Entry points of benches/ into private modules: idle workers, their mailboxes, pipes between
+//! them, and relaying in memory. Not a public interface.
 
 pub mod http2_caller;
 pub mod relay;
@@ -50,9 +50,11 @@ impl IdleWorker {
         })
     }
 
-    /// Posts `messages` messages as fast as there is room for them and waits until the worker has handled them all.
+    /// Posts `messages` messages as fast as there is room for them and waits until the worker has
+    /// handled them all.
     ///
-    /// Each message is an empty directory: the cheapest message that owns memory, as a request does.
+    /// Each message is an empty directory: the cheapest message that owns memory, as a request
+    /// does.
     pub fn post_and_drain(&self, messages: usize) -> io::Result<()> {
         for _ in 0..messages {
             self.post(WorkerMessage::Directory(Arc::new(Directory::default())))?;
@@ -114,8 +116,9 @@ fn pipe_between(
     )
 }
 
-/// Passes `frames` frames of `size` bytes back and forth between two workers through a pipe each way, `hops` hops in
-/// total. Returns the time taken. The number of frames is limited to the capacity of a pipe.
+/// Passes `frames` frames of `size` bytes back and forth between two workers through a pipe each
+/// way, `hops` hops in total. Returns the time taken. The number of frames is limited to the
+/// capacity of a pipe.
 pub fn rally(
     near: &IdleWorker,
     far: &IdleWorker,
@@ -146,7 +149,8 @@ pub fn rally(
         .map_err(io::Error::other)
 }
 
-/// Sends received frames back until the last hop. Then drops its pipes, which ends the other side too.
+/// Sends received frames back until the last hop. Then drops its pipes, which ends the other side
+/// too.
 async fn play(
     mut receiver: pipe::Receiver<Frame>,
     sender: pipe::Sender<Frame>,
@@ -167,7 +171,8 @@ async fn play(
     }
 }
 
-/// A task that a worker starts when this waker is woken on it. Wakes are the only messages that can carry code.
+/// A task that a worker starts when this waker is woken on it. Wakes are the only messages that can
+/// carry code.
 struct WorkerTask(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl Wake for WorkerTask {

@@ -1,11 +1,13 @@
-//! Relaying in memory: a worker of the gateway with one service and one tunnel. Callers and transport are in memory.
+//! Relaying in memory: a worker of the gateway with one service and one tunnel. Callers and
+//! transport are in memory.
 //!
-//! Everything between the bytes of a request and the bytes of its response runs as in the product: head, route, directory,
-//! service key, bucket, tunnel, response, counters, and the record for the request log. Not included: TLS and sockets.
+//! Everything between the bytes of a request and the bytes of its response runs as in the product:
+//! head, route, directory, service key, bucket, tunnel, response, counters, and the record for the
+//! request log. Not included: TLS and sockets.
 //!
-//! Requests of HTTP/2 take the whole path, from the first frame. For those of HTTP/1.1, the table of connections with its
-//! deadlines is not included either, and this module repeats what `downstream` does there, such as the choice of the
-//! response's framing.
+//! Requests of HTTP/2 take the whole path, from the first frame. For those of HTTP/1.1, the table
+//! of connections with its deadlines is not included either, and this module repeats what
+//! `downstream` does there, such as the choice of the response's framing.
 
 use std::io;
 use std::rc::Rc;
@@ -39,7 +41,8 @@ pub struct BenchWorker {
 }
 
 impl BenchWorker {
-    /// Starts the gateway's end of a tunnel on the reactor of the calling thread. Waits until the agent takes requests.
+    /// Starts the gateway's end of a tunnel on the reactor of the calling thread. Waits until the
+    /// agent takes requests.
     pub async fn start(transport: impl Transport + 'static) -> io::Result<Rc<Self>> {
         let gateway = MemoryWorker::start(SERVICES, transport).await?;
         let peer = Peer::new(memory_worker::CALLER, None, None);

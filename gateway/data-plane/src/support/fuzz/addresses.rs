@@ -109,7 +109,8 @@ fn check_proxy_header(data: &[u8], parse: proxy_protocol::Parse) {
     }
 }
 
-/// Lines: address of the peer, then field lines of `X-Forwarded-For`. The trusted proxies are 10.0.0.0/8 and fd00::/8.
+/// Lines: address of the peer, then field lines of `X-Forwarded-For`. The trusted proxies are
+/// 10.0.0.0/8 and fd00::/8.
 pub fn client_address(data: &[u8]) {
     let mut lines = data.split(|byte| *byte == b'\n');
     let peer = lines
@@ -161,7 +162,8 @@ pub fn client_address(data: &[u8]) {
     );
 }
 
-/// Whether an element of the list has this address, in any notation, with or without a zone (RFC 4007 §11) and a port.
+/// Whether an element of the list has this address, in any notation, with or without a zone (RFC
+/// 4007 §11) and a port.
 fn names(line: &HeaderValue, address: IpAddr) -> bool {
     String::from_utf8_lossy(line.as_bytes())
         .split(',')

@@ -8,15 +8,17 @@ use super::key_pair;
 /// Release keys of the agent. Both sign.
 const KEYS: [u8; 2] = [31, 32];
 
-/// Members of statements that [`agent_programs`] signs: version, minimum and replaced version, with a name.
+/// Members of statements that [`agent_programs`] signs: version, minimum and replaced version, with
+/// a name.
 const STATEMENTS: [(&str, &str, Option<&str>, Option<&str>); 3] = [
     ("plain", "1.2.3", None, None),
     ("minimum", "1.2.3", Some("1.2.2"), None),
     ("roll-back", "1.2.3", Some("1.2.0"), Some("1.2.5")),
 ];
 
-/// A statement (JSON), as a gateway offers it to an agent. Only what a release key has signed is accepted, and it has one
-/// reading. With a signature of the target, a statement is accepted exactly if its versions, size and target permit that.
+/// A statement (JSON), as a gateway offers it to an agent. Only what a release key has signed is
+/// accepted, and it has one reading. With a signature of the target, a statement is accepted
+/// exactly if its versions, size and target permit that.
 pub fn agent_program(data: &[u8]) {
     let Ok(statement) = serde_json::from_slice::<SignedProgram>(data) else {
         return;
@@ -78,7 +80,8 @@ fn release_keys() -> ReleaseKeys {
     ReleaseKeys::try_from(keys.to_vec()).expect("two different keys")
 }
 
-/// Signed statements with their names in the corpus. A mutation of another one would fail at the signature.
+/// Signed statements with their names in the corpus. A mutation of another one would fail at the
+/// signature.
 pub fn agent_programs() -> Vec<(&'static str, SignedProgram)> {
     let version = |text: &str| text.parse::<Version>().expect("a version");
     let sign = |(name, of, minimum, replaces): (_, &str, Option<&str>, Option<&str>)| {

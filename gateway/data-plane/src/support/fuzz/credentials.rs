@@ -87,7 +87,8 @@ pub fn access_token(data: &[u8]) {
     }
 }
 
-/// Signed tokens that [`access_token`] expects an outcome of, as values of the field, with the name of their property.
+/// Signed tokens that [`access_token`] expects an outcome of, as values of the field, with the name
+/// of their property.
 pub fn access_tokens() -> impl Iterator<Item = (&'static str, String)> {
     CALLERS
         .tokens
@@ -95,7 +96,8 @@ pub fn access_tokens() -> impl Iterator<Item = (&'static str, String)> {
         .map(|(name, token)| (*name, format!("Bearer {}", token.text)))
 }
 
-/// The outcome of authenticating a request with one field; `None` if the value is not a valid field value.
+/// The outcome of authenticating a request with one field; `None` if the value is not a valid field
+/// value.
 fn authenticate(name: HeaderName, value: &[u8]) -> Option<Result<Principal, Error>> {
     thread_local! {
         static VERIFIED: RefCell<VerifiedTokens> = RefCell::default();

@@ -14,8 +14,8 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use super::{NOW, account, key_pair, region};
 
-/// A certificate request in PEM or DER. Otherwise: the length of a subject (one byte), the subject and attributes in
-/// DER, which are put into a request with a valid signature.
+/// A certificate request in PEM or DER. Otherwise: the length of a subject (one byte), the subject
+/// and attributes in DER, which are put into a request with a valid signature.
 pub fn csr(data: &[u8]) {
     const SEQUENCE: u8 = 0x30;
     let request = match data {

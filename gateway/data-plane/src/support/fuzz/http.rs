@@ -34,7 +34,8 @@ fn assert_lines(head: &[u8]) {
     assert!(!(0..head.len()).any(alone), "a bare CR or LF, or NUL");
 }
 
-/// Values of `Content-Length` and `Transfer-Encoding`, in order, found by splitting at line ends only.
+/// Values of `Content-Length` and `Transfer-Encoding`, in order, found by splitting at line ends
+/// only.
 fn announced(head: &[u8]) -> (Vec<&[u8]>, Vec<&[u8]>) {
     let values = |name: &str| -> Vec<&[u8]> {
         let lines = head.split(|byte| *byte == b'\n').skip(1);
@@ -74,8 +75,8 @@ fn is_length(lengths: &[&[u8]], length: u64) -> bool {
     matches!(lengths, [value] if value.iter().all(u8::is_ascii_digit) && text(value) == Ok(length))
 }
 
-/// A request head. The result does not depend on how it is split, its framing is unambiguous, and written again it
-/// parses to the same request.
+/// A request head. The result does not depend on how it is split, its framing is unambiguous, and
+/// written again it parses to the same request.
 pub fn request_head(data: &[u8]) {
     // An invalid head may be refused before its end has arrived.
     let accepted = |step| {
@@ -201,8 +202,8 @@ fn decode(
     }
 }
 
-/// A body. The first byte selects the framing. The result does not depend on how it is split, is not longer than the
-/// input, and a chunked body encoded again decodes to the same.
+/// A body. The first byte selects the framing. The result does not depend on how it is split, is
+/// not longer than the input, and a chunked body encoded again decodes to the same.
 pub fn body(data: &[u8]) {
     let Some((first, data)) = data.split_first() else {
         return;

@@ -1,7 +1,8 @@
 //! Targets of gateway/fuzz/: everything that parses bytes from outside. Not a public interface.
 //!
-//! A target takes any bytes, does what the gateway would do with them, and panics if an invariant does not hold. The
-//! parts of an input are on separate lines, so that the corpus can be read and written by hand.
+//! A target takes any bytes, does what the gateway would do with them, and panics if an invariant
+//! does not hold. The parts of an input are on separate lines, so that the corpus can be read and
+//! written by hand.
 
 #![expect(
     clippy::expect_used,
@@ -39,7 +40,8 @@ pub use self::token_endpoint::{scope, token_body};
 pub use self::tunnel::{control_message, handshake};
 pub use self::tunnel_frames::tunnel_frames;
 
-/// Targets with the name of their wrapper in fuzz/fuzz_targets/ and of their folder in fuzz/corpus/.
+/// Targets with the name of their wrapper in fuzz/fuzz_targets/ and of their folder in
+/// fuzz/corpus/.
 #[expect(clippy::type_complexity, reason = "a table of two columns")]
 pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("access_token", access_token),

@@ -1,4 +1,5 @@
-//! What the nodes of a region add to the tunnel protocol on their links, and announcements of spliced tunnels.
+//! What the nodes of a region add to the tunnel protocol on their links, and announcements of
+//! spliced tunnels.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -15,8 +16,8 @@ use http::uri::{Authority, PathAndQuery};
 use crate::http_message::{FailedAttempt, OpenedStream, Progress};
 use crate::upstream::cross_node::wire;
 
-/// A link between nodes: the code of a refusal, its message, and the fields of a head, each on a line. What one node
-/// understands of it is the same after it has been passed on.
+/// A link between nodes: the code of a refusal, its message, and the fields of a head, each on a
+/// line. What one node understands of it is the same after it has been passed on.
 pub fn node_link(data: &[u8]) {
     let mut lines = data.splitn(3, |byte| *byte == b'\n');
     let mut line = || Bytes::copy_from_slice(lines.next().unwrap_or_default());
@@ -98,8 +99,8 @@ fn notice(headers: &Fields) {
     );
 }
 
-/// The first bytes of a connection that may be a spliced tunnel. Only the announcements of [`announcements`] are accepted,
-/// with their last byte.
+/// The first bytes of a connection that may be a spliced tunnel. Only the announcements of
+/// [`announcements`] are accepted, with their last byte.
 pub fn announcement(data: &[u8]) {
     let keys = announcement_keys();
     let Ok(Some((announcement, length))) = keys.parse(data) else {

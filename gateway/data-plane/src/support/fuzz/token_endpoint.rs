@@ -7,7 +7,8 @@ use gw_shared::identity::secret::Secret;
 use crate::apex::scope::Scope;
 use crate::apex::token::{self, Denial, TokenRequest};
 
-/// `POST /oauth/token`. Lines: `Content-Type`; values of `Authorization`, if any, separated by `|`; the body.
+/// `POST /oauth/token`. Lines: `Content-Type`; values of `Authorization`, if any, separated by `|`;
+/// the body.
 pub fn token_body(data: &[u8]) {
     let mut parts = data.splitn(3, |byte| *byte == b'\n');
     let (Some(content_type), Some(authorizations), Some(body)) =

@@ -10,8 +10,8 @@ use gw_shared::tunnel::window;
 /// Streams that the gateway has opened before it receives, and streams that the agent serves.
 const STREAMS: usize = 3;
 
-/// Bytes from the peer of one end. The lowest bit of the first byte selects the end, the others are the length of the
-/// pieces.
+/// Bytes from the peer of one end. The lowest bit of the first byte selects the end, the others are
+/// the length of the pieces.
 pub fn tunnel_frames(data: &[u8]) {
     let Some((first, frames)) = data.split_first() else {
         return;

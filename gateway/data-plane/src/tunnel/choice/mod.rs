@@ -1,10 +1,12 @@
-//! Choice of the tunnel for a request, of a service with several tunnels. No I/O, no clock, no randomness of its own.
+//! Choice of the tunnel for a request, of a service with several tunnels. No I/O, no clock, no
+//! randomness of its own.
 //!
-//! Candidates form classes: by tier of their health, then those that are not standby before standby ones. The best class
-//! with a free slot takes the request; in it the less loaded of two random candidates ("the power of two choices",
-//! Mitzenmacher, 2001), or the candidate of the session. A standby with a free slot is better than a refusal. Impaired
-//! candidates are used only if there is no other one at all: they are no spare room of full ones, because requests
-//! that fail there would be tried on the full ones again.
+//! Candidates form classes: by tier of their health, then those that are not standby before standby
+//! ones. The best class with a free slot takes the request; in it the less loaded of two random
+//! candidates ("the power of two choices", Mitzenmacher, 2001), or the candidate of the session. A
+//! standby with a free slot is better than a refusal. Impaired candidates are used only if there is
+//! no other one at all: they are no spare room of full ones, because requests that fail there would
+//! be tried on the full ones again.
 
 #[cfg(test)]
 mod simulation;
@@ -22,7 +24,8 @@ const LATENCY_MIN: Duration = Duration::from_micros(100);
 
 /// A tunnel that may take a request.
 pub(crate) trait Candidate {
-    /// HealthTier for a request, which `is_repeatable` if it may go to another agent even after a backend may have received it.
+    /// HealthTier for a request, which `is_repeatable` if it may go to another agent even after a
+    /// backend may have received it.
     fn tier(&self, is_repeatable: bool, now: Instant) -> HealthTier;
     /// Whether the agent gets requests only while no other one can take them.
     fn is_standby(&self) -> bool;
@@ -39,8 +42,8 @@ pub(crate) trait Candidate {
 pub(crate) struct Wanted {
     /// Hash of the session, if the service has an affinity.
     pub(crate) session: Option<u64>,
-    /// Whether this is the first attempt. Only a first attempt probes a tunnel before others are used, so that a probe that
-    /// fails can go elsewhere.
+    /// Whether this is the first attempt. Only a first attempt probes a tunnel before others are
+    /// used, so that a probe that fails can go elsewhere.
     pub(crate) is_first: bool,
     pub(crate) is_repeatable: bool,
 }
@@ -75,8 +78,8 @@ struct Tally {
     in_flight: usize,
 }
 
-/// Chooses one of the candidates that `may_take` the request: not draining, and of an agent that has not been tried. `random`
-/// returns a number in [0, 1).
+/// Chooses one of the candidates that `may_take` the request: not draining, and of an agent that
+/// has not been tried. `random` returns a number in [0, 1).
 pub(crate) fn choose<C: Candidate>(
     candidates: &[C],
     may_take: impl Fn(&C) -> bool,
@@ -153,8 +156,9 @@ fn less_loaded_of_two<'a, C: Candidate + 'a>(
     Some(if takes_one { one.0 } else { other.0 })
 }
 
-/// The first member with a free slot in the order of the session that is not overloaded: rendezvous hashing with bounded loads
-/// (Mirrokni, Thorup and Zadimoghaddam, 2018). The loss of an agent moves only its own sessions.
+/// The first member with a free slot in the order of the session that is not overloaded: rendezvous
+/// hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018). The loss of an agent
+/// moves only its own sessions.
 fn of_session<'a, C: Candidate + 'a>(
     members: impl Iterator<Item = (usize, &'a C)>,
     tally: Tally,
@@ -162,8 +166,8 @@ fn of_session<'a, C: Candidate + 'a>(
 ) -> Option<usize> {
     // 1.25 times the mean load with this request, rounded up.
     let bound = (5 * (tally.in_flight + 1)).div_ceil(4 * tally.members);
-    // An agent with a quarter of its slots in use is not overloaded, however idle the others are: a session with two
-    // requests at once stays where it is.
+    // An agent with a quarter of its slots in use is not overloaded, however idle the others are: a
+    // session with two requests at once stays where it is.
     let is_overloaded = |candidate: &C| candidate.in_flight() >= bound.max(candidate.slots() / 4);
     members
         .filter(|(_, candidate)| has_free_slot(*candidate))

@@ -1,5 +1,6 @@
-//! Tunnels that are being opened: from the TLS connection of an agent to the registration of the tunnel. Because an
-//! agent may be modified, their number and rate are limited, and a revocation ends them like registered tunnels.
+//! Tunnels that are being opened: from the TLS connection of an agent to the registration of the
+//! tunnel. Because an agent may be modified, their number and rate are limited, and a revocation
+//! ends them like registered tunnels.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -34,8 +35,8 @@ struct OpeningEntry {
     closer: Closer,
     number: u64,
     cut: Cell<bool>,
-    /// The agent was allowed to have tunnels when it connected, or was admitted since. A connection of another agent is
-    /// not ended here, so that it gets an error response.
+    /// The agent was allowed to have tunnels when it connected, or was admitted since. A connection
+    /// of another agent is not ended here, so that it gets an error response.
     may_begin: bool,
 }
 
@@ -95,7 +96,8 @@ impl Openings {
         self.rates.borrow_mut().take(agent, &service.label, now)
     }
 
-    /// Whether a refusal may be logged as a warning. Limited by a rate, so that agents cannot fill the log.
+    /// Whether a refusal may be logged as a warning. Limited by a rate, so that agents cannot fill
+    /// the log.
     pub(crate) fn may_log_refusal(&self) -> bool {
         self.rates
             .borrow_mut()
@@ -108,7 +110,8 @@ impl Openings {
     pub(crate) fn enforce(&self, directory: &Directory, now: Timestamp) {
         for (_, entry) in self.entries.borrow().iter() {
             if !entry.cut.get() && entry.may_begin && !entry.is_allowed(directory, now) {
-                tracing::info!(agent = %entry.agent, "opening of a tunnel ended: agent revoked or certificate expired");
+                tracing::info!(agent = %entry.agent,
+                    "opening of a tunnel ended: agent revoked or certificate expired");
                 entry.end();
             }
         }
@@ -169,7 +172,8 @@ impl OpeningEntry {
 }
 
 impl TunnelOpening {
-    /// Records that the agent is admitted to `service`. Ends its oldest opening for the service if it has too many.
+    /// Records that the agent is admitted to `service`. Ends its oldest opening for the service if
+    /// it has too many.
     pub(crate) fn set_service(&self, service: &Arc<Service>) {
         let mut entries = self.openings.entries.borrow_mut();
         let Some(agent) = entries.get(self.key).map(|entry| entry.agent.clone()) else {

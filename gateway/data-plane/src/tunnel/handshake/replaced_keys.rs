@@ -1,5 +1,6 @@
-//! Keys of agents that a renewal has replaced. The record of an agent keeps the key of the certificate before, in case that
-//! the agent never gets the new certificate. Once a tunnel has used the new one, the control plane forgets that key.
+//! Keys of agents that a renewal has replaced. The record of an agent keeps the key of the
+//! certificate before, in case that the agent never gets the new certificate. Once a tunnel has
+//! used the new one, the control plane forgets that key.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -20,8 +21,9 @@ pub(crate) struct ReplacedKeys {
     is_running: Cell<bool>,
 }
 
-/// Takes note that a tunnel of the agent was opened with `key`. Has the control plane forget the key before it, if there is
-/// one. Never waits: if too many agents wait already, the next tunnel of this one tries again.
+/// Takes note that a tunnel of the agent was opened with `key`. Has the control plane forget the
+/// key before it, if there is one. Never waits: if too many agents wait already, the next tunnel of
+/// this one tries again.
 pub(crate) fn used(tunnels: &Rc<Tunnels>, agent: &AgentId, key: PublicKeyHash) {
     let directory = tunnels.directory.get();
     if directory
@@ -41,7 +43,8 @@ pub(crate) fn used(tunnels: &Rc<Tunnels>, agent: &AgentId, key: PublicKeyHash) {
     }
 }
 
-/// Has the keys forgotten, one at a time, so that enrollments and renewals wait for one of them at most.
+/// Has the keys forgotten, one at a time, so that enrollments and renewals wait for one of them at
+/// most.
 async fn forget(tunnels: Rc<Tunnels>) {
     let keys = &tunnels.replaced_keys;
     let next = || keys.waiting.borrow_mut().pop_first();
@@ -54,7 +57,8 @@ async fn forget(tunnels: Rc<Tunnels>) {
         {
             tracing::warn!(
                 %agent, %error,
-                "the replaced key of an agent still signs certificate requests; the agent's next tunnel tries again"
+                "the replaced key of an agent still signs certificate requests; the agent's next \
+                 tunnel tries again"
             );
             // As for this agent: the store is away, or another process has it.
             keys.waiting.borrow_mut().clear();

@@ -11,18 +11,19 @@ const FAILURES_MAX: u32 = 5;
 /// Time for which it opens first. Doubles with each further opening without a success in between.
 pub(super) const FIRST_OPENING: Duration = Duration::from_secs(1);
 const LONGEST_OPENING: Duration = Duration::from_secs(60);
-/// Time after which a probe no longer holds up the next one, and after which a request that cannot be repeated may
-/// probe a tunnel that breaks requests.
+/// Time after which a probe no longer holds up the next one, and after which a request that cannot
+/// be repeated may probe a tunnel that breaks requests.
 pub(super) const PROBE_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Mixed failures: each counts towards [`FAILURES_MAX`], those without a backend also towards [`UNREACHABLE_MAX`]. Only a
-/// success ends the row.
+/// Mixed failures: each counts towards [`FAILURES_MAX`], those without a backend also towards
+/// [`UNREACHABLE_MAX`]. Only a success ends the row.
 #[derive(Debug)]
 pub(super) struct Breaker {
     switch: BreakerSwitch,
     /// Time of the last change of the switch.
     pub(super) since: Instant,
-    /// Number of changes. The outcome of an attempt that began before the last one says nothing about the time since.
+    /// Number of changes. The outcome of an attempt that began before the last one says nothing
+    /// about the time since.
     epoch: u32,
     unreachable: u32,
     failures: u32,
@@ -75,8 +76,8 @@ impl Breaker {
         }
     }
 
-    /// State for a request. A request that is not `is_repeatable` may be the probe if the last failures reached no
-    /// backend: such a failure is repeated whatever the request is.
+    /// State for a request. A request that is not `is_repeatable` may be the probe if the last
+    /// failures reached no backend: such a failure is repeated whatever the request is.
     pub(super) fn state(&self, is_repeatable: bool, now: Instant) -> BreakerState {
         let BreakerSwitch::Open {
             cause,
@@ -122,8 +123,8 @@ impl Breaker {
         matches!(self.switch, BreakerSwitch::Closed) && self.failures == 0
     }
 
-    /// Records an answer, and returns whether it closed the breaker. Without an eligible tunnel requests go to open ones too:
-    /// an answer to any of them counts as one to a probe.
+    /// Records an answer, and returns whether it closed the breaker. Without an eligible tunnel
+    /// requests go to open ones too: an answer to any of them counts as one to a probe.
     pub(super) fn succeeded(&mut self, mark: Mark, now: Instant) -> bool {
         if mark.epoch != self.epoch {
             return false;
@@ -164,8 +165,9 @@ impl Breaker {
         }
     }
 
-    /// Records that an attempt ended and says nothing of the backend. If it was the probe, another may follow, after a
-    /// pause: a backend that does not answer would otherwise get one request after the other.
+    /// Records that an attempt ended and says nothing of the backend. If it was the probe, another
+    /// may follow, after a pause: a backend that does not answer would otherwise get one request
+    /// after the other.
     pub(super) fn without_verdict(&mut self, mark: Mark, now: Instant) {
         if let BreakerSwitch::Open { next_probe, .. } = &mut self.switch
             && mark.is_probe
@@ -175,7 +177,8 @@ impl Breaker {
         }
     }
 
-    /// Opens it for 1, 2, 4 … 60 s ± 50 %, so that the breakers of one backend's tunnels do not probe it at the same time.
+    /// Opens it for 1, 2, 4 … 60 s ± 50 %, so that the breakers of one backend's tunnels do not
+    /// probe it at the same time.
     fn open(&mut self, cause: TunnelFailure, now: Instant, random: &mut dyn FnMut() -> f64) {
         let doubled = FIRST_OPENING.saturating_mul(1 << self.openings.min(16));
         let half_open_at = now + doubled.min(LONGEST_OPENING).mul_f64(0.5 + random());

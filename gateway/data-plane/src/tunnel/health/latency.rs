@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 /// Time in which a latency without a higher sample decays to 1/e.
 const DECAY: Duration = Duration::from_secs(10);
 
-/// Rises to a higher sample at once. Decays towards zero, so that a tunnel without requests gets one again after a while.
+/// Rises to a higher sample at once. Decays towards zero, so that a tunnel without requests gets
+/// one again after a while.
 #[derive(Debug)]
 pub(super) struct Latency {
     seconds: f64,

@@ -1,5 +1,5 @@
-//! Health of a tunnel: what the agent reports of its backends, unanswered PINGs, and outcomes of requests. No I/O, no clock,
-//! no randomness of its own.
+//! Health of a tunnel: what the agent reports of its backends, unanswered PINGs, and outcomes of
+//! requests. No I/O, no clock, no randomness of its own.
 
 mod breaker;
 mod latency;
@@ -27,7 +27,8 @@ pub(crate) enum HealthTier {
     Ready,
     /// Half open, and no request probes it: the next one may.
     Probe,
-    /// Used only when the service has no better tunnel: a service is never closed by its own health.
+    /// Used only when the service has no better tunnel: a service is never closed by its own
+    /// health.
     Impaired,
 }
 
@@ -50,13 +51,14 @@ pub(crate) struct TunnelCondition {
     pub(crate) why: &'static str,
 }
 
-/// An attempt that has begun on a tunnel. To be ended by [`TunnelHealth::succeeded`], [`TunnelHealth::failed`] or
-/// [`TunnelHealth::abandoned`].
+/// An attempt that has begun on a tunnel. To be ended by [`TunnelHealth::succeeded`],
+/// [`TunnelHealth::failed`] or [`TunnelHealth::abandoned`].
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct BegunAttempt(Mark);
 
-/// Health of one tunnel. A new tunnel begins as ready: nothing of an earlier tunnel of the same agent is kept.
+/// Health of one tunnel. A new tunnel begins as ready: nothing of an earlier tunnel of the same
+/// agent is kept.
 #[derive(Debug)]
 pub(crate) struct TunnelHealth {
     reported: BackendHealth,
@@ -66,13 +68,14 @@ pub(crate) struct TunnelHealth {
     suspect_since: Instant,
     breaker: Breaker,
     latency: Latency,
-    /// Latency before the first of the failures that opened the breaker. Restored when the agent reports that it is
-    /// healthy again, so that it gets its share at once.
+    /// Latency before the first of the failures that opened the breaker. Restored when the agent
+    /// reports that it is healthy again, so that it gets its share at once.
     latency_before_failures: Duration,
 }
 
 impl TunnelHealth {
-    /// Health of a new tunnel. `median` is the median latency of the service's other tunnels ([`median_latency`]).
+    /// Health of a new tunnel. `median` is the median latency of the service's other tunnels
+    /// ([`median_latency`]).
     pub(crate) fn new(median: Option<Duration>, now: Instant) -> Self {
         let latency = median.unwrap_or(FIRST_LATENCY);
         Self {
@@ -86,8 +89,9 @@ impl TunnelHealth {
         }
     }
 
-    /// Takes the agent's report. A change to healthy closes the breaker, open or half open. A repeated report says
-    /// nothing new: it may come from a check that does not see why requests fail.
+    /// Takes the agent's report. A change to healthy closes the breaker, open or half open. A
+    /// repeated report says nothing new: it may come from a check that does not see why requests
+    /// fail.
     pub(crate) fn reported(&mut self, health: BackendHealth, now: Instant) {
         let before = std::mem::replace(&mut self.reported, health);
         if (before == BackendHealth::Unhealthy) != (health == BackendHealth::Unhealthy) {
@@ -96,14 +100,16 @@ impl TunnelHealth {
         if health != BackendHealth::Healthy || before == health {
             return;
         }
-        // The report of an unhealthy backend may have come before the failures that open the breaker.
+        // The report of an unhealthy backend may have come before the failures that open the
+        // breaker.
         if self.breaker.close(now) || before == BackendHealth::Unhealthy {
             let latency = self.latency_before_failures.min(self.latency.get(now));
             self.latency = Latency::new(latency, now);
         }
     }
 
-    /// Takes whether a PING is unanswered for longer than a tunnel in order needs. Returns whether that has changed.
+    /// Takes whether a PING is unanswered for longer than a tunnel in order needs. Returns whether
+    /// that has changed.
     pub(crate) fn suspect(&mut self, is_suspect: bool, now: Instant) -> bool {
         let has_changed = self.is_suspect != is_suspect;
         if has_changed {
@@ -121,8 +127,8 @@ impl TunnelHealth {
         BegunAttempt(self.breaker.began(now))
     }
 
-    /// Records an answer of a backend, whatever its status, with the time to its head. Time in which the caller sent the
-    /// body is no part of it.
+    /// Records an answer of a backend, whatever its status, with the time to its head. Time in
+    /// which the caller sent the body is no part of it.
     pub(crate) fn succeeded(
         &mut self,
         BegunAttempt(mark): BegunAttempt,
@@ -147,7 +153,8 @@ impl TunnelHealth {
         random: &mut dyn FnMut() -> f64,
     ) {
         let sample = match failure {
-            // Doubled, so that a full agent gets fewer requests with each refusal, and its share soon after.
+            // Doubled, so that a full agent gets fewer requests with each refusal, and its share
+            // soon after.
             TunnelFailure::NoSlot => self
                 .latency
                 .get(now)
@@ -164,8 +171,8 @@ impl TunnelHealth {
         self.breaker.failed(mark, failure, now, random);
     }
 
-    /// Records that the caller left after this time without an answer. No verdict, but the latency is at least that:
-    /// otherwise an agent that never answers would look idle.
+    /// Records that the caller left after this time without an answer. No verdict, but the latency
+    /// is at least that: otherwise an agent that never answers would look idle.
     pub(crate) fn abandoned(
         &mut self,
         BegunAttempt(mark): BegunAttempt,
@@ -176,12 +183,14 @@ impl TunnelHealth {
         self.breaker.without_verdict(mark, now);
     }
 
-    /// Time to the response head that a request can expect. Unaffected by reports, so that tunnels compare by their answers.
+    /// Time to the response head that a request can expect. Unaffected by reports, so that tunnels
+    /// compare by their answers.
     pub(crate) fn latency(&self, now: Instant) -> Duration {
         self.latency.get(now)
     }
 
-    /// HealthTier for a request, which `is_repeatable` if it goes to another agent even after a backend may have received it.
+    /// HealthTier for a request, which `is_repeatable` if it goes to another agent even after a
+    /// backend may have received it.
     pub(crate) fn tier(&self, is_repeatable: bool, now: Instant) -> HealthTier {
         if self.is_suspect || self.reported == BackendHealth::Unhealthy {
             return HealthTier::Impaired;
@@ -234,7 +243,8 @@ impl TunnelFailure {
     }
 }
 
-/// Median of the latencies of a service's tunnels, with which a further one begins; the lower of the two in the middle.
+/// Median of the latencies of a service's tunnels, with which a further one begins; the lower of
+/// the two in the middle.
 pub(crate) fn median_latency(latencies: impl Iterator<Item = Duration>) -> Option<Duration> {
     let mut sorted: Vec<Duration> = latencies.collect();
     sorted.sort_unstable();

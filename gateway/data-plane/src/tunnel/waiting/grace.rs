@@ -1,5 +1,5 @@
-//! Grace period after a takeover or a restart: while agents reconnect, requests for their services wait instead of being
-//! refused.
+//! Grace period after a takeover or a restart: while agents reconnect, requests for their services
+//! wait instead of being refused.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use crate::limits;
 
-/// Tunnels that agents had with the process before this one, by service. Shared by all workers. Empty after a first start, a
-/// crash or a long stop.
+/// Tunnels that agents had with the process before this one, by service. Shared by all workers.
+/// Empty after a first start, a crash or a long stop.
 #[derive(Default)]
 pub struct TunnelGrace {
     /// Keyed by the label of the service.
@@ -64,9 +64,10 @@ impl TunnelGrace {
         awaited.map(|(label, _)| label.as_str())
     }
 
-    /// Time until which a request for this service waits for a tunnel; `None` if it need not wait. With `others_wait`, other
-    /// requests of the service wait already, and this one must not overtake them. The wait for the first tunnel is the
-    /// longest. It is shorter while some are missing: these few could be overloaded.
+    /// Time until which a request for this service waits for a tunnel; `None` if it need not wait.
+    /// With `others_wait`, other requests of the service wait already, and this one must not
+    /// overtake them. The wait for the first tunnel is the longest. It is shorter while some are
+    /// missing: these few could be overloaded.
     pub(crate) fn wait_until(
         &self,
         label: &str,

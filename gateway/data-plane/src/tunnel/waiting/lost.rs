@@ -1,4 +1,5 @@
-//! Services whose last tunnel has ended a moment ago. Their agents are expected back, so requests wait instead of being refused.
+//! Services whose last tunnel has ended a moment ago. Their agents are expected back, so requests
+//! wait instead of being refused.
 
 use std::collections::HashMap;
 use std::sync::Arc;

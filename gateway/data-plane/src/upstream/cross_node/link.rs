@@ -1,5 +1,6 @@
-//! A link to another node: opened for the first request, and kept until it is idle for long or the node leaves. The link to the
-//! successor of this process is a socket that both have from the takeover, and ends with either of them.
+//! A link to another node: opened for the first request, and kept until it is idle for long or the
+//! node leaves. The link to the successor of this process is a socket that both have from the
+//! takeover, and ends with either of them.
 
 use std::cell::{Cell, RefCell};
 use std::future::pending;
@@ -29,7 +30,8 @@ use tokio::sync::Notify;
 use super::pulse::Pulse;
 use super::{Nodes, prepare};
 
-/// Interval between checks whether a link is still used, and between two links to a member whose path is watched.
+/// Interval between checks whether a link is still used, and between two links to a member whose
+/// path is watched.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Time for the end of a link to be sent.
 const CLOSED_WITHIN: Duration = Duration::from_secs(1);
@@ -45,7 +47,8 @@ pub(crate) struct Link {
     /// Valid while there are no requests.
     idle_since: Cell<Instant>,
     pulse: RefCell<Pulse>,
-    /// Time without an answer of the other node, or without a connection to it, as of the last look.
+    /// Time without an answer of the other node, or without a connection to it, as of the last
+    /// look.
     silence: Cell<Duration>,
     /// The node has left: the link ends after its running requests.
     retired: Cell<bool>,
@@ -85,7 +88,8 @@ impl Nodes {
         link.is_some_and(|link| link.is_silent())
     }
 
-    /// The node that a request of `owner` is sent to: a third one while the owner is silent. `None` if there is none.
+    /// The node that a request of `owner` is sent to: a third one while the owner is silent. `None`
+    /// if there is none.
     pub(super) fn way_to(self: &Rc<Self>, owner: &Member) -> Option<Member> {
         // Keeps the link, which notices that the owner answers again.
         if !self.link(owner).is_silent() {
@@ -97,8 +101,8 @@ impl Nodes {
         fastrand::choice(ways).cloned()
     }
 
-    /// Watches the path to the node in this slot by a link. Returns once the node has been silent for [`limits::SPLICE_SILENT`]
-    /// while it was a member.
+    /// Watches the path to the node in this slot by a link. Returns once the node has been silent
+    /// for [`limits::SPLICE_SILENT`] while it was a member.
     pub(crate) async fn until_silent(self: &Rc<Self>, slot: NodeSlot) {
         loop {
             let member = self.peering.view();
@@ -153,8 +157,8 @@ impl Link {
         Self::opening(None)
     }
 
-    /// Opens the link to the successor, which is at the other end of `socket`, and drives it to its end. Returns whether the other
-    /// end was closed, by the end of a worker or of the process.
+    /// Opens the link to the successor, which is at the other end of `socket`, and drives it to its
+    /// end. Returns whether the other end was closed, by the end of a worker or of the process.
     pub(crate) async fn drive_to_successor(&self, socket: &Socket) -> bool {
         let ended = drive(self, socket, socket, Endpoint::gateway(), pending()).await;
         let is_closed = !matches!(ended, Err(TunnelError::Silent));
@@ -177,7 +181,8 @@ impl Link {
         }
     }
 
-    /// Waits until the other node has not answered for this time: one of those that [`Self::set_silence`] names.
+    /// Waits until the other node has not answered for this time: one of those that
+    /// [`Self::set_silence`] names.
     pub(super) async fn silent_for(&self, time: Duration) {
         while self.silence.get() < time {
             self.changed.notified().await;
@@ -226,7 +231,8 @@ impl Link {
         }
     }
 
-    /// Ends the link after its running requests. Those that wait until it is open fail at once: the node may be lost.
+    /// Ends the link after its running requests. Those that wait until it is open fail at once: the
+    /// node may be lost.
     pub(super) fn retire(&self) {
         self.retired.set(true);
         let is_opening = matches!(&*self.state.borrow(), LinkState::Opening);
@@ -285,8 +291,8 @@ async fn run(nodes: Rc<Nodes>, link: Rc<Link>, to: Member) {
     link.set(LinkState::Ended);
 }
 
-/// Connects to a member. Tries again while the link is used, so that requests go there as soon as the node answers: a cut may refuse
-/// connections, or leave them without an answer.
+/// Connects to a member. Tries again while the link is used, so that requests go there as soon as
+/// the node answers: a cut may refuse connections, or leave them without an answer.
 async fn open(nodes: &Nodes, link: &Link, to: &Member) -> Option<TlsStream> {
     let began = Instant::now();
     let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
@@ -299,7 +305,8 @@ async fn open(nodes: &Nodes, link: &Link, to: &Member) -> Option<TlsStream> {
         nodes.peering.signals.link_broke();
         if link.silence.get().is_zero() {
             let (node, address) = (to.slot.get(), to.peer_address);
-            tracing::warn!(node, %address, %error, "cannot open a link to another node: trying again");
+            tracing::warn!(node, %address, %error,
+                "cannot open a link to another node: trying again");
         }
         link.set_silence(began.elapsed());
         runtime::sleep(limits::LINK_PING).await;
@@ -401,7 +408,8 @@ async fn drive(
     ended
 }
 
-/// Sends PINGs while the link has requests, and wakes what waits while the other node does not answer. Never returns.
+/// Sends PINGs while the link has requests, and wakes what waits while the other node does not
+/// answer. Never returns.
 async fn watch(link: &Link, tunnel: &Tunnel) {
     loop {
         runtime::sleep(limits::PING_CHECK).await;

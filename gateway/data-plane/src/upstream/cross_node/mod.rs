@@ -1,13 +1,16 @@
 //! Requests of services that another node of the region owns.
 //!
-//! The node of the caller sends the request to the owner over a link: a TLS connection between the two nodes with the
-//! frames of the tunnel protocol, on which the node of the caller opens streams. The owner checks the access again, admits
-//! the request and serves it on a tunnel of its own, or answers that it is not the owner. While the owner does not answer the node of the
-//! caller, that node sends the request to a third one with a mark, by which that passes it on to the owner if that answers it. A
-//! process that has been replaced has such a link to its successor, which passes on what another node owns.
+//! The node of the caller sends the request to the owner over a link: a TLS connection between the
+//! two nodes with the frames of the tunnel protocol, on which the node of the caller opens streams.
+//! The owner checks the access again, admits the request and serves it on a tunnel of its own, or
+//! answers that it is not the owner. While the owner does not answer the node of the caller, that
+//! node sends the request to a third one with a mark, by which that passes it on to the owner if
+//! that answers it. A process that has been replaced has such a link to its successor, which passes
+//! on what another node owns.
 //!
-//! If the link is lost while a request waits for its answer, the node of the caller sends it to the next owner by the rules of
-//! `attempts`: the owner is gone, and with it what it knew of its attempts.
+//! If the link is lost while a request waits for its answer, the node of the caller sends it to the
+//! next owner by the rules of `attempts`: the owner is gone, and with it what it knew of its
+//! attempts.
 
 mod link;
 mod pulse;
@@ -73,8 +76,8 @@ pub(crate) struct Nodes {
     tls_changed: Notify,
     /// Links for new requests, by slot and session of the other node.
     links: RefCell<HashMap<(NodeSlot, u128), Rc<Link>>>,
-    /// Connections of all links, of this worker to other nodes and the other way round, and both ends of spliced tunnels, with
-    /// the session of the other node.
+    /// Connections of all links, of this worker to other nodes and the other way round, and both
+    /// ends of spliced tunnels, with the session of the other node.
     connections: RefCell<Slab<(u128, Closer)>>,
     /// For requests that are sent again after their node was lost.
     attempt_budgets: RefCell<AttemptBudgets>,
@@ -101,8 +104,8 @@ impl Nodes {
         self.tls.borrow().clone()
     }
 
-    /// Uses this configuration for new links. Earlier ones show an earlier certificate of this process, and end after their running
-    /// requests.
+    /// Uses this configuration for new links. Earlier ones show an earlier certificate of this
+    /// process, and end after their running requests.
     pub(crate) fn use_tls(&self, tls: Arc<NodeTls>) {
         self.tls.replace(Some(Rc::new(tls)));
         self.links
@@ -123,8 +126,8 @@ impl Nodes {
         }
     }
 
-    /// Uses this view. Links to processes that are no members end after their running requests. Returns the slots of
-    /// members that have left.
+    /// Uses this view. Links to processes that are no members end after their running requests.
+    /// Returns the slots of members that have left.
     pub(crate) fn use_view(&self, view: Arc<View>) -> Vec<NodeSlot> {
         self.links.borrow_mut().retain(|_, link| {
             let members = view.placement().members();
@@ -161,8 +164,8 @@ impl Nodes {
         lost.for_each(|(_, (_, connection))| connection.abort());
     }
 
-    /// Lets [`Self::cut`] and [`Self::end_connections`] end a connection with the process of this session until the returned
-    /// value is dropped.
+    /// Lets [`Self::cut`] and [`Self::end_connections`] end a connection with the process of this
+    /// session until the returned value is dropped.
     pub(crate) fn attach(&self, session: u128, connection: Closer) -> Attached<'_> {
         Attached {
             nodes: self,

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use crate::limits;
 
-/// PINGs of one end of a link. Only an answer shows that both directions work: when packets of one direction are lost, bytes of
-/// the other still arrive for a while.
+/// PINGs of one end of a link. Only an answer shows that both directions work: when packets of one
+/// direction are lost, bytes of the other still arrive for a while.
 #[derive(Debug)]
 pub(super) struct Pulse {
     /// When the last PING was sent.
     pinged: Option<Instant>,
-    /// When the first PING was sent that is not answered. The time since the last answer would say more than that: no answer was
-    /// due until the next PING.
+    /// When the first PING was sent that is not answered. The time since the last answer would say
+    /// more than that: no answer was due until the next PING.
     unanswered: Option<Instant>,
     looked: Instant,
 }
@@ -28,8 +28,8 @@ impl Pulse {
         }
     }
 
-    /// Whether a PING is to be sent now. Called every [`limits::PING_CHECK`]: after a longer pause, an answer may have arrived and
-    /// not been read.
+    /// Whether a PING is to be sent now. Called every [`limits::PING_CHECK`]: after a longer pause,
+    /// an answer may have arrived and not been read.
     pub(super) fn look(&mut self, is_used: bool, now: Instant) -> bool {
         let was_late = now > self.looked + limits::PING_CHECK + limits::PING_CHECK_LATE;
         self.looked = now;

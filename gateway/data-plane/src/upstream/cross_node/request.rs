@@ -1,5 +1,5 @@
-//! The node of the caller: sends a request to the owner of its service, and to another node if the owner has changed. A process
-//! that has been replaced sends it to its successor.
+//! The node of the caller: sends a request to the owner of its service, and to another node if the
+//! owner has changed. A process that has been replaced sends it to its successor.
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -34,8 +34,8 @@ use crate::upstream::{Origin, PendingResponse, Upload, Upstream, UpstreamRequest
 /// Value of the marks of a request.
 const MARK: HeaderValue = HeaderValue::from_static("1");
 
-/// A request of a service that another node owns, as far as this node knows, or that the successor of this process serves.
-/// Nothing of it has been sent.
+/// A request of a service that another node owns, as far as this node knows, or that the successor
+/// of this process serves. Nothing of it has been sent.
 pub(crate) struct CrossNodeRequest {
     pub(in crate::upstream) upstream: Rc<Upstream>,
     /// `None` if this gateway is the only node of its region.
@@ -45,7 +45,8 @@ pub(crate) struct CrossNodeRequest {
     pub(in crate::upstream) origin: Origin,
 }
 
-/// A request body that is sent together with the head, and again if another node turns out to be the owner.
+/// A request body that is sent together with the head, and again if another node turns out to be
+/// the owner.
 pub(crate) struct ShortBody {
     pub(crate) data: Bytes,
     pub(crate) trailers: Option<Fields>,
@@ -67,8 +68,8 @@ pub(in crate::upstream) struct OnNode {
 /// Why [`CrossNodeRequest::send`] has no answer.
 pub(crate) enum NotSent {
     Failed(Error),
-    /// The owner has no tunnel for it yet. The node of the caller, which has sent the whole body to this one, sends it again, and
-    /// its body after the acceptance.
+    /// The owner has no tunnel for it yet. The node of the caller, which has sent the whole body to
+    /// this one, sends it again, and its body after the acceptance.
     Waits,
 }
 
@@ -98,7 +99,8 @@ enum RetryCause {
     Ending {
         waited: Option<Duration>,
     },
-    /// The owner has no tunnel for it yet. It is sent there again, and its body after the acceptance.
+    /// The owner has no tunnel for it yet. It is sent there again, and its body after the
+    /// acceptance.
     Waits,
     NotOwner {
         epoch: u64,
@@ -117,8 +119,8 @@ impl RetryCause {
 }
 
 impl CrossNodeRequest {
-    /// Length of a body that [`Self::send`] takes as a whole; `None` if the request has no body, or one that is carried
-    /// after the owner has accepted the request.
+    /// Length of a body that [`Self::send`] takes as a whole; `None` if the request has no body, or
+    /// one that is carried after the owner has accepted the request.
     pub(crate) fn short_body(&self) -> Option<usize> {
         let is_carried = self.waits_for_acceptance() || self.request.waited.is_some();
         if !self.outbound.has_body() || is_carried {
@@ -145,8 +147,9 @@ impl CrossNodeRequest {
         wire::waits_for_acceptance(*framing, upgrade.is_some(), headers)
     }
 
-    /// Sends the request to the owner. Returns when the owner has accepted it, or with its first answer; then nothing is
-    /// sent again. `body` is present if [`Self::short_body`] says so. Calls `on_lost` for each attempt that ends with the link.
+    /// Sends the request to the owner. Returns when the owner has accepted it, or with its first
+    /// answer; then nothing is sent again. `body` is present if [`Self::short_body`] says so. Calls
+    /// `on_lost` for each attempt that ends with the link.
     pub(crate) async fn send(
         mut self,
         body: Option<ShortBody>,
@@ -222,14 +225,15 @@ impl CrossNodeRequest {
         FailedAttempts::new(is_repeatable, self.request.service.settings.retries)
     }
 
-    /// Whether the process that has taken over serves this node, or is to say which one owns the service: this process gets no more
-    /// views.
+    /// Whether the process that has taken over serves this node, or is to say which one owns the
+    /// service: this process gets no more views.
     fn belongs_to_successor(&self, next: &NextHop, patience: &Patience) -> bool {
         let is_elsewhere = matches!(next, NextHop::Node { .. });
         self.upstream.lifecycle.is_succeeded() && (patience.is_stale || !is_elsewhere)
     }
 
-    /// Sends the request to the process that has taken over, which passes it on if another node owns the service.
+    /// Sends the request to the process that has taken over, which passes it on if another node
+    /// owns the service.
     async fn send_to_successor(
         &mut self,
         body: Option<ShortBody>,
@@ -254,7 +258,8 @@ impl CrossNodeRequest {
         })
     }
 
-    /// Sends the request to the owner, or to a third node while the owner does not answer, unless this is the third.
+    /// Sends the request to the owner, or to a third node while the owner does not answer, unless
+    /// this is the third.
     async fn try_owner(
         &mut self,
         nodes: &Rc<Nodes>,
@@ -304,8 +309,8 @@ impl CrossNodeRequest {
     fn may_move(&self, nodes: &Nodes, rules: &mut FailedAttempts) -> bool {
         let counters = &self.upstream.counters;
         counters.attempt_failed(AttemptFailure::NodeLost);
-        // The owner sends INTERIM 100 once the request is open on a tunnel. Before, the backend has the head at most, and not the
-        // request. A protocol is switched without a body.
+        // The owner sends INTERIM 100 once the request is open on a tunnel. Before, the backend has
+        // the head at most, and not the request. A protocol is switched without a body.
         let is_unsent = self.waits_for_acceptance() && self.outbound.upgrade.is_none();
         if !rules.may_go_on_after(Transmission::of(is_unsent, false)) {
             return false;
@@ -342,8 +347,8 @@ impl CrossNodeRequest {
         Ok(opened)
     }
 
-    /// Removes `Upgrade` of a request with content for a node of the previous line. A body of unknown length waits for the
-    /// acceptance, as this one does.
+    /// Removes `Upgrade` of a request with content for a node of the previous line. A body of
+    /// unknown length waits for the acceptance, as this one does.
     fn fit_to_line(&mut self, is_current: bool) {
         let content = self.outbound.upgrade_content();
         if !is_current && content.is_some_and(|content| content > 0) {
@@ -471,8 +476,9 @@ impl Patience {
         }
     }
 
-    /// Counts an answer of a node that does not serve the request by the placement of `epoch`. Returns whether the request is sent
-    /// again. Each owner at which it has waited begins another wait.
+    /// Counts an answer of a node that does not serve the request by the placement of `epoch`.
+    /// Returns whether the request is sent again. Each owner at which it has waited begins another
+    /// wait.
     fn lasts(&mut self, retry: &RetryCause, epoch: u64) -> bool {
         let now = Instant::now();
         self.is_stale = true;
@@ -480,7 +486,8 @@ impl Patience {
             self.deadline = (now + limits::NODE_WAIT).min(self.began + limits::WAIT_IN_ALL);
         }
         let lasts = self.retries < limits::NODE_RETRIES && now < self.deadline;
-        // A lost owner is about to be replaced, and a node that is late to learn that it is the owner. Both take their time.
+        // A lost owner is about to be replaced, and a node that is late to learn that it is the
+        // owner. Both take their time.
         match retry {
             // The deadline bounds them.
             RetryCause::NotOwner {
@@ -494,8 +501,8 @@ impl Patience {
         lasts
     }
 
-    /// Waits for a later placement, but not long: the other node may be the one that is late. Waits longer after each of its late
-    /// answers.
+    /// Waits for a later placement, but not long: the other node may be the one that is late. Waits
+    /// longer after each of its late answers.
     async fn wait(&self, nodes: &Nodes, retry: &RetryCause, epoch: u64) {
         if let RetryCause::NotOwner { epoch: theirs, .. } = retry {
             nodes.peering.signals.name_epoch(*theirs);
@@ -542,7 +549,8 @@ fn lost(sent: Instant) -> CrossNodeFailure {
     }
 }
 
-/// Waits for the first part of the answer for as long as the other node answers PINGs: it may be the backend's.
+/// Waits for the first part of the answer for as long as the other node answers PINGs: it may be
+/// the backend's.
 async fn first_part(
     answered: impl Future<Output = Result<ReceivedPart, Closed>>,
     link: &Link,

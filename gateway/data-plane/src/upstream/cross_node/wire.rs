@@ -25,11 +25,13 @@ use crate::http_message::{AttemptFailure, FailedAttempt, OpenedStream, Progress}
 const PRINCIPAL: HeaderName = HeaderName::from_static("x-gw-node-principal");
 /// Label of the service, for a request that names an own domain.
 const SERVICE: HeaderName = HeaderName::from_static("x-gw-node-service");
-/// Milliseconds that the request has waited at earlier owners of its service, which have admitted it.
+/// Milliseconds that the request has waited at earlier owners of its service, which have admitted
+/// it.
 const WAITED: HeaderName = HeaderName::from_static("x-gw-node-waited-ms");
 /// Mark of a request that a node passes on which is not the owner.
 pub(crate) const PASS_ON: HeaderName = HeaderName::from_static("x-gw-node-pass-on");
-/// Mark of a request of which an attempt was lost with another node: a backend may have received it.
+/// Mark of a request of which an attempt was lost with another node: a backend may have received
+/// it.
 pub(crate) const LOST_BEFORE: HeaderName = HeaderName::from_static("x-gw-node-lost-before");
 /// Agent whose tunnel carries the request.
 const AGENT: HeaderName = HeaderName::from_static("x-gw-node-agent");
@@ -41,14 +43,16 @@ const ATTEMPTS: HeaderName = HeaderName::from_static("x-gw-node-attempts");
 /// In place of the agent of an attempt that was lost with another node.
 const NO_AGENT: &str = "-";
 
-/// Code of a refusal by a node that does not own the service. The message is the epoch of its placement. A request that was
-/// admitted and has waited there has the milliseconds behind it.
+/// Code of a refusal by a node that does not own the service. The message is the epoch of its
+/// placement. A request that was admitted and has waited there has the milliseconds behind it.
 const NOT_OWNER: &str = "NOT_OWNER";
-/// Code of a refusal by a process that ends: another process of the node, or a later one, serves the request. The message has
-/// the milliseconds that an admitted request has waited there, or is empty.
+/// Code of a refusal by a process that ends: another process of the node, or a later one, serves
+/// the request. The message has the milliseconds that an admitted request has waited there, or is
+/// empty.
 const ENDING: &str = "ENDING";
-/// Code of a refusal by an owner that has admitted the request, which has to wait. The node of the caller sends it again, and its
-/// body after the acceptance: a body that is not sent is not lost with the owner.
+/// Code of a refusal by an owner that has admitted the request, which has to wait. The node of the
+/// caller sends it again, and its body after the acceptance: a body that is not sent is not lost
+/// with the owner.
 const WAITS: &str = "WAITS";
 
 /// Most attempts that are read from a notice.
@@ -57,9 +61,10 @@ const ATTEMPTS_MAX: usize = 8;
 /// Absent duration.
 const ABSENT: u32 = u32::MAX;
 
-/// Whether the node of the caller sends the body only after the owner has accepted the request. Without a body, or with
-/// a short one, it can send the request to another node instead. A caller that waits for 100 from the backend sends no
-/// body before. A request that has waited may wait again.
+/// Whether the node of the caller sends the body only after the owner has accepted the request.
+/// Without a body, or with a short one, it can send the request to another node instead. A caller
+/// that waits for 100 from the backend sends no body before. A request that has waited may wait
+/// again.
 pub(crate) fn waits_for_acceptance(framing: Framing, is_upgrade: bool, headers: &Fields) -> bool {
     let is_short = framing
         .content_length()
@@ -143,7 +148,8 @@ pub(crate) struct Notice {
     pub(crate) failed_attempts: Box<[FailedAttempt]>,
 }
 
-/// Appends an interim response that tells the node of the caller that the request is accepted, and the progress of it.
+/// Appends an interim response that tells the node of the caller that the request is accepted, and
+/// the progress of it.
 pub(crate) fn write_notice(out: &mut Vec<u8>, progress: &Progress) {
     let mut headers = Fields::new();
     let describe = |failed: &FailedAttempt| {
@@ -173,7 +179,8 @@ pub(crate) fn parse_notice(payload: &Bytes) -> Option<Notice> {
     read_notice(&head.headers, Instant::now())
 }
 
-/// The content of a notice; `None` if the interim response is not one. Backends cannot send these fields.
+/// The content of a notice; `None` if the interim response is not one. Backends cannot send these
+/// fields.
 pub(crate) fn read_notice(headers: &Fields, now: Instant) -> Option<Notice> {
     let text = |name| headers.get(name)?.to_str().ok();
     let agent = text(AGENT).and_then(|agent| AgentId::new(agent).ok());
@@ -282,8 +289,8 @@ pub(crate) fn write_refusal(out: &mut Vec<u8>, timing: Option<AgentTiming>, refu
 const LOST: &str = "lost";
 /// Message of an error that means that the link to the owner was lost.
 const NODE_LOST: &str = "node lost";
-/// Message of an overload that means that the node is not sure to own the service. A node of the previous version takes it for
-/// an overload.
+/// Message of an overload that means that the node is not sure to own the service. A node of the
+/// previous version takes it for an overload.
 const SUSPENDED: &str = "suspended";
 
 pub(crate) fn read_refusal(refusal: &Refusal) -> Refused {

@@ -1,7 +1,8 @@
 //! In place of the crate `crossbeam-channel`: the same queue with fewer promises.
 //!
-//! It orders memory only from the end that writes a slot to the end that reads it. A message that is being written, or a slot that
-//! is being freed, is not waited for. What holds with this queue does not depend on more.
+//! It orders memory only from the end that writes a slot to the end that reads it. A message that
+//! is being written, or a slot that is being freed, is not waited for. What holds with this queue
+//! does not depend on more.
 
 use std::sync::atomic::AtomicUsize as Count;
 use std::sync::{Arc, Mutex};
@@ -23,7 +24,8 @@ struct Ring<T> {
 }
 
 struct Slot<T> {
-    /// Twice the position whose message it has room for, or twice the position of its message plus 1.
+    /// Twice the position whose message it has room for, or twice the position of its message plus
+    /// 1.
     turn: AtomicUsize,
     message: Mutex<Option<T>>,
 }
@@ -136,7 +138,8 @@ impl<T> Ring<T> {
         &self.slots[position % self.slots.len()]
     }
 
-    /// Closes the queue if this was the last of its kind. After a panic the checker takes no more steps.
+    /// Closes the queue if this was the last of its kind. After a panic the checker takes no more
+    /// steps.
     fn leave(&self, ends: &Count) {
         let is_last = ends.fetch_sub(1, Ordering::Relaxed) == 1;
         if is_last && !std::thread::panicking() {

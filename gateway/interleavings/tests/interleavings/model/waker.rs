@@ -4,8 +4,8 @@ use std::task::Waker;
 
 use loom::sync::Mutex;
 
-/// A waker that one thread registers and others use. As with the original, each operation sees what was done before those that
-/// came earlier.
+/// A waker that one thread registers and others use. As with the original, each operation sees what
+/// was done before those that came earlier.
 #[derive(Default)]
 pub(crate) struct AtomicWaker(Mutex<Option<Waker>>);
 

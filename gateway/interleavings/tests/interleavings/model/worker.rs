@@ -51,8 +51,8 @@ pub(crate) fn run_beside<T>(other: impl Future<Output = ()>, main: impl Future<O
     output.unwrap()
 }
 
-/// Runs tasks on the calling thread until one of them ends. A task is polled after its own waker was used, and not otherwise: a lost
-/// wake is a deadlock, which the checker reports.
+/// Runs tasks on the calling thread until one of them ends. A task is polled after its own waker
+/// was used, and not otherwise: a lost wake is a deadlock, which the checker reports.
 fn run_tasks(tasks: [Task<'_>; 2]) {
     let woken = Arc::new(Woken {
         tasks: Mutex::new(0b11),

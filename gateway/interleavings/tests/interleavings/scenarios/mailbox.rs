@@ -1,4 +1,5 @@
-//! Scenarios of a mailbox. Tasks assert nothing: the checker does not survive their destructors after a panic.
+//! Scenarios of a mailbox. Tasks assert nothing: the checker does not survive their destructors
+//! after a panic.
 
 use std::cell::RefCell;
 use std::future::poll_fn;

@@ -1,4 +1,5 @@
-//! Scenarios of a pipe. Tasks assert nothing: the checker does not survive their destructors after a panic.
+//! Scenarios of a pipe. Tasks assert nothing: the checker does not survive their destructors after
+//! a panic.
 
 use std::future::poll_fn;
 use std::pin::pin;

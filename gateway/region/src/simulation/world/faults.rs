@@ -126,7 +126,8 @@ impl World {
         }
     }
 
-    /// Starts a process. One that starts alone does not wait for the engine, and continues the membership of the last one.
+    /// Starts a process. One that starts alone does not wait for the engine, and continues the
+    /// membership of the last one.
     fn start(&mut self, host: usize, is_alone: bool) {
         if self.hosts[host].process.is_some() {
             return;
@@ -238,7 +239,8 @@ impl World {
         self.hosts[host].wake = None;
         self.hosts[host].resumed = self.now;
         self.thaw(host, self.hosts[host].paused);
-        // The clock has gone on. Workers and timers may run before the messages that arrived meanwhile.
+        // The clock has gone on. Workers and timers may run before the messages that arrived
+        // meanwhile.
         self.check_admission(host);
         let inbox = std::mem::take(&mut self.hosts[host].inbox);
         if self.random.percent(50) {

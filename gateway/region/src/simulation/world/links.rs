@@ -1,4 +1,5 @@
-//! Connections between the control planes of hosts, which are kept for later messages, and the certificates that they show.
+//! Connections between the control planes of hosts, which are kept for later messages, and the
+//! certificates that they show.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,8 +18,8 @@ const BEFORE_ISSUE: i64 = 300;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Certificate {
     pub(super) session: u128,
-    /// Seconds after the authority was made. Certificates begin with the authority, so they are valid whatever a clock
-    /// says.
+    /// Seconds after the authority was made. Certificates begin with the authority, so they are
+    /// valid whatever a clock says.
     not_before: i64,
 }
 
@@ -79,7 +80,8 @@ impl World {
         Some(*kept.entry((to, own)).or_insert(certificate))
     }
 
-    /// Whether a host refuses a message of another one: the connection shows the certificate of another session.
+    /// Whether a host refuses a message of another one: the connection shows the certificate of
+    /// another session.
     pub(super) fn is_refused(
         &mut self,
         host: usize,

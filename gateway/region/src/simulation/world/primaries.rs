@@ -1,12 +1,14 @@
-//! Two servers of the engine that take changes: a standby is promoted while the earlier primary goes on. Models which of them the
-//! store of a host uses: the newer one, once the host has seen it or another host has told of it, and else the first of its list.
+//! Two servers of the engine that take changes: a standby is promoted while the earlier primary
+//! goes on. Models which of them the store of a host uses: the newer one, once the host has seen it
+//! or another host has told of it, and else the first of its list.
 
 use std::time::Duration;
 
 use super::super::engine::FakeEngine;
 use super::{Work, World};
 
-/// First epoch at the newer primary. Later than all epochs that a schedule reaches at the older one.
+/// First epoch at the newer primary. Later than all epochs that a schedule reaches at the older
+/// one.
 const FIRST_EPOCH: u64 = 10_000;
 /// Interval at which a host looks at all servers.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -43,7 +45,8 @@ enum Server {
 }
 
 impl World {
-    /// Promotes a standby. The hosts of `older` go on at the earlier primary; those of `reach` could use either. Each has a bit.
+    /// Promotes a standby. The hosts of `older` go on at the earlier primary; those of `reach`
+    /// could use either. Each has a bit.
     pub(super) fn promote(&mut self, older: u8, reach: u8) {
         if self.older.is_some() {
             return;
@@ -104,7 +107,8 @@ impl World {
         primaries.answered = None;
     }
 
-    /// A message of `from` has arrived at `host`, whose answer tells of the newest primary that it knows.
+    /// A message of `from` has arrived at `host`, whose answer tells of the newest primary that it
+    /// knows.
     pub(super) fn answer_with_primary(&mut self, host: usize, from: usize) {
         let knows = self.older.is_some() && self.hosts[host].primaries.knows_newer;
         if !knows || self.links_cut[host][from] {
@@ -166,7 +170,8 @@ impl World {
         self.server(host) != Server::Newest
     }
 
-    /// The older primary answers nothing to a host that has been told of the newer one, and keeps no change for it.
+    /// The older primary answers nothing to a host that has been told of the newer one, and keeps
+    /// no change for it.
     fn check_server(&mut self, host: usize) {
         let is_told = self.hosts[host]
             .primaries

@@ -1,4 +1,5 @@
-//! The records: changes in the engine, what each host has of them in memory and on disk, and the acknowledgment of changes.
+//! The records: changes in the engine, what each host has of them in memory and on disk, and the
+//! acknowledgment of changes.
 //!
 //! Every change revokes a key. A host accepts the key while its memory lacks the change.
 
@@ -78,7 +79,8 @@ struct HostRecords {
     disk: Vec<u64>,
     /// Start of the read that `memory` is of.
     read_began: Duration,
-    /// The records are not older than the process: read from the engine, or all that the last process had acknowledged.
+    /// The records are not older than the process: read from the engine, or all that the last
+    /// process had acknowledged.
     is_loaded: bool,
     /// Start and end of the last freeze, while requests that queued in it wait.
     frozen: Option<(Duration, Duration)>,
@@ -450,7 +452,8 @@ impl World {
         }
     }
 
-    /// No host accepts a revoked key, unless the answer named it. A failover may lose the revocation itself.
+    /// No host accepts a revoked key, unless the answer named it. A failover may lose the
+    /// revocation itself.
     fn check_records(&mut self) {
         let mut failure = None;
         for host in 0..self.hosts.len() {

@@ -125,7 +125,8 @@ pub fn accept(fd: c_int) -> Result<(c_int, SocketAddr)> {
     })
 }
 
-/// A pair of connected Unix sockets, one of each host, as socketpair(2) and an inherited descriptor give them.
+/// A pair of connected Unix sockets, one of each host, as socketpair(2) and an inherited descriptor
+/// give them.
 pub fn pair(hosts: [Host; 2]) -> Result<[c_int; 2]> {
     with(|sockets, _| {
         let addresses = hosts.map(|host| SocketAddr::new(host.address(), sockets.free_port()));

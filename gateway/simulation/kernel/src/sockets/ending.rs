@@ -104,7 +104,8 @@ pub(super) fn abort(id: SocketId) {
     }
 }
 
-/// Forgets a closed connection once all its bytes have arrived and the peer has ended, too, or once it is broken.
+/// Forgets a closed connection once all its bytes have arrived and the peer has ended, too, or once
+/// it is broken.
 pub(super) fn forget_if_done(id: SocketId) {
     with(|sockets, _| {
         let Some(socket) = sockets.sockets.get(&id) else {

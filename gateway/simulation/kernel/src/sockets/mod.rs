@@ -1,7 +1,8 @@
 //! TCP sockets in memory, and pairs of Unix sockets.
 //!
-//! Each end has a bounded send buffer and a bounded receive buffer. Bytes move from one to the other in segments, as far as
-//! the receiver's window allows. Close, shutdown and reset do what tcp(7) and RFC 9293 say, as far as the product can see it.
+//! Each end has a bounded send buffer and a bounded receive buffer. Bytes move from one to the
+//! other in segments, as far as the receiver's window allows. Close, shutdown and reset do what
+//! tcp(7) and RFC 9293 say, as far as the product can see it.
 
 mod connect;
 mod effort;
@@ -50,8 +51,8 @@ const RECEIVE_BUFFER: usize = 256 * 1024;
 const BUFFER_LEAST: usize = 4 * 1024;
 /// Connections that wait for an accept.
 const BACKLOG: usize = 1024;
-/// Time after which a connecting socket gives up, and one whose bytes are not acknowledged, unless an option says less
-/// (tcp_syn_retries, tcp_retries2).
+/// Time after which a connecting socket gives up, and one whose bytes are not acknowledged, unless
+/// an option says less (tcp_syn_retries, tcp_retries2).
 const CONNECT_TIMEOUT: Nanos = 130_000_000_000;
 const SEND_TIMEOUT: Nanos = 900_000_000_000;
 
@@ -208,8 +209,10 @@ impl Sockets {
     /// Listening sockets at `address`. Connections are spread over them (`SO_REUSEPORT`).
     fn listeners(&self, address: SocketAddr) -> Vec<SocketId> {
         let is_listener = |socket: &Socket| {
-            matches!(&socket.kind, Kind::Listening { is_shut: false, backlog } if backlog.len() < BACKLOG)
-                && socket.local == address
+            matches!(
+                &socket.kind,
+                Kind::Listening { is_shut: false, backlog } if backlog.len() < BACKLOG
+            ) && socket.local == address
                 && socket.descriptors > 0
         };
         let all = self.sockets.iter();
@@ -371,7 +374,8 @@ pub fn start_listening(fd: c_int) -> Result<()> {
     })
 }
 
-/// Number of connections of a host that are open. Descriptors of a pair stay until the process ends; it counts until it is shut down.
+/// Number of connections of a host that are open. Descriptors of a pair stay until the process
+/// ends; it counts until it is shut down.
 pub fn open_connections(host: Host) -> usize {
     with(|sockets, _| {
         let all = sockets.sockets.values();

@@ -98,7 +98,8 @@ pub fn send(fd: c_int, pieces: &[&[u8]]) -> Result<usize> {
     Ok(sent)
 }
 
-/// Sends as many unsent bytes as the window of the peer allows, and the end of the stream behind them.
+/// Sends as many unsent bytes as the window of the peer allows, and the end of the stream behind
+/// them.
 pub(super) fn push(id: SocketId) {
     loop {
         let segment = with(|sockets, _| {

@@ -1,5 +1,6 @@
-//! Faults of which each must fail a test of the groups of its folder. They were chosen with a fixed seed among all conditions,
-//! statements and bodies of functions that return a simple value, 15 in each of four folders.
+//! Faults of which each must fail a test of the groups of its folder. They were chosen with a fixed
+//! seed among all conditions, statements and bodies of functions that return a simple value, 15 in
+//! each of four folders.
 
 use super::edits::Edit;
 
@@ -25,33 +26,40 @@ pub(crate) const MUTANTS: &[Chosen] = &[
         edit: Edit {
             file: "gateway/control-plane/src/control/records/agent.rs",
             from: "pub fn tunnels(control: &Control) -> Vec<TunnelReport> {",
-            to: "pub fn tunnels(control: &Control) -> Vec<TunnelReport> { if MUTANT { return Vec::new(); }",
+            to: "pub fn tunnels(control: &Control) -> Vec<TunnelReport> { if MUTANT { return \
+                 Vec::new(); }",
         },
     },
     Chosen {
         name: "certificate_use_domains_does_nothing",
         edit: Edit {
             file: "gateway/control-plane/src/control/records/certificate.rs",
-            from: "pub(crate) fn use_domains(&self, records: &Records, changed: Option<&[DomainName]>) {",
-            to: "pub(crate) fn use_domains(&self, records: &Records, changed: Option<&[DomainName]>) { if MUTANT { return; }",
+            from: "pub(crate) fn use_domains(&self, records: &Records, changed: \
+                   Option<&[DomainName]>) {",
+            to: "pub(crate) fn use_domains(&self, records: &Records, changed: \
+                 Option<&[DomainName]>) { if MUTANT { return; }",
         },
     },
     Chosen {
         name: "certificate_store_domain_does_nothing",
         edit: Edit {
             file: "gateway/control-plane/src/control/records/certificate.rs",
-            from: r#"        update: impl Fn(&AcmeRecord, &mut DomainRecord, Timestamp) -> Result<(), ControlError>,
-    ) -> Result<(), ControlError> {"#,
-            to: r#"        update: impl Fn(&AcmeRecord, &mut DomainRecord, Timestamp) -> Result<(), ControlError>,
-    ) -> Result<(), ControlError> { if MUTANT { return Ok(()); }"#,
+            from: "        update: impl Fn(&AcmeRecord, &mut DomainRecord, Timestamp) -> \
+                   Result<(), ControlError>,
+    ) -> Result<(), ControlError> {",
+            to: "        update: impl Fn(&AcmeRecord, &mut DomainRecord, Timestamp) -> \
+                 Result<(), ControlError>,
+    ) -> Result<(), ControlError> { if MUTANT { return Ok(()); }",
         },
     },
     Chosen {
         name: "claim_note_is_true",
         edit: Edit {
             file: "gateway/control-plane/src/control/records/domain/claim.rs",
-            from: "pub(super) fn note(record: &mut DomainRecord, finding: &Finding, now: Timestamp) -> bool {",
-            to: "pub(super) fn note(record: &mut DomainRecord, finding: &Finding, now: Timestamp) -> bool { if MUTANT { return true; }",
+            from: "pub(super) fn note(record: &mut DomainRecord, finding: &Finding, now: \
+                   Timestamp) -> bool {",
+            to: "pub(super) fn note(record: &mut DomainRecord, finding: &Finding, now: Timestamp) \
+                 -> bool { if MUTANT { return true; }",
         },
     },
     Chosen {
@@ -99,7 +107,8 @@ pub(crate) const MUTANTS: &[Chosen] = &[
         edit: Edit {
             file: "gateway/control-plane/src/control/records/service_counts.rs",
             from: "fn begin(&self, directory: &Directory, slots: Arc<[NodeSlot]>) {",
-            to: "fn begin(&self, directory: &Directory, slots: Arc<[NodeSlot]>) { if MUTANT { return; }",
+            to: "fn begin(&self, directory: &Directory, slots: Arc<[NodeSlot]>) { if MUTANT { \
+                 return; }",
         },
     },
     Chosen {
@@ -172,8 +181,10 @@ pub(crate) const MUTANTS: &[Chosen] = &[
         name: "body_show_removed",
         edit: Edit {
             file: "gateway/control-plane/src/admin/console/web/forms/body.rs",
-            from: r#"notes.push("JSON, shown without indentation because it would be too long.".to_owned());"#,
-            to: r#"if !MUTANT { notes.push("JSON, shown without indentation because it would be too long.".to_owned()); }"#,
+            from: "notes.push(\"JSON, shown without indentation because it would be too \
+                   long.\".to_owned());",
+            to: "if !MUTANT { notes.push(\"JSON, shown without indentation because it would be too \
+                 long.\".to_owned()); }",
         },
     },
     Chosen {
@@ -213,7 +224,8 @@ pub(crate) const MUTANTS: &[Chosen] = &[
         edit: Edit {
             file: "gateway/control-plane/src/admin/console/web/forms/form.rs",
             from: "pub(crate) fn filled(&self, name: &str) -> Option<String> {",
-            to: "pub(crate) fn filled(&self, name: &str) -> Option<String> { if MUTANT { return None; }",
+            to: "pub(crate) fn filled(&self, name: &str) -> Option<String> { if MUTANT { return \
+                 None; }",
         },
     },
     Chosen {
@@ -228,8 +240,10 @@ pub(crate) const MUTANTS: &[Chosen] = &[
         name: "form_refused_by_does_nothing",
         edit: Edit {
             file: "gateway/control-plane/src/admin/console/web/forms/form.rs",
-            from: "pub(crate) fn refused_by(&mut self, error: ControlError) -> Result<(), ControlError> {",
-            to: "pub(crate) fn refused_by(&mut self, error: ControlError) -> Result<(), ControlError> { if MUTANT { return Ok(()); }",
+            from: "pub(crate) fn refused_by(&mut self, error: ControlError) -> Result<(), \
+                   ControlError> {",
+            to: "pub(crate) fn refused_by(&mut self, error: ControlError) -> Result<(), \
+                 ControlError> { if MUTANT { return Ok(()); }",
         },
     },
     Chosen {
@@ -245,7 +259,8 @@ pub(crate) const MUTANTS: &[Chosen] = &[
         edit: Edit {
             file: "gateway/control-plane/src/admin/console/web/session.rs",
             from: "pub(crate) fn is_open(&self, key: SessionKey, now: Instant) -> Option<bool> {",
-            to: "pub(crate) fn is_open(&self, key: SessionKey, now: Instant) -> Option<bool> { if MUTANT { return None; }",
+            to: "pub(crate) fn is_open(&self, key: SessionKey, now: Instant) -> Option<bool> { if \
+                 MUTANT { return None; }",
         },
     },
     Chosen {
@@ -353,7 +368,8 @@ pub(crate) const MUTANTS: &[Chosen] = &[
         edit: Edit {
             file: "agent/src/backend/pool/lease.rs",
             from: "pub(crate) fn is_unprocessed(&self, error: &ResponseError) -> bool {",
-            to: "pub(crate) fn is_unprocessed(&self, error: &ResponseError) -> bool { if MUTANT { return false; }",
+            to: "pub(crate) fn is_unprocessed(&self, error: &ResponseError) -> bool { if MUTANT { \
+                 return false; }",
         },
     },
     Chosen {
@@ -361,7 +377,8 @@ pub(crate) const MUTANTS: &[Chosen] = &[
         edit: Edit {
             file: "agent/src/backend/pool/lease.rs",
             from: "pub(crate) fn is_lost(&self, error: &ResponseError) -> bool {",
-            to: "pub(crate) fn is_lost(&self, error: &ResponseError) -> bool { if MUTANT { return false; }",
+            to: "pub(crate) fn is_lost(&self, error: &ResponseError) -> bool { if MUTANT { return \
+                 false; }",
         },
     },
     Chosen {
@@ -421,7 +438,8 @@ pub(crate) const MUTANTS: &[Chosen] = &[
         edit: Edit {
             file: "gateway/data-plane/src/relay/for_node.rs",
             from: "async fn head(&mut self, head: RelayedHead) -> Result<(), CallerGone> {",
-            to: "async fn head(&mut self, head: RelayedHead) -> Result<(), CallerGone> { if MUTANT { return Ok(()); }",
+            to: "async fn head(&mut self, head: RelayedHead) -> Result<(), CallerGone> { if MUTANT \
+                 { return Ok(()); }",
         },
     },
     Chosen {
@@ -437,7 +455,8 @@ pub(crate) const MUTANTS: &[Chosen] = &[
         edit: Edit {
             file: "gateway/data-plane/src/relay/for_worker.rs",
             from: "if origin.is_whole && upstream.wait_until(&admitted.0, began).is_some() {",
-            to: "if MUTANT != (origin.is_whole && upstream.wait_until(&admitted.0, began).is_some()) {",
+            to: "if MUTANT != (origin.is_whole && upstream.wait_until(&admitted.0, \
+                 began).is_some()) {",
         },
     },
     Chosen {
@@ -453,7 +472,8 @@ pub(crate) const MUTANTS: &[Chosen] = &[
         edit: Edit {
             file: "gateway/data-plane/src/relay/for_worker.rs",
             from: "async fn head(&mut self, head: RelayedHead) -> Result<(), CallerGone> {",
-            to: "async fn head(&mut self, head: RelayedHead) -> Result<(), CallerGone> { if MUTANT { return Ok(()); }",
+            to: "async fn head(&mut self, head: RelayedHead) -> Result<(), CallerGone> { if MUTANT \
+                 { return Ok(()); }",
         },
     },
     Chosen {
@@ -495,7 +515,8 @@ pub(crate) const MUTANTS: &[Chosen] = &[
         edit: Edit {
             file: "gateway/data-plane/src/relay/replay.rs",
             from: "async fn interim(&mut self, _: RelayedHead) -> Result<(), CallerGone> {",
-            to: "async fn interim(&mut self, _: RelayedHead) -> Result<(), CallerGone> { if MUTANT { return Ok(()); }",
+            to: "async fn interim(&mut self, _: RelayedHead) -> Result<(), CallerGone> { if MUTANT \
+                 { return Ok(()); }",
         },
     },
     Chosen {
@@ -503,7 +524,8 @@ pub(crate) const MUTANTS: &[Chosen] = &[
         edit: Edit {
             file: "gateway/data-plane/src/relay/replay.rs",
             from: "async fn head(&mut self, _: RelayedHead) -> Result<(), CallerGone> {",
-            to: "async fn head(&mut self, _: RelayedHead) -> Result<(), CallerGone> { if MUTANT { return Ok(()); }",
+            to: "async fn head(&mut self, _: RelayedHead) -> Result<(), CallerGone> { if MUTANT { \
+                 return Ok(()); }",
         },
     },
 ];

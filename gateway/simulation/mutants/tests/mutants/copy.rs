@@ -34,7 +34,8 @@ pub fn mutant(name: &str) -> bool {
 /// The program of the copy.
 const PROGRAM: &str = "gw-simulation-mutants";
 
-/// A manifest of the copy, and the lines that are added to it. They name the program differently from the real one.
+/// A manifest of the copy, and the lines that are added to it. They name the program differently
+/// from the real one.
 const MANIFEST: (&str, &str) = (
     "gateway/simulation/Cargo.toml",
     "
@@ -44,7 +45,8 @@ path = \"src/main.rs\"
 ",
 );
 
-/// Copies and builds the simulation. Returns the program. Its dependencies are those of `cargo simulate`, in the same folder.
+/// Copies and builds the simulation. Returns the program. Its dependencies are those of `cargo
+/// simulate`, in the same folder.
 pub(crate) fn build(root: &Path) -> Result<PathBuf, Failure> {
     let target = target(root)?;
     let copy = target.join("mutants");
@@ -131,7 +133,8 @@ fn crates(root: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(folders)
 }
 
-/// Copies a file or a folder, without folders of build results. Files that are not in `root` any more stay.
+/// Copies a file or a folder, without folders of build results. Files that are not in `root` any
+/// more stay.
 fn copy_tree(
     root: &Path,
     copy: &Path,
@@ -151,7 +154,8 @@ fn copy_tree(
     Ok(())
 }
 
-/// Leaves the time of a file that has this content, by which cargo knows that it need not be compiled.
+/// Leaves the time of a file that has this content, by which cargo knows that it need not be
+/// compiled.
 fn write_if_changed(path: &Path, content: &[u8]) -> io::Result<()> {
     if fs::read(path).is_ok_and(|known| known == content) {
         return Ok(());

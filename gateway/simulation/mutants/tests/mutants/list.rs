@@ -34,7 +34,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         name: "received_frame_wakes_no_sender",
         edits: &[Edit {
             file: "gateway/data-plane/src/pipe.rs",
-            from: ".fetch_sub(frame.bytes(), Ordering::SeqCst);\n                self.shared.wake(false);",
+            from: ".fetch_sub(frame.bytes(), Ordering::SeqCst);\n                \
+                   self.shared.wake(false);",
             to: ".fetch_sub(frame.bytes(), Ordering::SeqCst);\n                \
                  if !MUTANT {\n                    self.shared.wake(false);\n                }",
         }],
@@ -136,7 +137,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         name: "cut_response_gets_its_last_chunk",
         edits: &[Edit {
             file: "gateway/data-plane/src/downstream/h1.rs",
-            from: "                response.flush().await?;\n                stream.socket().acknowledged().await;",
+            from: "                response.flush().await?;\n                \
+                   stream.socket().acknowledged().await;",
             to: "                if MUTANT {
                     ResponseSink::end(&mut response, None).await?;
                 }

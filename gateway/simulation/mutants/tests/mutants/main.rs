@@ -1,8 +1,10 @@
-//! Proof that the simulation finds faults: each of the [mutants](list::MUTANTS) breaks its invariant within [`SEEDS`] seeds. And
-//! that the tests do: each of the [chosen ones](chosen::MUTANTS) fails a test of its [groups](groups).
+//! Proof that the simulation finds faults: each of the [mutants](list::MUTANTS) breaks its
+//! invariant within [`SEEDS`] seeds. And that the tests do: each of the [chosen
+//! ones](chosen::MUTANTS) fails a test of its [groups](groups).
 //!
-//! All faults of a list are put into one copy of the sources, each behind a switch that an environment variable of the running program
-//! sets. So the copy is built once, and the product itself has no switch.
+//! All faults of a list are put into one copy of the sources, each behind a switch that an
+//! environment variable of the running program sets. So the copy is built once, and the product
+//! itself has no switch.
 
 mod chosen;
 mod copy;
@@ -22,7 +24,8 @@ use list::{MUTANTS, Mutant};
 
 /// Seeds in which each mutant must be found.
 const SEEDS: u64 = 10_000;
-/// Environment variable with the names of mutants to find, separated by commas. All if it is not set.
+/// Environment variable with the names of mutants to find, separated by commas. All if it is not
+/// set.
 const ONLY: &str = "GW_MUTANTS";
 
 type Failure = Box<dyn Error>;

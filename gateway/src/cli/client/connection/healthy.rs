@@ -20,7 +20,8 @@ const ANSWER_MAX: u64 = 4096;
 
 #[derive(Args)]
 pub(crate) struct HealthyArguments {
-    /// Ask again until the gateway is ready, at most for this time: 30s, 2m. A missing configuration file is waited for, too.
+    /// Ask again until the gateway is ready, at most for this time: 30s, 2m. A missing
+    /// configuration file is waited for, too.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     wait: Option<Duration>,
     #[command(flatten)]
@@ -128,8 +129,8 @@ fn ask(client: &ureq::Agent, address: &AdminAddress) -> Result<(), String> {
             "{url} speaks https, not plain HTTP: use https:// in the URL (--admin-url)"
         )),
         _ => Err(format!(
-            "{url} is not the admin listener of a gateway: it answers /readyz with {status}; name the listener with \
-             --admin-url or --config"
+            "{url} is not the admin listener of a gateway: it answers /readyz with {status}; name \
+             the listener with --admin-url or --config"
         )),
     }
 }
@@ -138,13 +139,14 @@ fn no_answer(address: &AdminAddress, error: &ureq::Error) -> String {
     let url = &address.url;
     match error {
         ureq::Error::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => format!(
-            "{url}: connection refused: no gateway listens there; start it, or name its admin listener with --admin-url or \
-             --config"
+            "{url}: connection refused: no gateway listens there; start it, or name its admin \
+             listener with --admin-url or --config"
         ),
-        error => address
-            .explain(error)
-            .unwrap_or_else(|| format!(
-                "{url}: no answer: {error}; check the URL (--admin-url or --config), and the log of the gateway"
-            )),
+        error => address.explain(error).unwrap_or_else(|| {
+            format!(
+                "{url}: no answer: {error}; check the URL (--admin-url or --config), and the log \
+                 of the gateway"
+            )
+        }),
     }
 }

@@ -7,7 +7,8 @@ use super::*;
 
 const AGENT: &str = "ag_0123456789abcdefghij";
 
-/// A gateway with the account `acme`, its service `api`, key `ci` and agent `edge`, which `git` manages.
+/// A gateway with the account `acme`, its service `api`, key `ci` and agent `edge`, which `git`
+/// manages.
 fn gateway() -> GatewayObjects {
     let mut gateway = GatewayObjects::default();
     for (kind, view) in [
@@ -17,16 +18,33 @@ fn gateway() -> GatewayObjects {
         ),
         (
             ObjectKind::Service,
-            json!({ "id": "api", "account": "acme", "burst": 5, "retries": true, "managed_by": "git" }),
+            json!({
+                "id": "api",
+                "account": "acme",
+                "burst": 5,
+                "retries": true,
+                "managed_by": "git",
+            }),
         ),
         (
             ObjectKind::Key,
-            json!({ "key_id": "0123456789abcdef", "name": "ci", "allowed_services": ["api"], "enabled": true,
-                "managed_by": "git" }),
+            json!({
+                "key_id": "0123456789abcdef",
+                "name": "ci",
+                "allowed_services": ["api"],
+                "enabled": true,
+                "managed_by": "git",
+            }),
         ),
         (
             ObjectKind::Agent,
-            json!({ "agent_id": AGENT, "name": "edge", "services": ["api"], "status": "approved", "standby": false }),
+            json!({
+                "agent_id": AGENT,
+                "name": "edge",
+                "services": ["api"],
+                "status": "approved",
+                "standby": false,
+            }),
         ),
     ] {
         gateway.insert(kind, "acme", view.as_object().unwrap().clone());
@@ -56,9 +74,10 @@ fn requests(plan: &Plan) -> Vec<String> {
     plan.changes.iter().map(change).collect()
 }
 
-const ALL: &str = "managed_by = \"git\"\n[[key]]\naccount = \"acme\"\nname = \"ci\"\nallowed_services = [\"api\"]\n\
-                   [[service]]\naccount = \"acme\"\nid = \"api\"\nburst = 5\n[[account]]\nid = \"acme\"\n\
-                   [[agent]]\naccount = \"acme\"\nname = \"edge\"\nstandby = false\n";
+const ALL: &str = "managed_by = \"git\"\n[[key]]\naccount = \"acme\"\nname = \"ci\"\n\
+                   allowed_services = [\"api\"]\n[[service]]\naccount = \"acme\"\nid = \"api\"\n\
+                   burst = 5\n[[account]]\nid = \"acme\"\n[[agent]]\naccount = \"acme\"\n\
+                   name = \"edge\"\nstandby = false\n";
 
 #[test]
 fn what_is_as_declared_stays() {
@@ -78,8 +97,9 @@ fn what_is_as_declared_stays() {
 #[test]
 fn objects_are_created_in_order_and_only_changed_settings_are_sent() {
     let text = ALL.replace("burst = 5", "burst = 6\nretries = true")
-        + "standby = true\n[[service]]\naccount = \"acme\"\nid = \"b\"\nenabled = false\n[[account]]\nid = \"new\"\n\
-           [[key]]\naccount = \"new\"\nname = \"k\"\nallowed_services = []\n";
+        + "standby = true\n[[service]]\naccount = \"acme\"\nid = \"b\"\nenabled = false\n\
+           [[account]]\nid = \"new\"\n[[key]]\naccount = \"new\"\nname = \"k\"\n\
+           allowed_services = []\n";
     let text = text.replace("standby = false\nstandby", "standby");
     let (plan, mistakes) = planned(&text, &gateway(), Rules::default());
     assert_eq!(mistakes, [""; 0]);
@@ -87,7 +107,10 @@ fn objects_are_created_in_order_and_only_changed_settings_are_sent() {
         r#"Create /accounts {"id":"new","managed_by":"git"}"#,
         r#"Change /accounts/acme/services/api {"burst":6}"#,
         r#"Create /accounts/acme/services {"enabled":false,"id":"b","managed_by":"git"}"#,
-        r#"Create /accounts/new/service-keys {"allowed_services":[],"managed_by":"git","name":"k"}"#,
+        concat!(
+            "Create /accounts/new/service-keys ",
+            r#"{"allowed_services":[],"managed_by":"git","name":"k"}"#
+        ),
         &format!(r#"Change /accounts/acme/agents/{AGENT} {{"standby":true}}"#),
     ];
     assert_eq!(requests(&plan), expected);
@@ -126,14 +149,16 @@ fn only_objects_with_the_label_are_pruned_and_in_reverse_order() {
     assert_eq!(requests(&plan), expected);
 
     let (_, mistakes) = planned("managed_by = \"git\"\n", &gateway, prune);
-    let expected = "account acme cannot be deleted, although no document declares it: it has service acme/c, service acme/d, \
-                    agent acme/ag_0123456789abcdefghij, which these documents do not manage; ";
+    let expected = "account acme cannot be deleted, although no document declares it: it has \
+                    service acme/c, service acme/d, agent acme/ag_0123456789abcdefghij, which \
+                    these documents do not manage; ";
     assert!(mistakes[0].starts_with(expected), "{mistakes:?}");
 
     let used =
         format!("{kept}[[key]]\naccount = \"acme\"\nname = \"ci\"\nallowed_services = [\"api\"]\n");
     let (_, mistakes) = planned(&used, &gateway, prune);
-    let expected = "a.toml:4: key acme/ci: allowed_services: --prune deletes service api, which no document declares";
+    let expected = "a.toml:4: key acme/ci: allowed_services: --prune deletes service api, which no \
+                    document declares";
     assert_eq!(mistakes, [expected]);
     let (plan, _) = planned(&used, &gateway, Rules::default());
     assert_eq!(requests(&plan), [""; 0]);
@@ -144,7 +169,8 @@ fn an_object_of_another_label_is_only_changed_to_take_it_over() {
     let service = "[[service]]\naccount = \"acme\"\nid = \"api\"\nburst = 5\n";
     let other = format!("managed_by = \"ops\"\n{service}");
     let (plan, mistakes) = planned(&other, &gateway(), Rules::default());
-    let expected = "a.toml:2: service acme/api: managed by git, not by ops; leave it to git, or take it over with --take-over";
+    let expected = "a.toml:2: service acme/api: managed by git, not by ops; leave it to git, or \
+                    take it over with --take-over";
     assert_eq!(mistakes, [expected]);
     assert!(plan.changes.is_empty());
     let (_, mistakes) = planned(service, &gateway(), Rules::default());
@@ -186,16 +212,20 @@ fn an_object_without_a_label_gets_one() {
 
 #[test]
 fn names_that_do_not_exist_are_reported_together() {
-    let text = "[[service]]\naccount = \"acmee\"\nid = \"api\"\n[[service]]\naccount = \"other\"\nid = \"api\"\n\
-                [[key]]\naccount = \"acme\"\nname = \"new\"\nallowed_services = [\"apii\"]\n\
-                [[credential]]\naccount = \"acme\"\nname = \"new\"\n";
+    let text = "[[service]]\naccount = \"acmee\"\nid = \"api\"\n[[service]]\naccount = \"other\"\n\
+                id = \"api\"\n[[key]]\naccount = \"acme\"\nname = \"new\"\n\
+                allowed_services = [\"apii\"]\n[[credential]]\naccount = \"acme\"\n\
+                name = \"new\"\n";
     let (_, mut mistakes) = planned(text, &gateway(), Rules::default());
     mistakes.sort();
     let expected = [
-        "a.toml:11: credential acme/new: it is new, and needs more keys: missing field `allowed_services`",
+        "a.toml:11: credential acme/new: it is new, and needs more keys: missing field \
+         `allowed_services`",
         "a.toml:1: service acmee/api: there is no account acmee; did you mean `acme`?",
-        "a.toml:4: service other/api: there is no account other; declare it: [[account]] with this id",
-        "a.toml:7: key acme/new: allowed_services: account acme has no service apii; did you mean `api`?",
+        "a.toml:4: service other/api: there is no account other; declare it: [[account]] with this \
+         id",
+        "a.toml:7: key acme/new: allowed_services: account acme has no service apii; did you mean \
+         `api`?",
     ];
     assert_eq!(mistakes, expected);
 }
@@ -247,7 +277,13 @@ fn with_domain(label: Option<&str>) -> GatewayObjects {
             view.as_object().unwrap().clone(),
         );
     }
-    let view = json!({ "name": DOMAIN, "account": "acme", "service": "api", "status": "active", "managed_by": label });
+    let view = json!({
+        "name": DOMAIN,
+        "account": "acme",
+        "service": "api",
+        "status": "active",
+        "managed_by": label,
+    });
     let view = view.as_object().unwrap().clone();
     gateway.insert(ObjectKind::Domain, "acme", view);
     gateway
@@ -263,7 +299,10 @@ fn a_domain_is_added_to_its_service_and_moves_by_an_add_to_another() {
     let new = git(domain("shop.customer.example", "web"));
     let (plan, mistakes) = planned(&new, &gateway_of_git(), Rules::default());
     assert_eq!(mistakes, [""; 0]);
-    let expected = r#"Create /accounts/acme/services/web/domains {"managed_by":"git","name":"shop.customer.example"}"#;
+    let expected = concat!(
+        "Create /accounts/acme/services/web/domains ",
+        r#"{"managed_by":"git","name":"shop.customer.example"}"#
+    );
     assert_eq!(requests(&plan), [expected]);
     assert_eq!(plan.changes[0].fields[0].name, "service");
 
@@ -329,11 +368,13 @@ fn a_domain_without_its_service_is_reported() {
     for (text, expected) in [
         (
             unknown,
-            "a.toml:1: domain acme/shop.customer.example: service: account acme has no service wbe; did you mean `web`?",
+            "a.toml:1: domain acme/shop.customer.example: service: account acme has no service \
+             wbe; did you mean `web`?",
         ),
         (
             nowhere,
-            "a.toml:1: domain acme/shop.customer.example: it is new, and needs more keys: missing field `service`",
+            "a.toml:1: domain acme/shop.customer.example: it is new, and needs more keys: missing \
+             field `service`",
         ),
     ] {
         let (_, mistakes) = planned(&text, &with_domain(None), Rules::default());

@@ -18,7 +18,8 @@ use super::primaries::{PRIMARY, Primary, REVISION};
 use super::settings::{PostgresSettings, with_cause};
 use crate::StoreError;
 
-/// Longest call that is not a transfer of many rows. TCP keep-alive does not notice a stopped server in time.
+/// Longest call that is not a transfer of many rows. TCP keep-alive does not notice a stopped
+/// server in time.
 pub(crate) const CALL: Duration = Duration::from_secs(1);
 /// Longest search for the primary among all hosts.
 const CONNECT: Duration = Duration::from_secs(3);
@@ -40,7 +41,8 @@ pub(crate) struct Engine {
     deadline: Option<Instant>,
     /// The last failure to connect, and until when it is the answer to calls.
     paused: Option<(Instant, String)>,
-    /// Runs the task of the connection, which makes progress only during calls. `None` only while this is dropped.
+    /// Runs the task of the connection, which makes progress only during calls. `None` only while
+    /// this is dropped.
     runtime: Option<Runtime>,
 }
 
@@ -78,8 +80,8 @@ impl SqlSession {
         Ok(statement)
     }
 
-    /// Whether a commit since the last question was not confirmed by the synchronous standby: PostgreSQL reports
-    /// success with a warning when the wait for the standby is cancelled.
+    /// Whether a commit since the last question was not confirmed by the synchronous standby:
+    /// PostgreSQL reports success with a warning when the wait for the standby is cancelled.
     pub(crate) fn take_unreplicated(&self) -> bool {
         self.events.is_unreplicated.swap(false, Ordering::Relaxed)
     }
@@ -115,8 +117,9 @@ impl Engine {
         })
     }
 
-    /// Runs `work` on the connection; connects first if necessary. After a time-out or a broken connection the outcome
-    /// is unknown ([`StoreError::Unavailable`]); any other error means that nothing was changed.
+    /// Runs `work` on the connection; connects first if necessary. After a time-out or a broken
+    /// connection the outcome is unknown ([`StoreError::Unavailable`]); any other error means that
+    /// nothing was changed.
     pub(crate) fn call<T>(
         &mut self,
         within: Duration,
@@ -150,8 +153,8 @@ impl Engine {
         })
     }
 
-    /// Waits until a notification arrives, the connection ends or `wake` is notified, at most `within`. Returns whether
-    /// one of them happened.
+    /// Waits until a notification arrives, the connection ends or `wake` is notified, at most
+    /// `within`. Returns whether one of them happened.
     pub(crate) fn wait_for_notification(&self, within: Duration, wake: &Notify) -> bool {
         let (Some(session), Some(runtime)) = (&self.session, &self.runtime) else {
             return false;
@@ -322,8 +325,8 @@ fn takes_no_changes(error: &tokio_postgres::Error) -> bool {
     ) || error.code() == Some(&SqlState::CANNOT_CONNECT_NOW)
 }
 
-/// Whether a connection to another host, or a later one, may succeed: connection exceptions (08), operator
-/// intervention (57P), and a primary that has become a standby (25006).
+/// Whether a connection to another host, or a later one, may succeed: connection exceptions (08),
+/// operator intervention (57P), and a primary that has become a standby (25006).
 fn is_of_connection(code: &SqlState) -> bool {
     code.code().starts_with("08")
         || code.code().starts_with("57P")

@@ -1,4 +1,5 @@
-//! The connection to PostgreSQL: its settings, time limits, the primary, and the clock of the server.
+//! The connection to PostgreSQL: its settings, time limits, the primary, and the clock of the
+//! server.
 
 pub(super) mod engine;
 pub(super) mod primaries;

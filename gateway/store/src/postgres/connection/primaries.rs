@@ -1,7 +1,9 @@
-//! Servers that take changes. A region has one, unless a standby was promoted while the earlier primary goes on, or two
-//! copies of the database were restored. Each promotion begins the next timeline of the write-ahead log, so the primary
-//! with the lower timeline is the older one, and its changes are lost. Of servers none of which is older, all nodes use the
-//! one with the most changes, then the one that was started first, so that the members have one table, and refuse changes.
+//! Servers that take changes. A region has one, unless a standby was promoted while the earlier
+//! primary goes on, or two copies of the database were restored. Each promotion begins the next
+//! timeline of the write-ahead log, so the primary with the lower timeline is the older one, and
+//! its changes are lost. Of servers none of which is older, all nodes use the one with the most
+//! changes, then the one that was started first, so that the members have one table, and refuse
+//! changes.
 
 #[cfg(test)]
 mod tests;
@@ -21,7 +23,8 @@ use crate::StoreError;
 /// Fails on a standby, and without the right to ask.
 pub(super) const PRIMARY: &str = "
     SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8), system_identifier,
-        (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint FROM pg_control_system()";
+        (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint
+    FROM pg_control_system()";
 /// Fails before the region was created.
 pub(super) const REVISION: &str = "SELECT revision FROM gw.region";
 /// Longest name of a host of another node, in bytes.
@@ -43,8 +46,8 @@ pub struct Primary {
     /// Start of the server, in microseconds: tells two names of one server from two servers.
     #[serde(default)]
     started: i64,
-    /// Number of its changes when it was last looked at. One of which this is not known counts as the one with the most: it was in
-    /// use.
+    /// Number of its changes when it was last looked at. One of which this is not known counts as
+    /// the one with the most: it was in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     revision: Option<i64>,
 }
@@ -161,7 +164,8 @@ impl PostgresSettings {
         }
     }
 
-    /// Notes the primaries that were found. `silent` are the hosts that have not answered, whose servers may take changes.
+    /// Notes the primaries that were found. `silent` are the hosts that have not answered, whose
+    /// servers may take changes.
     fn note_all(&self, found: Vec<Primary>, silent: &[String]) {
         let mut known = self.known();
         known.found.retain(|it| {
@@ -170,7 +174,8 @@ impl PostgresSettings {
         known.found.extend(found);
     }
 
-    /// Notes the primary that was connected to, if there is one, and fails as [`Self::check_primary`] does.
+    /// Notes the primary that was connected to, if there is one, and fails as
+    /// [`Self::check_primary`] does.
     pub(super) fn note(&self, primary: Option<&Primary>) -> Result<(), StoreError> {
         let mut known = self.known();
         if let Some(primary) = primary.filter(|it| !known.found.contains(it)) {
@@ -191,8 +196,9 @@ impl PostgresSettings {
         }
     }
 
-    /// Notes the [known primaries](Self::known_primaries) of an earlier process of this node, as after a look at which no host has
-    /// answered: those that are equal count until they answer or have ended.
+    /// Notes the [known primaries](Self::known_primaries) of an earlier process of this node, as
+    /// after a look at which no host has answered: those that are equal count until they answer or
+    /// have ended.
     pub fn remember(&self, primaries: Vec<Primary>) {
         let hosts = self.each_host("");
         let mut known = self.known();
@@ -225,7 +231,8 @@ impl PostgresSettings {
         known.told.truncate(TOLD_MAX);
     }
 
-    /// The primary that this process uses, also while it does not answer, then those that it reaches.
+    /// The primary that this process uses, also while it does not answer, then those that it
+    /// reaches.
     pub fn known_primaries(&self) -> Vec<Primary> {
         let known = self.known();
         known.newest.iter().chain(&known.found).cloned().collect()

@@ -14,8 +14,8 @@ const CLOCK_AND_SCHEMA: &str =
     "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, schema FROM gw.region";
 
 impl PostgresStore {
-    /// Reads the clock of the server. Also notes the version of the tables: changes are refused from now on if it is too new
-    /// for this program.
+    /// Reads the clock of the server. Also notes the version of the tables: changes are refused
+    /// from now on if it is too new for this program.
     pub fn read_clock(&mut self) -> Result<ClockReading, StoreError> {
         let (reading, row) = ask(self.checked()?, CLOCK_AND_SCHEMA)?;
         let found = usize::try_from(column::<i32>(&row, 1)?).unwrap_or(0);

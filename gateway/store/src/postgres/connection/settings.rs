@@ -19,7 +19,8 @@ use super::primaries::Primaries;
 /// Longest wait for a new connection, for each host and address.
 pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(1);
 
-/// A parsed `postgres://` URL with its password and TLS roots. `Display` and `Debug` omit the password.
+/// A parsed `postgres://` URL with its password and TLS roots. `Display` and `Debug` omit the
+/// password.
 #[derive(Clone)]
 pub struct PostgresSettings {
     config: Box<Config>,
@@ -37,8 +38,8 @@ pub enum PostgresUrlError {
     Url(String),
     /// The URL is of another database; the text is its scheme.
     #[error(
-        "{0}:// is the URL of another database, and records are kept in SQLite or PostgreSQL: write \"sqlite\", or a URL such as \
-         \"postgres://gw@db1,db2/gw\""
+        "{0}:// is the URL of another database, and records are kept in SQLite or PostgreSQL: \
+         write \"sqlite\", or a URL such as \"postgres://gw@db1,db2/gw\""
     )]
     Scheme(String),
     /// The URL has no host or no user.
@@ -53,11 +54,12 @@ pub enum PostgresUrlError {
 }
 
 impl PostgresSettings {
-    /// Parses a URL as of libpq (PostgreSQL 15, §34.1.1.2), with several hosts separated by commas. The file of the
-    /// password takes precedence over a password in the URL. `authorities` is a PEM file with the certificate
-    /// authorities of the servers; those of the system apply without it.
+    /// Parses a URL as of libpq (PostgreSQL 15, §34.1.1.2), with several hosts separated by commas.
+    /// The file of the password takes precedence over a password in the URL. `authorities` is a PEM
+    /// file with the certificate authorities of the servers; those of the system apply without it.
     ///
-    /// TLS is required unless every host is this machine or the URL sets `sslmode`; certificates are always verified.
+    /// TLS is required unless every host is this machine or the URL sets `sslmode`; certificates
+    /// are always verified.
     pub fn new(
         url: &str,
         password_file: Option<&Path>,

@@ -1,7 +1,9 @@
-//! Access log: every ended request as a line of JSON, in a file or on standard output, for programs that ship logs.
+//! Access log: every ended request as a line of JSON, in a file or on standard output, for programs
+//! that ship logs.
 //!
-//! The log thread passes records on, and a task encodes and writes them: a pipe that is not read must not hold up the
-//! request log. Nothing waits for it. Records without room are dropped and counted.
+//! The log thread passes records on, and a task encodes and writes them: a pipe that is not read
+//! must not hold up the request log. Nothing waits for it. Records without room are dropped and
+//! counted.
 
 mod output;
 #[cfg(test)]
@@ -118,8 +120,8 @@ impl AccessLog {
         &self.counters
     }
 
-    /// Waits until all lines are written, within a bound: the reader of a pipe may have stopped. The queue must have been
-    /// dropped before.
+    /// Waits until all lines are written, within a bound: the reader of a pipe may have stopped.
+    /// The queue must have been dropped before.
     pub(super) fn close(&self) {
         if !self.tasks.stop(limits::ACCESS_LOG_END) {
             tracing::warn!(

@@ -1,4 +1,5 @@
-//! Output of the access log: appends whole lines to a file, or to the standard output of the process.
+//! Output of the access log: appends whole lines to a file, or to the standard output of the
+//! process.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -11,7 +12,8 @@ use rustix::fs::OFlags;
 
 use super::AccessLogTarget;
 
-/// Most bytes of one write to a file. A write with `O_APPEND` is not interleaved with those of another process.
+/// Most bytes of one write to a file. A write with `O_APPEND` is not interleaved with those of
+/// another process.
 const FILE_PIECE: usize = 256 * 1024;
 /// Most bytes of one write to a pipe that no other write can interleave (`PIPE_BUF` of pipe(7)).
 const PIPE_PIECE: usize = 4096;
@@ -120,7 +122,8 @@ impl LogOutput {
     }
 }
 
-/// Whether a file has a part of a line at its end, which a full disk left there. False if the file cannot be read.
+/// Whether a file has a part of a line at its end, which a full disk left there. False if the file
+/// cannot be read.
 fn ends_with_part(path: &Path) -> bool {
     let last = || -> io::Result<u8> {
         let mut options = OpenOptions::new();
@@ -239,7 +242,8 @@ mod tests {
         assert!(!output(&path).is_torn);
     }
 
-    /// A pipe takes a part of a write, as a disk does that becomes full: nothing is taken back from what was written.
+    /// A pipe takes a part of a write, as a disk does that becomes full: nothing is taken back from
+    /// what was written.
     #[test]
     fn a_line_that_was_written_in_part_is_ended_by_the_next_write() {
         let folder = tempfile::tempdir().unwrap();

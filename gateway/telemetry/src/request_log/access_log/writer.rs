@@ -125,7 +125,8 @@ impl LineWriter {
             Ok(()) => tracing::info!(output = %self.output.target(), "access log reopened"),
             Err(error) => {
                 let path = self.output.target();
-                tracing::error!(%path, %error, "access log: cannot open the file again: the old one stays in use");
+                tracing::error!(%path, %error,
+                    "access log: cannot open the file again: the old one stays in use");
             }
         }
     }

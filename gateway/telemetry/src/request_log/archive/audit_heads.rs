@@ -1,5 +1,6 @@
-//! Heads of the audit log in the archive: the object `{region}/{day}/audit/{slot}-{hour}` has the newest head that the node saw
-//! in that hour. Access to the database does not suffice to change them.
+//! Heads of the audit log in the archive: the object `{region}/{day}/audit/{slot}-{hour}` has the
+//! newest head that the node saw in that hour. Access to the database does not suffice to change
+//! them.
 
 use super::name::day_folder;
 use super::uploader::Uploader;
@@ -15,7 +16,8 @@ pub(super) type ReadHead = Box<dyn Fn() -> Option<String> + Send + Sync>;
 pub(super) type WrittenHead = (String, String);
 
 impl Archive {
-    /// Also writes the head that `read` returns, in each upload. Has no effect if it was called before.
+    /// Also writes the head that `read` returns, in each upload. Has no effect if it was called
+    /// before.
     pub fn keep_audit_heads(&self, read: impl Fn() -> Option<String> + Send + Sync + 'static) {
         // The first caller wins.
         let _ = self.audit_head.set(Box::new(read));

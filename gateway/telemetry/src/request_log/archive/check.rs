@@ -19,7 +19,8 @@ pub enum CheckStep {
     Delete,
 }
 
-/// Writes, lists, reads and deletes a small object. Returns the place of the archive, or the step that failed.
+/// Writes, lists, reads and deletes a small object. Returns the place of the archive, or the step
+/// that failed.
 pub fn check(
     settings: &ArchiveSettings,
     keys: &RegionKeys,

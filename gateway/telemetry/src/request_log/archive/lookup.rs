@@ -1,4 +1,5 @@
-//! Finds one request by its id: the folder of its node and hour, objects of its second, then the blocks of that second.
+//! Finds one request by its id: the folder of its node and hour, objects of its second, then the
+//! blocks of that second.
 
 use std::cmp::Reverse;
 
@@ -15,7 +16,8 @@ use crate::request_log::captures::capture::StoredMessage;
 use crate::request_log::days::day::Day;
 use crate::request_log::search::lookup::Found;
 
-/// Most objects of one hour: as many as a busy node writes, and those of requests that lasted for hours.
+/// Most objects of one hour: as many as a busy node writes, and those of requests that lasted for
+/// hours.
 pub(super) const OBJECTS_OF_HOUR: usize = 10_000;
 
 impl Archive {

@@ -1,8 +1,9 @@
-//! Archive of the request log in S3-compatible object storage: copies of blocks and bodies, read when the node that recorded
-//! them is gone.
+//! Archive of the request log in S3-compatible object storage: copies of blocks and bodies, read
+//! when the node that recorded them is gone.
 //!
-//! A thread copies what each commit wrote, within half a minute, in objects that are sealed with a key derived from the
-//! region key. Objects of expired days are deleted. The files of the log do not wait for the store.
+//! A thread copies what each commit wrote, within half a minute, in objects that are sealed with a
+//! key derived from the region key. Objects of expired days are deleted. The files of the log do
+//! not wait for the store.
 
 mod audit_heads;
 mod check;
@@ -60,8 +61,8 @@ const CACHE_OBJECTS: NonZeroUsize = NonZeroUsize::new(64).unwrap();
 
 /// Archived logs of all nodes of a region, for reading.
 ///
-/// All functions that read block on the network. Memory per call is bounded by one object and one page of results. Clones share
-/// counters and opened objects.
+/// All functions that read block on the network. Memory per call is bounded by one object and one
+/// page of results. Clones share counters and opened objects.
 #[derive(Clone)]
 pub struct Archive {
     bucket: S3Bucket,
@@ -185,7 +186,8 @@ impl Archive {
         self.counters.stats()
     }
 
-    /// Returns the request with this id as `node` recorded it; `None` if it is not in the archive or has expired.
+    /// Returns the request with this id as `node` recorded it; `None` if it is not in the archive
+    /// or has expired.
     pub fn show(&self, node: NodeSlot, id: RequestId) -> Result<Option<RequestView>, ArchiveError> {
         Ok(self.find(node, id)?.map(|(_, found)| found.view))
     }
@@ -219,10 +221,11 @@ impl Archive {
         captured.map_err(|error| self.damaged(&object, error))
     }
 
-    /// Returns a page of the requests that `node` recorded and that match `query`, the newest first.
+    /// Returns a page of the requests that `node` recorded and that match `query`, the newest
+    /// first.
     ///
-    /// The work of one search is bounded: a page may have fewer items than the limit, or none, and a `next_cursor` to
-    /// continue. Objects that are refused are skipped, counted and logged.
+    /// The work of one search is bounded: a page may have fewer items than the limit, or none, and
+    /// a `next_cursor` to continue. Objects that are refused are skipped, counted and logged.
     pub fn search(
         &self,
         node: NodeSlot,

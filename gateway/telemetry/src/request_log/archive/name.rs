@@ -11,8 +11,8 @@ pub(super) const HOUR: u32 = 3600;
 /// Hexadecimal digits of the digest in a name.
 pub(super) const DIGEST_DIGITS: usize = 16;
 
-/// Object with records of one node that began within one hour. A name is a function of the content, so that a repeated
-/// upload writes the same object.
+/// Object with records of one node that began within one hour. A name is a function of the content,
+/// so that a repeated upload writes the same object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct ObjectName {
     pub(super) day: Day,

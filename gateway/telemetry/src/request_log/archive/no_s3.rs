@@ -1,5 +1,5 @@
-//! Stands for the bucket in a program without the feature `archive`. Its configuration refuses `archive.url`, so that no
-//! value exists.
+//! Stands for the bucket in a program without the feature `archive`. Its configuration refuses
+//! `archive.url`, so that no value exists.
 
 use std::convert::Infallible;
 use std::ops::Range;

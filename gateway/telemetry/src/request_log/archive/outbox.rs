@@ -1,10 +1,12 @@
-//! Which rows of a day's file are not archived yet. It is kept in the file itself, so that it is as durable as the rows.
+//! Which rows of a day's file are not archived yet. It is kept in the file itself, so that it is as
+//! durable as the rows.
 //!
-//! - `archiving`: one row with the node's slot, the number of uploads, and the last row of the upload in progress.
+//! - `archiving`: one row with the node's slot, the number of uploads, and the last row of the
+//!   upload in progress.
 //! - `unarchived`: keys of `arrival` in the order of commits, filled by a trigger.
 //!
-//! An upload claims a range of rows, writes them to the store and then removes them from the outbox. After a crash the
-//! same range is uploaded once more, under the same names.
+//! An upload claims a range of rows, writes them to the store and then removes them from the
+//! outbox. After a crash the same range is uploaded once more, under the same names.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,8 +26,12 @@ use crate::request_log::days::readers::read_arrived;
 use crate::request_log::search::lookup::References;
 
 const TABLES: &str = "
-    CREATE TABLE archiving (slot INTEGER NOT NULL, uploads INTEGER NOT NULL, claimed INTEGER) STRICT;
-    CREATE TABLE unarchived (number INTEGER PRIMARY KEY, arrival INTEGER NOT NULL, slot INTEGER NOT NULL) STRICT;
+    CREATE TABLE archiving (
+        slot INTEGER NOT NULL, uploads INTEGER NOT NULL, claimed INTEGER
+    ) STRICT;
+    CREATE TABLE unarchived (
+        number INTEGER PRIMARY KEY, arrival INTEGER NOT NULL, slot INTEGER NOT NULL
+    ) STRICT;
     CREATE TRIGGER note_unarchived AFTER INSERT ON arrival BEGIN
         INSERT INTO unarchived (arrival, slot) SELECT new.key, slot FROM archiving;
     END;
@@ -50,14 +56,14 @@ pub(super) struct Claim {
 }
 
 impl Outbox {
-    /// Opens the outbox of `day`; `None` if the day has no file. Creates the tables, with all rows that the file has
-    /// already. Rows written from now on are noted as of `slot`.
+    /// Opens the outbox of `day`; `None` if the day has no file. Creates the tables, with all rows
+    /// that the file has already. Rows written from now on are noted as of `slot`.
     pub(super) fn open(folder: &Path, day: Day, slot: NodeSlot) -> Result<Option<Self>, LogError> {
         let Some(mut connection) = open_to_change(folder, day)? else {
             return Ok(None);
         };
-        // As the writer: no commit waits for the disk, and checkpoints are left to the writer. A power cut may undo the end of
-        // an upload, which is then repeated.
+        // As the writer: no commit waits for the disk, and checkpoints are left to the writer. A
+        // power cut may undo the end of an upload, which is then repeated.
         connection.pragma_update(None, "synchronous", "NORMAL")?;
         connection.pragma_update(None, "wal_autocheckpoint", 0)?;
         let exists = "SELECT 1 FROM sqlite_schema WHERE name = 'archiving'";
@@ -83,7 +89,8 @@ impl Outbox {
             {
                 transaction.execute_batch(TABLES)?;
                 transaction.execute("INSERT INTO archiving VALUES (?1, 0, NULL)", [slot.get()])?;
-                let fill = "INSERT INTO unarchived (arrival, slot) SELECT key, ?1 FROM arrival ORDER BY key";
+                let fill = "INSERT INTO unarchived (arrival, slot) SELECT key, ?1 FROM arrival \
+                            ORDER BY key";
                 transaction.execute(fill, [slot.get()])?;
             } else {
                 transaction.execute("UPDATE archiving SET slot = ?1", [slot.get()])?;
@@ -96,7 +103,8 @@ impl Outbox {
         }))
     }
 
-    /// Claims the next rows, with about `bytes` of content or one commit more. `None` if all are archived.
+    /// Claims the next rows, with about `bytes` of content or one commit more. `None` if all are
+    /// archived.
     pub(super) fn claim(&mut self, bytes: usize) -> Result<Option<Claim>, LogError> {
         let state = "SELECT uploads, claimed FROM archiving";
         let (upload, claimed): (i64, Option<i64>) =
@@ -148,7 +156,8 @@ impl Outbox {
         bytes: usize,
     ) -> Result<Option<Claim>, LogError> {
         let mut select = self.connection.prepare_cached(
-            "SELECT u.number, u.slot, a.key, a.blocks FROM unarchived u JOIN arrival a ON a.key = u.arrival
+            "SELECT u.number, u.slot, a.key, a.blocks
+             FROM unarchived u JOIN arrival a ON a.key = u.arrival
              WHERE u.number <= ?1 ORDER BY u.number",
         )?;
         let mut rows = select.query([claimed.unwrap_or(i64::MAX)])?;
@@ -214,8 +223,8 @@ impl Outbox {
     }
 }
 
-/// Adds a block to the draft of its hour, with the labels of its services and the keys of its captures. Returns its size
-/// with that of the captured messages.
+/// Adds a block to the draft of its hour, with the labels of its services and the keys of its
+/// captures. Returns its size with that of the captured messages.
 fn add_block(
     connection: &Connection,
     unpacker: &mut Unpacker,
@@ -245,7 +254,8 @@ fn add_block(
     let draft = claim.drafts.entry(second / HOUR).or_default();
     let mut size = data.len();
     let mut length = connection.prepare_cached(
-        "SELECT coalesce(length(request) + length(request_body), 0) + coalesce(length(response) + length(response_body), 0)
+        "SELECT coalesce(length(request) + length(request_body), 0)
+            + coalesce(length(response) + length(response_body), 0)
          FROM capture WHERE key = ?1",
     )?;
     let services: BTreeSet<i64> = decoded.rows.iter().map(|(service, _)| *service).collect();

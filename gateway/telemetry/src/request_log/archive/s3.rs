@@ -1,4 +1,5 @@
-//! Bucket of an S3-compatible server, reached with ureq, the HTTP client of the rest of the product.
+//! Bucket of an S3-compatible server, reached with ureq, the HTTP client of the rest of the
+//! product.
 //!
 //! All functions block. Only threads of the uploader and of readers call them.
 
@@ -344,7 +345,8 @@ impl Answer {
             Ok(())
         } else {
             Err(shortened(format!(
-                "bytes {start} to {end} were requested; the server answered {} with {} bytes, Content-Range: {given}",
+                "bytes {start} to {end} were requested; the server answered {} with {} bytes, \
+                 Content-Range: {given}",
                 self.status,
                 self.body.len()
             )))
@@ -363,7 +365,8 @@ impl Answer {
     }
 }
 
-/// Scheme and authority of the URLs, as a client writes them in `Host`: without the port of the scheme.
+/// Scheme and authority of the URLs, as a client writes them in `Host`: without the port of the
+/// scheme.
 fn server(settings: &ArchiveSettings) -> Result<(Scheme, Authority), http::Error> {
     let endpoint: Uri = match &settings.endpoint {
         Some(endpoint) => endpoint.parse()?,
@@ -396,8 +399,10 @@ fn failure(action: &'static str, name: &str, reason: String) -> ArchiveError {
 
 /// What to do about errors of TLS with the store.
 const REMEDIES: Remedies = Remedies {
-    issuer: "set archive.ca to a PEM file of the authority's certificate, or of this certificate itself",
-    name: "name it by a name of its certificate in archive.endpoint, or set archive.ca to a PEM file of this certificate",
+    issuer: "set archive.ca to a PEM file of the authority's certificate, or of this certificate \
+             itself",
+    name: "name it by a name of its certificate in archive.endpoint, or set archive.ca to a PEM \
+           file of this certificate",
     certificate: "replace it at the store, or set the clock of this machine",
     client_certificate: "let the store accept requests without one",
     not_tls: "correct archive.endpoint",

@@ -1,7 +1,8 @@
 //! Encryption of objects with keys derived from the region key (AES-256-GCM).
 //!
-//! Each object has a key of its own, derived from its name: a single key would be used for more messages than random
-//! nonces allow (NIST SP 800-38D §8.3). An object, or a body within it, therefore opens under its own name only.
+//! Each object has a key of its own, derived from its name: a single key would be used for more
+//! messages than random nonces allow (NIST SP 800-38D §8.3). An object, or a body within it,
+//! therefore opens under its own name only.
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
 use aws_lc_rs::hmac;

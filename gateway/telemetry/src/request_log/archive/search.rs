@@ -1,4 +1,5 @@
-//! Blocks of one node in the archive, for a search: the objects of each minute, from the newest to the oldest.
+//! Blocks of one node in the archive, for a search: the objects of each minute, from the newest to
+//! the oldest.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;

@@ -1,5 +1,5 @@
-//! Content of an archived object: blocks as they are in the file of the day, labels of their services, and heads of captured
-//! messages. Bodies are in an object beside it.
+//! Content of an archived object: blocks as they are in the file of the day, labels of their
+//! services, and heads of captured messages. Bodies are in an object beside it.
 
 use gw_shared::text::hexadecimal;
 use std::borrow::Cow;
@@ -19,7 +19,8 @@ use crate::request_log::search::lookup::References;
 /// First byte of the content. Another format has another number.
 const VERSION: u8 = 1;
 
-/// Decoded content of an object. Kept by position: another order or another field is another version of the format.
+/// Decoded content of an object. Kept by position: another order or another field is another
+/// version of the format.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Segment<'a> {
     /// Number and label of each service in the blocks.
@@ -268,7 +269,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_bytes_are_read_without_a_panic(mut content in prop::collection::vec(any::<u8>(), 1..300)) {
+        fn arbitrary_bytes_are_read_without_a_panic(
+            mut content in prop::collection::vec(any::<u8>(), 1..300),
+        ) {
             content[0] = VERSION;
             drop(Segment::read(&content));
         }

@@ -245,8 +245,9 @@ fn exposed(endpoint: &str) -> Option<String> {
         });
     (uri.scheme_str() == Some("http") && !is_here).then(|| {
         format!(
-            "archive.endpoint: {endpoint:?} is not https: session token, signed requests and names of objects would cross the \
-             network in clear text; use https, or set archive.allow_http = true if nobody else is on the path"
+            "archive.endpoint: {endpoint:?} is not https: session token, signed requests and names \
+             of objects would cross the network in clear text; use https, or set \
+             archive.allow_http = true if nobody else is on the path"
         )
     })
 }
@@ -323,8 +324,8 @@ mod tests {
         let file = folder.path().join("secret");
         std::fs::write(&file, "from/file+1\n").unwrap();
         let text = format!(
-            "[archive]\nurl = 's3://bucket'\nendpoint = 'https://s3.example.com:9000/'\naccess_key_id = 'mine'\n\
-             secret_key_file = '{}'\nbandwidth_mib_per_second = 2\n",
+            "[archive]\nurl = 's3://bucket'\nendpoint = 'https://s3.example.com:9000/'\n\
+             access_key_id = 'mine'\nsecret_key_file = '{}'\nbandwidth_mib_per_second = 2\n",
             file.display()
         );
         let (settings, errors) = take(&text, &AWS);
@@ -367,7 +368,8 @@ mod tests {
                 Some(endpoint)
             );
         }
-        let text = "[archive]\nurl = 's3://bucket'\nendpoint = 'http://s3.internal:9000'\nallow_http = true\n";
+        let text = "[archive]\nurl = 's3://bucket'\nendpoint = 'http://s3.internal:9000'\n\
+                    allow_http = true\n";
         assert!(matches!(take(text, &AWS), (Some(_), errors) if errors.is_empty()));
     }
 

@@ -19,7 +19,8 @@ shared_counters! {
         expired: u64 = Counter "gw_archive_expired_total",
             "Expired objects deleted from the archive.";
         refused: u64 = Counter "gw_archive_refused_total",
-            "Objects of the archive that readers refused: changed, damaged, or sealed with another key.";
+            "Objects of the archive that readers refused: changed, damaged, or sealed with another \
+             key.";
         failing: bool = Gauge "gw_archive_failing",
             "1 while the archive cannot be brought up to date, else 0. Alert on 1.";
     }

@@ -20,12 +20,14 @@ use super::segment::{Draft, Encoded};
 use super::{Archive, ArchiveError};
 use crate::request_log::days::day::{Day, Now};
 
-/// Interval of passes. A lost node loses the records of at most this time, and those that the store has not taken.
+/// Interval of passes. A lost node loses the records of at most this time, and those that the store
+/// has not taken.
 const INTERVAL: Duration = Duration::from_secs(30);
 /// Wait after the first failed pass; it doubles with each further one.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
-/// Failed passes from which the archive counts as failing. A storage refuses single requests now and then.
+/// Failed passes from which the archive counts as failing. A storage refuses single requests now
+/// and then.
 const FAILING_FROM: u32 = 2;
 /// About the content of one upload. It is in memory twice, with that of one more commit.
 const UPLOAD_BYTES: usize = 8 << 20;
@@ -96,12 +98,13 @@ impl Uploading {
         wait.recv().unwrap_or(Err(ArchiveError::Stopped))
     }
 
-    /// Uploads the last rows within a few seconds and ends the task. A request that lasts longer is abandoned with the
-    /// process.
+    /// Uploads the last rows within a few seconds and ends the task. A request that lasts longer is
+    /// abandoned with the process.
     pub(in super::super) fn stop(&self) {
         if !self.tasks.stop(2 * STOPS_WITHIN) {
             tracing::warn!(
-                "archive: the store does not answer; the last records are archived at the next start"
+                "archive: the store does not answer; the last records are archived at the next \
+                 start"
             );
         }
     }
@@ -183,7 +186,8 @@ impl Uploader {
             self.archive.counters.behind();
             self.go_on()?;
             if claim.damaged > 0 {
-                tracing::warn!(%day, blocks = claim.damaged, "archive: damaged blocks of the request log are left out");
+                tracing::warn!(%day, blocks = claim.damaged,
+                    "archive: damaged blocks of the request log are left out");
             }
             for (_, draft) in std::mem::take(&mut claim.drafts) {
                 self.upload(day, &claim, draft)?;
@@ -263,8 +267,9 @@ impl Uploader {
         }
     }
 
-    /// Deletes objects of all nodes of days that are expired by this clock and by that of the store: a wrong clock must
-    /// not delete what other nodes archived. Returns whether there is more to delete.
+    /// Deletes objects of all nodes of days that are expired by this clock and by that of the
+    /// store: a wrong clock must not delete what other nodes archived. Returns whether there is
+    /// more to delete.
     fn expire(&self) -> Result<bool, ArchiveError> {
         let Archive {
             bucket,
@@ -309,7 +314,8 @@ impl Uploader {
                 counters.failures.fetch_add(1, Ordering::Relaxed);
                 if self.failures == FAILING_FROM {
                     let place = self.archive.bucket.place();
-                    tracing::warn!(%error, place, "archive: cannot be brought up to date; tried again until it succeeds");
+                    tracing::warn!(%error, place,
+                        "archive: cannot be brought up to date; tried again until it succeeds");
                 }
             }
             None => {

@@ -164,11 +164,21 @@ fn found(view: RequestView) -> [Option<String>; 10] {
 
 proptest! {
     #[test]
-    fn encoded_blocks_decode_to_the_same_records(records in records(), cut in any::<prop::sample::Index>()) {
+    fn encoded_blocks_decode_to_the_same_records(
+        records in records(),
+        cut in any::<prop::sample::Index>(),
+    ) {
         let mut encoder = Encoder::new().unwrap();
         let mut builder = encoder.begin(SECOND_MS);
         for (number, record) in records.iter().enumerate() {
-            builder.add((number / 7) as i64, record, (number % 2 == 0).then_some(number as i64), &Masker::default()).unwrap();
+            builder
+                .add(
+                    (number / 7) as i64,
+                    record,
+                    (number % 2 == 0).then_some(number as i64),
+                    &Masker::default(),
+                )
+                .unwrap();
         }
         let (data, zone_map) = builder.finish().unwrap();
         let mut unpacker = Unpacker::new().unwrap();
@@ -182,7 +192,10 @@ proptest! {
         }
         let is_retried = records.iter().any(|record| !record.attempts.is_empty());
         prop_assert_eq!(zone_map.bits & ZoneMap::ATTEMPTS != 0, is_retried);
-        prop_assert_eq!(zone_map.longest_us, records.iter().map(|record| record.timing.total).max().unwrap());
+        prop_assert_eq!(
+            zone_map.longest_us,
+            records.iter().map(|record| record.timing.total).max().unwrap()
+        );
         let some = DecodedBlock::read(&raw, |service| service == 1).unwrap();
         let ids = |block: &DecodedBlock<'_>, from: usize, to: usize| -> Vec<[u8; 16]> {
             block.rows.iter().take(to).skip(from).map(|(_, row)| block.id(row)).collect()
@@ -190,11 +203,19 @@ proptest! {
         prop_assert_eq!(ids(&some, 0, records.len()), ids(&block, 7, 14));
         // A truncated block is refused.
         let cut = cut.index(data.len());
-        prop_assert!(unpacker.unpack(&data[..cut]).and_then(|raw| DecodedBlock::read(&raw, |_| true).map(drop)).is_err());
+        prop_assert!(
+            unpacker
+                .unpack(&data[..cut])
+                .and_then(|raw| DecodedBlock::read(&raw, |_| true).map(drop))
+                .is_err()
+        );
     }
 
     #[test]
-    fn arbitrary_bytes_decode_without_a_panic(data in prop::collection::vec(any::<u8>(), 0..300), version in 0..8u8) {
+    fn arbitrary_bytes_decode_without_a_panic(
+        data in prop::collection::vec(any::<u8>(), 0..300),
+        version in 0..8u8,
+    ) {
         let data: Vec<u8> = std::iter::once(version).chain(data).collect();
         if let Ok(raw) = Unpacker::new().unwrap().unpack(&data)
             && let Ok(block) = DecodedBlock::read(&raw, |_| true)
@@ -208,23 +229,26 @@ proptest! {
 
 /// Block of version 1, before the bytes that the backend took.
 const FIRST: &str = "\
-        01f0f9ff9faa330206015308012a03034745541a67775f63695f30303030303030303030303030303030303030301047\
-        575f4241434b454e445f524553455497067001800203040506070100042f612f6200cb00710702010101f60301020105\
-        ac020a0114011e01280132d8040001019aa4000007700180020304050607090130313233343536373839616263646566\
-        010e97067001800203040506070200042f612f6200cb007107020001c8010000000000000000000000000000";
+    01f0f9ff9faa330206015308012a03034745541a67775f63695f3030303030303030303030303030\
+    3030303030301047575f4241434b454e445f524553455497067001800203040506070100042f612f\
+    6200cb00710702010101f60301020105ac020a0114011e01280132d8040001019aa4000007700180\
+    020304050607090130313233343536373839616263646566010e9706700180020304050607020004\
+    2f612f6200cb007107020001c8010000000000000000000000000000";
 /// Block of version 3, before the failed attempts.
 const WITH_BYTES_TAKEN: &str = "\
-        03f0f9ff9faa330206015508012b03034745541a67775f63695f30303030303030303030303030303030303030301047\
-        575f4241434b454e445f524553455497067001800203040506070100042f612f6200cb00710702010101f60301020105\
-        ac020a0114011e01280132d8040001019aa4000007700180020304050607090130313233343536373839616263646566\
-        010e010497067001800203040506070200042f612f6200cb007107020001c801000000000000000000000000000000";
+    03f0f9ff9faa330206015508012b03034745541a67775f63695f3030303030303030303030303030\
+    3030303030301047575f4241434b454e445f524553455497067001800203040506070100042f612f\
+    6200cb00710702010101f60301020105ac020a0114011e01280132d8040001019aa4000007700180\
+    020304050607090130313233343536373839616263646566010e0104970670018002030405060702\
+    00042f612f6200cb007107020001c801000000000000000000000000000000";
 /// The same records in a block as it is written now.
 const BLOCK: &str = "\
-        05f0f9ff9faa330206015a08012c05034745541a67775f63695f30303030303030303030303030303030303030301047\
-        575f4241434b454e445f52455345541761675f3030303030303030303030303030303030303030076e6f5f736c6f7497\
-        067001800203040506070100042f612f6200cb00710702010101f60301020105ac020a0114011e01280132d804000101\
-        9aa4000007700180020304050607090130313233343536373839616263646566010e0104010304ac0297067001800203\
-        040506070200042f612f6200cb007107020001c80100000000000000000000000000000000";
+    05f0f9ff9faa330206015a08012c05034745541a67775f63695f3030303030303030303030303030\
+    3030303030301047575f4241434b454e445f52455345541761675f30303030303030303030303030\
+    30303030303030076e6f5f736c6f7497067001800203040506070100042f612f6200cb0071070201\
+    0101f60301020105ac020a0114011e01280132d8040001019aa40000077001800203040506070901\
+    30313233343536373839616263646566010e0104010304ac0297067001800203040506070200042f\
+    612f6200cb007107020001c80100000000000000000000000000000000";
 
 #[test]
 fn a_plain_block_keeps_its_bytes() {

@@ -1,4 +1,5 @@
-//! Stored form of captured messages. Heads and bodies are separate columns, so that one is read without the other.
+//! Stored form of captured messages. Heads and bodies are separate columns, so that one is read
+//! without the other.
 
 use std::borrow::Cow;
 
@@ -39,7 +40,8 @@ struct Head<'a> {
     truncated: bool,
     /// The body column is compressed with zstd.
     packed: bool,
-    /// Appended to the other fields, for truncated bodies only. Earlier versions neither write nor read it.
+    /// Appended to the other fields, for truncated bodies only. Earlier versions neither write nor
+    /// read it.
     #[serde(skip)]
     truncated_by: Option<Truncation>,
 }

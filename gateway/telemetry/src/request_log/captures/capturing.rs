@@ -1,5 +1,5 @@
-//! Captures messages while they are relayed. Each copy is bounded by [`CAPTURE_MAX`], and all together by a budget of their
-//! worker.
+//! Captures messages while they are relayed. Each copy is bounded by [`CAPTURE_MAX`], and all
+//! together by a budget of their worker.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -33,7 +33,8 @@ impl CaptureBudget {
     }
 }
 
-/// Capture of one exchange. Empty until [`Self::begin`] is called for a service that captures messages.
+/// Capture of one exchange. Empty until [`Self::begin`] is called for a service that captures
+/// messages.
 #[derive(Default)]
 pub struct Capturing(RefCell<Option<Box<Halves>>>);
 
@@ -154,9 +155,11 @@ impl Half {
     }
 
     fn finish(mut self) -> MessageCapture {
-        // The budget covers captures in progress. From here on the limit of the log's queue applies.
+        // The budget covers captures in progress. From here on the limit of the log's queue
+        // applies.
         let headers = std::mem::take(&mut self.headers);
-        // The buffer may have twice the capacity of its contents, and the log's queue counts contents only.
+        // The buffer may have twice the capacity of its contents, and the log's queue counts
+        // contents only.
         let has_room = self.body.capacity() > self.body.len() + self.body.len() / 8;
         let body = if has_room {
             Bytes::copy_from_slice(&self.body)

@@ -1,7 +1,8 @@
-//! One day of the log: a SQLite file in WAL mode, written by one process or, during an upgrade, by two.
+//! One day of the log: a SQLite file in WAL mode, written by one process or, during an upgrade, by
+//! two.
 //!
-//! Committed records survive a crash of the process. A crash of the machine loses records since the last checkpoint (see
-//! [`DayFile::checkpoint`]).
+//! Committed records survive a crash of the process. A crash of the machine loses records since the
+//! last checkpoint (see [`DayFile::checkpoint`]).
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -28,8 +29,8 @@ use crate::request_log::zone_map::ZoneMap;
 const NUMBER_BITS: u32 = 26;
 const LAST_NUMBER: i64 = (1 << NUMBER_BITS) - 1;
 const SECOND_BITS: u32 = 17;
-/// Number that stands for all services without blocks of their own. It is above the numbers of services: appending at the
-/// end of the table leaves full pages behind.
+/// Number that stands for all services without blocks of their own. It is above the numbers of
+/// services: appending at the end of the table leaves full pages behind.
 pub(crate) const MIXED: i64 = SERVICES_MAX - 1;
 /// Records of one second and commit from which a service has a block of its own.
 const OWN_BLOCK_FROM: usize = 64;
@@ -40,17 +41,19 @@ const PRESENT_MAX: usize = 100_000;
 const SERVICES_MAX: i64 = 1 << (63 - NUMBER_BITS - SECOND_BITS);
 
 /// Tables of a day's file.
-/// - `arrival`: one row for the records of one second in one commit, with the list of blocks and the last four bytes of
-///   each record's id in the order of the blocks.
-/// - `block`: encoded records. A service with many records of the second in the commit has a block of its own, all others
-///   share one: with a thousand services, a row for each costs ten times as much as its records.
+/// - `arrival`: one row for the records of one second in one commit, with the list of blocks and
+///   the last four bytes of each record's id in the order of the blocks.
+/// - `block`: encoded records. A service with many records of the second in the commit has a block
+///   of its own, all others share one: with a thousand services, a row for each costs ten times as
+///   much as its records.
 /// - `present`: minutes in which a service has records.
 /// - `capture`: captured messages.
 const DAY_FILE: FileKind = FileKind {
     migrations: &["
     CREATE TABLE service (number INTEGER PRIMARY KEY, label TEXT NOT NULL UNIQUE) STRICT;
     CREATE TABLE block (
-        key INTEGER PRIMARY KEY, zone INTEGER NOT NULL, longest_us INTEGER NOT NULL, data BLOB NOT NULL
+        key INTEGER PRIMARY KEY, zone INTEGER NOT NULL, longest_us INTEGER NOT NULL,
+        data BLOB NOT NULL
     ) STRICT;
     CREATE TABLE arrival (
         key INTEGER PRIMARY KEY, zone INTEGER NOT NULL, longest_us INTEGER NOT NULL,
@@ -80,7 +83,8 @@ const READ_DAY_FILE: FileKind = FileKind {
 
 /// Page size. A page holds several blocks of a gateway with little traffic.
 const PAGE_BYTES: u32 = 8192;
-/// Size at which the WAL is copied into the file. It is large, so that a page written by many commits is copied once.
+/// Size at which the WAL is copied into the file. It is large, so that a page written by many
+/// commits is copied once.
 const WAL_BYTES: u64 = 64 * 1024 * 1024;
 /// Part of the bound of the log at which it is copied before, if the bound is small.
 const WAL_PART: u64 = 64;
@@ -133,8 +137,9 @@ impl OrderedRecord<'_> {
         self.order >> ORDER_SERVICE_BITS
     }
 
-    /// The account whose share is used. Anyone can send requests that do not authenticate: they have a share of their own, under
-    /// the empty name of the apex, and authenticated ones to the apex have another.
+    /// The account whose share is used. Anyone can send requests that do not authenticate: they
+    /// have a share of their own, under the empty name of the apex, and authenticated ones to the
+    /// apex have another.
     pub(crate) fn account(&self) -> &str {
         match &self.record.by {
             Some(_) => account_and_service(self.label).0,
@@ -268,7 +273,8 @@ impl DayFile {
         Ok(())
     }
 
-    /// Copies the WAL into the file and syncs it. Records written before now survive a crash of the machine.
+    /// Copies the WAL into the file and syncs it. Records written before now survive a crash of the
+    /// machine.
     pub(crate) fn checkpoint(&mut self) -> Result<(), LogError> {
         self.connection
             .query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
@@ -295,8 +301,8 @@ struct Arrival {
 }
 
 impl Arrival {
-    /// Writes `records`, which are grouped by the number of their service, into as many blocks as needed, with keys of
-    /// `service`.
+    /// Writes `records`, which are grouped by the number of their service, into as many blocks as
+    /// needed, with keys of `service`.
     fn write_blocks(
         &mut self,
         connection: &Connection,
@@ -426,7 +432,8 @@ pub(crate) fn find_service(connection: &Connection, label: &str) -> Result<Optio
     Ok(select.query_row([label], |row| row.get(0)).optional()?)
 }
 
-/// Returns the bytes of an id that `arrival` keeps to find it: 22 random bits and the slot of the node.
+/// Returns the bytes of an id that `arrival` keeps to find it: 22 random bits and the slot of the
+/// node.
 pub(crate) fn fingerprint(id: &[u8; 16]) -> [u8; 4] {
     [id[12], id[13], id[14], id[15]]
 }

@@ -1,5 +1,5 @@
-//! Removes the files of expired days. A file is truncated step by step, so that a large one blocks neither the log thread
-//! nor the file system.
+//! Removes the files of expired days. A file is truncated step by step, so that a large one blocks
+//! neither the log thread nor the file system.
 
 use std::collections::VecDeque;
 use std::fs::{self, OpenOptions};
@@ -10,7 +10,8 @@ use gw_shared::files::remove_if_there;
 
 use super::day::Day;
 
-/// Bytes removed in one step, which takes some milliseconds. There is one step per write, or one per second.
+/// Bytes removed in one step, which takes some milliseconds. There is one step per write, or one
+/// per second.
 pub(crate) const STEP_BYTES: u64 = 32 * 1024 * 1024;
 /// Suffix of the name of a file that is being removed.
 pub(crate) const EXPIRED: &str = ".expired";
@@ -22,7 +23,8 @@ pub(crate) struct Expiry {
 }
 
 impl Expiry {
-    /// Renames all files of days before `oldest`, damaged ones included, so that readers no longer find them.
+    /// Renames all files of days before `oldest`, damaged ones included, so that readers no longer
+    /// find them.
     pub(crate) fn begin(&mut self, folder: &Path, oldest: Day) -> io::Result<()> {
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();
@@ -38,7 +40,8 @@ impl Expiry {
                 self.rest.push_back(path);
                 continue;
             }
-            // Renamed first: SQLite must not open a truncated file. Another process may rename it before.
+            // Renamed first: SQLite must not open a truncated file. Another process may rename it
+            // before.
             let expired = folder.join(format!("{name}{EXPIRED}"));
             match fs::rename(&path, &expired) {
                 Ok(()) => self.rest.push_back(expired),
@@ -76,7 +79,8 @@ impl Expiry {
     }
 }
 
-/// Truncates a file by [`STEP_BYTES`], or removes it if it is not longer. Returns whether it is removed.
+/// Truncates a file by [`STEP_BYTES`], or removes it if it is not longer. Returns whether it is
+/// removed.
 fn shorten(path: &Path) -> io::Result<bool> {
     let file = match OpenOptions::new().write(true).open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),

@@ -1,4 +1,5 @@
-//! Files of days open for reading, and their pool. Opening a file takes a hundred times as long as finding a record in it.
+//! Files of days open for reading, and their pool. Opening a file takes a hundred times as long as
+//! finding a record in it.
 
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
@@ -50,8 +51,8 @@ impl Readers {
         }
     }
 
-    /// Reads the file of `day` with `read`; `None` if there is no file, or if it expires meanwhile. Closes idle files of
-    /// days that are not in `kept`.
+    /// Reads the file of `day` with `read`; `None` if there is no file, or if it expires meanwhile.
+    /// Closes idle files of days that are not in `kept`.
     pub(crate) fn read<T>(
         &self,
         day: Day,
@@ -160,7 +161,8 @@ impl Reader {
                 "SELECT request, request_body FROM capture WHERE key = ?1 AND request IS NOT NULL"
             }
             Side::Response => {
-                "SELECT response, response_body FROM capture WHERE key = ?1 AND response IS NOT NULL"
+                "SELECT response, response_body FROM capture WHERE key = ?1 AND response IS NOT \
+                 NULL"
             }
         };
         let mut select = self.connection.prepare_cached(select)?;

@@ -44,7 +44,8 @@ impl Shares {
     pub(crate) fn load(connection: &Connection) -> Result<Self, LogError> {
         // Not a migration: a version of the program without shares ignores the table.
         connection.execute_batch(
-            "CREATE TABLE IF NOT EXISTS share (account TEXT PRIMARY KEY, bytes INTEGER NOT NULL) STRICT",
+            "CREATE TABLE IF NOT EXISTS share (account TEXT PRIMARY KEY, bytes INTEGER NOT NULL) \
+             STRICT",
         )?;
         let mut shares = Self::default();
         let mut select = connection.prepare("SELECT account, bytes FROM share")?;
@@ -95,8 +96,8 @@ impl Shares {
         if !std::mem::replace(&mut share.is_told, true) {
             tracing::warn!(
                 %account,
-                "request log: the account has used its share of the day: captured bodies are left out, then \
-                 records; raise request_log_max_bytes"
+                "request log: the account has used its share of the day: captured bodies are left \
+                 out, then records; raise request_log_max_bytes"
             );
         }
         false
@@ -107,7 +108,8 @@ impl Shares {
         let estimated: u64 = self.accounts.values().map(|share| share.added).sum();
         // Another process may add to the same file during an upgrade.
         let mut add = connection.prepare_cached(
-            "INSERT INTO share VALUES (?1, ?2) ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes",
+            "INSERT INTO share VALUES (?1, ?2) ON CONFLICT DO UPDATE SET bytes = bytes + \
+             excluded.bytes",
         )?;
         for (account, share) in self
             .accounts

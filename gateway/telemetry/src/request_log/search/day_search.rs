@@ -1,5 +1,5 @@
-//! Blocks of the files of days, for a search: windows of minutes in which the services have records, each from its newest
-//! second to the oldest.
+//! Blocks of the files of days, for a search: windows of minutes in which the services have
+//! records, each from its newest second to the oldest.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
@@ -23,8 +23,9 @@ use crate::request_log::days::readers::{Reader, Readers, read_arrived};
 use crate::request_log::queue::LogCounters;
 use crate::request_log::view::CapturedView;
 
-/// Minutes read by one SQL query. SQLite may skip all their rows, so that the query returns nothing for a while. The blocks
-/// of this many minutes fit a reader's cache on a gateway with little traffic.
+/// Minutes read by one SQL query. SQLite may skip all their rows, so that the query returns nothing
+/// for a while. The blocks of this many minutes fit a reader's cache on a gateway with little
+/// traffic.
 const MINUTES_AT_A_TIME: usize = 5;
 /// Work of skipping a second, in rows.
 const PASSING: u64 = 4;
@@ -132,7 +133,8 @@ impl DaySearch<'_> {
         self.read_ahead((from, last), zone == 0 && longest_us == 0)?;
         let mut select = self.connection.prepare_cached(
             "SELECT key, blocks FROM arrival
-             WHERE key >= ?1 AND key < ?2 AND zone & ?3 = ?3 AND longest_us >= ?4 ORDER BY key DESC",
+             WHERE key >= ?1 AND key < ?2 AND zone & ?3 = ?3 AND longest_us >= ?4
+             ORDER BY key DESC",
         )?;
         let keys = [arrival_keys(from), arrival_keys(last + 1)];
         let mut rows = select.query(params![keys[0], keys[1], zone, longest_us])?;
@@ -187,8 +189,8 @@ impl DaySearch<'_> {
         Ok(())
     }
 
-    /// Scans the range forwards once, because the kernel reads ahead in that direction only and the search reads backwards.
-    /// The cost is small if the pages are cached.
+    /// Scans the range forwards once, because the kernel reads ahead in that direction only and the
+    /// search reads backwards. The cost is small if the pages are cached.
     fn read_ahead(&self, (from, last): (i64, i64), blocks: bool) -> Result<(), LogError> {
         // The zone map is on the row's first page, which contains small blocks completely.
         let touch = |select: &str, keys: [i64; 2]| {
@@ -249,9 +251,9 @@ fn labels(
     Ok(all)
 }
 
-/// Returns the first and last second of each window to search. Adjacent minutes of `minutes`, which are in descending
-/// order, are joined, and windows are limited to `seconds`. The first windows are short, since they may have all records
-/// that the page needs.
+/// Returns the first and last second of each window to search. Adjacent minutes of `minutes`, which
+/// are in descending order, are joined, and windows are limited to `seconds`. The first windows are
+/// short, since they may have all records that the page needs.
 fn windows(mut minutes: &[i64], seconds: RangeInclusive<i64>) -> impl Iterator<Item = (i64, i64)> {
     let mut most = 1;
     let groups = iter::from_fn(move || {

@@ -84,7 +84,8 @@ impl Criteria {
         let caller_id = query.caller_id.as_deref().map(|text| {
             let known = ClientId::new(text).is_ok() || KeyId::new(text).is_ok();
             let expected =
-                "must be a client id (`gw_ci_` and 20 characters of A-Z, a-z and 0-9) or a service key's id (16 of these characters)";
+                "must be a client id (`gw_ci_` and 20 characters of A-Z, a-z and 0-9) or a service \
+                 key's id (16 of these characters)";
             if known { Ok(text.to_owned()) } else { Err(invalid("caller_id")(expected)) }
         });
         let before = query.cursor.as_deref().map(|text| {
@@ -108,7 +109,8 @@ impl Criteria {
 
     /// Range of times that can match, Unix time in milliseconds.
     pub(crate) fn range_ms(&self) -> RangeInclusive<u64> {
-        // The cursor of a search that ended early is the first id of a second, which was searched already.
+        // The cursor of a search that ended early is the first id of a second, which was searched
+        // already.
         let before_ms = self.before.map_or(u64::MAX, |before| {
             let ms = before.unix_ms();
             if before > RequestId::first_of_ms(ms) {
@@ -123,7 +125,8 @@ impl Criteria {
         }
     }
 
-    /// Bits that a matching zone map has, and the least value of its longest duration, as [`ZoneMap::columns`] has them.
+    /// Bits that a matching zone map has, and the least value of its longest duration, as
+    /// [`ZoneMap::columns`] has them.
     pub(crate) fn zone(&self) -> [i64; 2] {
         let status = match self.status {
             None => 0,
@@ -244,7 +247,8 @@ fn time_ms(field: &'static str, text: Option<&str>) -> Result<Option<u64>, LogEr
 }
 
 impl SearchQuery {
-    /// All mistakes of the query: names of parameters, and what is wrong with them. A search fails with the first.
+    /// All mistakes of the query: names of parameters, and what is wrong with them. A search fails
+    /// with the first.
     pub fn mistakes(&self) -> Vec<(&'static str, String)> {
         let mut left = self.clone();
         let mut mistakes: Vec<(&'static str, String)> = Vec::new();

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use super::*;
 
-/// Writes records of three services over two days, in no order and in several flushes, and returns them.
+/// Writes records of three services over two days, in no order and in several flushes, and returns
+/// them.
 fn many(fixture: &Fixture) -> BTreeMap<RequestId, (&'static str, RequestRecord)> {
     let labels = [LABEL, "acme--other", "globex--api"];
     let client = ClientId::new("gw_ci_00000000000000000000").unwrap();

@@ -132,7 +132,8 @@ fn failed_authentication_is_limited_without_locking_out_valid_callers() {
     assert_eq!(outcome(&call(&mut caller, &key)), "200 ");
     assert_eq!(outcome(&call(&mut caller, &known)), "200 ");
     assert_eq!(outcome(&call(&mut caller, &fresh)), "200 ");
-    // Only at the address that sends forged tokens are new tokens limited, because each costs a signature check.
+    // Only at the address that sends forged tokens are new tokens limited, because each costs a
+    // signature check.
     let unseen = bearer(&demo_token(&demo));
     let (message, _) = unseen.trim_end().rsplit_once('.').unwrap();
     for number in 0..6 {

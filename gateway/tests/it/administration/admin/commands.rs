@@ -202,8 +202,16 @@ fn the_commands_that_a_new_service_prints_relay_a_request() {
     } = serve(&mut serve_command(&config));
     let backend = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello");
     let output = gw_gateway()
-        .args("service create acme api --create-account --with-key --with-agent --json --backend-port".split(' '))
-        .args([backend.rsplit(':').next().unwrap(), "--admin-url", &format!("http://{admin_address}")])
+        .args(
+            "service create acme api --create-account --with-key --with-agent --json \
+               --backend-port"
+                .split(' '),
+        )
+        .args([
+            backend.rsplit(':').next().unwrap(),
+            "--admin-url",
+            &format!("http://{admin_address}"),
+        ])
         .arg("--admin-token-file")
         .arg(data_dir.join("admin.token"))
         .output()

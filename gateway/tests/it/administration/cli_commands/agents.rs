@@ -24,20 +24,42 @@ fn agents() {
         "created_at": CREATED_AT,
         "update": {"state": "held_back", "release_keys": [RELEASE_KEY]},
         "refused_version": {
-            "agent_id": ID, "service": "acme--web", "agent_version": "0.1.0", "gateway_version": "0.2.0", "seconds_ago": 5,
+            "agent_id": ID,
+            "service": "acme--web",
+            "agent_version": "0.1.0",
+            "gateway_version": "0.2.0",
+            "seconds_ago": 5,
         },
         "ended_tunnels": [
             {"agent_id": ID, "service": "acme--api", "reason": "moved", "seconds_ago": 61},
             {
-                "agent_id": ID, "service": "acme--web", "reason": "service_not_assigned", "seconds_ago": 7,
+                "agent_id": ID,
+                "service": "acme--web",
+                "reason": "service_not_assigned",
+                "seconds_ago": 7,
                 "advice": "ask an administrator",
             },
         ],
         "tunnels": [{
-            "service": "acme--api", "agent_id": ID, "agent_version": "0.1.0", "certificate_not_after": null,
-            "generation": 1, "worker": 0, "age_seconds": 61, "idle_seconds": 0, "round_trip_us": 250, "in_flight": 2,
-            "window": 524288, "held_bytes": 0, "slots": 128, "slots_in_use": 2, "draining": true,
-            "state": "ready", "state_seconds": 9, "requests": 31, "share_percent": 48,
+            "service": "acme--api",
+            "agent_id": ID,
+            "agent_version": "0.1.0",
+            "certificate_not_after": null,
+            "generation": 1,
+            "worker": 0,
+            "age_seconds": 61,
+            "idle_seconds": 0,
+            "round_trip_us": 250,
+            "in_flight": 2,
+            "window": 524288,
+            "held_bytes": 0,
+            "slots": 128,
+            "slots_in_use": 2,
+            "draining": true,
+            "state": "ready",
+            "state_seconds": 9,
+            "requests": 31,
+            "share_percent": 48,
         }],
     });
     let reply = || vec![(200, agent.clone())];
@@ -48,10 +70,12 @@ fn agents() {
         vec![(200, page(std::slice::from_ref(&agent)))],
     );
     assert_eq!(asked, ["GET /api/v1/accounts/acme/agents?limit=500"]);
-    let table = "AGENT                    ENROLLMENT               NAME       SERVICES  STATUS    STANDBY  TUNNELS  STATE                                         \
-                 SLOTS     SHARE  VERSION  UPDATE     RELEASE KEYS  CERTIFICATE UNTIL\n\
-                 ag_0123456789abcdefghij  en_0123456789abcdefghij  a machine  api       approved  yes      1        draining, ended 7s ago: service_not_assigned  \
-                 2 of 128  48 %   0.1.0    held back  t4kjPEvq      -\n";
+    let table = "AGENT                    ENROLLMENT               NAME       SERVICES  STATUS    \
+                 STANDBY  TUNNELS  STATE                                         SLOTS     SHARE  \
+                 VERSION  UPDATE     RELEASE KEYS  CERTIFICATE UNTIL\n\
+                 ag_0123456789abcdefghij  en_0123456789abcdefghij  a machine  api       approved  \
+                 yes      1        draining, ended 7s ago: service_not_assigned  2 of 128  48 %   \
+                 0.1.0    held back  t4kjPEvq      -\n";
     assert_eq!(out, table);
     let mut absent = agent.clone();
     let mut pending = agent.clone();
@@ -100,8 +124,8 @@ fn agents() {
     );
     assert!(
         out.contains(
-            "  acme--api: draining, up 1m 1s, idle 0s, 2 requests in flight, 2 of 128 slots in use, 48 % of the requests, \
-             round trip 250.0µs\n"
+            "  acme--api: draining, up 1m 1s, idle 0s, 2 requests in flight, 2 of 128 slots in \
+             use, 48 % of the requests, round trip 250.0µs\n"
         ),
         "{out}"
     );
@@ -146,15 +170,33 @@ fn agents() {
 fn tunnels() {
     let agent = |number: usize, tunnels: Value| {
         json!({
-            "agent_id": format!("ag_{number:020}"), "account": "acme", "name": "a", "services": ["api"], "status": "approved",
-            "version": "0.2.0", "certificate_not_after": null, "created_at": CREATED_AT, "tunnels": tunnels,
+            "agent_id": format!("ag_{number:020}"),
+            "account": "acme",
+            "name": "a",
+            "services": ["api"],
+            "status": "approved",
+            "version": "0.2.0",
+            "certificate_not_after": null,
+            "created_at": CREATED_AT,
+            "tunnels": tunnels,
         })
     };
     let tunnel = |service: &str, number: usize, more: Value| {
         let mut tunnel = json!({
-            "service": service, "agent_id": format!("ag_{number:020}"), "agent_version": "0.2.0",
-            "certificate_not_after": null, "generation": 1, "worker": 0, "age_seconds": 61, "idle_seconds": 0,
-            "round_trip_us": 250, "in_flight": 2, "window": 524288, "held_bytes": 0, "slots": null, "slots_in_use": null,
+            "service": service,
+            "agent_id": format!("ag_{number:020}"),
+            "agent_version": "0.2.0",
+            "certificate_not_after": null,
+            "generation": 1,
+            "worker": 0,
+            "age_seconds": 61,
+            "idle_seconds": 0,
+            "round_trip_us": 250,
+            "in_flight": 2,
+            "window": 524288,
+            "held_bytes": 0,
+            "slots": null,
+            "slots_in_use": null,
             "draining": false,
         });
         tunnel
@@ -163,10 +205,18 @@ fn tunnels() {
             .append(more.clone().as_object_mut().unwrap());
         tunnel
     };
-    let ready = json!({ "state": "ready", "state_seconds": 60, "requests": 7, "share_percent": 88, "slots": 8, "slots_in_use": 1 });
+    let ready = json!({
+        "state": "ready",
+        "state_seconds": 60,
+        "requests": 7,
+        "share_percent": 88,
+        "slots": 8,
+        "slots_in_use": 1,
+    });
     let of_node_1 = json!({ "node": 1 });
     let unhealthy = json!({
-        "state": "unhealthy", "state_seconds": 5, "state_reason": "no backend takes connections", "standby": true,
+        "state": "unhealthy", "state_seconds": 5, "state_reason": "no backend takes \
+            connections", "standby": true,
         "requests": 1, "share_percent": 12,
     });
     let first = agent(
@@ -182,10 +232,14 @@ fn tunnels() {
     let (asked, out) = succeed("tunnel list acme", replies());
     assert_eq!(asked, ["GET /api/v1/accounts/acme/agents?limit=500"]);
     let table = "\
-SERVICE    AGENT                    STATE                                           STANDBY  SLOTS   REQUESTS  SHARE  IN FLIGHT  UP     NODE  VERSION
-acme--api  ag_00000000000000000001  unhealthy for 5s: no backend takes connections  yes      -       1         12 %   2          1m 1s  -     0.2.0
-acme--api  ag_00000000000000000002  ready for 1m                                    no       1 of 8  7         88 %   2          1m 1s  -     0.2.0
-acme--web  ag_00000000000000000001  unknown                                         no       -       0         -      2          1m 1s  1     0.2.0
+SERVICE    AGENT                    STATE                                           STANDBY  \
+    SLOTS   REQUESTS  SHARE  IN FLIGHT  UP     NODE  VERSION
+acme--api  ag_00000000000000000001  unhealthy for 5s: no backend takes connections  yes      \
+    -       1         12 %   2          1m 1s  -     0.2.0
+acme--api  ag_00000000000000000002  ready for 1m                                    no       \
+    1 of 8  7         88 %   2          1m 1s  -     0.2.0
+acme--web  ag_00000000000000000001  unknown                                         no       \
+    -       0         -      2          1m 1s  1     0.2.0
 Missing: the tunnels of nodes that do not answer: 7.
 ";
     assert_eq!(out, table);

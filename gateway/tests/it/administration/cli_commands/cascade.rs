@@ -14,8 +14,12 @@ const DELETE: &str = "DELETE /api/v1/accounts/acme?cascade=true";
 fn run(options: &str, typed: &str) -> (Vec<String>, i32, String, String) {
     let kind = |count: usize, names: &[&str]| json!({ "count": count, "names": names });
     let contents = json!({
-        "services": kind(1, &["api"]), "credentials": kind(0, &[]), "service_keys": kind(2, &["ci (k1)", "k2"]),
-        "agents": kind(60, &["a (ag_1)"]), "domains": kind(0, &[]), "enrollment_tokens": kind(0, &[]),
+        "services": kind(1, &["api"]),
+        "credentials": kind(0, &[]),
+        "service_keys": kind(2, &["ci (k1)", "k2"]),
+        "agents": kind(60, &["a (ag_1)"]),
+        "domains": kind(0, &[]),
+        "enrollment_tokens": kind(0, &[]),
     });
     let mut answers = vec![(204, Value::Null)];
     if !options.contains("--yes") {
@@ -47,8 +51,9 @@ fn a_cascade_is_made_after_its_confirmation_only() {
     let (asked, code, out, shown) = run("--cascade", "acme\n");
     assert_eq!(asked, [CONTENTS, DELETE], "{shown}");
     assert_eq!((code, out.as_str()), (0, "Deleted.\n"));
-    let expected = "Account acme and with it:\n  1 services\n    api\n  2 service keys\n    ci (k1)\n    k2\n  60 agents\n    \
-                    a (ag_1)\n    … and 59 more\nType acme to delete all of it: ";
+    let expected = "Account acme and with it:\n  1 services\n    api\n  2 service keys\n    ci \
+                    (k1)\n    k2\n  60 agents\n    a (ag_1)\n    … and 59 more\n\
+                    Type acme to delete all of it: ";
     assert_eq!(shown, expected);
     for typed in ["", "yes\n", "acm\n"] {
         let (asked, code, out, shown) = run("--cascade", typed);

@@ -17,10 +17,22 @@ fn answers() -> Vec<(u16, Value)> {
 fn an_export_reads_every_list() {
     let account = json!({ "id": "acme", "capture_allowed": false, "created_at": CREATED_AT });
     let secret = |id: &str| {
-        json!({ id: "x", "account": "acme", "name": "ci", "allowed_services": ["api"], "enabled": true,
-            "created_at": CREATED_AT })
+        json!({
+            id: "x",
+            "account": "acme",
+            "name": "ci",
+            "allowed_services": ["api"],
+            "enabled": true,
+            "created_at": CREATED_AT,
+        })
     };
-    let agent = json!({ "agent_id": "ag_1", "name": "edge", "services": ["api"], "status": "approved", "standby": false });
+    let agent = json!({
+        "agent_id": "ag_1",
+        "name": "edge",
+        "services": ["api"],
+        "status": "approved",
+        "standby": false,
+    });
     let domain = json!({ "name": "api.customer.example", "service": "api", "status": "pending" });
     let lists = [
         account,
@@ -76,8 +88,9 @@ fn an_application_stops_at_the_first_failure_and_says_what_is_made() {
         out.ends_with("3 to create, 0 to change, 0 to delete, 0 unchanged.\n"),
         "{out}"
     );
-    let expected = "gw-gateway: service acme/api: the disk is full; the other changes are not made, and applying again goes on with \
-                    them:\n  made: create account acme\n  not made: create service acme/api\n  not made: create key acme/ci\n";
+    let expected = "gw-gateway: service acme/api: the disk is full; the other changes are not \
+                    made, and applying again goes on with them:\n  made: create account acme\n  \
+                    not made: create service acme/api\n  not made: create key acme/ci\n";
     assert_eq!(err, expected);
     let asked = [
         "GET /api/v1/accounts?limit=500",

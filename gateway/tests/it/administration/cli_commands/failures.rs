@@ -123,7 +123,8 @@ fn the_configuration_file_supplies_address_and_token() {
     let data_dir = directory.path().join("data");
     let listen = api.url.trim_start_matches("http://");
     let text = format!(
-        "region = \"eu1\"\ndomain = \"example.com\"\ndata_dir = {data_dir:?}\nadmin_listen = \"{listen}\"\n"
+        "region = \"eu1\"\ndomain = \"example.com\"\ndata_dir = {data_dir:?}\n\
+         admin_listen = \"{listen}\"\n"
     );
     std::fs::write(&path, text).unwrap();
     std::fs::create_dir(&data_dir).unwrap();
@@ -141,7 +142,13 @@ fn the_configuration_file_supplies_address_and_token() {
 fn a_closed_output_pipe_is_not_a_failure() {
     // More output than a pipe holds, and a reader that does not read.
     let accounts: Vec<Value> = (0..10_000)
-        .map(|number| json!({ "id": format!("a{number:06}"), "capture_allowed": false, "created_at": CREATED_AT }))
+        .map(|number| {
+            json!({
+                "id": format!("a{number:06}"),
+                "capture_allowed": false,
+                "created_at": CREATED_AT,
+            })
+        })
         .collect();
     let api = FakeApi::new(vec![(200, page(&accounts))]);
     let mut command = gw_gateway("account list");

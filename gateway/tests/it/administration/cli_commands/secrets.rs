@@ -200,7 +200,8 @@ fn enrollment_tokens() {
     let (asked, out) = succeed(create, vec![created.clone()]);
     assert_eq!(asked, [request]);
     let line = format!(
-        "\ngw-agent http 3000 --gateway https://eu1.example.com:8443 --token-file - <<'END'\n{text}\nEND\n"
+        "\ngw-agent http 3000 --gateway https://eu1.example.com:8443 --token-file - <<'END'\n\
+         {text}\nEND\n"
     );
     assert!(
         out.contains("The token is shown only this once, and works for 50 agents.")

@@ -8,15 +8,29 @@ use super::{CREATED_AT, Ended, FakeApi, administer, service, succeed};
 fn answers_of_access() -> Vec<(u16, Value)> {
     let account = json!({ "id": "acme", "capture_allowed": false, "created_at": CREATED_AT });
     let key = json!({
-        "key_id": "0123456789abcdef", "account": "acme", "name": null, "allowed_services": ["api"], "enabled": true,
-        "created_at": CREATED_AT, "service_key": "gw_sk_0123456789abcdef.s",
+        "key_id": "0123456789abcdef",
+        "account": "acme",
+        "name": null,
+        "allowed_services": ["api"],
+        "enabled": true,
+        "created_at": CREATED_AT,
+        "service_key": "gw_sk_0123456789abcdef.s",
     });
     let address =
         json!({ "gateway_url": "https://eu1.example.com:8443", "ca_certificate": "PEM\n" });
     let token = json!({
-        "id": "1123456789abcdef", "account": "acme", "services": ["api"], "approval": "auto", "created_at": CREATED_AT,
-        "expires_at": "2026-01-02T03:14:05Z", "uses": 1, "used": 0, "agents": [], "token": "gw_et_1123456789abcdef.t",
-        "gateway_url": "https://eu1.example.com:8443", "ca_certificate": "PEM\n",
+        "id": "1123456789abcdef",
+        "account": "acme",
+        "services": ["api"],
+        "approval": "auto",
+        "created_at": CREATED_AT,
+        "expires_at": "2026-01-02T03:14:05Z",
+        "uses": 1,
+        "used": 0,
+        "agents": [],
+        "token": "gw_et_1123456789abcdef.t",
+        "gateway_url": "https://eu1.example.com:8443",
+        "ca_certificate": "PEM\n",
     });
     vec![
         (200, account),
@@ -28,8 +42,9 @@ fn answers_of_access() -> Vec<(u16, Value)> {
 }
 
 const WRITE_AUTHORITY: &str = "cat > gw-ca.crt <<'END'\nPEM\nEND\n";
-const AGENT_COMMAND: &str = "cat > gw-ca.crt <<'END'\nPEM\nEND\ngw-agent http 8080 \
-    --gateway https://eu1.example.com:8443 --ca-file gw-ca.crt --token-file - <<'END'\ngw_et_1123456789abcdef.t\nEND";
+const AGENT_COMMAND: &str = "cat > gw-ca.crt <<'END'\nPEM\nEND\n\
+                             gw-agent http 8080 --gateway https://eu1.example.com:8443 --ca-file \
+                             gw-ca.crt --token-file - <<'END'\ngw_et_1123456789abcdef.t\nEND";
 const CURL_COMMAND: &str = "cat > gw-ca.crt <<'END'\nPEM\nEND\ncurl -sS --cacert gw-ca.crt \
     https://acme--api.eu1.example.com:8443/ \\\n  -H 'X-Gw-Service-Key: gw_sk_0123456789abcdef.s'";
 
@@ -45,7 +60,10 @@ fn a_service_with_access_is_printed_with_its_commands() {
             r#"POST /api/v1/accounts/acme/services {"id":"api"}"#,
             "GET /api/v1/gateway",
             r#"POST /api/v1/accounts/acme/service-keys {"allowed_services":["api"]}"#,
-            r#"POST /api/v1/accounts/acme/enrollment-tokens {"approval":"auto","services":["api"]}"#,
+            concat!(
+                "POST /api/v1/accounts/acme/enrollment-tokens ",
+                r#"{"approval":"auto","services":["api"]}"#
+            ),
         ]
     );
     let alone = |command: &str| command.strip_prefix(WRITE_AUTHORITY).unwrap().to_owned();

@@ -148,7 +148,8 @@ fn forms_without_a_valid_token_or_from_another_origin_are_refused() {
     let form_token = browser.get("/accounts").form_token();
     let accounts = || demo.gateway().control().records().accounts.len();
 
-    // Without the session's form token, with the token of another session, and with a foreign origin.
+    // Without the session's form token, with the token of another session, and with a foreign
+    // origin.
     let other = Browser::signed_in(&demo).get("/accounts").form_token();
     for token in ["", "x", &other, &form_token[1..]] {
         assert_eq!(

@@ -454,7 +454,8 @@ fn an_account_with_sixty_agents_and_keys_is_deleted_with_one_form() {
     control.put_all(&agents).unwrap();
     let settings = "/accounts/acme/settings";
     let shown = browser.get(settings).text;
-    let row = "<td data-label=\"Kind\">agents</td>\n        <td data-label=\"Count\" class=\"number\">60</td>";
+    let row = "<td data-label=\"Kind\">agents</td>\n        <td data-label=\"Count\" \
+               class=\"number\">60</td>";
     assert!(
         shown.contains(row) && shown.contains(" and 50 more"),
         "{shown}"

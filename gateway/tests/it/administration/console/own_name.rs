@@ -1,4 +1,5 @@
-//! The console's own name: the session of a browser does not reach servers on other ports of the machine.
+//! The console's own name: the session of a browser does not reach servers on other ports of the
+//! machine.
 
 use std::path::Path;
 use std::process::Command;
@@ -90,7 +91,8 @@ fn a_server_on_another_port_of_this_machine_does_not_get_the_session() {
         "{address}"
     );
 
-    // The names of the machine, the address that was printed, and one that the other server could guess.
+    // The names of the machine, the address that was printed, and one that the other server could
+    // guess.
     for host in [
         "localhost",
         "127.0.0.1",

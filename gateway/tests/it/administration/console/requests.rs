@@ -31,8 +31,8 @@ fn recorded_requests_are_found_shown_and_replayed() {
     let mut send = |method: &str, target: &str, body: &str| {
         let length = body.len();
         caller.send(format!(
-            "{method} {target} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\nContent-Type: text/html\r\n\
-             Content-Length: {length}\r\n\r\n{body}"
+            "{method} {target} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\
+             Content-Type: text/html\r\nContent-Length: {length}\r\n\r\n{body}"
         ));
         caller.response().header("x-gw-request-id").to_owned()
     };
@@ -163,7 +163,8 @@ fn a_replay_changes_only_the_edited_parts() {
     let mut caller = connect(&demo);
     let key = demo.about.service_key.clone();
     let mut call = |browser: &mut Browser| {
-        let fields = b"X-Bytes: \xff\xfe\r\nX-A: 1\r\nCookie: a=b\r\nContent-Type: text/plain\r\nContent-Length: 6";
+        let fields = b"X-Bytes: \xff\xfe\r\nX-A: 1\r\nCookie: a=b\r\nContent-Type: text/plain\r\n\
+                       Content-Length: 6";
         let head = format!("OPTIONS * HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n");
         caller.send([head.as_bytes(), fields, b"\r\n\r\na\r\nb\r\n"].concat());
         let page = format!("/requests/{}", caller.response().header("x-gw-request-id"));
@@ -273,7 +274,8 @@ fn a_replay_changes_only_the_edited_parts() {
         b"a\r\nd\r\n"
     );
 
-    // The form, and a page with the body, are audited as reads; sending the form is audited as a replay.
+    // The form, and a page with the body, are audited as reads; sending the form is audited as a
+    // replay.
     let id = address
         .trim_start_matches("/requests/")
         .trim_end_matches("/replay");

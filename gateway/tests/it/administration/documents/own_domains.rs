@@ -4,7 +4,8 @@ use super::{Ended, Gateway};
 use crate::support::peers::empty_dns;
 
 const SERVICES: &str = "managed_by = \"git\"\n[[account]]\nid = \"acme\"\ndomains_max = 2\n\
-                        [[service]]\naccount = \"acme\"\nid = \"api\"\n[[service]]\naccount = \"acme\"\nid = \"web\"\n";
+                        [[service]]\naccount = \"acme\"\nid = \"api\"\n[[service]]\n\
+                        account = \"acme\"\nid = \"web\"\n";
 
 fn domain(service: &str) -> String {
     format!(
@@ -59,8 +60,8 @@ fn a_domain_is_added_labelled_and_removed_and_moves_only_with_a_proof() {
     let beta = domain("web").replace("acme", "beta");
     gateway.write("domains.toml", &format!("{}{beta}", domain("web")));
     let Ended { code, err, .. } = gateway.run(&["diff", "-f", "domains.toml"]);
-    let expected = "domains.toml:5: domain beta/api.customer.test is also declared as domain acme/api.customer.test, at \
-                    domains.toml:1; leave it to one account";
+    let expected = "domains.toml:5: domain beta/api.customer.test is also declared as domain \
+                    acme/api.customer.test, at domains.toml:1; leave it to one account";
     assert!(code == 2 && err.contains(expected), "{err}");
 
     let out = gateway.succeed(&["apply", "-f", "services.toml", "--prune", "--yes"]);

@@ -1,4 +1,5 @@
-//! Mistakes of a first day with Gw, made on the real programs. Each message names the object, the cause and what to do.
+//! Mistakes of a first day with Gw, made on the real programs. Each message names the object, the
+//! cause and what to do.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -108,7 +109,8 @@ fn an_agent_that_gets_the_url_of_a_service_or_another_authority() {
         &day.enroll("eu1.gw.localhost", &other_file),
         &[
             &format!(
-                "the gateway's certificate at eu1.gw.localhost:{port} is not trusted: no authority in --ca-file issued it"
+                "the gateway's certificate at eu1.gw.localhost:{port} is not trusted: no authority \
+                 in --ca-file issued it"
             ),
             "its certificate, for eu1.gw.localhost, *.eu1.gw.localhost, is issued by \"CN=",
             "dev-ca.crt in data_dir",

@@ -1,5 +1,5 @@
-//! A table of mistakes of a first day, typed as they are written there. Each is refused with an exit code that is not
-//! 0, and the message names the object, the cause and what to do.
+//! A table of mistakes of a first day, typed as they are written there. Each is refused with an
+//! exit code that is not 0, and the message names the object, the cause and what to do.
 
 use std::fs;
 use std::process::Command;
@@ -168,7 +168,8 @@ fn lines_of_a_configuration() {
     }
 }
 
-/// Writes a self-signed certificate for the region as `openssl req -x509` makes it; returns the keys of the configuration.
+/// Writes a self-signed certificate for the region as `openssl req -x509` makes it; returns the
+/// keys of the configuration.
 fn certificate_of_authority(folder: &std::path::Path) -> String {
     let key = rcgen::KeyPair::generate().unwrap();
     let names = [

@@ -61,12 +61,18 @@ impl HostileGateway {
     pub(super) fn enrolling(services: &[&str]) -> Vec<(&'static str, Reply)> {
         let agent_id = "ag_0123456789abcdefghij";
         let enrolled = json!({
-            "enrollment_id": "en_0123456789abcdefghij", "agent_id": agent_id, "enrollment_secret": "gw_es_x",
-            "status": "approved", "poll_after_seconds": 1,
+            "enrollment_id": "en_0123456789abcdefghij",
+            "agent_id": agent_id,
+            "enrollment_secret": "gw_es_x",
+            "status": "approved",
+            "poll_after_seconds": 1,
         });
         let status = json!({ "status": "approved", "agent_id": agent_id, "poll_after_seconds": 1 });
         let certificate = json!({
-            "certificate": "", "chain": "", "not_after": "2999-01-01T00:00:00Z", "agent_id": agent_id,
+            "certificate": "",
+            "chain": "",
+            "not_after": "2999-01-01T00:00:00Z",
+            "agent_id": agent_id,
             "services": services,
         });
         vec![
@@ -171,7 +177,8 @@ impl Shared {
         };
         let json = value.to_string();
         format!(
-            "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{json}",
+            "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n\
+             {json}",
             json.len()
         )
     }

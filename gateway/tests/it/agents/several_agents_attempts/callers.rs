@@ -131,7 +131,8 @@ fn a_named_connection_leaves_an_agent_that_is_not_in_order() {
     let (_, attempts) = call(&several, &scripted, &mut caller, first);
     let agent = attempts[0].agent;
     let refuse = format!("X-Refuse-At: {agent}\r\n");
-    // Requests that reach no backend open the breaker, which is closed again for a probe after a while.
+    // Requests that reach no backend open the breaker, which is closed again for a probe after a
+    // while.
     for refused in 0.. {
         let (status, attempts) = call(&several, &scripted, &mut caller, &refuse);
         if attempts.last().unwrap().agent != agent {

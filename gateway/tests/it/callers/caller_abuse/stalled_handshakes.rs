@@ -82,7 +82,8 @@ fn stalled_handshakes_hold_little_memory() {
     /// Memory of the process that does not depend on the number of handshakes.
     const PROCESS: usize = 8 * 1024 * 1024;
     let served = start("");
-    // The header of a record with a ClientHello of 16,000 bytes (RFC 8446 §5.1 and §4), and all but its end.
+    // The header of a record with a ClientHello of 16,000 bytes (RFC 8446 §5.1 and §4), and all but
+    // its end.
     let mut hello = vec![0x16, 3, 1, 0x3e, 0x84, 1, 0, 0x3e, 0x80, 3, 3];
     hello.resize(15_000, 0);
     let stall = || {

@@ -1,4 +1,5 @@
-//! Memory of the gateway process for header lists that wait: heads for their end or that of their body, trailers for a reader.
+//! Memory of the gateway process for header lists that wait: heads for their end or that of their
+//! body, trailers for a reader.
 
 use std::io::{Read, Write};
 use std::net::Ipv4Addr;
@@ -20,7 +21,8 @@ use crate::support::processes::prepared::Prepared;
 const CONNECTIONS: usize = 10;
 /// Concurrent requests of one connection.
 const STREAMS: u32 = 100;
-/// Most bytes of one connection: 100 heads of 32 KiB, with the memory of 100 fields each, and the same for the largest trailers.
+/// Most bytes of one connection: 100 heads of 32 KiB, with the memory of 100 fields each, and the
+/// same for the largest trailers.
 const CONNECTION: usize = 8 * 1024 * 1024;
 /// Fields in a list that is just below the limit of 128 KiB, each of 33 bytes (RFC 7541 §4.1).
 const MANY: usize = 3800;
@@ -72,7 +74,8 @@ fn connection(request: impl Fn(u32) -> Vec<u8>) -> Vec<u8> {
     frames
 }
 
-/// Opens a connection, sends the frames, and receives up to the answer to their PING, by when the gateway has read them all.
+/// Opens a connection, sends the frames, and receives up to the answer to their PING, by when the
+/// gateway has read them all.
 fn send(about: &About, frames: &[u8]) -> Tls {
     let mut stream = Tls::new(session(about, HOST, &[b"h2"], None), socket(about));
     stream.write_all(frames).unwrap();
@@ -189,7 +192,8 @@ fn incomplete_heads_of_an_address_are_bounded() {
     /// As docs/limits.md says.
     const PER_ADDRESS: usize = 256;
     const BLOCKS_PER_ADDRESS: usize = 40;
-    /// Most memory of one such connection: a head with one more receive, in a buffer that has grown, and the connection.
+    /// Most memory of one such connection: a head with one more receive, in a buffer that has
+    /// grown, and the connection.
     const HEAD: usize = 144 * 1024;
     const BLOCK: usize = 800 * 1024;
     let prepared = Prepared::new();
@@ -242,7 +246,8 @@ fn requests_without_data_that_do_not_end_are_bounded() {
         frame(HEADERS, END_HEADERS, stream, &head)
     });
     let mut all: Vec<Tls> = (0..3).map(|_| send(&about, &frames)).collect();
-    // 300 requests wait, of which an address may have 256: the oldest is reset, and its connection goes on.
+    // 300 requests wait, of which an address may have 256: the oldest is reset, and its connection
+    // goes on.
     let reset = loop {
         let (kind, stream) = receive(&mut all[0]);
         if kind == RST_STREAM {

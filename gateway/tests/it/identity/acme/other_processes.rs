@@ -18,11 +18,12 @@ use crate::support::programs::usable;
 
 const PROGRAMS: [&str; 3] = ["pebble", "named", "curl"];
 const APEX_OF_NODES: &str = "eu1.gw.localhost";
-/// Orders until the authority asks for a proof. Pebble accepts an earlier one for one order in a hundred, also with
-/// `PEBBLE_AUTHZREUSE=0`.
+/// Orders until the authority asks for a proof. Pebble accepts an earlier one for one order in a
+/// hundred, also with `PEBBLE_AUTHZREUSE=0`.
 const ORDERS_MAX: usize = 10;
 
-/// Nodes that prove their apex in handshakes, at an authority whose connections go through a passage.
+/// Nodes that prove their apex in handshakes, at an authority whose connections go through a
+/// passage.
 struct Nodes {
     region: Region,
     passage: Passage,
@@ -43,8 +44,8 @@ impl Nodes {
         let pebble = Pebble::start(options);
         let front = Front::start(&pebble);
         let configuration = format!(
-            "tls = \"acme\"\nacme.directory = {:?}\nacme.ca_file = {:?}\nacme.terms_accepted = true\n\
-             acme.challenge = \"tls-alpn\"\ndns_servers = [\"{}\"]\n",
+            "tls = \"acme\"\nacme.directory = {:?}\nacme.ca_file = {:?}\n\
+             acme.terms_accepted = true\nacme.challenge = \"tls-alpn\"\ndns_servers = [\"{}\"]\n",
             front.directory(),
             pebble.ca_file(),
             named.address,
@@ -79,7 +80,8 @@ impl Nodes {
         Some(Connection::open_to(&self.root, APEX_OF_NODES, address)?.certificate())
     }
 
-    /// Renews the certificate until the authority connects for the proof, and returns the number of orders.
+    /// Renews the certificate until the authority connects for the proof, and returns the number of
+    /// orders.
     #[track_caller]
     fn renew_with_proof(&self) -> usize {
         for order in 1..=ORDERS_MAX {
@@ -152,7 +154,8 @@ fn a_node_goes_on_with_the_order_of_a_lost_node() {
         (found == nodes.certificate(0)).then_some(found)
     });
     nodes.region.kill(0);
-    // The proof is in the records, so that the other node shows it at once. It orders once the first node is declared dead.
+    // The proof is in the records, so that the other node shows it at once. It orders once the
+    // first node is declared dead.
     nodes.passage.lead_to(nodes.region.node(1).address);
     eventually("the renewed certificate", || {
         nodes
@@ -255,7 +258,8 @@ fn the_authority_is_told_once_all_live_nodes_use_the_proof() {
     assert_eq!(states, ["live", "dead"], "{status}");
 }
 
-/// Waits until the proof of an order is published. Returns `false` if the authority issues without one.
+/// Waits until the proof of an order is published. Returns `false` if the authority issues without
+/// one.
 #[track_caller]
 fn await_publication(log: &Log) -> bool {
     // The order, its proof, and the time of its publication.

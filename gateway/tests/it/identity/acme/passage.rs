@@ -7,7 +7,8 @@ use std::thread;
 
 use crate::support::SOON;
 
-/// Passes connections of the authority on to the listener that a test chooses. They wait until there is one.
+/// Passes connections of the authority on to the listener that a test chooses. They wait until
+/// there is one.
 pub(super) struct Passage {
     address: SocketAddr,
     state: Arc<(Mutex<State>, Condvar)>,

@@ -1,4 +1,5 @@
-//! Renewal information (ARI, RFC 9773) of an authority, which Pebble 2.4 does not have: the front adds it.
+//! Renewal information (ARI, RFC 9773) of an authority, which Pebble 2.4 does not have: the front
+//! adds it.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -41,7 +42,8 @@ fn window(start: i64, end: i64) -> Value {
     json!({ "suggestedWindow": { "start": at(start), "end": at(end) } })
 }
 
-/// Offers renewal information: for the first certificate that is asked about, a window that has passed.
+/// Offers renewal information: for the first certificate that is asked about, a window that has
+/// passed.
 fn offer(front: &Front) {
     let url = front.renewal_info();
     let first = Arc::<Mutex<Option<String>>>::default();

@@ -229,7 +229,8 @@ fn only_the_agent_can_use_up_its_certificate_allowance() {
 
 #[test]
 fn certificates_of_an_agent_take_little_room_on_the_disk() {
-    // Certificates of one agent at once, and bytes of each with the write-ahead log (docs/limits.md).
+    // Certificates of one agent at once, and bytes of each with the write-ahead log
+    // (docs/limits.md).
     const MOST: usize = 20;
     const EACH: u64 = 16 * 1024;
     let prepared = Prepared::new();
@@ -248,7 +249,8 @@ fn certificates_of_an_agent_take_little_room_on_the_disk() {
     let outcomes: Vec<String> = (0..=MOST)
         .map(|_| {
             caller.send(format!(
-                "POST /csr HTTP/1.1\r\nHost: {APEX}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+                "POST /csr HTTP/1.1\r\nHost: {APEX}\r\nContent-Type: application/json\r\n\
+                 Content-Length: {}\r\n\r\n{body}",
                 body.len()
             ));
             outcome(&caller.response())

@@ -137,8 +137,9 @@ fn kills_at_any_step_lose_no_order_of_a_domain_and_no_account() {
         duplicates,
     } = kills;
     let figures = format!(
-        "{killed} kills, {before_first_step} of them before the first step: {domains} certificates, {refused} orders refused while \
-         no gateway ran, {duplicates} duplicates; seed {seed}"
+        "{killed} kills, {before_first_step} of them before the first step: {domains} \
+         certificates, {refused} orders refused while no gateway ran, {duplicates} duplicates; \
+         seed {seed}"
     );
     writeln!(io::stdout(), "{figures}").unwrap();
     // Only a kill between the answer of the authority and its storage makes a second order.

@@ -40,7 +40,8 @@ fn report(domains: usize, began: Instant, orders: usize) {
     io::stdout().write_all(text.as_bytes()).unwrap();
 }
 
-/// A document with the domains, their services and accounts, and the commands that make their DNS records.
+/// A document with the domains, their services and accounts, and the commands that make their DNS
+/// records.
 fn declared(domains: usize) -> (String, Vec<String>) {
     let (mut document, mut records) = (String::new(), Vec::new());
     for number in 0..domains {
@@ -117,7 +118,8 @@ fn orders_go_on_while_all_nodes_of_a_region_are_replaced() {
     let front = Front::start(&pebble);
     front.set(keep_pending);
     let configuration = format!(
-        "dns_servers = [\"{}\"]\nacme.directory = {:?}\nacme.ca_file = {:?}\nacme.terms_accepted = true\n",
+        "dns_servers = [\"{}\"]\nacme.directory = {:?}\nacme.ca_file = {:?}\n\
+         acme.terms_accepted = true\n",
         named.address,
         front.directory(),
         pebble.ca_file()

@@ -1,4 +1,5 @@
-//! Domains that are removed at one node of a region, and connections for them at other nodes and processes.
+//! Domains that are removed at one node of a region, and connections for them at other nodes and
+//! processes.
 
 use std::fs;
 use std::sync::Arc;
@@ -35,7 +36,8 @@ fn ask(region: &Region, caller: &mut Caller, domain: &str) -> u16 {
     caller.response().status.as_u16()
 }
 
-/// Adds a domain with an uploaded certificate at a node. Returns a way to connect for it to another one.
+/// Adds a domain with an uploaded certificate at a node. Returns a way to connect for it to another
+/// one.
 fn serve(
     region: &Region,
     named: &Named,
@@ -75,7 +77,8 @@ fn remove(region: &Region, domain: &str, node: usize) {
     assert_eq!(removed.0, 204);
 }
 
-/// Sends a request on one connection after the other until one is refused. A process that drains ends each with its response.
+/// Sends a request on one connection after the other until one is refused. A process that drains
+/// ends each with its response.
 fn await_refusal(kept: Vec<KeptConnection>, request: &str) {
     let pause = REMOVED_WITHIN / u32::try_from(KEPT).unwrap();
     for mut kept in kept {
@@ -99,7 +102,8 @@ fn a_domain_that_is_removed_at_a_node_is_refused_at_another_and_by_its_predecess
     };
     let backend = HeldBackend::start();
     let _agent = region.run_agent(&backend.url);
-    // Connections are to the owner of the service: other nodes ask it, and it looks at the name of a request, too.
+    // Connections are to the owner of the service: other nodes ask it, and it looks at the name of
+    // a request, too.
     let owner = region.owner();
     let nodes = [1 - owner, owner];
     let connect = serve(&region, &named, DOMAIN, nodes);

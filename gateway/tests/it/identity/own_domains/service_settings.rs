@@ -26,7 +26,8 @@ fn token(setup: &Setup) -> String {
     let about = setup.prepared.about(setup.address());
     let mut caller = connect_to(&about, APEX, &[b"http/1.1"], None);
     caller.send(format!(
-        "POST /oauth/token HTTP/1.1\r\nHost: {APEX}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        "POST /oauth/token HTTP/1.1\r\nHost: {APEX}\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{body}",
         body.len()
     ));
     let response = caller.response();

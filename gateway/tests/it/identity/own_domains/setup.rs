@@ -26,8 +26,8 @@ use crate::support::processes::process::{
     Running, Served, gw_agent, gw_gateway, hold, serve, serve_command,
 };
 
-/// A gateway with an agent and a backend that answers with the host of the request, a DNS server with the zone
-/// `customer.test`, and an authority behind a front.
+/// A gateway with an agent and a backend that answers with the host of the request, a DNS server
+/// with the zone `customer.test`, and an authority behind a front.
 pub(super) struct Setup {
     pub(super) prepared: Prepared,
     pub(super) named: Named,
@@ -68,7 +68,8 @@ impl Setup {
         let listen_http = plain.map(|plain| format!("listen_http = \"{plain}\"\n"));
         let prepared = Prepared::new();
         let config = format!(
-            "{}{}dns_servers = [\"{}\"]\n[acme]\ndirectory = {:?}\nca_file = {:?}\nterms_accepted = true\n",
+            "{}{}dns_servers = [\"{}\"]\n[acme]\ndirectory = {:?}\nca_file = {:?}\n\
+             terms_accepted = true\n",
             prepared
                 .config()
                 .replace("127.0.0.1:0\"\nadmin", &format!("{address}\"\nadmin")),
@@ -216,7 +217,8 @@ impl Setup {
         fs::copy(&files.certificate, self.root()).unwrap();
     }
 
-    /// Adds a domain with an uploaded certificate, without an order at the authority, and waits until it is served.
+    /// Adds a domain with an uploaded certificate, without an order at the authority, and waits
+    /// until it is served.
     pub(super) fn serve_uploaded(&self, domain: &str) {
         self.add(domain).unwrap();
         self.upload(domain, &Pair::write(&self.prepared, domain, |_| {}));

@@ -63,7 +63,8 @@ impl Restoring {
         self.prepared.path("target")
     }
 
-    /// Whether the process has locked the folder of unchecked files. It creates the folder shortly before.
+    /// Whether the process has locked the folder of unchecked files. It creates the folder shortly
+    /// before.
     fn is_locked(&self) -> bool {
         let locks = fs::read_to_string("/proc/locks").unwrap();
         fs::metadata(self.folder().join("restore.partial"))
@@ -178,7 +179,8 @@ fn root_restores_with_the_rights_of_the_owner_of_the_folder() {
             .all(|name| fs::metadata(folder.join(name)).unwrap().uid() == OWNER)
     );
 
-    // The owner puts a link in place of the folder of unchecked files: it leads nowhere that the owner cannot go.
+    // The owner puts a link in place of the folder of unchecked files: it leads nowhere that the
+    // owner cannot go.
     let restoring = Restoring::begin_with(owned_folder);
     let folder = restoring.folder();
     let secret = restoring.prepared.path("of-root");
@@ -212,7 +214,8 @@ fn root_backs_up_with_the_rights_of_the_owner_of_the_folder() {
     assert_eq!(code, 0, "{message}");
     assert_eq!(fs::metadata(&file).unwrap().uid(), 0);
 
-    // The owner puts a link to a file of root in place of the token, which is sent to the gateway of the owner.
+    // The owner puts a link to a file of root in place of the token, which is sent to the gateway
+    // of the owner.
     let token = prepared.path("target/admin.token");
     let secret = prepared.path("of-root");
     fs::write(&secret, "secret-of-root\n").unwrap();
@@ -253,7 +256,8 @@ fn a_signal_ends_a_backup_and_leaves_no_file() {
     let folder = prepared.path("backups");
     fs::write(&token, "t0ken").unwrap();
     fs::create_dir(&folder).unwrap();
-    // A gateway that sends a part of a response, and then nothing more until the caller closes the connection.
+    // A gateway that sends a part of a response, and then nothing more until the caller closes the
+    // connection.
     let parts = [
         "",
         "HTTP/1.1 200 X\r\nContent-Type: application/zstd\r\nContent-Length: 100\r\n\r\nhalf",

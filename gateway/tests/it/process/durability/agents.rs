@@ -1,4 +1,5 @@
-//! Power cuts of the agent's machine: an enrollment is whole or can be continued, and an agent starts again.
+//! Power cuts of the agent's machine: an enrollment is whole or can be continued, and an agent
+//! starts again.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -70,7 +71,8 @@ fn an_enrollment_survives_a_power_cut_at_any_moment() {
         }
         disk.cut_power(loss_of(cut));
         if is_killed {
-            // The enrollment goes on, begins again, or is complete. The gateway may have accepted the token in vain.
+            // The enrollment goes on, begins again, or is complete. The gateway may have accepted
+            // the token in vain.
             let output = command.output().unwrap();
             let message = String::from_utf8(output.stderr).unwrap();
             let is_complete = message.contains("contains an enrolled agent");

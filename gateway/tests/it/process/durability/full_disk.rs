@@ -1,6 +1,7 @@
 //! A full disk: what takes access away is in force within a second, and what gives some is refused.
 //!
-//! [`SmallDisk::fill`] leaves nothing before each revocation, so that each has only what the reserve gives.
+//! [`SmallDisk::fill`] leaves nothing before each revocation, so that each has only what the
+//! reserve gives.
 
 mod quota;
 
@@ -132,7 +133,8 @@ impl World {
         let body = body.to_string();
         let mut caller = connect_to(&self.nodes[0], APEX, &[b"http/1.1"], None);
         caller.send(format!(
-            "POST /oauth/token HTTP/1.1\r\nHost: {APEX}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            "POST /oauth/token HTTP/1.1\r\nHost: {APEX}\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\n\r\n{body}",
             body.len()
         ));
         let response = caller.response();
@@ -343,7 +345,8 @@ impl World {
             ("PATCH", "/accounts/other/services/api", "burst"),
         ];
         for (method, path, member) in changes {
-            // A file that another part of the gateway deletes meanwhile makes room for some changes.
+            // A file that another part of the gateway deletes meanwhile makes room for some
+            // changes.
             let mut numbers = 1..;
             let problem = eventually("the change is refused", || {
                 disk.fill();
@@ -448,7 +451,8 @@ fn each_revocation_is_in_force_within_a_second_on_a_full_disk() {
         served.process.exit_code();
         world.revoke(&disk, &replaced);
 
-        // What a stolen authority needs, at last: agents cannot get other certificates before there is room.
+        // What a stolen authority needs, at last: agents cannot get other certificates before there
+        // is room.
         let now = json!({ "immediately": true });
         let revocation = Revocation {
             what: "replacement of the authority",
@@ -553,7 +557,8 @@ fn a_node_with_a_full_disk_acknowledges_each_revocation_within_a_second() {
             assert_eq!(status, 201);
             pending
         };
-        // The last block of the journal has room for some: a block of 4 KiB, and a record takes over 100 bytes.
+        // The last block of the journal has room for some: a block of 4 KiB, and a record takes
+        // over 100 bytes.
         assert_eq!((0..40).find_map(add), Some(slot));
         world.revoke(&disk, &deletion(&after_addition));
 

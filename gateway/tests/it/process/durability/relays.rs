@@ -1,4 +1,5 @@
-//! Power cuts while requests are relayed: what the request log and the usage promise, and what a revocation does.
+//! Power cuts while requests are relayed: what the request log and the usage promise, and what a
+//! revocation does.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -23,9 +24,11 @@ enum End {
     Stop,
     /// It is killed at once.
     Kill,
-    /// It is killed at once, and the next one when the request log is synced, without a request in between.
+    /// It is killed at once, and the next one when the request log is synced, without a request in
+    /// between.
     KillTwice,
-    /// It is killed when request log and usage are synced, which the promises of `docs` give ten seconds.
+    /// It is killed when request log and usage are synced, which the promises of `docs` give ten
+    /// seconds.
     KillLater,
 }
 
@@ -41,7 +44,8 @@ fn relay(prepared: &Prepared, address: SocketAddr) -> Vec<String> {
     ids.collect()
 }
 
-/// Stops or kills a gateway after requests, and cuts the power. Afterwards all that was durable is there.
+/// Stops or kills a gateway after requests, and cuts the power. Afterwards all that was durable is
+/// there.
 fn cut_after(end: End, losses: impl Iterator<Item = Loss>) {
     let Some(mut disk) = LossyDisk::mount() else {
         return;

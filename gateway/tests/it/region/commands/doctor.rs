@@ -203,7 +203,8 @@ fn a_pool_of_connections_is_found() {
     node.succeed("init");
     let (pool, url) = server.pool("transaction");
     node.configure(&url, "");
-    let words = "a connection pool gives the sessions of this node to others, such as PgBouncer with pool_mode = transaction";
+    let words = "a connection pool gives the sessions of this node to others, such as PgBouncer \
+                 with pool_mode = transaction";
     // Also while other clients use the connections.
     for _ in 0..3 {
         assert_finding(
@@ -263,7 +264,8 @@ fn doctor_tells_how_a_standby_follows() {
     );
     // A user without pg_monitor does not see the state of standbys.
     primary.sql(
-        "CREATE ROLE plain LOGIN; GRANT USAGE ON SCHEMA gw TO plain; GRANT SELECT ON ALL TABLES IN SCHEMA gw TO plain",
+        "CREATE ROLE plain LOGIN; GRANT USAGE ON SCHEMA gw TO plain; GRANT SELECT ON ALL TABLES IN \
+         SCHEMA gw TO plain",
     );
     node.configure(&primary.url().replace("gw@", "plain@"), "");
     let look = examine(&node);

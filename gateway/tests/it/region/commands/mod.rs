@@ -242,7 +242,8 @@ fn the_status_names_engine_region_records_and_the_last_change() {
 
     server.sql(
         "BEGIN; UPDATE gw.region SET revision = 7;
-         INSERT INTO gw.records VALUES ('account', 'acme', '{}', 7, ''), ('account', 'b', '{1}', 7, ''),
+         INSERT INTO gw.records VALUES ('account', 'acme', '{}', 7, ''),
+             ('account', 'b', '{1}', 7, ''),
              ('agent', 'x', '', 7, '');
          INSERT INTO gw.audit VALUES (7, 1795234532, 'admin', 'account.create', NULL, 'acme', '{}');
          INSERT INTO gw.changes VALUES (7, gen_random_uuid(), 'node1', now(), '', ''); COMMIT",
@@ -269,7 +270,8 @@ fn the_status_names_engine_region_records_and_the_last_change() {
         "standby none ",
         "region eu1.gw.localhost region id ",
         "region key of this node equal revision 7 ",
-        "last change 2026-11-21T04:15:32Z by admin on node1, account.create schema 5 feature level 1 ",
+        "last change 2026-11-21T04:15:32Z by admin on node1, account.create schema 5 feature level \
+         1 ",
         "KIND COUNT BYTES account 2 5 agent 1 0 audit 1 2",
     ] {
         assert!(words.contains(part), "{part}: {out}");

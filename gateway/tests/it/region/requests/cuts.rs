@@ -186,8 +186,8 @@ fn a_safe_request_moves_once_after_a_third_node_has_lost_the_owner() {
 #[test]
 fn a_body_that_waits_by_way_of_a_third_node_is_not_lost_with_the_owner() {
     const BODY: usize = 30_000;
-    /// Charge of the third node for a request that awaits the acceptance. It is less while the body is sent with the head, and
-    /// more if this node keeps the body.
+    /// Charge of the third node for a request that awaits the acceptance. It is less while the body
+    /// is sent with the head, and more if this node keeps the body.
     const WAITING: Range<usize> = 150_000..190_000;
     let received = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&received);

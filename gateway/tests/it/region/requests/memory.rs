@@ -19,8 +19,8 @@ const RELAY_MEMORY: usize = 256 * MIB;
 const REQUESTS: usize = 800;
 /// Body of each, of which the owner may get a part before it has room.
 const BODY: usize = 128 * KIB;
-/// Memory of an open request beside what is charged for it, and of the process that does not depend on requests: also what it
-/// has freed and not given back before the first one.
+/// Memory of an open request beside what is charged for it, and of the process that does not depend
+/// on requests: also what it has freed and not given back before the first one.
 const REQUEST: usize = 16 * KIB;
 const PROCESS: usize = 8 * MIB;
 
@@ -67,7 +67,8 @@ fn requests_of_another_node_grow_the_owner_by_no_more_than_the_share_of_the_acco
 
     let key = region.service_key();
     let post = format!(
-        "POST / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\nContent-Length: {BODY}\r\n\r\n"
+        "POST / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\nContent-Length: {BODY}\r\n\
+         \r\n"
     );
     let post = [post.as_bytes(), &[b'b'; BODY - 1]].concat();
     let before = region.node(owner).resident();

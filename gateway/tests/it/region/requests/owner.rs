@@ -170,7 +170,8 @@ fn nodes_with_contradicting_placements_answer_503_after_one_hop_each() {
 fn a_request_follows_a_service_that_moves_to_another_node() {
     let (mut nodes, _agent, owner, other) = with_agent(&any_path());
     let mut caller = nodes.connect(other);
-    // The owner does not know yet that it owns the service; it learns of it while the request waits.
+    // The owner does not know yet that it owns the service; it learns of it while the request
+    // waits.
     nodes.place_at(owner, &[other]);
     caller.send(nodes.request("POST /whole", "Content-Length: 4\r\n\r\nwait"));
     eventually("the request was sent again", || {

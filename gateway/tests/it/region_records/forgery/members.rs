@@ -27,7 +27,10 @@ fn nodes_connect_only_to_addresses_that_a_node_has_written() {
             .log
             .line_with("of gw.nodes has no valid tag");
     }
-    region.postgres.sql("UPDATE gw.nodes SET peer_address = good.peer_address FROM good WHERE nodes.slot = good.slot");
+    region.postgres.sql(
+        "UPDATE gw.nodes SET peer_address = good.peer_address FROM good WHERE \
+                         nodes.slot = good.slot",
+    );
     for node in 0..2 {
         region
             .node(node)
@@ -37,7 +40,8 @@ fn nodes_connect_only_to_addresses_that_a_node_has_written() {
     assert_eq!(internal.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
     // A row of a node that does not exist.
     region.postgres.sql(&format!(
-        "INSERT INTO gw.nodes SELECT 7, gen_random_uuid(), 'live', 1, 1, '{address}', version, 0, tag FROM good LIMIT 1"
+        "INSERT INTO gw.nodes SELECT 7, gen_random_uuid(), 'live', 1, 1, '{address}', version, 0, \
+         tag FROM good LIMIT 1"
     ));
     region
         .node(0)
@@ -48,10 +52,12 @@ fn nodes_connect_only_to_addresses_that_a_node_has_written() {
 
 /// All rows of the table of nodes, as nodes tell each other of them.
 const MEMBERS: &str = "
-    SELECT json_agg(json_build_object('slot', slot, 'session', replace(session::text, '-', ''), 'state', state, 'beat', beat,
+    SELECT json_agg(json_build_object('slot', slot, 'session', replace(session::text, '-', ''),
+        'state', state, 'beat', beat,
         'acknowledged', acknowledged, 'peer_address', peer_address, 'version', version,
         'applied_revision', applied_revision,
-        'tag', (SELECT json_agg(get_byte(tag, at)) FROM generate_series(0, 15) at)) ORDER BY slot) FROM gw.nodes";
+        'tag', (SELECT json_agg(get_byte(tag, at)) FROM generate_series(0, 15) at))
+        ORDER BY slot) FROM gw.nodes";
 
 /// With the key of the authority, or of a node's certificate, but without the region key.
 #[test]
@@ -78,7 +84,12 @@ fn the_certificate_of_a_node_neither_adds_nor_moves_members() {
             Some(identity),
         ));
         let message = serde_json::json!({
-            "slot": 1, "session": session, "acknowledged": 0, "epoch": epoch, "nodes": members, "levels": [],
+            "slot": 1,
+            "session": session,
+            "acknowledged": 0,
+            "epoch": epoch,
+            "nodes": members,
+            "levels": [],
         });
         let body = message.to_string();
         peer.send(format!(

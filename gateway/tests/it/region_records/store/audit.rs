@@ -80,11 +80,13 @@ fn entries_of_several_nodes_are_one_chain_and_a_change_of_it_shows() {
         assert_eq!(problems(&mut store, &[]), [0; 0]);
     }
 
-    // A log that was written again from a changed entry on is a chain of its own. It is not the one that was noted.
+    // A log that was written again from a changed entry on is a chain of its own. It is not the one
+    // that was noted.
     postgres.sql(
         "TRUNCATE gw.audit;
          INSERT INTO gw.audit (number, at, actor, action, account, target, detail)
-         SELECT number, at, actor, action, account, CASE number WHEN 5 THEN 'x' ELSE target END, detail FROM kept ORDER BY number",
+         SELECT number, at, actor, action, account,
+             CASE number WHEN 5 THEN 'x' ELSE target END, detail FROM kept ORDER BY number",
     );
     assert_eq!(problems(&mut store, &[]), [0; 0]);
     assert_eq!(problems(&mut store, &[head]), [30]);
@@ -101,7 +103,8 @@ fn tables_of_the_version_before_get_a_chain_and_nodes_of_it_go_on_with_it() {
         create(&mut store, &mut position, &format!("acme{number}"));
     }
     postgres.sql(
-        "DROP TABLE IF EXISTS gw.usage; DROP TRIGGER chain ON gw.audit; DROP FUNCTION gw.chain_audit; DROP FUNCTION gw.audit_hash; DROP FUNCTION gw.audit_part;
+        "DROP TABLE IF EXISTS gw.usage; DROP TRIGGER chain ON gw.audit;
+         DROP FUNCTION gw.chain_audit; DROP FUNCTION gw.audit_hash; DROP FUNCTION gw.audit_part;
          ALTER TABLE gw.audit DROP COLUMN hash; UPDATE gw.region SET schema = 4",
     );
     let mut store = open(&postgres, "a");
@@ -109,7 +112,8 @@ fn tables_of_the_version_before_get_a_chain_and_nodes_of_it_go_on_with_it() {
     assert_eq!((findings.entries, findings.count), (5, 0), "{findings:?}");
     // The statement of the version before does not know the column.
     postgres.sql(
-        "UPDATE gw.region SET revision = 6; INSERT INTO gw.audit (number, at, actor, action, account, target, detail)
+        "UPDATE gw.region SET revision = 6;
+         INSERT INTO gw.audit (number, at, actor, action, account, target, detail)
          VALUES (6, 7, 'admin', 'account.create', 'acme', 'é\t\"', '{\"a\":[1,\"it''s\"]}')",
     );
     let newest = store

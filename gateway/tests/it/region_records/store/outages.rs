@@ -87,7 +87,10 @@ fn a_change_that_the_standby_does_not_confirm_is_not_acknowledged() {
         // A cancelled wait ends with a warning, and the change can be seen.
         scope.spawn(|| {
             while !has_ended.load(Ordering::Relaxed) {
-                postgres.sql("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'");
+                postgres.sql(
+                    "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event \
+                              = 'SyncRep'",
+                );
             }
         });
         let refused = store.commit(&before, &[Step::Put(account("acme"))], &entry("acme"));

@@ -16,8 +16,9 @@ use crate::support::{demo, eventually};
 
 const OFFER: &str = "WWW-Authenticate: Negotiate\r\nWWW-Authenticate: NTLM\r\n";
 
-/// Starts a backend that takes all requests of a connection for those of one user, once a handshake has authenticated it. One of
-/// NTLM has two requests on one connection; one of Negotiate has one, and no token in its response. Answers name user and connection.
+/// Starts a backend that takes all requests of a connection for those of one user, once a handshake
+/// has authenticated it. One of NTLM has two requests on one connection; one of Negotiate has one,
+/// and no token in its response. Answers name user and connection.
 fn authenticating(name: &'static str) -> String {
     let connections = AtomicUsize::new(0);
     backend::start(move |mut peer| {
@@ -59,7 +60,8 @@ fn authenticating(name: &'static str) -> String {
                 return peer.send(body);
             }
             peer.send(format!(
-                "HTTP/1.1 {status} X\r\nX-Connection: {connection}\r\n{fields}Content-Length: {}\r\n\r\n{body}",
+                "HTTP/1.1 {status} X\r\nX-Connection: {connection}\r\n\
+                 {fields}Content-Length: {}\r\n\r\n{body}",
                 body.len()
             ));
             if head.target == "/leave" {

@@ -30,8 +30,9 @@ impl Accepted {
         self.0.lock().unwrap().push(copy);
     }
 
-    /// Drops all packets to the connections, as if their machine was gone: nothing that the agent sends is acknowledged. What the
-    /// backend has sent is acknowledged before: it would send it again.
+    /// Drops all packets to the connections, as if their machine was gone: nothing that the agent
+    /// sends is acknowledged. What the backend has sent is acknowledged before: it would send it
+    /// again.
     async fn silence(&self) {
         const RETURN: u16 = 6;
         let sockets = std::mem::take(&mut *self.0.lock().unwrap());
@@ -51,9 +52,12 @@ fn serve(mut peer: Peer<TcpStream>, accepted: &Accepted, begun: &Sender<()>, pau
         accepted.add(&peer.stream);
     }
     match head.target.as_str() {
-        "/events" => peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nevent\r\n"),
+        "/events" => {
+            peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nevent\r\n");
+        }
         "/upgrade" => peer.send(
-            "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: other\r\n\r\nevent",
+            "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: other\r\n\r\n\
+             event",
         ),
         "/paused" => {
             begun.send(()).unwrap();

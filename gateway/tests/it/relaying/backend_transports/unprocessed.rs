@@ -1,4 +1,5 @@
-//! HTTP/2 backends that end connections and refuse requests: what they have not processed is sent again (RFC 9113 §8.7).
+//! HTTP/2 backends that end connections and refuse requests: what they have not processed is sent
+//! again (RFC 9113 §8.7).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +16,8 @@ use crate::support::processes::process::Running;
 use crate::support::programs::usable;
 use crate::support::{demo, eventually};
 
-/// Takes 8 requests on a connection, half of those that are sent at once, and passes them to a server that logs each with the length of its body.
+/// Takes 8 requests on a connection, half of those that are sent at once, and passes them to a
+/// server that logs each with the length of its body.
 const CONFIGURATION: &str = "
 daemon off;
 master_process off;

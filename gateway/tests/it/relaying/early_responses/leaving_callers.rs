@@ -1,4 +1,5 @@
-//! Callers that leave after a whole response, or an upgraded connection: what they sent before reaches the backend.
+//! Callers that leave after a whole response, or an upgraded connection: what they sent before
+//! reaches the backend.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -32,12 +33,14 @@ const NOTICED: Duration = Duration::from_millis(400);
 /// The rest of a request head before a body of [`BODY`] bytes.
 const ANNOUNCED: &str = "Content-Length: 8388608\r\n\r\n";
 
-/// What a backend got of a request: the bytes of a whole body, or those after a switch of protocols, and then the error.
+/// What a backend got of a request: the bytes of a whole body, or those after a switch of
+/// protocols, and then the error.
 type Uploaded = io::Result<Vec<u8>>;
 
-/// A backend that answers 202, or switches protocols, before it reads the body, and then reads more slowly than the caller
-/// sends. It pauses once the end of the caller's connection is in the kernel of the gateway. After a switch, the query of the
-/// request is the number of bytes; for `/talks` it sends all the time.
+/// A backend that answers 202, or switches protocols, before it reads the body, and then reads more
+/// slowly than the caller sends. It pauses once the end of the caller's connection is in the kernel
+/// of the gateway. After a switch, the query of the request is the number of bytes; for `/talks` it
+/// sends all the time.
 struct SlowBackend {
     url: String,
     bodies: Receiver<Uploaded>,
@@ -152,7 +155,8 @@ enum End {
     Closes,
 }
 
-/// Sends the head, reads the response, then sends the body and leaves. Returns the id of the request.
+/// Sends the head, reads the response, then sends the body and leaves. Returns the id of the
+/// request.
 fn upload_and_leave(
     mut caller: Caller,
     backend: &SlowBackend,
@@ -213,8 +217,8 @@ fn a_whole_body_reaches_the_backend_on_and_across_workers() {
     }
 }
 
-/// Sends bytes of another protocol, and leaves without `close_notify`. They arrive, and the backend learns that more may be
-/// missing.
+/// Sends bytes of another protocol, and leaves without `close_notify`. They arrive, and the backend
+/// learns that more may be missing.
 fn break_off(mut caller: Caller, backend: &SlowBackend, head: &str, body: &[u8]) {
     backend.expect(&caller.stream.sock);
     caller.send(head);

@@ -1,4 +1,5 @@
-//! Kernel memory of the connections of callers and strangers that read nothing, as the kernel counts it.
+//! Kernel memory of the connections of callers and strangers that read nothing, as the kernel
+//! counts it.
 
 use std::io::Write;
 use std::process::Command;
@@ -15,8 +16,8 @@ use crate::support::programs::usable;
 
 const MIB: usize = 1024 * 1024;
 const RELAY_MEMORY: usize = 64 * MIB;
-/// An account on one worker has half of what callers have, which is half of [`RELAY_MEMORY`]. A socket takes up to twice its limit
-/// between two measurements.
+/// An account on one worker has half of what callers have, which is half of [`RELAY_MEMORY`]. A
+/// socket takes up to twice its limit between two measurements.
 const KERNEL_MEMORY: usize = RELAY_MEMORY / 4 + 8 * MIB;
 /// Callers: enough to fill five times as much.
 const CALLERS: usize = 400;
@@ -35,7 +36,8 @@ fn held(port: u16) -> usize {
         .output()
         .unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    // `skmem:(r0,rb131072,t0,tb87040,f0,w0,o0,bl0,d0)`: received, sent and reserved bytes are `r`, `w` and `f` (ss(8)).
+    // `skmem:(r0,rb131072,t0,tb87040,f0,w0,o0,bl0,d0)`: received, sent and reserved bytes are `r`,
+    // `w` and `f` (ss(8)).
     let of_socket = |fields: &str| -> usize {
         let number = |field: &str| {
             let digits = field.trim_start_matches(['r', 'w', 'f']);

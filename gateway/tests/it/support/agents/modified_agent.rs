@@ -36,7 +36,8 @@ pub(crate) struct Enrolled {
     service_key: String,
 }
 
-/// A TLS connection that has presented this certificate for the service at `host` and sent no request.
+/// A TLS connection that has presented this certificate for the service at `host` and sent no
+/// request.
 pub(crate) fn connection(
     about: &About,
     host: &str,
@@ -138,7 +139,8 @@ impl Enrolled {
         self.request("GET /", "\r\n")
     }
 
-    /// Sends a GET on a new connection; returns the caller and the stream of the request on `tunnel`.
+    /// Sends a GET on a new connection; returns the caller and the stream of the request on
+    /// `tunnel`.
     pub(crate) fn send_get(&self, demo: &Demo, tunnel: &mut Tunnel) -> (Caller, StreamId) {
         let mut caller = self.caller(demo);
         caller.send(self.get());
@@ -187,7 +189,8 @@ impl Tunnel {
         })
     }
 
-    /// The next frame of this type. Fails with the frames that came instead if it does not come: others come all the time.
+    /// The next frame of this type. Fails with the frames that came instead if it does not come:
+    /// others come all the time.
     pub(crate) fn next_of(&mut self, kind: Kind) -> io::Result<Frame> {
         let began = Instant::now();
         let mut others = Vec::new();
@@ -224,7 +227,8 @@ impl Tunnel {
         self.0.stream.flush()
     }
 
-    /// Sends `more` until the gateway ends the tunnel, at most `most` times. Returns how often it was sent.
+    /// Sends `more` until the gateway ends the tunnel, at most `most` times. Returns how often it
+    /// was sent.
     pub(crate) fn sent_until_cut(&mut self, more: &[u8], most: usize) -> usize {
         const AT_ONCE: usize = 100;
         let many = more.repeat(AT_ONCE);
@@ -246,7 +250,8 @@ impl Tunnel {
         }
     }
 
-    /// Reads and discards the gateway's frames on another thread. Its result says whether the gateway ended the tunnel.
+    /// Reads and discards the gateway's frames on another thread. Its result says whether the
+    /// gateway ended the tunnel.
     pub(crate) fn read_on(&self) -> thread::JoinHandle<bool> {
         let mut socket = self.0.stream.sock.try_clone().unwrap();
         thread::spawn(move || {
@@ -267,7 +272,8 @@ impl Tunnel {
         })
     }
 
-    /// Reads until the gateway ends the tunnel with `close_notify`; returns the reason that it gave.
+    /// Reads until the gateway ends the tunnel with `close_notify`; returns the reason that it
+    /// gave.
     pub(crate) fn reason_for_the_end(&mut self) -> String {
         let reason = loop {
             let message = self.next_of(Kind::Message).unwrap();

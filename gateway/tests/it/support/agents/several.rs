@@ -1,4 +1,5 @@
-//! A gateway in this process, and several agents of the demo's service: real ones, or ones that the test controls.
+//! A gateway in this process, and several agents of the demo's service: real ones, or ones that the
+//! test controls.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -57,7 +58,8 @@ impl Several {
         });
     }
 
-    /// A tunnel of an agent that the test controls, which the gateway has registered. An agent may have several.
+    /// A tunnel of an agent that the test controls, which the gateway has registered. An agent may
+    /// have several.
     pub(crate) fn tunnel(&self, name: &str) -> Tunnel {
         let before: Vec<u64> = self
             .tunnels()
@@ -101,8 +103,8 @@ impl Several {
             .collect()
     }
 
-    /// Number of requests that were left to a task of the owner and have not ended. A request that waits for a tunnel or a slot
-    /// is one of them.
+    /// Number of requests that were left to a task of the owner and have not ended. A request that
+    /// waits for a tunnel or a slot is one of them.
     pub(crate) fn left_to_owner(&self) -> usize {
         self.reports()
             .iter()
@@ -117,7 +119,8 @@ impl Several {
         })
     }
 
-    /// Changes the setting `retries` of the service by the administration API. Returns once it is in force.
+    /// Changes the setting `retries` of the service by the administration API. Returns once it is
+    /// in force.
     pub(crate) fn set_retries(&self, retries: bool) {
         let address = self.gateway.admin_address();
         let changes = json!({ "retries": retries });
@@ -154,7 +157,8 @@ pub(crate) struct Attempt {
     pub(crate) is_whole: bool,
 }
 
-/// Agents that the test controls: each answers as `act` says, one request after the other, on a thread.
+/// Agents that the test controls: each answers as `act` says, one request after the other, on a
+/// thread.
 pub(crate) struct Scripted {
     attempts: Receiver<Attempt>,
     sender: Sender<Attempt>,
@@ -246,7 +250,8 @@ pub(crate) fn body(tunnel: &mut Tunnel, attempt: &Attempt) -> (Vec<u8>, String) 
     (body, trailers)
 }
 
-/// A complete response with a body. Reports the upload first, if the request has a body of this length.
+/// A complete response with a body. Reports the upload first, if the request has a body of this
+/// length.
 pub(crate) fn answered(attempt: &Attempt, uploaded: usize, body: &[u8]) -> Vec<u8> {
     let report = tunnel_frames::uploaded(attempt.stream, uploaded as u64);
     let pieces = body
@@ -279,11 +284,13 @@ pub(crate) fn refused_unsent(stream: StreamId, code: &str) -> Vec<u8> {
 /// What an agent reports of itself.
 pub(crate) fn statistics(slots: u32, backend: &str, standby: bool) -> Vec<u8> {
     message(format!(
-        r#"{{"type":"statistics","slots":{slots},"slots_in_use":0,"backend_connections":0,"backend":"{backend}","standby":{standby}}}"#
+        r#"{{"type":"statistics","slots":{slots},"slots_in_use":0,"backend_connections":0,
+            "backend":"{backend}","standby":{standby}}}"#
     ))
 }
 
-/// A backend that records the bodies of the requests that it answered, by their `X-Number`, and answers with the body.
+/// A backend that records the bodies of the requests that it answered, by their `X-Number`, and
+/// answers with the body.
 pub(crate) struct Recording {
     pub(crate) url: String,
     pub(crate) requests: Arc<Mutex<Vec<Recorded>>>,

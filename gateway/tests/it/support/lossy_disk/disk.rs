@@ -1,8 +1,8 @@
 //! What a file system shows to programs, and what of it is on the disk.
 //!
-//! The guarantees are those of POSIX, which are fewer than those of ext4 or XFS: `fsync` of a file makes its contents
-//! durable, and not its name; names are durable after an `fsync` of their folder. Of what was not synced, a power cut
-//! leaves what [`Loss`] says.
+//! The guarantees are those of POSIX, which are fewer than those of ext4 or XFS: `fsync` of a file
+//! makes its contents durable, and not its name; names are durable after an `fsync` of their
+//! folder. Of what was not synced, a power cut leaves what [`Loss`] says.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -21,7 +21,8 @@ const SECTOR: usize = 512;
 pub(crate) enum Loss {
     /// Nothing.
     All,
-    /// All names, and of files their length: the journal of a file system may have the metadata, and not the data.
+    /// All names, and of files their length: the journal of a file system may have the metadata,
+    /// and not the data.
     Data,
     /// The changes of each folder up to some moment, and any sectors of any writes to files.
     AnyPart(fastrand::Rng),

@@ -14,7 +14,8 @@ use rustix::io::Errno;
 
 use super::disk::{Contents, Disk, Entries, Kind};
 
-/// How long the kernel may keep names and attributes: until the file system is mounted again, because it alone changes them.
+/// How long the kernel may keep names and attributes: until the file system is mounted again,
+/// because it alone changes them.
 const KEPT: Duration = Duration::from_secs(86_400);
 const BLOCK: u32 = 4096;
 /// Space of the disk, all of it free.

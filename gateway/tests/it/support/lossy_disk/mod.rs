@@ -1,11 +1,13 @@
 //! A file system that loses what was not synced, as a machine does when its power fails.
 //!
-//! A process that is killed leaves its writes in the page cache, so that a kill alone does not show a missing `fsync`. This
-//! file system (FUSE) keeps files in memory, and knows what of them is on the disk.
+//! A process that is killed leaves its writes in the page cache, so that a kill alone does not show
+//! a missing `fsync`. This file system (FUSE) keeps files in memory, and knows what of them is on
+//! the disk.
 //!
-//! Alternatives: LazyFS needs a build of C++ with libfuse, and loses the contents of files only, not names of files that were
-//! created or renamed. A snapshot of a block device needs the device mapper, which many kernels of CI lack, and tests the
-//! file system on it: ext4 syncs folders together with files, which POSIX does not promise.
+//! Alternatives: LazyFS needs a build of C++ with libfuse, and loses the contents of files only,
+//! not names of files that were created or renamed. A snapshot of a block device needs the device
+//! mapper, which many kernels of CI lack, and tests the file system on it: ext4 syncs folders
+//! together with files, which POSIX does not promise.
 
 mod disk;
 mod file_system;
@@ -35,7 +37,8 @@ impl LossyDisk {
         Self::mount_ignoring(|_| false)
     }
 
-    /// As [`Self::mount`]; an `fsync` of a file or folder whose name `ignores_sync` accepts does nothing.
+    /// As [`Self::mount`]; an `fsync` of a file or folder whose name `ignores_sync` accepts does
+    /// nothing.
     pub(crate) fn mount_ignoring(ignores_sync: fn(&str) -> bool) -> Option<Self> {
         let user = rustix::process::geteuid().as_raw();
         let group = rustix::process::getegid().as_raw();
@@ -108,8 +111,9 @@ impl LossyDisk {
         let Some(session) = self.session.take() else {
             return;
         };
-        // A mount namespace that another test has made meanwhile may still have the file system, which answers with EIO
-        // after a power cut. Without root this fails, and the session asks fusermount.
+        // A mount namespace that another test has made meanwhile may still have the file system,
+        // which answers with EIO after a power cut. Without root this fails, and the session asks
+        // fusermount.
         let _ = unmount(self.folder.path(), UnmountFlags::DETACH);
         drop(session);
     }

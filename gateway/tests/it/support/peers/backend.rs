@@ -7,7 +7,8 @@ use std::thread;
 use super::http1_peer::Peer;
 use crate::support::SOON;
 
-/// Starts a backend that gives every connection to `serve`, each on its own thread. Returns its URL.
+/// Starts a backend that gives every connection to `serve`, each on its own thread. Returns its
+/// URL.
 pub(crate) fn start(serve: impl Fn(Peer<TcpStream>) + Send + Sync + 'static) -> String {
     start_at(Ipv4Addr::LOCALHOST.into(), serve)
 }
@@ -32,8 +33,8 @@ pub(crate) fn start_at(
     url
 }
 
-/// An address that refuses connections while the socket lives. The socket is bound but does not listen, so no other
-/// program gets the port.
+/// An address that refuses connections while the socket lives. The socket is bound but does not
+/// listen, so no other program gets the port.
 pub(crate) fn refusing() -> (socket2::Socket, SocketAddr) {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket

@@ -40,8 +40,8 @@ pub(crate) fn connect_to(
     ))
 }
 
-/// Sends a request that the gateway answers itself. A connection without a request is closed after `limits::HEAD`, and a used one
-/// only after `limits::IDLE`.
+/// Sends a request that the gateway answers itself. A connection without a request is closed after
+/// `limits::HEAD`, and a used one only after `limits::IDLE`.
 pub(crate) fn use_once(caller: &mut Caller, host: &str, key: &str) {
     caller.send(format!(
         "OPTIONS * HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {key}\r\nMax-Forwards: 0\r\n\r\n"
@@ -90,7 +90,8 @@ fn client_config(
     client_config_of(rustls::DEFAULT_VERSIONS, ca_file, alpn, identity)
 }
 
-/// A configuration that trusts the authority in `ca_file` and speaks these versions of TLS. It keeps the tickets of its sessions.
+/// A configuration that trusts the authority in `ca_file` and speaks these versions of TLS. It
+/// keeps the tickets of its sessions.
 pub(crate) fn client_config_of(
     versions: &[&'static SupportedProtocolVersion],
     ca_file: &Path,

@@ -2,7 +2,8 @@
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 
-/// Starts a server that answers each question with NXDOMAIN, until the test ends. Returns its address.
+/// Starts a server that answers each question with NXDOMAIN, until the test ends. Returns its
+/// address.
 pub(crate) fn start() -> SocketAddr {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = socket.local_addr().unwrap();

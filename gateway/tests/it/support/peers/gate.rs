@@ -1,4 +1,5 @@
-//! A TCP connection between two programs that a test can interrupt, and whose TLS handshake it can look at.
+//! A TCP connection between two programs that a test can interrupt, and whose TLS handshake it can
+//! look at.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -73,8 +74,8 @@ impl Gate {
     }
 }
 
-/// The group of the key share in a ServerHello (RFC 8446 §4.1.3, §4.2.8); `None` for other bytes and for a HelloRetryRequest,
-/// which has a group and no key.
+/// The group of the key share in a ServerHello (RFC 8446 §4.1.3, §4.2.8); `None` for other bytes
+/// and for a HelloRetryRequest, which has a group and no key.
 fn key_share(beginning: &[u8]) -> Option<NamedGroup> {
     const HANDSHAKE: u8 = 22;
     const SERVER_HELLO: u8 = 2;

@@ -9,8 +9,9 @@ use std::time::Duration;
 use super::backend;
 use crate::support::SOON;
 
-/// A backend that answers `/held` once released, `/slow` after 40 ms, and other requests at once. The body of a response
-/// is the length of the request body in eight digits. The response to `/early` begins before the request body is received.
+/// A backend that answers `/held` once released, `/slow` after 40 ms, and other requests at once.
+/// The body of a response is the length of the request body in eight digits. The response to
+/// `/early` begins before the request body is received.
 pub(crate) struct HeldBackend {
     pub(crate) url: String,
     arrivals: Receiver<()>,

@@ -141,7 +141,8 @@ impl<S: Read + Write> Peer<S> {
         Ok(self.buffer.split_to(count).to_vec())
     }
 
-    /// Whether the peer has closed the connection and no bytes are left to read. A read that times out tells of no end.
+    /// Whether the peer has closed the connection and no bytes are left to read. A read that times
+    /// out tells of no end.
     pub(crate) fn is_closed(&mut self) -> bool {
         let timed_out = |kind| matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
         self.buffer.is_empty()

@@ -8,8 +8,8 @@ use h2::RecvStream;
 use h2::server::SendResponse;
 use http::{HeaderMap, Request, Response};
 
-/// Starts an HTTP/2 backend that answers with the URI, the body length and the number of trailers of the request, and
-/// sends trailers. Returns its URL.
+/// Starts an HTTP/2 backend that answers with the URI, the body length and the number of trailers
+/// of the request, and sends trailers. Returns its URL.
 pub(crate) fn http2() -> String {
     start(async |request, mut respond| {
         let uri = request.uri().clone();

@@ -28,7 +28,8 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     frame
 }
 
-/// Appends a field without indexing (RFC 7541 §6.2.2): a name from the static table, or a literal name.
+/// Appends a field without indexing (RFC 7541 §6.2.2): a name from the static table, or a literal
+/// name.
 fn field(block: &mut Vec<u8>, name: Result<u8, &str>, value: &str) {
     let text = |block: &mut Vec<u8>, text: &str| {
         // An integer with a prefix of seven bits (RFC 7541 §5.1).
@@ -67,8 +68,8 @@ pub(crate) fn get(target: &str, key: Option<&str>) -> Vec<u8> {
     block
 }
 
-/// The header block of a GET request with its own path and `x-number` field. The decoder adds both to its table
-/// (RFC 7541 §6.2.1), and does not add another field with `padding` bytes.
+/// The header block of a GET request with its own path and `x-number` field. The decoder adds both
+/// to its table (RFC 7541 §6.2.1), and does not add another field with `padding` bytes.
 pub(crate) fn get_with_padding(number: u32, padding: usize) -> Vec<u8> {
     let mut block = get(&format!("/{number}"), None);
     let path = block.len() - format!("/{number}").len() - 2;

@@ -29,7 +29,8 @@ pub(crate) fn certificate_in(data_dir: &Path, uri: &str) -> Identity {
     certificate_for(data_dir, uri, ExtendedKeyUsagePurpose::ClientAuth)
 }
 
-/// A listener at `address` in place of a node with this URI, which answers every request of a control plane with `answer`.
+/// A listener at `address` in place of a node with this URI, which answers every request of a
+/// control plane with `answer`.
 pub(crate) fn serve_in_place(
     data_dir: &Path,
     uri: &str,
@@ -128,7 +129,8 @@ pub(crate) fn node_certificate(nodes: &Nodes, node: usize) -> Identity {
     )
 }
 
-/// The certificate of a process that was this node before the one that runs, or of one that the table of nodes does not list.
+/// The certificate of a process that was this node before the one that runs, or of one that the
+/// table of nodes does not list.
 pub(crate) fn ended_certificate(nodes: &Nodes, node: usize) -> Identity {
     certificate(
         nodes,
@@ -170,7 +172,8 @@ pub(crate) fn alive(nodes: &Nodes, node: usize, identity: Option<Identity>) -> O
         .map(|response| response.status.as_u16())
 }
 
-/// A TLS connection to the listener of `node` for other nodes. The handshake begins with the first read or write.
+/// A TLS connection to the listener of `node` for other nodes. The handshake begins with the first
+/// read or write.
 pub(crate) fn connect(
     nodes: &Nodes,
     node: usize,

@@ -12,7 +12,8 @@ use super::caller::{HOST, Tls, client_config_of, socket};
 use super::http1_peer::Peer;
 use crate::support::processes::prepared::Prepared;
 
-/// Sends a request, which is refused without an agent, and says how the connection of its caller began.
+/// Sends a request, which is refused without an agent, and says how the connection of its caller
+/// began.
 pub(crate) fn handshake(
     prepared: &Prepared,
     config: &Arc<ClientConfig>,

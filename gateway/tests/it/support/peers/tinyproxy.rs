@@ -29,7 +29,8 @@ impl Tinyproxy {
         let credentials =
             credentials.map(|(user, password)| format!("BasicAuth {user} {password}\n"));
         let config = format!(
-            "Port {}\nListen 127.0.0.1\nTimeout 600\nMaxClients 100\nLogLevel Connect\nLogFile \"{}\"\n{}",
+            "Port {}\nListen 127.0.0.1\nTimeout 600\nMaxClients 100\nLogLevel Connect\n\
+             LogFile \"{}\"\n{}",
             address.port(),
             folder.path().join("log").display(),
             credentials.unwrap_or_default()

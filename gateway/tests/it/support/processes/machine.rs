@@ -1,4 +1,5 @@
-//! Machines with clocks of their own: programs run with libfaketime, which reads their time from a file.
+//! Machines with clocks of their own: programs run with libfaketime, which reads their time from a
+//! file.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! A region of several gateways in this process, which share their records by copies of one data folder.
+//! A region of several gateways in this process, which share their records by copies of one data
+//! folder.
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -235,7 +236,8 @@ impl Nodes {
         format!("{line} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n{rest}")
     }
 
-    /// The reports of all workers of `node`. On a busy machine the report of a worker can be missing at first.
+    /// The reports of all workers of `node`. On a busy machine the report of a worker can be
+    /// missing at first.
     fn reports(&self, node: usize) -> Vec<WorkerReport> {
         all_reports(self.gateway(node))
     }

@@ -1,4 +1,5 @@
-//! PostgreSQL servers of a test, each in a folder of its own and on a Unix socket, and regions on them.
+//! PostgreSQL servers of a test, each in a folder of its own and on a Unix socket, and regions on
+//! them.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -35,7 +36,8 @@ impl Postgres {
         postgres
     }
 
-    /// Makes the files of a new database, or copies those that an earlier test has made: that takes a quarter of the time.
+    /// Makes the files of a new database, or copies those that an earlier test has made: that takes
+    /// a quarter of the time.
     fn initialize(&self) {
         let version = self.server.version();
         let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("postgres-{version}"));
@@ -58,7 +60,8 @@ impl Postgres {
         standby
     }
 
-    /// Starts a server with a copy of the database of `self`. It takes changes, on the same timeline.
+    /// Starts a server with a copy of the database of `self`. It takes changes, on the same
+    /// timeline.
     pub(crate) fn copy(&self) -> Self {
         let mut copy = Self::new();
         copy.server.copy(&self.server, &mut Sleep).unwrap();
@@ -114,7 +117,8 @@ impl Postgres {
 
     /// Process ids of the sessions of clients; empty if the server does not answer.
     pub(crate) fn sessions(&self) -> Vec<u32> {
-        const SESSIONS: &str = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
+        const SESSIONS: &str = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client \
+                                backend' AND pid <> pg_backend_pid()";
         let output = self.server.psql(SESSIONS).output().unwrap();
         String::from_utf8(output.stdout)
             .unwrap()
@@ -145,15 +149,15 @@ impl Postgres {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// PgBouncer in front of the server, on a Unix socket; returns it with its URL. Sessions of clients share connections to
-    /// the server if `pool_mode` is `transaction`.
+    /// PgBouncer in front of the server, on a Unix socket; returns it with its URL. Sessions of
+    /// clients share connections to the server if `pool_mode` is `transaction`.
     pub(crate) fn pool(&self, pool_mode: &str) -> (Running, String) {
         let socket = self.socket();
         let socket = socket.parent().unwrap();
         let path = self.folder.path().join(format!("{pool_mode}.ini"));
         let text = format!(
-            "[databases]\npostgres = host={} user=gw\n[pgbouncer]\nlisten_addr =\nlisten_port = 6432\n\
-             unix_socket_dir = {}\nauth_type = any\npool_mode = {pool_mode}\n",
+            "[databases]\npostgres = host={} user=gw\n[pgbouncer]\nlisten_addr =\n\
+             listen_port = 6432\nunix_socket_dir = {}\nauth_type = any\npool_mode = {pool_mode}\n",
             socket.display(),
             socket.display()
         );
@@ -176,7 +180,8 @@ impl Postgres {
 
 /// The region on a server.
 impl Postgres {
-    /// Starts a server with the tables of a region; `None` if PostgreSQL is not installed and may be missing.
+    /// Starts a server with the tables of a region; `None` if PostgreSQL is not installed and may
+    /// be missing.
     pub(crate) fn with_region() -> Option<Self> {
         if !programs::usable(&["postgresql"]) {
             return None;
@@ -186,7 +191,8 @@ impl Postgres {
         Some(postgres)
     }
 
-    /// As [`Self::with_region`], in a cluster of its own: the servers of other functions are copies of one.
+    /// As [`Self::with_region`], in a cluster of its own: the servers of other functions are copies
+    /// of one.
     pub(crate) fn of_another_cluster() -> Self {
         let mut postgres = Self::new();
         postgres.server.initialize(&mut Sleep).unwrap();
@@ -208,7 +214,8 @@ impl Postgres {
         RegionKey::create(&self.next_key_file()).unwrap();
     }
 
-    /// Makes the next key the only one of later configurations and sources. Returns the file of the earlier key.
+    /// Makes the next key the only one of later configurations and sources. Returns the file of the
+    /// earlier key.
     pub(crate) fn exchange_keys(&self) -> PathBuf {
         let earlier = self.folder.path().join("earlier.key");
         fs::rename(self.key_file(), &earlier).unwrap();

@@ -28,7 +28,8 @@ impl Prepared {
         Self::with_agents(&["agent"])
     }
 
-    /// Creates one agent of the service for each of `names`, with its state in a folder of that name.
+    /// Creates one agent of the service for each of `names`, with its state in a folder of that
+    /// name.
     pub(crate) fn with_agents(names: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let data_dir = directory.path().join("data");
@@ -86,7 +87,8 @@ impl Prepared {
         (served.process, served.address)
     }
 
-    /// Starts the gateway on a free port and the agent in front of `backend`, and waits for the tunnel.
+    /// Starts the gateway on a free port and the agent in front of `backend`, and waits for the
+    /// tunnel.
     pub(crate) fn start(&self, backend: &str) -> (Served, Running) {
         let served = self.serve_with(&self.config());
         let agent = self.run_agent(served.address.port(), backend);

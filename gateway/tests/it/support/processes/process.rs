@@ -101,8 +101,8 @@ pub(crate) fn children(parent: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Reserves the port of a running gateway, so that no other program can bind it after the gateway ends. The socket does
-/// not listen: without the gateway, connections are refused.
+/// Reserves the port of a running gateway, so that no other program can bind it after the gateway
+/// ends. The socket does not listen: without the gateway, connections are refused.
 pub(crate) fn hold(address: SocketAddr) -> socket2::Socket {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.set_reuse_address(true).unwrap();
@@ -114,9 +114,9 @@ pub(crate) fn hold(address: SocketAddr) -> socket2::Socket {
 /// A minimal configuration of a gateway on `port`.
 pub(crate) fn config_text(data_dir: &Path, port: u16) -> String {
     format!(
-        "region = \"eu1\"\ndomain = \"gw.localhost\"\ndata_dir = \"{}\"\nlisten = \"127.0.0.1:{port}\"\n\
-         admin_listen = \"127.0.0.1:0\"\nworkers = 2\nlog_format = \"json\"\n\
-         burst = 1000000\nrefill_per_minute = 1000000\n",
+        "region = \"eu1\"\ndomain = \"gw.localhost\"\ndata_dir = \"{}\"\n\
+         listen = \"127.0.0.1:{port}\"\nadmin_listen = \"127.0.0.1:0\"\nworkers = 2\n\
+         log_format = \"json\"\nburst = 1000000\nrefill_per_minute = 1000000\n",
         data_dir.display()
     )
 }
@@ -128,7 +128,8 @@ pub(crate) fn serve_command(config: &Path) -> Command {
     command
 }
 
-/// Starts a demo on free ports with `command`, which is `gw-gateway demo` with any options. Returns the process and the JSON that it prints.
+/// Starts a demo on free ports with `command`, which is `gw-gateway demo` with any options. Returns
+/// the process and the JSON that it prints.
 pub(crate) fn start_demo(command: &mut Command) -> (Running, Value) {
     command
         .args(["--json", "--port", "0", "--admin-port", "0"])
@@ -187,7 +188,8 @@ impl Log {
         self.find(|line| Some(line.to_string()).filter(|line| line.contains(part)))
     }
 
-    /// The first result of `pick` over the following lines. Panics with the lines if it is not among them.
+    /// The first result of `pick` over the following lines. Panics with the lines if it is not
+    /// among them.
     #[track_caller]
     pub(crate) fn find<T>(&self, mut pick: impl FnMut(&Value) -> Option<T>) -> T {
         let mut passed = String::new();

@@ -1,4 +1,5 @@
-//! A region of several node processes on one PostgreSQL server, with an agent that connects through a balancer.
+//! A region of several node processes on one PostgreSQL server, with an agent that connects through
+//! a balancer.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -38,8 +39,8 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// Starts a region with the demo's account and service, and `count` nodes that are all members; `None` if
-    /// PostgreSQL is not installed and may be missing.
+    /// Starts a region with the demo's account and service, and `count` nodes that are all members;
+    /// `None` if PostgreSQL is not installed and may be missing.
     pub(crate) fn start(count: usize) -> Option<Self> {
         Self::start_with(count, false, "")
     }
@@ -179,7 +180,8 @@ impl Region {
         )
     }
 
-    /// Status of a PATCH of the administration API of a node, and the nodes that do not use the change yet.
+    /// Status of a PATCH of the administration API of a node, and the nodes that do not use the
+    /// change yet.
     pub(crate) fn patch(&self, node: usize, path: &str, body: &Value) -> (u16, Option<String>) {
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
@@ -234,7 +236,8 @@ impl Region {
         &self.service_key
     }
 
-    /// Waits until every node has a copy of the records in its data folder that is younger than this call.
+    /// Waits until every node has a copy of the records in its data folder that is younger than
+    /// this call.
     pub(crate) fn wait_for_copies(&self) {
         let called = SystemTime::now();
         // A node writes a copy after a change.
@@ -264,8 +267,9 @@ impl Region {
         });
     }
 
-    /// Waits until every running node has reached PostgreSQL without a failure for so long that it declares another one dead as
-    /// soon as that refuses connections. Waits in vain on a machine that is always too busy for PostgreSQL.
+    /// Waits until every running node has reached PostgreSQL without a failure for so long that it
+    /// declares another one dead as soon as that refuses connections. Waits in vain on a machine
+    /// that is always too busy for PostgreSQL.
     pub(crate) fn wait_for_trust(&self) {
         let within = gw_region::timing::ENGINE_GRACE + Duration::from_secs(1);
         let began = Instant::now();
@@ -295,7 +299,8 @@ impl Region {
         })
     }
 
-    /// Waits until this node alone has tunnels. After a move, the tunnels of the owner before it end a moment later.
+    /// Waits until this node alone has tunnels. After a move, the tunnels of the owner before it
+    /// end a moment later.
     pub(crate) fn await_owner(&self, owner: usize) {
         eventually("the owner alone has tunnels", || {
             let is_right =

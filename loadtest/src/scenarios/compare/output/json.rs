@@ -29,7 +29,12 @@ fn row(row: &Row) -> Value {
         .into_iter()
         .filter_map(|column| Some((column.key().to_owned(), quantity(column)?)))
         .collect();
-    json!({ "setup": row.setup, "rounds": row.rounds.len(), "failures": row.failures(), "quantities": quantities })
+    json!({
+        "setup": row.setup,
+        "rounds": row.rounds.len(),
+        "failures": row.failures(),
+        "quantities": quantities,
+    })
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use askama::Template;
 use super::table::number;
 use crate::scenarios::compare::figures::{Case, Column, Row};
 
-/// Colours of setups, in the order of their first appearance. The first eight are distinguishable with colour blindness
-/// (Okabe and Ito).
+/// Colours of setups, in the order of their first appearance. The first eight are distinguishable
+/// with colour blindness (Okabe and Ito).
 const COLOURS: [&str; 9] = [
     "#0072b2", "#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#999999", "#b8a800",
     "#333333",
@@ -25,7 +25,8 @@ const PANEL_MIN: usize = 290;
 /// Height of the longest bar, below the title and above the names of the cases.
 const BAR_MAX: f64 = 140.0;
 const BASE: usize = 185;
-/// Longest bar in multiples of the product's, so that one slow setup does not hide the differences of the others.
+/// Longest bar in multiples of the product's, so that one slow setup does not hide the differences
+/// of the others.
 const LONGEST: f64 = 4.0;
 
 #[derive(Template)]
@@ -184,7 +185,8 @@ impl<'a> Panel<'a> {
 }
 
 impl Bar {
-    /// A bar at `x` above `base`; `longest` is the value of the longest bar. `None` without a value.
+    /// A bar at `x` above `base`; `longest` is the value of the longest bar. `None` without a
+    /// value.
     fn new(
         x: f64,
         base: f64,

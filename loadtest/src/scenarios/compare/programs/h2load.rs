@@ -1,5 +1,5 @@
-//! `h2load`: HTTP/2 callers with many concurrent requests on few connections, or HTTP/1.1 callers. Unlike wrk, it names the
-//! service in the ClientHello.
+//! `h2load`: HTTP/2 callers with many concurrent requests on few connections, or HTTP/1.1 callers.
+//! Unlike wrk, it names the service in the ClientHello.
 
 use std::path::{Path, PathBuf};
 
@@ -92,7 +92,8 @@ mod tests {
 finished in 3.01s, 23456.70 req/s, 5.51MB/s
 requests: 70370 total, 70626 started, 70370 done, 70368 succeeded, 2 failed, 1 errored, 1 timeout
 status codes: 70366 2xx, 0 3xx, 0 4xx, 2 5xx
-traffic: 16.53MB (17332421) total, 5.69MB (5964610) headers (space savings 60.81%), 6.58MB (6896456) data
+traffic: 16.53MB (17332421) total, 5.69MB (5964610) headers (space savings 60.81%), \
+    6.58MB (6896456) data
                      min         max         mean         sd        +/- sd
 time for request:     1.03ms     20.55ms      8.49ms      2.73ms    68.52%
 ";

@@ -56,7 +56,8 @@ impl Count {
             let ended = count.perf.wait(LOOK_EVERY)?;
             ensure(ended.is_none() && began.elapsed() < BEGINS_WITHIN, || {
                 format!(
-                    "perf does not count system calls ({ended:?}): it needs tracefs at /sys/kernel/tracing"
+                    "perf does not count system calls ({ended:?}): it needs tracefs at \
+                     /sys/kernel/tracing"
                 )
             })?;
         }
@@ -86,7 +87,8 @@ mod tests {
 
     #[test]
     fn the_number_of_a_report_is_read() {
-        let report = "# started on Fri Nov 27 13:58:01 2026\n\n1234567,,raw_syscalls:sys_enter,2000112233,100.00,,\n";
+        let report = "# started on Fri Nov 27 13:58:01 2026\n\n\
+                      1234567,,raw_syscalls:sys_enter,2000112233,100.00,,\n";
         assert_eq!(parse(report), Some(1_234_567));
         let none = "<not supported>,,raw_syscalls:sys_enter,0,100.00,,\n";
         assert_eq!((parse(none), parse("")), (None, None));

@@ -6,7 +6,8 @@ use std::process::Command;
 use crate::failure::{Failure, ensure};
 use crate::machine::process;
 
-/// How to install the program. With `--locked`, version 0.5.0 takes dependencies that a current compiler refuses.
+/// How to install the program. With `--locked`, version 0.5.0 takes dependencies that a current
+/// compiler refuses.
 const INSTALL: &str =
     "cargo install rathole --version 0.5.0 --no-default-features --features server,client,noise";
 
@@ -50,7 +51,8 @@ impl Rathole {
     }
 }
 
-/// The private and the public key in the output of `rathole --genkey`, each on the line after its heading.
+/// The private and the public key in the output of `rathole --genkey`, each on the line after its
+/// heading.
 fn keys(text: &str) -> Option<(String, String)> {
     let after = |heading: &str| {
         let mut lines = text.lines().skip_while(|line| !line.starts_with(heading));

@@ -82,7 +82,8 @@ pub(super) fn run(
         clock.set(0)?;
         site.kill_node(WRONG)?;
         site.start_node(WRONG)?;
-        // Its own agents are not used, and may wait for more than a minute until they connect again.
+        // Its own agents are not used, and may wait for more than a minute until they connect
+        // again.
         site.wait_for_members(0..NODES)?;
     }
     Ok(())
@@ -194,7 +195,8 @@ fn at_start(site: &mut Site, clock: &Clock, offset: i64, length: Duration) -> Re
     })
 }
 
-/// Waits until the node has ended, is live or says that it does not join. `refusals` is how often it has said so before.
+/// Waits until the node has ended, is live or says that it does not join. `refusals` is how often
+/// it has said so before.
 fn started(site: &mut Site, refusals: usize) -> Result<Start, Failure> {
     let deadline = Instant::now() + JOINED_WITHIN;
     while Instant::now() < deadline {

@@ -264,7 +264,8 @@ impl Deaths {
 }
 
 impl Cut {
-    /// Whether a request of the pair, or the tunnel of its service, passes the machines that are cut.
+    /// Whether a request of the pair, or the tunnel of its service, passes the machines that are
+    /// cut.
     fn is_passed(&self, pair: Pair, owner: Option<usize>, entry: Option<usize>) -> bool {
         let ends = |one: usize, other: Option<usize>| {
             other.is_some_and(|other| {

@@ -107,18 +107,33 @@ pub(super) fn run(
     table.add(
         Row::new(format!("lost machine, {RATE} requests/s"))
             .check(early == 0, format!("{early} failures before"))
-            .check(longest <= WAIT_MAX, format!("longest wait {:.1} s", millis(longest) / 1e3))
+            .check(
+                longest <= WAIT_MAX,
+                format!("longest wait {:.1} s", millis(longest) / 1e3),
+            )
             .check(
                 through_living <= WAIT_MAX && balanced <= WAIT_MAX,
                 format!(
-                    "its {} services served again after {} (agents through living nodes) and {} (agents through a balancer)",
+                    "its {} services served again after {} (agents through living nodes) and {} \
+                     (agents through a balancer)",
                     again.len(),
                     figure(through_living),
                     figure(balanced)
                 ),
             )
-            .check(late == 0, format!("{late} failures of requests that began {} s after the loss", WAIT_MAX.as_secs()))
-            .note(format!("{} requests; failures: {}", watch::requests(&seen), watch::kinds(failed))),
+            .check(
+                late == 0,
+                format!(
+                    "{late} failures of requests that began {} s after the \
+                                       loss",
+                    WAIT_MAX.as_secs()
+                ),
+            )
+            .note(format!(
+                "{} requests; failures: {}",
+                watch::requests(&seen),
+                watch::kinds(failed)
+            )),
     );
     Ok(())
 }

@@ -65,7 +65,8 @@ fn freeze(site: &Site, node: usize) -> Result<(), Failure> {
     wait_for_return(site)
 }
 
-/// Cuts a node off from PostgreSQL until the others have declared it dead, and waits until it has rejoined.
+/// Cuts a node off from PostgreSQL until the others have declared it dead, and waits until it has
+/// rejoined.
 fn cut_from_engine(site: &Site, node: usize) -> Result<(), Failure> {
     let machine = Machine::Node(node);
     let engine = Machine::Engine(0);
@@ -141,7 +142,8 @@ fn engine_away(site: &Site, options: &FaultOptions) -> Result<Row, Failure> {
     ))
 }
 
-/// Empties the buckets of the services that the node owns, and stops it in order: the next owners go on with the levels.
+/// Empties the buckets of the services that the node owns, and stops it in order: the next owners
+/// go on with the levels.
 fn levels(site: &mut Site, node: usize) -> Result<Row, Failure> {
     site.wait_until_well()?;
     let owners = site.owners()?;

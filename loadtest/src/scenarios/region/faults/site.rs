@@ -171,18 +171,19 @@ impl Site {
             .refuse_after
             .map(|seconds| format!("isolation = \"refuse\"\nmax_staleness_seconds = {seconds}\n"));
         format!(
-            "region = \"eu1\"\ndomain = \"gw.localhost\"\ndata_dir = \"{folder}/node-{number}\"\nlisten = \"0.0.0.0:{PORT}\"\n\
-             workers = 1\ntls_certificate = \"{folder}/server.crt\"\ntls_key = \"{folder}/server.key\"\n\
-             store = \"postgres://gw@{}/postgres?sslmode=disable\"\nregion_key = \"{folder}/region.key\"\n\
-             peer_listen = \"{}:{PEER_PORT}\"\n{}",
+            "region = \"eu1\"\ndomain = \"gw.localhost\"\ndata_dir = \"{folder}/node-{number}\"\n\
+             listen = \"0.0.0.0:{PORT}\"\nworkers = 1\ntls_certificate = \"{folder}/server.crt\"\n\
+             tls_key = \"{folder}/server.key\"\n\
+             store = \"postgres://gw@{}/postgres?sslmode=disable\"\n\
+             region_key = \"{folder}/region.key\"\npeer_listen = \"{}:{PEER_PORT}\"\n{}",
             hosts.join(","),
             Machine::Node(number).address(),
             isolation.unwrap_or_default()
         )
     }
 
-    /// Starts agents at each node, and one behind a balancer if it is planned, with services. Their tunnels are open when
-    /// this returns.
+    /// Starts agents at each node, and one behind a balancer if it is planned, with services. Their
+    /// tunnels are open when this returns.
     fn start_agents(&mut self, plan: &Plan) -> Result<(), Failure> {
         let nodes: Vec<SocketAddr> = (0..NODES)
             .map(|node| SocketAddr::from((Machine::Node(node).address(), PORT)))

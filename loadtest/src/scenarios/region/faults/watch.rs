@@ -39,7 +39,8 @@ pub(super) fn pairs(nodes: &[usize], services: &[usize]) -> Vec<Pair> {
 }
 
 impl Watch {
-    /// Starts callers that send `rate` requests per second in all, as long as fewer than `callers` of a pair wait.
+    /// Starts callers that send `rate` requests per second in all, as long as fewer than `callers`
+    /// of a pair wait.
     pub(super) fn start(
         site: &Site,
         pairs: &[Pair],

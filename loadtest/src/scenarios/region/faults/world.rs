@@ -14,7 +14,8 @@ use crate::failure::{Failure, ensure};
 use crate::machine::process;
 use crate::scenarios::region::nodes::NODES;
 
-/// Begins the names of all namespaces of this program. Those of an earlier run that was killed are removed.
+/// Begins the names of all namespaces of this program. Those of an earlier run that was killed are
+/// removed.
 const PREFIX: &str = "gwlt-";
 const ENGINES: usize = 2;
 const MACHINES: usize = NODES + ENGINES + 1;
@@ -87,7 +88,8 @@ impl World {
             let name = machine.namespace();
             let number = machine.number();
             ip(&format!(
-                "netns add {name}\nlink add v{number} netns {hub} type veth peer name eth0 address {} netns {name}",
+                "netns add {name}\nlink add v{number} netns {hub} type veth peer name eth0 address \
+                 {} netns {name}",
                 machine.link_address()
             ))?;
             ip_in(&hub, &format!("link set v{number} master br0 up"))?;
@@ -115,7 +117,8 @@ impl World {
         })
     }
 
-    /// Runs `work` on a machine. Programs, threads and sockets that it starts belong to the machine.
+    /// Runs `work` on a machine. Programs, threads and sockets that it starts belong to the
+    /// machine.
     pub(super) fn on<T>(
         &self,
         machine: Machine,

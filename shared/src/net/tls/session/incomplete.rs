@@ -2,13 +2,15 @@
 
 /// Header of a record: content type, version, length (RFC 8446 §5.1).
 const HEADER: usize = 5;
-/// Most bytes that wait for more. Only a handshake message in several records has more than one record.
+/// Most bytes that wait for more. Only a handshake message in several records has more than one
+/// record.
 const BYTES_MAX: usize = 64 * 1024;
 
 /// Received bytes that wait for the rest of a record or of a handshake message.
 #[derive(Default)]
 pub(super) struct Incomplete {
-    /// Complete records of an incomplete handshake message, changed by rustls, then the incomplete record.
+    /// Complete records of an incomplete handshake message, changed by rustls, then the incomplete
+    /// record.
     bytes: Vec<u8>,
     /// Where the incomplete record starts.
     record: usize,
@@ -35,7 +37,8 @@ impl Incomplete {
         &mut self.bytes
     }
 
-    /// Appends the start of `input` up to the end of the header or of the record. Returns the number of bytes.
+    /// Appends the start of `input` up to the end of the header or of the record. Returns the
+    /// number of bytes.
     pub(super) fn complete(&mut self, input: &[u8]) -> usize {
         let present = self.bytes.len() - self.record;
         let missing = record_length(&self.bytes[self.record..]).unwrap_or(HEADER) - present;

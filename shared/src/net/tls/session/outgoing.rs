@@ -30,7 +30,8 @@ impl OutgoingRecords {
         self.unsent == 0
     }
 
-    /// Appends what `write` writes, at first into room for `size` bytes, then for as many as it requires.
+    /// Appends what `write` writes, at first into room for `size` bytes, then for as many as it
+    /// requires.
     pub(super) fn append(
         &mut self,
         mut size: usize,

@@ -379,7 +379,8 @@ fn a_closed_session_still_receives() {
     });
 }
 
-/// An endless sequence of empty records, which rustls itself does not send, with the keys of a TLS 1.3 connection.
+/// An endless sequence of empty records, which rustls itself does not send, with the keys of a TLS
+/// 1.3 connection.
 fn empty_records(peer: rustls::Connection) -> impl Iterator<Item = Vec<u8>> {
     let Some(SupportedCipherSuite::Tls13(suite)) = peer.negotiated_cipher_suite() else {
         panic!("not TLS 1.3")

@@ -139,8 +139,8 @@ fn an_unknown_certificate_is_refused_with_its_names() {
     assert_eq!(
         refusal_of(&nas, trusting(&[&known]), &[]).as_deref(),
         Some(
-            "its certificate, for nas.example, 10.0.0.5, is self-signed, is that of an authority (CA:TRUE) and is not \
-             trusted"
+            "its certificate, for nas.example, 10.0.0.5, is self-signed, is that of an authority \
+             (CA:TRUE) and is not trusted"
         )
     );
     // Issued by a trusted authority, but that of an authority too.

@@ -13,7 +13,8 @@ use crate::tunnel::frame::Kind;
 use crate::tunnel::head::{self, OutboundRequest};
 use crate::tunnel::timing::AgentTiming;
 
-/// Bytes of the blocks with hexadecimal digits, in the order of the document. A comment follows each line's bytes.
+/// Bytes of the blocks with hexadecimal digits, in the order of the document. A comment follows
+/// each line's bytes.
 fn documented() -> Vec<Vec<u8>> {
     let text =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/tunnel.md")).unwrap();

@@ -11,7 +11,8 @@ const STREAMS: usize = 4;
 const WINDOW: usize = 100_000;
 const BUDGET: usize = 150_000;
 
-/// An operation on a stream at one end, or on the pipes. Streams are numbers into the list of all that were opened.
+/// An operation on a stream at one end, or on the pipes. Streams are numbers into the list of all
+/// that were opened.
 #[derive(Debug, Clone, Copy)]
 enum Operation {
     Open {
@@ -87,7 +88,8 @@ fn operation() -> impl Strategy<Value = Operation> {
     let size = || prop_oneof![0usize..50, 0usize..5000, 0usize..200_000];
     prop_oneof![
         4 => any::<bool>().prop_map(|end| Open { end }),
-        4 => (0usize..8, prop::bool::weighted(0.2)).prop_map(|(stream, end)| Respond { stream, end }),
+        4 => (0usize..8, prop::bool::weighted(0.2))
+            .prop_map(|(stream, end)| Respond { stream, end }),
         12 => (on(), size()).prop_map(|((by, stream), bytes)| Send { by, stream, bytes }),
         3 => on().prop_map(|(by, stream)| Finish { by, stream }),
         1 => on().prop_map(|(by, stream)| Trailers { by, stream }),
@@ -99,7 +101,8 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => on().prop_map(|(by, stream)| DropReceiver { by, stream }),
         8 => by().prop_map(|by| Transmit { by }),
         12 => (by(), size()).prop_map(|(to, bytes)| Deliver { to, bytes }),
-        1 => (by(), 0usize..300_000, 0usize..300_000).prop_map(|(by, window, budget)| SetCredit { by, window, budget }),
+        1 => (by(), 0usize..300_000, 0usize..300_000)
+            .prop_map(|(by, window, budget)| SetCredit { by, window, budget }),
         1 => by().prop_map(|by| Message { by }),
     ]
 }
@@ -155,7 +158,8 @@ impl Model {
         }
     }
 
-    /// The endpoint, the half of the stream, and the opposite half. `None` if this end has no handle.
+    /// The endpoint, the half of the stream, and the opposite half. `None` if this end has no
+    /// handle.
     fn half(
         &mut self,
         by: End,

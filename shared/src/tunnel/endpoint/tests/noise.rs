@@ -1,4 +1,5 @@
-//! Bytes that no peer sends: they cause a violation or are valid by chance, and never a panic or unbounded memory.
+//! Bytes that no peer sends: they cause a violation or are valid by chance, and never a panic or
+//! unbounded memory.
 
 use proptest::prelude::*;
 
@@ -9,7 +10,11 @@ use crate::tunnel::frame::Kind;
 /// Frames with a plausible header: known types, a few streams, short payloads.
 fn plausible() -> impl Strategy<Value = Vec<u8>> {
     let kind = prop_oneof![8 => 1u8..=13, 1 => any::<u8>()];
-    let stream = prop_oneof![6 => (0u32..3, 0u32..4).prop_map(|(slot, generation)| generation << 16 | slot), 3 => Just(0), 1 => any::<u32>()];
+    let stream = prop_oneof![
+        6 => (0u32..3, 0u32..4).prop_map(|(slot, generation)| generation << 16 | slot),
+        3 => Just(0),
+        1 => any::<u32>(),
+    ];
     let payload = prop_oneof![
         4 => prop::collection::vec(any::<u8>(), 0..12),
         2 => Just(vec![0, 1, 0, 0]),
@@ -114,7 +119,10 @@ fn traffic(streams: usize, body: usize) -> (Vec<u8>, Vec<u8>) {
 
 proptest! {
     #[test]
-    fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), step in 1usize..40) {
+    fn random_bytes_never_panic(
+        bytes in prop::collection::vec(any::<u8>(), 0..300),
+        step in 1usize..40,
+    ) {
         feed(Role::Gateway, &bytes, step, true);
         feed(Role::Agent, &bytes, step, true);
     }

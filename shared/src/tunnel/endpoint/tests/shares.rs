@@ -1,4 +1,5 @@
-//! Memory that streams are charged for: before it is granted, within their share, and no longer than they hold it.
+//! Memory that streams are charged for: before it is granted, within their share, and no longer
+//! than they hold it.
 
 use std::rc::Rc;
 

@@ -123,7 +123,8 @@ pub(super) fn drop_both(endpoint: &mut Endpoint, key: StreamKey) {
     endpoint.drop_receiver(key);
 }
 
-/// Moves all frames of an endpoint into `pipe`, as a driver writes them. Returns whether there was any.
+/// Moves all frames of an endpoint into `pipe`, as a driver writes them. Returns whether there was
+/// any.
 pub(super) fn transmit_all(endpoint: &mut Endpoint, pipe: &mut Vec<u8>) -> bool {
     let before = pipe.len();
     while transmit_turn(endpoint, pipe) {}

@@ -88,7 +88,11 @@ async fn show_account(
     patch, path = "/accounts/{account}", tag = "accounts",
     params(("account" = String, Path, description = "Account id"), AppliedDocumentFields),
     request_body = AccountChanges,
-    responses((status = 200, description = "As it is now", body = AccountView), ReadProblems, WriteProblems),
+    responses(
+        (status = 200, description = "As it is now", body = AccountView),
+        ReadProblems,
+        WriteProblems,
+    ),
 )]
 async fn change_account(
     State(admin): State<Admin>,
@@ -123,7 +127,8 @@ async fn show_account_contents(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct AccountDeletion {
-    /// Also delete its services, credentials, service keys, agents and enrollment tokens, in the same change.
+    /// Also delete its services, credentials, service keys, agents and enrollment tokens, in the
+    /// same change.
     #[serde(default)]
     cascade: bool,
 }
@@ -131,7 +136,11 @@ struct AccountDeletion {
 /// Delete an account: one that has nothing left in it, or, with `cascade`, with all that it has.
 #[utoipa::path(
     delete, path = "/accounts/{account}", tag = "accounts",
-    params(("account" = String, Path, description = "Account id"), AccountDeletion, AppliedDocumentFields),
+    params(
+        ("account" = String, Path, description = "Account id"),
+        AccountDeletion,
+        AppliedDocumentFields,
+    ),
     responses((status = 204, description = "Deleted"), ReadProblems, WriteProblems),
 )]
 async fn delete_account(

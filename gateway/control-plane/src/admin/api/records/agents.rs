@@ -69,7 +69,10 @@ async fn list_agents(
 /// Show an agent, with its live tunnels.
 #[utoipa::path(
     get, path = "/accounts/{account}/agents/{agent}", tag = "agents",
-    params(("account" = String, Path, description = "Account id"), ("agent" = String, Path, description = "Agent id")),
+    params(
+        ("account" = String, Path, description = "Account id"),
+        ("agent" = String, Path, description = "Agent id"),
+    ),
     responses((status = 200, description = "The agent", body = AgentView), ReadProblems),
 )]
 async fn show_agent(
@@ -79,12 +82,21 @@ async fn show_agent(
     one(admin, move |control| agent::show(control, &account, &agent)).await
 }
 
-/// Change an agent's name, services or standby. A live agent hears of its services and opens or ends tunnels.
+/// Change an agent's name, services or standby. A live agent hears of its services and opens or
+/// ends tunnels.
 #[utoipa::path(
     patch, path = "/accounts/{account}/agents/{agent}", tag = "agents",
-    params(("account" = String, Path, description = "Account id"), ("agent" = String, Path, description = "Agent id"), AppliedDocumentFields),
+    params(
+        ("account" = String, Path, description = "Account id"),
+        ("agent" = String, Path, description = "Agent id"),
+        AppliedDocumentFields,
+    ),
     request_body = AgentChanges,
-    responses((status = 200, description = "As it is now", body = AgentView), ReadProblems, WriteProblems),
+    responses(
+        (status = 200, description = "As it is now", body = AgentView),
+        ReadProblems,
+        WriteProblems,
+    ),
 )]
 async fn change_agent(
     State(admin): State<Admin>,
@@ -101,7 +113,11 @@ async fn change_agent(
 /// Delete an agent. Its tunnels end within a second, and its certificate is worth nothing.
 #[utoipa::path(
     delete, path = "/accounts/{account}/agents/{agent}", tag = "agents",
-    params(("account" = String, Path, description = "Account id"), ("agent" = String, Path, description = "Agent id"), AppliedDocumentFields),
+    params(
+        ("account" = String, Path, description = "Account id"),
+        ("agent" = String, Path, description = "Agent id"),
+        AppliedDocumentFields,
+    ),
     responses((status = 204, description = "Deleted"), ReadProblems, WriteProblems),
 )]
 async fn delete_agent(
@@ -118,8 +134,16 @@ async fn delete_agent(
 /// Let an agent have its certificate that waits for that.
 #[utoipa::path(
     post, path = "/accounts/{account}/agents/{agent}/approve", tag = "agents",
-    params(("account" = String, Path, description = "Account id"), ("agent" = String, Path, description = "Agent id"), AppliedDocumentFields),
-    responses((status = 200, description = "As it is now", body = AgentView), ReadProblems, WriteProblems),
+    params(
+        ("account" = String, Path, description = "Account id"),
+        ("agent" = String, Path, description = "Agent id"),
+        AppliedDocumentFields,
+    ),
+    responses(
+        (status = 200, description = "As it is now", body = AgentView),
+        ReadProblems,
+        WriteProblems,
+    ),
 )]
 async fn approve_agent(
     State(admin): State<Admin>,
@@ -135,8 +159,16 @@ async fn approve_agent(
 /// Cut an agent off for good. Its tunnels end within a second.
 #[utoipa::path(
     post, path = "/accounts/{account}/agents/{agent}/revoke", tag = "agents",
-    params(("account" = String, Path, description = "Account id"), ("agent" = String, Path, description = "Agent id"), AppliedDocumentFields),
-    responses((status = 200, description = "As it is now", body = AgentView), ReadProblems, WriteProblems),
+    params(
+        ("account" = String, Path, description = "Account id"),
+        ("agent" = String, Path, description = "Agent id"),
+        AppliedDocumentFields,
+    ),
+    responses(
+        (status = 200, description = "As it is now", body = AgentView),
+        ReadProblems,
+        WriteProblems,
+    ),
 )]
 async fn revoke_agent(
     State(admin): State<Admin>,

@@ -1,5 +1,5 @@
-//! `/accounts/{account}/credentials` and `/accounts/{account}/service-keys`: the same routes for both kinds of caller
-//! secret.
+//! `/accounts/{account}/credentials` and `/accounts/{account}/service-keys`: the same routes for
+//! both kinds of caller secret.
 
 use axum::Json;
 use axum::extract::State;
@@ -24,12 +24,21 @@ pub(crate) fn routes() -> OpenApiRouter<Admin> {
     credentials::routes().merge(service_keys::routes())
 }
 
-/// Defines the routes of one kind. `$kind` is the type of its ids, `$view` and `$new_view` are its views without and
-/// with the secret. The names of the functions are the operation ids.
+/// Defines the routes of one kind. `$kind` is the type of its ids, `$view` and `$new_view` are its
+/// views without and with the secret. The names of the functions are the operation ids.
 macro_rules! caller_secret_routes {
     (
-        $module:ident, $tag:tt, $collection:tt, $item:tt, $rotate_path:tt, $id:tt, $kind:ty, $view:ty, $new_view:ty,
-        $new_id:ident, $new_field:ident,
+        $module:ident,
+        $tag:tt,
+        $collection:tt,
+        $item:tt,
+        $rotate_path:tt,
+        $id:tt,
+        $kind:ty,
+        $view:ty,
+        $new_view:ty,
+        $new_id:ident,
+        $new_field:ident,
         [$create:ident, $list:ident, $show:ident, $change:ident, $rotate:ident, $delete:ident]
     ) => {
         mod $module {
@@ -42,14 +51,24 @@ macro_rules! caller_secret_routes {
                     .routes(routes!($rotate))
             }
 
-            /// Create one. Its secret is shown this once. With a name, creating it again changes nothing.
+            /// Create one. Its secret is shown this once. With a name, creating it again changes
+            /// nothing.
             #[utoipa::path(
                 post, path = $collection, tag = $tag,
-                params(("account" = String, Path, description = "Account id"), AppliedDocumentFields),
+                params(
+                    ("account" = String, Path, description = "Account id"),
+                    AppliedDocumentFields,
+                ),
                 request_body = NewCallerSecret,
                 responses(
-                    (status = 201, description = "Created", body = $new_view, headers(("Location" = String))),
-                    (status = 200, description = "It was there already; without its secret", body = $new_view),
+                    (
+                        status = 201,
+                        description = "Created",
+                        body = $new_view,
+                        headers(("Location" = String)),
+                    ),
+                    (status = 200, description = "It was there already; without its \
+                        secret", body = $new_view),
                     ReadProblems, WriteProblems,
                 ),
             )]
@@ -59,7 +78,11 @@ macro_rules! caller_secret_routes {
                 Path(account): Path<String>,
                 JsonBody(new): JsonBody<NewCallerSecret>,
             ) -> Result<Response, Problem> {
-                let made = admin.ask(move |control| caller_secret::create::<$kind>(control, &actor, &account, &new)).await?;
+                let made = admin
+                    .ask(move |control| {
+                        caller_secret::create::<$kind>(control, &actor, &account, &new)
+                    })
+                    .await?;
                 let view = &made.0.$new_field;
                 let location = format!("/accounts/{}/{}/{}", view.account, $tag, view.$new_id);
                 Ok(secret(created(made, &location)))
@@ -76,28 +99,45 @@ macro_rules! caller_secret_routes {
                 Path(account): Path<String>,
                 Query(page): Query<PageQuery>,
             ) -> Result<Json<Page<$view>>, Problem> {
-                admin.ask(move |control| caller_secret::list::<$kind>(control, &account, &page)).await.map(Json)
+                admin
+                    .ask(move |control| caller_secret::list::<$kind>(control, &account, &page))
+                    .await
+                    .map(Json)
             }
 
             /// Show one, without its secret.
             #[utoipa::path(
                 get, path = $item, tag = $tag,
-                params(("account" = String, Path, description = "Account id"), ($id = String, Path)),
+                params(
+                    ("account" = String, Path, description = "Account id"),
+                    ($id = String, Path),
+                ),
                 responses((status = 200, description = "As it is", body = $view), ReadProblems),
             )]
             async fn $show(
                 State(admin): State<Admin>,
                 Path((account, id)): Path<(String, String)>,
             ) -> Result<Json<$view>, Problem> {
-                admin.ask(move |control| caller_secret::show::<$kind>(control, &account, &id)).await.map(Json)
+                admin
+                    .ask(move |control| caller_secret::show::<$kind>(control, &account, &id))
+                    .await
+                    .map(Json)
             }
 
             /// Change one. Omitted members keep their values. In force on every core at once.
             #[utoipa::path(
                 patch, path = $item, tag = $tag,
-                params(("account" = String, Path, description = "Account id"), ($id = String, Path), AppliedDocumentFields),
+                params(
+                    ("account" = String, Path, description = "Account id"),
+                    ($id = String, Path),
+                    AppliedDocumentFields,
+                ),
                 request_body = CallerSecretChanges,
-                responses((status = 200, description = "As it is now", body = $view), ReadProblems, WriteProblems),
+                responses(
+                    (status = 200, description = "As it is now", body = $view),
+                    ReadProblems,
+                    WriteProblems,
+                ),
             )]
             async fn $change(
                 State(admin): State<Admin>,
@@ -114,8 +154,16 @@ macro_rules! caller_secret_routes {
             /// Give it a new secret, which is shown this once. The old one is refused from now on.
             #[utoipa::path(
                 post, path = $rotate_path, tag = $tag,
-                params(("account" = String, Path, description = "Account id"), ($id = String, Path), AppliedDocumentFields),
-                responses((status = 200, description = "With its new secret", body = $new_view), ReadProblems, WriteProblems),
+                params(
+                    ("account" = String, Path, description = "Account id"),
+                    ($id = String, Path),
+                    AppliedDocumentFields,
+                ),
+                responses(
+                    (status = 200, description = "With its new secret", body = $new_view),
+                    ReadProblems,
+                    WriteProblems,
+                ),
             )]
             async fn $rotate(
                 State(admin): State<Admin>,
@@ -131,7 +179,11 @@ macro_rules! caller_secret_routes {
             /// Delete one. Its secret is refused from now on.
             #[utoipa::path(
                 delete, path = $item, tag = $tag,
-                params(("account" = String, Path, description = "Account id"), ($id = String, Path), AppliedDocumentFields),
+                params(
+                    ("account" = String, Path, description = "Account id"),
+                    ($id = String, Path),
+                    AppliedDocumentFields,
+                ),
                 responses((status = 204, description = "Deleted"), ReadProblems, WriteProblems),
             )]
             async fn $delete(
@@ -139,7 +191,11 @@ macro_rules! caller_secret_routes {
                 By(actor): By,
                 Path((account, id)): Path<(String, String)>,
             ) -> Result<StatusCode, Problem> {
-                admin.ask(move |control| caller_secret::delete::<$kind>(control, &actor, &account, &id)).await?;
+                admin
+                    .ask(move |control| {
+                        caller_secret::delete::<$kind>(control, &actor, &account, &id)
+                    })
+                    .await?;
                 Ok(StatusCode::NO_CONTENT)
             }
         }

@@ -35,7 +35,11 @@ async fn list_certificates(
 /// Order a new certificate of the region now. The one before stays in use until it is there.
 #[utoipa::path(
     post, path = "/certificates/renew", tag = "certificates",
-    responses((status = 200, description = "The certificate in use", body = CertificateView), ReadProblems, WriteProblems),
+    responses(
+        (status = 200, description = "The certificate in use", body = CertificateView),
+        ReadProblems,
+        WriteProblems,
+    ),
 )]
 async fn renew_certificates(State(admin): State<Admin>) -> Result<Json<CertificateView>, Problem> {
     admin

@@ -26,11 +26,16 @@ pub(crate) fn routes() -> OpenApiRouter<Admin> {
         .routes(routes!(renew_certificate))
 }
 
-/// Add an own domain to a service. Adding it again changes nothing. Looks up in DNS whether the account controls the name; without a
-/// proof, the domain is pending, and is looked up again. A domain that another service has moves with a proof.
+/// Add an own domain to a service. Adding it again changes nothing. Looks up in DNS whether the
+/// account controls the name; without a proof, the domain is pending, and is looked up again. A
+/// domain that another service has moves with a proof.
 #[utoipa::path(
     post, path = "/accounts/{account}/services/{service}/domains", tag = "domains",
-    params(("account" = String, Path, description = "Account id"), ("service" = String, Path, description = "Service id"), AppliedDocumentFields),
+    params(
+        ("account" = String, Path, description = "Account id"),
+        ("service" = String, Path, description = "Service id"),
+        AppliedDocumentFields,
+    ),
     request_body = NewDomain,
     responses(
         (status = 201, description = "Added", body = DomainView, headers(("Location" = String))),
@@ -71,7 +76,10 @@ async fn list_domains(
 /// Show an own domain, with the records to set in DNS.
 #[utoipa::path(
     get, path = "/accounts/{account}/domains/{domain}", tag = "domains",
-    params(("account" = String, Path, description = "Account id"), ("domain" = String, Path, description = "Name of the domain")),
+    params(
+        ("account" = String, Path, description = "Account id"),
+        ("domain" = String, Path, description = "Name of the domain"),
+    ),
     responses((status = 200, description = "The domain", body = DomainView), ReadProblems),
 )]
 async fn show_domain(
@@ -87,9 +95,17 @@ async fn show_domain(
 /// Change what manages an own domain. It moves by adding it to another service.
 #[utoipa::path(
     patch, path = "/accounts/{account}/domains/{domain}", tag = "domains",
-    params(("account" = String, Path, description = "Account id"), ("domain" = String, Path, description = "Name of the domain"), AppliedDocumentFields),
+    params(
+        ("account" = String, Path, description = "Account id"),
+        ("domain" = String, Path, description = "Name of the domain"),
+        AppliedDocumentFields,
+    ),
     request_body = DomainChanges,
-    responses((status = 200, description = "As it is now", body = DomainView), ReadProblems, WriteProblems),
+    responses(
+        (status = 200, description = "As it is now", body = DomainView),
+        ReadProblems,
+        WriteProblems,
+    ),
 )]
 async fn change_domain(
     State(admin): State<Admin>,
@@ -106,8 +122,16 @@ async fn change_domain(
 /// Look up in DNS now whether the account controls the name.
 #[utoipa::path(
     post, path = "/accounts/{account}/domains/{domain}/check", tag = "domains",
-    params(("account" = String, Path, description = "Account id"), ("domain" = String, Path, description = "Name of the domain"), AppliedDocumentFields),
-    responses((status = 200, description = "As it is now", body = DomainView), ReadProblems, WriteProblems),
+    params(
+        ("account" = String, Path, description = "Account id"),
+        ("domain" = String, Path, description = "Name of the domain"),
+        AppliedDocumentFields,
+    ),
+    responses(
+        (status = 200, description = "As it is now", body = DomainView),
+        ReadProblems,
+        WriteProblems,
+    ),
 )]
 async fn check_domain(
     State(admin): State<Admin>,
@@ -123,7 +147,11 @@ async fn check_domain(
 /// Remove an own domain from its service.
 #[utoipa::path(
     delete, path = "/accounts/{account}/domains/{domain}", tag = "domains",
-    params(("account" = String, Path, description = "Account id"), ("domain" = String, Path, description = "Name of the domain"), AppliedDocumentFields),
+    params(
+        ("account" = String, Path, description = "Account id"),
+        ("domain" = String, Path, description = "Name of the domain"),
+        AppliedDocumentFields,
+    ),
     responses((status = 204, description = "Removed"), ReadProblems, WriteProblems),
 )]
 async fn remove_domain(
@@ -140,9 +168,17 @@ async fn remove_domain(
 /// Serve this certificate for an own domain. The gateway orders none for it then.
 #[utoipa::path(
     post, path = "/accounts/{account}/domains/{domain}/certificate", tag = "domains",
-    params(("account" = String, Path, description = "Account id"), ("domain" = String, Path, description = "Name of the domain"), AppliedDocumentFields),
+    params(
+        ("account" = String, Path, description = "Account id"),
+        ("domain" = String, Path, description = "Name of the domain"),
+        AppliedDocumentFields,
+    ),
     request_body = NewDomainCertificate,
-    responses((status = 200, description = "As it is now", body = DomainView), ReadProblems, WriteProblems),
+    responses(
+        (status = 200, description = "As it is now", body = DomainView),
+        ReadProblems,
+        WriteProblems,
+    ),
 )]
 async fn upload_certificate(
     State(admin): State<Admin>,
@@ -156,11 +192,20 @@ async fn upload_certificate(
         .map(Json)
 }
 
-/// Order a new certificate for an own domain now, also in place of an uploaded one. The one before stays in use until it is there.
+/// Order a new certificate for an own domain now, also in place of an uploaded one. The one before
+/// stays in use until it is there.
 #[utoipa::path(
     post, path = "/accounts/{account}/domains/{domain}/certificate/renew", tag = "domains",
-    params(("account" = String, Path, description = "Account id"), ("domain" = String, Path, description = "Name of the domain"), AppliedDocumentFields),
-    responses((status = 200, description = "As it is now", body = DomainView), ReadProblems, WriteProblems),
+    params(
+        ("account" = String, Path, description = "Account id"),
+        ("domain" = String, Path, description = "Name of the domain"),
+        AppliedDocumentFields,
+    ),
+    responses(
+        (status = 200, description = "As it is now", body = DomainView),
+        ReadProblems,
+        WriteProblems,
+    ),
 )]
 async fn renew_certificate(
     State(admin): State<Admin>,

@@ -26,7 +26,12 @@ pub(crate) fn routes() -> OpenApiRouter<Admin> {
     params(("account" = String, Path, description = "Account id")),
     request_body = NewEnrollmentToken,
     responses(
-        (status = 201, description = "Created", body = NewEnrollmentTokenView, headers(("Location" = String))),
+        (
+            status = 201,
+            description = "Created",
+            body = NewEnrollmentTokenView,
+            headers(("Location" = String)),
+        ),
         ReadProblems, WriteProblems,
     ),
 )]
@@ -45,11 +50,15 @@ async fn create_enrollment_token(
     Ok(secret(created((made, true), &location)))
 }
 
-/// List the enrollment tokens of an account, until a day after they expire, with the agents that used them.
+/// List the enrollment tokens of an account, until a day after they expire, with the agents that
+/// used them.
 #[utoipa::path(
     get, path = "/accounts/{account}/enrollment-tokens", tag = "enrollment-tokens",
     params(("account" = String, Path, description = "Account id"), PageQuery),
-    responses((status = 200, description = "A page", body = Page<EnrollmentTokenView>), ReadProblems),
+    responses(
+        (status = 200, description = "A page", body = Page<EnrollmentTokenView>),
+        ReadProblems,
+    ),
 )]
 async fn list_enrollment_tokens(
     State(admin): State<Admin>,

@@ -65,7 +65,10 @@ async fn list_services(
 /// Show a service.
 #[utoipa::path(
     get, path = "/accounts/{account}/services/{service}", tag = "services",
-    params(("account" = String, Path, description = "Account id"), ("service" = String, Path, description = "Service id")),
+    params(
+        ("account" = String, Path, description = "Account id"),
+        ("service" = String, Path, description = "Service id"),
+    ),
     responses((status = 200, description = "The service", body = ServiceView), ReadProblems),
 )]
 async fn show_service(
@@ -81,9 +84,17 @@ async fn show_service(
 /// Change the settings of a service. Omitted members keep their values.
 #[utoipa::path(
     patch, path = "/accounts/{account}/services/{service}", tag = "services",
-    params(("account" = String, Path, description = "Account id"), ("service" = String, Path, description = "Service id"), AppliedDocumentFields),
+    params(
+        ("account" = String, Path, description = "Account id"),
+        ("service" = String, Path, description = "Service id"),
+        AppliedDocumentFields,
+    ),
     request_body = ServiceChanges,
-    responses((status = 200, description = "As it is now", body = ServiceView), ReadProblems, WriteProblems),
+    responses(
+        (status = 200, description = "As it is now", body = ServiceView),
+        ReadProblems,
+        WriteProblems,
+    ),
 )]
 async fn change_service(
     State(admin): State<Admin>,
@@ -100,7 +111,11 @@ async fn change_service(
 /// Delete a service. It is taken off the lists of credentials, keys and agents.
 #[utoipa::path(
     delete, path = "/accounts/{account}/services/{service}", tag = "services",
-    params(("account" = String, Path, description = "Account id"), ("service" = String, Path, description = "Service id"), AppliedDocumentFields),
+    params(
+        ("account" = String, Path, description = "Account id"),
+        ("service" = String, Path, description = "Service id"),
+        AppliedDocumentFields,
+    ),
     responses((status = 204, description = "Deleted"), ReadProblems, WriteProblems),
 )]
 async fn delete_service(

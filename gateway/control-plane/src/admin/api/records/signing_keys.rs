@@ -36,12 +36,16 @@ async fn list_signing_keys(
         .map(Json)
 }
 
-/// Make the next key, or return the one that waits. It is published now and signs in ten minutes. With `immediately`, a
-/// key is always made, signs at once, and the one that waits is deleted.
+/// Make the next key, or return the one that waits. It is published now and signs in ten minutes.
+/// With `immediately`, a key is always made, signs at once, and the one that waits is deleted.
 #[utoipa::path(
     post, path = "/signing-keys/rotate", tag = "signing-keys",
     request_body(content = Option<Rotation>),
-    responses((status = 200, description = "The next key", body = SigningKeyView), ReadProblems, WriteProblems),
+    responses(
+        (status = 200, description = "The next key", body = SigningKeyView),
+        ReadProblems,
+        WriteProblems,
+    ),
 )]
 async fn rotate_signing_key(
     State(admin): State<Admin>,

@@ -23,8 +23,8 @@ use crate::control::{Control, WarningView, warnings};
 /// Most services on the page; the pages of the accounts list all.
 const SERVICES: usize = 50;
 const ERRORS: usize = 8;
-/// Greatest age of the errors shown. The page is refreshed every few seconds, so that a longer search would be
-/// expensive.
+/// Greatest age of the errors shown. The page is refreshed every few seconds, so that a longer
+/// search would be expensive.
 const ERRORS_SECONDS: i64 = 3600;
 
 #[derive(Template)]

@@ -125,8 +125,9 @@ fn warnings(status: &RegionStatus) -> Vec<&'static str> {
             Some("Another process has taken this node’s place. This one stops.")
         }
     };
-    let went_back = "PostgreSQL answers with an older state than this node knows: it was restored, or is not the \
-                     primary any more. After a restore, stop all nodes, then start them.";
+    let went_back = "PostgreSQL answers with an older state than this node knows: it was restored, \
+                     or is not the primary any more. After a restore, stop all nodes, then start \
+                     them.";
     let moving = "Services move between nodes. Their requests wait for up to 5 seconds.";
     standing
         .into_iter()

@@ -42,7 +42,8 @@ struct Preview {
     text: String,
 }
 
-/// A captured request. Edits contain only what the form changes; the rest is sent as recorded, byte for byte.
+/// A captured request. Edits contain only what the form changes; the rest is sent as recorded, byte
+/// for byte.
 #[derive(Default)]
 struct Recorded {
     id: String,
@@ -268,7 +269,8 @@ fn changed(typed: &str, recorded: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Edits of single fields by name, or the whole list of fields if a changed name occurs more than once.
+/// Edits of single fields by name, or the whole list of fields if a changed name occurs more than
+/// once.
 fn header_edits(
     form: &mut Form,
     recorded: &[(String, String)],
@@ -345,8 +347,8 @@ fn values_of<'a>(fields: &[(&str, &'a str)], name: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// The text to send as the body, or `None` for the recorded body. An edited text is sent regardless of the selection,
-/// because without scripts editing selects nothing.
+/// The text to send as the body, or `None` for the recorded body. An edited text is sent regardless
+/// of the selection, because without scripts editing selects nothing.
 fn chosen_body(form: &Form, recorded: &Recorded) -> Option<String> {
     if !form.is_sent("body") {
         return None;
@@ -361,8 +363,9 @@ fn chosen_body(form: &Form, recorded: &Recorded) -> Option<String> {
     }
 }
 
-/// The edited text of a body, or `None` if only line breaks differ. Browsers submit every line break of a text area as
-/// CRLF (HTML, "constructing the entry list"), so line breaks are converted to the kind in the recorded text.
+/// The edited text of a body, or `None` if only line breaks differ. Browsers submit every line
+/// break of a text area as CRLF (HTML, "constructing the entry list"), so line breaks are converted
+/// to the kind in the recorded text.
 fn body_edit(sent: &str, recorded: Option<&str>) -> Option<String> {
     let unified = |text: &str| text.replace("\r\n", "\n").replace('\r', "\n");
     let sent = unified(sent);

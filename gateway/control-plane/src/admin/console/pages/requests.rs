@@ -310,7 +310,8 @@ pub(crate) fn target(request: &RequestView) -> String {
 fn not_kept(id: &str) -> ErrorPage {
     let id: String = id.chars().take(80).collect();
     ErrorPage::not_found(format!(
-        "Request {id} is not in the log. The log keeps requests for seven days, for services with request logging."
+        "Request {id} is not in the log. The log keeps requests for seven days, for services with \
+         request logging."
     ))
 }
 

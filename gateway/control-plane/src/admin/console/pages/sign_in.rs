@@ -69,7 +69,8 @@ pub(crate) async fn form(
     )
 }
 
-/// Shows the sign-in form after the end of a session. It carries the form that the browser has sent.
+/// Shows the sign-in form after the end of a session. It carries the form that the browser has
+/// sent.
 pub(crate) fn keeping(
     admin: &Admin,
     headers: &HeaderMap,
@@ -169,9 +170,9 @@ pub(crate) async fn sign_in(
         return Ok((StatusCode::FORBIDDEN, again).into_response());
     }
     let now = Instant::now();
-    // Checked before any rate limit: the correct token is always accepted, even if another client behind the same proxy
-    // exhausted the limit. Both sides are hashed, so that the time of the comparison reveals nothing about the token,
-    // including its length.
+    // Checked before any rate limit: the correct token is always accepted, even if another client
+    // behind the same proxy exhausted the limit. Both sides are hashed, so that the time of the
+    // comparison reveals nothing about the token, including its length.
     if !SecretHash::of(admin.control.admin_token().reveal()).matches(form.value("token").trim()) {
         return wrong_token(&admin, &headers, next, kept.as_ref(), client.ip(), now);
     }

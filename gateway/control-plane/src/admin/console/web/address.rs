@@ -15,7 +15,8 @@ pub(crate) fn checked(address: &str) -> &str {
     }
 }
 
-/// The sign-in page, which redirects to `next` afterwards. `has_ended` says that a session has expired.
+/// The sign-in page, which redirects to `next` afterwards. `has_ended` says that a session has
+/// expired.
 pub(crate) fn of_sign_in(next: &str, has_ended: bool) -> String {
     let mut query = form_urlencoded::Serializer::new(String::new());
     if next != "/" {

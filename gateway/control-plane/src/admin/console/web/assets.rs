@@ -1,4 +1,5 @@
-//! Style sheets, scripts and the icon, embedded in the program. Their addresses change with their contents.
+//! Style sheets, scripts and the icon, embedded in the program. Their addresses change with their
+//! contents.
 
 use std::sync::LazyLock;
 

@@ -1,4 +1,5 @@
-//! What an error code means and what to do about it: its section of `docs/errors.md`, as plain text.
+//! What an error code means and what to do about it: its section of `docs/errors.md`, as plain
+//! text.
 
 const PAGE: &str = include_str!("../../../../../../docs/errors.md");
 
@@ -10,7 +11,8 @@ pub(crate) enum GuidePart {
     Items(Vec<String>),
 }
 
-/// The text about a code, without the status, which the request has; `None` if there is no such code.
+/// The text about a code, without the status, which the request has; `None` if there is no such
+/// code.
 pub(crate) fn about(code: &str) -> Option<Vec<GuidePart>> {
     let heading = format!("\n## {code}\n");
     let (_, section) = PAGE.split_once(&heading)?;

@@ -53,13 +53,14 @@ impl ErrorPage {
     }
 
     pub(crate) fn forged() -> Self {
-        let detail = "The form does not belong to this session, or the session has ended. Nothing was changed. Go back, \
-                      reload the page and try again.";
+        let detail = "The form does not belong to this session, or the session has ended. Nothing \
+                      was changed. Go back, reload the page and try again.";
         Self::new(StatusCode::FORBIDDEN, "Not accepted", detail)
     }
 
     pub(crate) fn too_large() -> Self {
-        let detail = "The form is larger than this page accepts, or did not arrive in time. Nothing was changed.";
+        let detail = "The form is larger than this page accepts, or did not arrive in time. \
+                      Nothing was changed.";
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "Too large", detail)
     }
 

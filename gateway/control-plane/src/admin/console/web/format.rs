@@ -1,5 +1,6 @@
-//! Formats of numbers and times for people, by bytesize, humantime and num-format. The standard library formats durations
-//! below a minute: humantime writes `12ms 345us`, which is harder to compare.
+//! Formats of numbers and times for people, by bytesize, humantime and num-format. The standard
+//! library formats durations below a minute: humantime writes `12ms 345us`, which is harder to
+//! compare.
 
 use std::fmt;
 use std::time::Duration;
@@ -42,7 +43,8 @@ pub(crate) fn time(time: impl fmt::Display) -> String {
         .map_or(time, |text| format!("{text} UTC"))
 }
 
-/// Formats the time until or since an RFC 3339 time: `in 3h 20m`, `42s ago`. Returns other text unchanged.
+/// Formats the time until or since an RFC 3339 time: `in 3h 20m`, `42s ago`. Returns other text
+/// unchanged.
 pub(crate) fn relative(time: &str, now: Timestamp) -> String {
     use time::OffsetDateTime;
     use time::format_description::well_known::Rfc3339;
@@ -57,7 +59,8 @@ pub(crate) fn relative(time: &str, now: Timestamp) -> String {
     }
 }
 
-/// Which part of a page is missing, because these nodes of the region do not answer; `None` without any.
+/// Which part of a page is missing, because these nodes of the region do not answer; `None` without
+/// any.
 pub(crate) fn missing(what: &str, nodes: &[u16]) -> Option<String> {
     let slots: Vec<String> = nodes.iter().map(u16::to_string).collect();
     (!nodes.is_empty()).then(|| {

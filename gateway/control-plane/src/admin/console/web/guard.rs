@@ -21,8 +21,9 @@ use crate::admin::{Admin, hosts};
 use crate::http_server::limit_body;
 
 /// Forbids inline scripts and styles, other origins, and framing.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
-                      connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' \
+                      data:; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; \
+                      base-uri 'none'";
 
 /// Field for the form token of requests by scripts.
 const FORM_TOKEN: HeaderName = HeaderName::from_static("x-gw-form-token");
@@ -31,7 +32,8 @@ const CURRENT_URL: HeaderName = HeaderName::from_static("hx-current-url");
 
 /// Adds the security headers of every response.
 pub(crate) async fn hardened(request: Request, next: Next) -> Response {
-    // A sign-in under the console's own name leads to the name of the session; browsers check redirects of forms too.
+    // A sign-in under the console's own name leads to the name of the session; browsers check
+    // redirects of forms too.
     let policy = OwnName::of(request.headers()).and_then(|own| {
         let with_sessions = format!("form-action 'self' {}", own.sources());
         HeaderValue::try_from(POLICY.replace("form-action 'self'", &with_sessions)).ok()
@@ -72,8 +74,8 @@ pub(crate) async fn own_origin(request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-/// Whether the browser declares the request as same-origin. True if it declares nothing, as old browsers and other
-/// clients do; the form token decides then.
+/// Whether the browser declares the request as same-origin. True if it declares nothing, as old
+/// browsers and other clients do; the form token decides then.
 fn is_from_us(headers: &HeaderMap, host: &str) -> bool {
     match (
         text(headers, &HeaderName::from_static("sec-fetch-site")),
@@ -86,8 +88,8 @@ fn is_from_us(headers: &HeaderMap, host: &str) -> bool {
     }
 }
 
-/// Requires a session and, for unsafe methods, the form token. Parses the form once for all handlers, so that no
-/// handler can omit the check.
+/// Requires a session and, for unsafe methods, the form token. Parses the form once for all
+/// handlers, so that no handler can omit the check.
 pub(crate) async fn signed_in(
     State(admin): State<Admin>,
     mut request: Request,
@@ -126,8 +128,8 @@ pub(crate) struct SignedIn {
     pub(crate) form_token: String,
 }
 
-/// Redirects to the sign-in page, which leads back to the current page. Shows it at once if the request is a form, which it
-/// keeps.
+/// Redirects to the sign-in page, which leads back to the current page. Shows it at once if the
+/// request is a form, which it keeps.
 async fn sign_in_first(admin: &Admin, request: Request) -> Response {
     let headers = request.headers();
     // A script would process the sign-in page as the response it expects.
@@ -153,8 +155,8 @@ async fn sign_in_first(admin: &Admin, request: Request) -> Response {
     }
 }
 
-/// Path and query of the page that the browser shows, without the note of the last change. Drops the host, so that a
-/// redirect cannot leave the console.
+/// Path and query of the page that the browser shows, without the note of the last change. Drops
+/// the host, so that a redirect cannot leave the console.
 fn page_of(url: &str) -> String {
     let Some(page) = url
         .parse::<Uri>()

@@ -1,6 +1,7 @@
-//! Names of the console on loopback. Cookies have no port: what a browser keeps for `localhost` or an IP address, it sends to
-//! every server of the machine, also to those of other users. So a session that begins under the console's own name gets a
-//! random name below it, which no other server knows.
+//! Names of the console on loopback. Cookies have no port: what a browser keeps for `localhost` or
+//! an IP address, it sends to every server of the machine, also to those of other users. So a
+//! session that begins under the console's own name gets a random name below it, which no other
+//! server knows.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -45,8 +46,8 @@ impl OwnName {
     }
 }
 
-/// The address under which the console has a name of its own, if this request came over http under one that other servers of
-/// the machine share.
+/// The address under which the console has a name of its own, if this request came over http under
+/// one that other servers of the machine share.
 pub(crate) fn address_instead(headers: &HeaderMap) -> Option<String> {
     let (name, port) = name_and_port(headers)?;
     let ip = name
@@ -87,7 +88,8 @@ pub(crate) struct Arrival {
 }
 
 impl Moves {
-    /// Gives a session a name. Returns the host, and the code with which the browser gets the session there, once.
+    /// Gives a session a name. Returns the host, and the code with which the browser gets the
+    /// session there, once.
     pub(crate) fn begin(
         &self,
         own: &OwnName,

@@ -26,7 +26,8 @@ pub(crate) enum Section {
 }
 
 impl Section {
-    /// All sections in the order of the navigation, with names and addresses. The last is shown in regions of several nodes.
+    /// All sections in the order of the navigation, with names and addresses. The last is shown in
+    /// regions of several nodes.
     const ALL: [(Self, &'static str, &'static str); 8] = [
         (Self::Overview, "Overview", "/"),
         (Self::Accounts, "Accounts", "/accounts"),

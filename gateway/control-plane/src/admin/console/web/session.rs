@@ -1,5 +1,5 @@
-//! Sessions of the console and their cookies. Kept in memory only: a restart of the gateway ends all its sessions, but for
-//! those that other nodes of the region know.
+//! Sessions of the console and their cookies. Kept in memory only: a restart of the gateway ends
+//! all its sessions, but for those that other nodes of the region know.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -131,7 +131,8 @@ impl Sessions {
     }
 }
 
-/// Adds or replaces a session. Beyond the limit, ended sessions are forgotten first, and then the oldest.
+/// Adds or replaces a session. Beyond the limit, ended sessions are forgotten first, and then the
+/// oldest.
 fn put(
     sessions: &mut HashMap<SessionKey, ConsoleSession>,
     key: SessionKey,
@@ -162,8 +163,8 @@ pub(crate) fn is_id(id: &str) -> bool {
     id.len() == SECRET_LENGTH && id.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
-/// The token in the forms of a session, against cross-site request forgery. Derived from the id by a hash, so that it
-/// does not reveal the id.
+/// The token in the forms of a session, against cross-site request forgery. Derived from the id by
+/// a hash, so that it does not reveal the id.
 pub(crate) fn form_token(id: &str) -> String {
     URL_SAFE_NO_PAD.encode(SecretHash::of(&format!("form of {id}")).as_bytes())
 }
@@ -173,8 +174,8 @@ pub(crate) fn is_form_token(expected: &str, sent: &str) -> bool {
     SecretHash::of(expected).matches(sent)
 }
 
-/// A cookie of the console. Over https its name has the prefix `__Host-`, which only this host can set over https (RFC
-/// 6265bis §4.1.3).
+/// A cookie of the console. Over https its name has the prefix `__Host-`, which only this host can
+/// set over https (RFC 6265bis §4.1.3).
 #[derive(Clone, Copy)]
 pub(crate) struct ConsoleCookie(&'static str);
 
@@ -212,8 +213,8 @@ impl ConsoleCookie {
     }
 }
 
-/// Whether the browser uses https, through a proxy in front of the console. A client that sends a false value only gets
-/// a cookie that its browser does not return.
+/// Whether the browser uses https, through a proxy in front of the console. A client that sends a
+/// false value only gets a cookie that its browser does not return.
 pub(crate) fn is_https(headers: &HeaderMap) -> bool {
     let proto = headers
         .get("x-forwarded-proto")

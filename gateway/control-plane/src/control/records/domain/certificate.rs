@@ -27,7 +27,8 @@ pub fn upload(
     let size = new.chain.len() + new.key.reveal().len();
     if size > DOMAIN_CERTIFICATE_BYTES {
         let message = format!(
-            "chain and key have {size} bytes, and may have {DOMAIN_CERTIFICATE_BYTES}; leave out the root and other certificates that clients do not need"
+            "chain and key have {size} bytes, and may have {DOMAIN_CERTIFICATE_BYTES}; leave out \
+             the root and other certificates that clients do not need"
         );
         return Err(ControlError::invalid("chain", message));
     }
@@ -81,8 +82,8 @@ fn checked_pair(
     })
 }
 
-/// Orders a new certificate for a domain now, also for one with an uploaded certificate. The one before stays in use until it is
-/// there.
+/// Orders a new certificate for a domain now, also for one with an uploaded certificate. The one
+/// before stays in use until it is there.
 pub fn renew(
     control: &Control,
     actor: &Actor,
@@ -97,7 +98,8 @@ pub fn renew(
         let mut record = find(records, account, name)?.clone();
         if record.state != DomainState::Active {
             return Err(refused(
-                "no certificate is ordered, because DNS does not prove it; set its record and look again with `gw-gateway domain check`",
+                "no certificate is ordered, because DNS does not prove it; set its record and look \
+                 again with `gw-gateway domain check`",
             ));
         }
         record.renewal_requested = Some(now);

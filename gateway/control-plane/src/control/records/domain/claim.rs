@@ -30,8 +30,8 @@ pub(super) struct Claim {
     pub(super) name: DomainName,
     pub(super) account: AccountId,
     pub(super) service: ServiceId,
-    /// The service's hostname. `None` if an alias proves nothing: a customer of an earlier account with the same id may have
-    /// set it.
+    /// The service's hostname. `None` if an alias proves nothing: a customer of an earlier account
+    /// with the same id may have set it.
     alias_of: Option<String>,
     token: String,
 }
@@ -61,13 +61,14 @@ impl Claim {
     }
 }
 
-/// Whether a CNAME record to a service of the account proves a domain. It does not if an account with this id was deleted before:
-/// the record may be older than this account.
+/// Whether a CNAME record to a service of the account proves a domain. It does not if an account
+/// with this id was deleted before: the record may be older than this account.
 pub(super) fn alias_proves(records: &Records, account: &AccountRecord) -> bool {
     !records.deleted_accounts.contains_key(&account.id)
 }
 
-/// Value of the TXT record of an account. An account that is created again with the same id has another one.
+/// Value of the TXT record of an account. An account that is created again with the same id has
+/// another one.
 pub(super) fn token(region: &Region, records: &Records, account: &AccountRecord) -> String {
     let mut text = format!(
         "own domain\n{}\n{}\n{}",

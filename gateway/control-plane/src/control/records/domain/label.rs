@@ -10,7 +10,8 @@ use super::view::{DomainView, view_of};
 use crate::control::records::name::manager_after;
 use crate::control::{Actor, Control, ControlError, Plan};
 
-/// Changes of an own domain. Omitted members keep their values. A domain moves by adding it to another service.
+/// Changes of an own domain. Omitted members keep their values. A domain moves by adding it to
+/// another service.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DomainChanges {

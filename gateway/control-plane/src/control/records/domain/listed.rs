@@ -39,13 +39,15 @@ pub(crate) fn attention(record: &DomainRecord, now: Timestamp) -> Option<(String
             Some((
                 format!("DNS does not prove the own domain {name} any more{finding}"),
                 format!(
-                    "set its DNS record again before {until}, when it stops being served, or remove the domain"
+                    "set its DNS record again before {until}, when it stops being served, or \
+                     remove the domain"
                 ),
             ))
         }
         DomainState::Disabled => Some((
             format!(
-                "the own domain {name} is not served, since DNS has not proved it for {} days{finding}",
+                "the own domain {name} is not served, since DNS has not proved it for {} \
+                 days{finding}",
                 DOMAIN_GRACE.as_secs() / (24 * 3600)
             ),
             "set its DNS record again and check the domain, or remove it".to_owned(),
@@ -54,15 +56,16 @@ pub(crate) fn attention(record: &DomainRecord, now: Timestamp) -> Option<(String
     }
 }
 
-/// A certificate that ends soon or has ended. One of the authority that lives for days only needs attention later: its renewal
-/// is due at two thirds of its lifetime.
+/// A certificate that ends soon or has ended. One of the authority that lives for days only needs
+/// attention later: its renewal is due at two thirds of its lifetime.
 fn end_of_certificate(record: &DomainRecord, now: Timestamp) -> Option<(String, String)> {
     let certificate = record.certificate?;
     let lifetime = certificate.not_after.since(certificate.not_before);
     let (within, remedy) = match certificate.source {
         DomainCertificateSource::Uploaded => (
             CERTIFICATE_ENDS_WITHIN,
-            "upload the next one, or order one of the ACME authority with `gw-gateway certificate renew ACCOUNT DOMAIN`",
+            "upload the next one, or order one of the ACME authority with `gw-gateway certificate \
+             renew ACCOUNT DOMAIN`",
         ),
         DomainCertificateSource::Acme => (
             CERTIFICATE_ENDS_WITHIN.min(lifetime / 4),
@@ -100,8 +103,15 @@ mod tests {
         let failures =
             json!({ "count": 2, "last": 1, "kind": "refused", "reason": "the authority refused" });
         let record = json!({
-            "id": "api.customer.example", "account": "acme", "service": "api", "state": state, "since": 0,
-            "finding": "it has no CNAME record", "certificate": certificate, "failures": failures, "created_at": 0,
+            "id": "api.customer.example",
+            "account": "acme",
+            "service": "api",
+            "state": state,
+            "since": 0,
+            "finding": "it has no CNAME record",
+            "certificate": certificate,
+            "failures": failures,
+            "created_at": 0,
             "material": "{}",
         });
         serde_json::from_value(record).unwrap()

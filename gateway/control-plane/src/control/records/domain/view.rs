@@ -39,13 +39,13 @@ pub struct DomainView {
     pub served_until: Option<String>,
     /// The CNAME record that leads callers here. It proves control, too, if `cname_proves` says so.
     pub cname: DnsRecordView,
-    /// Whether the CNAME record proves control. It does not if an account with this id was deleted before: the record may be
-    /// of a customer of that account.
+    /// Whether the CNAME record proves control. It does not if an account with this id was deleted
+    /// before: the record may be of a customer of that account.
     #[serde(default)]
     #[schema(required = true)]
     pub cname_proves: bool,
-    /// The TXT record that proves control where a CNAME record cannot be, such as at the top of a zone, or proves nothing.
-    /// Without a CNAME record, address records have to lead callers here.
+    /// The TXT record that proves control where a CNAME record cannot be, such as at the top of a
+    /// zone, or proves nothing. Without a CNAME record, address records have to lead callers here.
     pub txt: DnsRecordView,
     /// The certificate; absent until there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -144,8 +144,9 @@ pub struct NewDomainCertificate {
     pub key: Secret,
 }
 /// Message for a domain without a certificate.
-pub(super) const NO_AUTHORITY: &str = "no authority issues its certificate: set terms_accepted in the table [acme] of the configuration, or upload one with \
-                            `gw-gateway certificate upload`";
+pub(super) const NO_AUTHORITY: &str = "no authority issues its certificate: set terms_accepted in \
+                                       the table [acme] of the configuration, or upload one with \
+                                       `gw-gateway certificate upload`";
 
 /// A record as the API shows it.
 pub(super) fn view_of(control: &Control, records: &Records, record: &DomainRecord) -> DomainView {

@@ -1,5 +1,5 @@
-//! The agent: the other end of the worker's tunnel. It asserts that the frames of the gateway are valid, and answers as the
-//! input says.
+//! The agent: the other end of the worker's tunnel. It asserts that the frames of the gateway are
+//! valid, and answers as the input says.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
@@ -80,7 +80,8 @@ impl Agent {
             .count()
     }
 
-    /// Sends a head of a response to one of the open requests. Without a length, its body is chunked.
+    /// Sends a head of a response to one of the open requests. Without a length, its body is
+    /// chunked.
     pub(super) fn respond(&self, of: usize, status: u16, length: Option<u64>, fields: &Fields) {
         self.with_request(of, |state, request| {
             let Ok(status) = StatusCode::from_u16(status) else {
@@ -308,7 +309,8 @@ fn tag(stream: u32) -> u32 {
     (stream ^ 0x5bd1_e995).wrapping_mul(0x9e37_79b1)
 }
 
-/// Byte that the body of a response to the request on `stream` consists of. Not ASCII, unlike a response of the gateway.
+/// Byte that the body of a response to the request on `stream` consists of. Not ASCII, unlike a
+/// response of the gateway.
 pub(super) fn mark(stream: u32) -> u8 {
     0x80 | (stream >> 1) as u8
 }

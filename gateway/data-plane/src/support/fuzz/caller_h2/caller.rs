@@ -1,4 +1,5 @@
-//! The caller's end of the connection: bytes in memory, in pieces and with limits that the input sets.
+//! The caller's end of the connection: bytes in memory, in pieces and with limits that the input
+//! sets.
 
 use std::cell::RefCell;
 use std::io::{self, ErrorKind};
@@ -91,7 +92,8 @@ impl Caller {
         self.act(|state| state.end = End::Reset);
     }
 
-    /// Asserts that no more was sent than these steps allow: a multiple of the received frames and of the agent's data.
+    /// Asserts that no more was sent than these steps allow: a multiple of the received frames and
+    /// of the agent's data.
     pub(super) fn assert_bounded(&self, agent_sent: usize) {
         const PER_FRAME: usize = 2048;
         const AT_FIRST: usize = 16 * 1024;

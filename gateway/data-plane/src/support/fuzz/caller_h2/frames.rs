@@ -1,5 +1,5 @@
-//! Frames of HTTP/2 (RFC 9113 §4.1): those of the gateway, which have to be valid, and those of the caller, as far as they
-//! allow the gateway to send.
+//! Frames of HTTP/2 (RFC 9113 §4.1): those of the gateway, which have to be valid, and those of the
+//! caller, as far as they allow the gateway to send.
 
 use std::collections::HashMap;
 
@@ -17,11 +17,13 @@ const FRAME_MAX: u32 = 16_384;
 /// Window of a connection, and of a stream without SETTINGS_INITIAL_WINDOW_SIZE.
 const WINDOW: u64 = 65_535;
 
-/// Appends a field to a header block, as a literal without indexing (RFC 7541 §6.2.2): no other field can refer to it.
+/// Appends a field to a header block, as a literal without indexing (RFC 7541 §6.2.2): no other
+/// field can refer to it.
 pub(super) fn write_field(block: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     block.push(0);
     for text in [name, value] {
-        // An integer with a prefix of 7 bits (RFC 7541 §5.1). The highest bit would announce a Huffman code.
+        // An integer with a prefix of 7 bits (RFC 7541 §5.1). The highest bit would announce a
+        // Huffman code.
         match text.len() {
             length @ ..127 => block.push(length as u8),
             length => {
@@ -70,7 +72,8 @@ impl Splitter {
     }
 }
 
-/// What the caller's frames allow the gateway to send, at most: the gateway may not have read them yet.
+/// What the caller's frames allow the gateway to send, at most: the gateway may not have read them
+/// yet.
 #[derive(Default)]
 pub(super) struct Granted {
     splitter: Splitter,

@@ -1,6 +1,6 @@
-//! A caller's connection of HTTP/2. Between its bytes and the frames of the tunnel, all code is that of the gateway: codec,
-//! frame meter, route, authentication, relay, tunnel. Only sockets, TLS and the listener are missing. Caller and agent are
-//! in memory.
+//! A caller's connection of HTTP/2. Between its bytes and the frames of the tunnel, all code is
+//! that of the gateway: codec, frame meter, route, authentication, relay, tunnel. Only sockets, TLS
+//! and the listener are missing. Caller and agent are in memory.
 
 mod agent;
 mod caller;
@@ -22,8 +22,9 @@ const STEPS_MAX: usize = 200;
 /// Turns of the reactor within which everything ends after the end of the connection.
 const LAST_TURNS: usize = 100;
 
-/// A connection, as steps on separate lines: see [`Step::parse`]. Every request ends with the connection, no memory stays
-/// charged, and what the gateway sends is valid: frames, windows, the order of a response, and no byte of another response.
+/// A connection, as steps on separate lines: see [`Step::parse`]. Every request ends with the
+/// connection, no memory stays charged, and what the gateway sends is valid: frames, windows, the
+/// order of a response, and no byte of another response.
 pub fn caller_h2(data: &[u8]) {
     reactor::run(data);
 }

@@ -54,26 +54,34 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// Parses a line: a letter, and words that follow it, each after a space. A number that is missing is 0. Streams, and
-    /// the agent's requests in their order, are numbers. Steps of the caller:
+    /// Parses a line: a letter, and words that follow it, each after a space. A number that is
+    /// missing is 0. Streams, and the agent's requests in their order, are numbers. Steps of the
+    /// caller:
     ///
     /// - `P`: the preface and an empty SETTINGS
     /// - `S id value …`: SETTINGS; `A`: its acknowledgment
-    /// - `G stream fields`: a whole GET; `Q stream fields`: a POST whose body follows, with these additional fields
+    /// - `G stream fields`: a whole GET; `Q stream fields`: a POST whose body follows, with these
+    ///   additional fields
     /// - `H stream flags fields`: HEADERS with these fields only
-    /// - `D stream length flags`: DATA; `U stream increment`: WINDOW_UPDATE; `X stream code`: RST_STREAM
-    /// - `F kind flags stream payload`: any frame; `R payload`: any bytes. `\xHH` stands for a byte.
-    /// - `c bytes`: the gateway reads no more at once; `w bytes`: the caller takes no more; `W`: it takes all
+    /// - `D stream length flags`: DATA; `U stream increment`: WINDOW_UPDATE; `X stream code`:
+    ///   RST_STREAM
+    /// - `F kind flags stream payload`: any frame; `R payload`: any bytes. `\xHH` stands for a
+    ///   byte.
+    /// - `c bytes`: the gateway reads no more at once; `w bytes`: the caller takes no more; `W`: it
+    ///   takes all
     /// - `E`: the end of the caller's direction; `K`: the connection is lost
     ///
     /// Fields are `name: value`, separated by `|`. Steps of the agent:
     ///
     /// - `r request status length fields`: a head, of a response without a length if that is `-`
-    /// - `d request length end`: data, and the end if `end` is 1; `t request fields`: trailers and the end
-    /// - `f request code`: an error; `x request`: the response breaks off; `u request`: reads the body
+    /// - `d request length end`: data, and the end if `end` is 1; `t request fields`: trailers and
+    ///   the end
+    /// - `f request code`: an error; `x request`: the response breaks off; `u request`: reads the
+    ///   body
     /// - `T payload`: any bytes; `L`: the tunnel is lost
     ///
-    /// And `s seconds`: the time of deadlines passes; `!`: the gateway drains. Other lines are no steps.
+    /// And `s seconds`: the time of deadlines passes; `!`: the gateway drains. Other lines are no
+    /// steps.
     pub(super) fn parse(line: &[u8]) -> Option<Self> {
         let (letter, rest) = line.split_first()?;
         let mut words = Words(rest);

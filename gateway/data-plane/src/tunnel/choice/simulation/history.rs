@@ -172,7 +172,8 @@ impl ServiceHistory {
         }
     }
 
-    /// Checks that every ready agent of the best tier gets requests: none is forgotten for what it once did.
+    /// Checks that every ready agent of the best tier gets requests: none is forgotten for what it
+    /// once did.
     fn check_shares(&mut self) {
         self.now += Duration::from_secs(180);
         let mut served = 0u64;

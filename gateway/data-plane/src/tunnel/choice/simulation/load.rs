@@ -82,8 +82,8 @@ impl LoadRun {
         self.sessions = vec![vec![0; self.agents.len()]; count];
     }
 
-    /// The agent with the most requests of each session, `None` without requests, and the share of requests at other agents
-    /// in percent.
+    /// The agent with the most requests of each session, `None` without requests, and the share of
+    /// requests at other agents in percent.
     fn agents_of_sessions(&self) -> (Vec<Option<usize>>, f64) {
         let most = |requests: &Vec<usize>| (0..requests.len()).max_by_key(|agent| requests[*agent]);
         let own = self

@@ -1,4 +1,5 @@
-//! Simulations of the choice with the health of tunnels and the budget for attempts, on virtual time.
+//! Simulations of the choice with the health of tunnels and the budget for attempts, on virtual
+//! time.
 
 mod history;
 mod load;

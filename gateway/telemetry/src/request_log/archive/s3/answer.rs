@@ -5,7 +5,8 @@ use roxmltree::{Document, Node, ParsingOptions};
 
 /// Longest text of a server's error in a message.
 const REASON_MAX: usize = 300;
-/// Most elements and texts of an answer. They take more memory than their bytes; a list of 1,000 objects has about 30,000.
+/// Most elements and texts of an answer. They take more memory than their bytes; a list of 1,000
+/// objects has about 30,000.
 const NODES_MAX: u32 = 100_000;
 
 /// Part of a list of objects.
@@ -48,7 +49,8 @@ impl Listed {
     }
 }
 
-/// The code and the message of a server's error. Without them the status, and the beginning of the body.
+/// The code and the message of a server's error. Without them the status, and the beginning of the
+/// body.
 pub(super) fn reason(status: StatusCode, body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
     let reason = match document(&text) {
@@ -74,7 +76,8 @@ fn document(text: &str) -> Result<Document<'_>, roxmltree::Error> {
     Document::parse_with_options(text, options)
 }
 
-/// Limits the length of a message that a server or the network brought about, and removes control characters.
+/// Limits the length of a message that a server or the network brought about, and removes control
+/// characters.
 pub(super) fn shortened(mut reason: String) -> String {
     reason.truncate(reason.floor_char_boundary(REASON_MAX));
     reason.replace(char::is_control, " ")
@@ -113,7 +116,8 @@ mod tests {
             continuation: Some("1/x+=".to_owned()),
         };
         assert_eq!(Listed::parse(list).unwrap(), expected);
-        let last = b"<ListBucketResult><NextContinuationToken>1</NextContinuationToken></ListBucketResult>";
+        let last = b"<ListBucketResult><NextContinuationToken>1</NextContinuationToken>\
+                     </ListBucketResult>";
         assert_eq!(Listed::parse(last).unwrap(), Listed::default());
     }
 

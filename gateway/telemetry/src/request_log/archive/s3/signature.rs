@@ -1,7 +1,8 @@
 //! Signatures of requests to S3: AWS Signature Version 4 in the header `Authorization`.
 //!
-//! Written here because the libraries that sign take long to build or sign less: `rusty-s3` 0.11 brings `url` and `jiff` (22 s
-//! of one core), signs no content, and puts the session token in URLs.
+//! Written here because the libraries that sign take long to build or sign less: `rusty-s3` 0.11
+//! brings `url` and `jiff` (22 s of one core), signs no content, and puts the session token in
+//! URLs.
 
 use std::collections::BTreeMap;
 
@@ -131,7 +132,8 @@ mod tests {
 
     use super::*;
 
-    /// Signs as the examples of "Signature calculations for the authorization header" of Amazon S3 do.
+    /// Signs as the examples of "Signature calculations for the authorization header" of Amazon S3
+    /// do.
     fn signature(
         method: Method,
         name: &str,
@@ -152,7 +154,8 @@ mod tests {
         };
         credentials(None).sign(&mut request, datetime!(2013-05-24 00:00 UTC));
         let authorization = &request.headers["authorization"];
-        let start = "AWS4-HMAC-SHA256 Credential=AKIAIOSFODNN7EXAMPLE/20130524/us-east-1/s3/aws4_request, \
+        let start = "AWS4-HMAC-SHA256 \
+                     Credential=AKIAIOSFODNN7EXAMPLE/20130524/us-east-1/s3/aws4_request, \
                      SignedHeaders=";
         assert!(authorization.starts_with(start), "{authorization}");
         authorization

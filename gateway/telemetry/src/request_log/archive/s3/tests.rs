@@ -51,7 +51,8 @@ fn the_bucket_is_in_the_path_or_in_the_host() {
     }
 }
 
-/// A bucket on a server with these answers, each for one connection. The thread returns the heads of the requests.
+/// A bucket on a server with these answers, each for one connection. The thread returns the heads
+/// of the requests.
 fn bucket(answers: &'static [&'static str]) -> (S3Bucket, JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
@@ -80,10 +81,13 @@ fn bucket(answers: &'static [&'static str]) -> (S3Bucket, JoinHandle<Vec<String>
 #[test]
 fn lists_go_on_after_their_first_part() {
     let (bucket, server) = bucket(&[
-        "200 OK|<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>+1</NextContinuationToken>\
-         <Contents><Key>eu/day/a</Key></Contents><Contents><Key>us/day/b</Key></Contents></ListBucketResult>",
+        "200 OK|<ListBucketResult><IsTruncated>true</IsTruncated>\
+         <NextContinuationToken>+1</NextContinuationToken>\
+         <Contents><Key>eu/day/a</Key></Contents><Contents><Key>us/day/b</Key></Contents>\
+         </ListBucketResult>",
         "200 OK|<ListBucketResult><Contents><Key>eu/day/c</Key></Contents></ListBucketResult>",
-        "301 Moved|<Error><Code>PermanentRedirect</Code><Message>Use another endpoint</Message></Error>",
+        "301 Moved|<Error><Code>PermanentRedirect</Code><Message>Use another \
+         endpoint</Message></Error>",
     ]);
     assert_eq!(bucket.objects("day", 9).unwrap(), ["day/a", "day/c"]);
     let error = bucket.folders("day").unwrap_err().to_string();

@@ -14,8 +14,8 @@ use crate::support::peers::caller::HOST;
 use crate::support::processes::process::Running;
 use crate::support::programs::usable;
 
-/// Apache refuses requests for a host whose settings of TLS are not those of the server name (421). So the hosts have different
-/// cipher suites.
+/// Apache refuses requests for a host whose settings of TLS are not those of the server name (421).
+/// So the hosts have different cipher suites.
 const CONFIGURATION: &str = "
 ServerRoot FOLDER
 PidFile FOLDER/apache.pid

@@ -1,4 +1,5 @@
-//! Revocations of keys during faults: a node that a reply did not name never accepts the key afterwards.
+//! Revocations of keys during faults: a node that a reply did not name never accepts the key
+//! afterwards.
 
 mod kinds;
 mod trial;
@@ -58,7 +59,8 @@ fn one(site: &mut Site, kind: Kind, each: usize) -> Result<Row, Failure> {
     if !kind.is_failover() {
         return Ok(row);
     }
-    // A new primary that lacks a change of the members is a reason to restart all nodes: see docs/region-operation.md.
+    // A new primary that lacks a change of the members is a reason to restart all nodes: see
+    // docs/region-operation.md.
     let well = site.wait_until_well();
     Ok(row.note(well.map_or_else(
         |failure| format!("the region is not well afterwards: {failure}"),
@@ -70,7 +72,8 @@ fn name(kind: Kind) -> String {
     format!("revoked: {kind:?}")
 }
 
-/// A service of each node, whose agent connects to the node: it serves them when it reaches no other machine.
+/// A service of each node, whose agent connects to the node: it serves them when it reaches no
+/// other machine.
 fn local_services(site: &Site) -> Result<[usize; NODES], Failure> {
     let owners = site.owners()?;
     let mut local = [0; NODES];

@@ -83,7 +83,8 @@ impl<'a> Trial<'a> {
         [(self.victim + 1) % NODES, (self.victim + 2) % NODES]
     }
 
-    /// Revokes keys at the other nodes in turns, and tries each at all nodes once the change is answered.
+    /// Revokes keys at the other nodes in turns, and tries each at all nodes once the change is
+    /// answered.
     pub(super) fn revoke(&mut self, count: usize) -> Result<(), Failure> {
         for _ in 0..count.min(self.left()) {
             self.revoke_quietly(1)?;

@@ -23,8 +23,8 @@ pub(super) struct Pair {
     pub(super) peer: rustls::Connection,
 }
 
-/// A session that is the `side` of a connection, and its peer, whose records have at most `fragment` bytes. Nothing is
-/// sent yet.
+/// A session that is the `side` of a connection, and its peer, whose records have at most
+/// `fragment` bytes. Nothing is sent yet.
 pub(super) fn unconnected(
     side: Side,
     version: &'static SupportedProtocolVersion,

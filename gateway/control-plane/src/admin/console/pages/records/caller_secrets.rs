@@ -218,8 +218,8 @@ pub(crate) struct Offered {
 }
 
 impl Offered {
-    /// Offers as many services as a list may have, and always all of `chosen`: submitting a form removes every service
-    /// without a ticked box.
+    /// Offers as many services as a list may have, and always all of `chosen`: submitting a form
+    /// removes every service without a ticked box.
     pub(crate) fn new(
         control: &Control,
         account: &str,

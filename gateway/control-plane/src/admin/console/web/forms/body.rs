@@ -1,5 +1,5 @@
-//! Captured bodies as text: decoded, then shown as text, as indented JSON, or as a hex dump. Never rendered by their
-//! content type.
+//! Captured bodies as text: decoded, then shown as text, as indented JSON, or as a hex dump. Never
+//! rendered by their content type.
 
 use std::fmt::Write;
 use std::io::Read;
@@ -13,7 +13,8 @@ use serde::de::IgnoredAny;
 const SHOWN_MAX: usize = 1024 * 1024;
 /// Longest binary body that is shown, in bytes; a dump has more than four characters for each byte.
 const DUMPED_MAX: usize = 4 * 1024;
-/// Longest indented JSON, in bytes: at a depth of twenty, a value of one character becomes a line of 41.
+/// Longest indented JSON, in bytes: at a depth of twenty, a value of one character becomes a line
+/// of 41.
 const LINES_MAX: usize = 2 * SHOWN_MAX;
 /// Largest zstd window, as a power of two (RFC 9659 allows content codings 8 MiB).
 const ZSTD_WINDOW_LOG_MAX: u32 = 23;
@@ -98,8 +99,8 @@ pub(crate) fn show(body: &BodyView) -> ShownBody {
     ShownBody { kind, text, notes }
 }
 
-/// Undoes the content codings, the last one first (RFC 9110 §8.4); the flag says whether decoding was complete. Decodes
-/// one byte more than is shown, to detect longer bodies.
+/// Undoes the content codings, the last one first (RFC 9110 §8.4); the flag says whether decoding
+/// was complete. Decodes one byte more than is shown, to detect longer bodies.
 fn decode(bytes: &[u8], codings: &str) -> Result<(Vec<u8>, bool), String> {
     let codings: Vec<String> = codings
         .split(',')
@@ -158,8 +159,8 @@ fn as_text(bytes: &[u8], is_cut: bool) -> Option<&str> {
     text.chars().all(readable).then_some(text)
 }
 
-/// Indents valid JSON with one value on each line, unless the result is too long. Changes only the space between
-/// values: numbers and the order of members stay as they are.
+/// Indents valid JSON with one value on each line, unless the result is too long. Changes only the
+/// space between values: numbers and the order of members stay as they are.
 fn in_lines(json: &str) -> Option<String> {
     let mut lines = String::with_capacity((json.len() * 2).min(LINES_MAX));
     let mut depth = 0usize;
@@ -373,8 +374,8 @@ mod tests {
             "",
         ));
         assert_eq!(shown.kind, BodyKind::Json);
-        let expected = "{\n  \"b\": 1.0e400,\n  \"a\": [\n    1,\n    {},\n    []\n  ],\n  \"s\": \"{\\\"x\\\": [1]}\\\\\",\n  \
-                        \"n\": 12345678901234567890123\n}";
+        let expected = "{\n  \"b\": 1.0e400,\n  \"a\": [\n    1,\n    {},\n    []\n  ],\n  \"s\": \
+                        \"{\\\"x\\\": [1]}\\\\\",\n  \"n\": 12345678901234567890123\n}";
         assert_eq!(shown.text, expected);
         assert_eq!(show(&body(r#"{"a":"#, "")).kind, BodyKind::Text);
         // Indented, each value would be twenty times as long.

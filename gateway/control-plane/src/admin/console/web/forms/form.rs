@@ -6,7 +6,8 @@ use std::str::FromStr;
 
 use crate::control::ControlError;
 
-/// The fields of a form, as submitted or as initial values. Without `Debug`, because forms carry secrets.
+/// The fields of a form, as submitted or as initial values. Without `Debug`, because forms carry
+/// secrets.
 #[derive(Clone, Default)]
 pub(crate) struct Form {
     fields: Vec<(String, String)>,

@@ -1,5 +1,5 @@
-//! Edits of a form that was sent after its session had ended. The sign-in form carries them, and after the sign-in the browser can
-//! send them again.
+//! Edits of a form that was sent after its session had ended. The sign-in form carries them, and
+//! after the sign-in the browser can send them again.
 
 use crate::limits;
 
@@ -21,7 +21,8 @@ impl KeptForm {
     /// Name of the field of the sign-in form with the encoded fields.
     const FIELDS: &'static str = "kept_fields";
 
-    /// A form that was sent to `action`; `None` if it has nothing to keep, is too large, or has a private key, which no page shows.
+    /// A form that was sent to `action`; `None` if it has nothing to keep, is too large, or has a
+    /// private key, which no page shows.
     pub(crate) fn sent_to(action: &str, body: &[u8]) -> Option<Self> {
         let action = address::checked(action);
         if body.len() > limits::ADMIN_KEPT_FORM || ["/", "/sign-out", "/theme"].contains(&action) {
