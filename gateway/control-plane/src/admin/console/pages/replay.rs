@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use askama::Template;
 use axum::Extension;
 use axum::extract::{Path, State};
-use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
+use axum::http::{HeaderName, HeaderValue, Method};
 use axum::response::{IntoResponse, Redirect, Response};
 use gw_interface::replay::REPLAY_FRAMING;
 use gw_shared::id::RequestId;
@@ -17,7 +17,7 @@ use crate::admin::console::web::format;
 use crate::admin::console::web::forms::body;
 use crate::admin::console::web::forms::body::BodyKind;
 use crate::admin::console::web::forms::form::Form;
-use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
+use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render_form};
 use crate::admin::{Admin, NoResult};
 use crate::control::{ControlError, ReplayEdits, ReplayField, not_captured};
 
@@ -186,13 +186,14 @@ fn page(
         crumb("Requests", "/requests"),
         crumb(recorded.id.as_str(), format!("/requests/{}", recorded.id)),
     ];
-    render(&ReplayPage {
+    let page = ReplayPage {
         chrome,
         crumbs,
         recorded,
         form,
         preview,
-    })
+    };
+    render_form(page, |page| (&mut page.chrome, &page.form))
 }
 
 pub(crate) async fn replay(
@@ -224,11 +225,7 @@ pub(crate) async fn replay(
             Err(NoResult::Panicked(panicked)) => return Err(panicked.into()),
         }
     }
-    Ok((
-        StatusCode::UNPROCESSABLE_ENTITY,
-        page(visit, recorded, form, None)?,
-    )
-        .into_response())
+    page(visit, recorded, form, None)
 }
 
 /// The differences between the form and the recorded request. Errors are added to the form.

@@ -2,7 +2,7 @@
 
 use askama::Template;
 use axum::extract::{Path, Query, State};
-use axum::http::{StatusCode, header};
+use axum::http::header;
 use axum::response::{IntoResponse, Redirect, Response};
 use gw_shared::id::{AgentId, ClientId, KeyId, RequestId};
 use gw_store::Records;
@@ -15,7 +15,7 @@ use crate::admin::console::web::format;
 use crate::admin::console::web::forms::body;
 use crate::admin::console::web::forms::body::ShownBody;
 use crate::admin::console::web::forms::form::Form;
-use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
+use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render, render_form};
 use crate::admin::console::web::waterfall::{self, Bar};
 use crate::admin::nodes::Located;
 use crate::admin::{Admin, NoResult};
@@ -160,12 +160,7 @@ pub(crate) async fn search(
             Err(NoResult::Panicked(panicked)) => return Err(panicked.into()),
         }
     }
-    let status = if form.is_refused() {
-        StatusCode::UNPROCESSABLE_ENTITY
-    } else {
-        StatusCode::OK
-    };
-    let page = render(&SearchPage {
+    let page = SearchPage {
         chrome: visit.chrome(Section::Requests, "Requests"),
         next: page
             .next_cursor
@@ -176,8 +171,8 @@ pub(crate) async fn search(
         missing: format::missing("Requests", &page.missing_nodes)
             .or_else(|| page.missing_archive.then(|| MISSING_ARCHIVE.to_owned())),
         form,
-    })?;
-    Ok((status, page).into_response())
+    };
+    render_form(page, |page| (&mut page.chrome, &page.form))
 }
 
 /// Completes a time to RFC 3339. Browsers omit seconds and zone; times of the console are UTC.

@@ -4,14 +4,13 @@ use std::sync::Arc;
 
 use askama::Template;
 use axum::extract::{Query, State};
-use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 
 use crate::admin::Admin;
 use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::format;
 use crate::admin::console::web::forms::form::Form;
-use crate::admin::console::web::page::{Chrome, Section, Visit, render};
+use crate::admin::console::web::page::{Chrome, Section, Visit, render_form};
 use crate::control::usage::{self, UsageFilter, UsageView};
 
 /// Fields of the form, named as the parameters of the API.
@@ -50,19 +49,19 @@ pub(crate) async fn list(
     let found = admin
         .attempt(move |control| usage::list(control, series.usage(), &filter))
         .await?;
-    let (status, rows, cursor) = match found {
-        Ok(page) => (StatusCode::OK, page.items, page.next_cursor),
+    let (rows, cursor) = match found {
+        Ok(page) => (page.items, page.next_cursor),
         Err(error) => {
             form.refused_by(error)?;
-            (StatusCode::UNPROCESSABLE_ENTITY, Vec::new(), None)
+            (Vec::new(), None)
         }
     };
-    let page = render(&UsagePage {
+    let page = UsagePage {
         chrome: visit.chrome(Section::Usage, "Usage"),
         is_filtered: FILTERS.iter().any(|name| form.filled(name).is_some()),
         next: cursor.map(|cursor| form.address("/usage", &FILTERS, &cursor)),
         rows,
         form,
-    })?;
-    Ok((status, page).into_response())
+    };
+    render_form(page, |page| (&mut page.chrome, &page.form))
 }

@@ -2,11 +2,13 @@
 
 use askama::Template;
 use axum::extract::{FromRequestParts, Query};
+use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{Html, IntoResponse, Response};
 
 use super::assets;
 use super::failure::ErrorPage;
+use super::forms::form::Form;
 use super::guard::SignedIn;
 use super::session::THEME;
 use super::theme::Theme;
@@ -113,6 +115,8 @@ pub(crate) struct Chrome {
     pub(crate) theme: Theme,
     pub(crate) address: String,
     pub(crate) note: Option<&'static str>,
+    /// Errors of a form that the page shows at none of its fields.
+    pub(crate) failures: Vec<String>,
     pub(crate) region: String,
     /// Port of addresses for callers, with a colon; empty for the default of https.
     pub(crate) port: String,
@@ -140,6 +144,7 @@ impl Visit {
             theme,
             address,
             note,
+            failures: Vec::new(),
             region,
             port,
             has_other_nodes,
@@ -159,13 +164,33 @@ impl Chrome {
 }
 
 pub(crate) fn render(page: &impl Template) -> Result<Response, ErrorPage> {
-    match page.render() {
-        Ok(text) => Ok(Html(text).into_response()),
-        Err(error) => {
-            tracing::error!(%error, "cannot render a page of the console");
-            Err(ErrorPage::broken())
-        }
+    Ok(Html(text(page)?).into_response())
+}
+
+fn text(page: &impl Template) -> Result<String, ErrorPage> {
+    page.render().map_err(|error| {
+        tracing::error!(%error, "cannot render a page of the console");
+        ErrorPage::broken()
+    })
+}
+
+/// Renders a page with a form. If the form has errors, the status is 422, and those that the page
+/// shows at none of its fields are at its top.
+pub(crate) fn render_form<P: Template>(
+    mut page: P,
+    parts: impl FnOnce(&mut P) -> (&mut Chrome, &Form),
+) -> Result<Response, ErrorPage> {
+    let shown = text(&page)?;
+    let (chrome, form) = parts(&mut page);
+    if !form.is_refused() {
+        return Ok(Html(shown).into_response());
     }
+    chrome.failures = form.errors_without_place(&shown);
+    let page = match chrome.failures.is_empty() {
+        true => shown,
+        false => text(&page)?,
+    };
+    Ok((StatusCode::UNPROCESSABLE_ENTITY, Html(page)).into_response())
 }
 
 /// One step of the breadcrumbs.

@@ -3,7 +3,6 @@
 use askama::Template;
 use axum::Extension;
 use axum::extract::{Path, Query, State};
-use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 use gw_base::page::{Page, PageQuery};
 use gw_store::DomainsMax;
@@ -13,7 +12,7 @@ use crate::admin::Admin;
 use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::format;
 use crate::admin::console::web::forms::form::Form;
-use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
+use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render_form};
 use crate::control::records::account;
 use crate::control::{AccountChanges, AccountContents, AccountView, Actor, Control, NewAccount};
 
@@ -118,11 +117,12 @@ async fn page(
     let accounts = admin
         .look(move |control| account::list(control, &query.into()))
         .await?;
-    render(&AccountsPage {
+    let page = AccountsPage {
         chrome: visit.chrome(Section::Accounts, "Accounts"),
         accounts,
         form,
-    })
+    };
+    render_form(page, |page| (&mut page.chrome, &page.form))
 }
 
 pub(crate) async fn create(
@@ -150,8 +150,7 @@ pub(crate) async fn create(
             Err(error) => form.refused_by(error)?,
         }
     }
-    let page = page(&admin, visit, ListQuery { cursor: None }, form).await?;
-    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+    page(&admin, visit, ListQuery { cursor: None }, form).await
 }
 
 /// The quota of own domains, if it is filled. Adds an error if it is invalid.
@@ -195,14 +194,15 @@ async fn settings_page(
             .with_errors_of(typed);
     }
     let chrome = visit.chrome(Section::Accounts, format!("Settings of {}", account.id));
-    render(&SettingsPage {
+    let page = SettingsPage {
         chrome,
         crumbs: crumbs(account.id.as_str()),
         account,
         tab: Tab::Settings,
         contents,
         form,
-    })
+    };
+    render_form(page, |page| (&mut page.chrome, &page.form))
 }
 
 pub(crate) async fn change(
@@ -217,8 +217,7 @@ pub(crate) async fn change(
         managed_by: None,
     };
     if form.is_refused() {
-        let page = settings_page(&admin, visit, account, Some(&form)).await?;
-        return Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response());
+        return settings_page(&admin, visit, account, Some(&form)).await;
     }
     let account = admin
         .look(move |control| account::change(control, &Actor::Admin, &account, &changes))
@@ -242,6 +241,5 @@ pub(crate) async fn delete(
             Err(error) => form.refused_by(error)?,
         }
     }
-    let page = settings_page(&admin, visit, account, Some(&form)).await?;
-    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+    settings_page(&admin, visit, account, Some(&form)).await
 }

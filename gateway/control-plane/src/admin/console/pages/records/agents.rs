@@ -3,7 +3,6 @@
 use askama::Template;
 use axum::Extension;
 use axum::extract::{Path, Query, State};
-use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 use gw_base::clock::Timestamp;
 use gw_base::page::{Page, PageQuery};
@@ -18,7 +17,7 @@ use crate::admin::console::pages::tunnels::TunnelRow;
 use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::format;
 use crate::admin::console::web::forms::form::Form;
-use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
+use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render, render_form};
 use crate::control::records::{agent, enrollment_token};
 use crate::control::{Actor, AgentChanges, AgentView, Control, EnrollmentTokenView};
 
@@ -170,7 +169,7 @@ async fn page(
         "Agents",
         format!("/accounts/{}/agents", agent.account),
     ));
-    render(&AgentPage {
+    let page = AgentPage {
         chrome: visit.chrome(Section::Accounts, agent.name.as_str()),
         crumbs,
         tunnels: agent.tunnels.iter().map(TunnelRow::from).collect(),
@@ -179,7 +178,8 @@ async fn page(
         agent,
         services,
         now: Timestamp::now(),
-    })
+    };
+    render_form(page, |page| (&mut page.chrome, &page.form))
 }
 
 fn as_it_is(agent: &AgentView) -> Form {
@@ -229,8 +229,7 @@ pub(crate) async fn change(
             Err(error) => form.refused_by(error)?,
         }
     }
-    let page = page(&admin, visit, account, agent, |_| form).await?;
-    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+    page(&admin, visit, account, agent, |_| form).await
 }
 
 pub(crate) async fn approve(
@@ -287,8 +286,7 @@ async fn refused(
             .with("confirm", form.value("confirm"))
             .with_errors_of(form)
     };
-    let page = page(admin, visit, account, agent, typed).await?;
-    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+    page(admin, visit, account, agent, typed).await
 }
 
 fn back(agent: &AgentView, note: &str) -> Response {

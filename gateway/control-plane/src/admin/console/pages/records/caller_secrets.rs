@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use askama::Template;
 use axum::extract::{Path, Query, State};
-use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
@@ -16,7 +15,7 @@ use crate::admin::Admin;
 use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::format;
 use crate::admin::console::web::forms::form::Form;
-use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
+use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render, render_form};
 use crate::control::records::{caller_secret, service};
 use crate::control::{
     Actor, CallerSecretChanges, Control, ControlError, NewCallerSecret, SecretKind,
@@ -269,14 +268,15 @@ async fn new_page<K: SecretPages>(
         .await?;
     let words = K::WORDS;
     let chrome = visit.chrome(Section::Accounts, format!("New {}", words.one));
-    render(&NewPage {
+    let page = NewPage {
         chrome,
         crumbs: list_crumbs::<K>(&account),
         account,
         words,
         services,
         form,
-    })
+    };
+    render_form(page, |page| (&mut page.chrome, &page.form))
 }
 
 async fn create<K: SecretPages>(
@@ -313,8 +313,7 @@ async fn create<K: SecretPages>(
             Err(error) => form.refused_by(error)?,
         }
     }
-    let page = new_page::<K>(&admin, visit, account, form).await?;
-    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+    new_page::<K>(&admin, visit, account, form).await
 }
 
 /// Shows a new secret. It is shown only on this page.
@@ -376,7 +375,7 @@ async fn page<K: SecretPages>(
         row.name.clone().unwrap_or_else(|| row.id.clone()),
     );
     let form = form(&row);
-    render(&ItemPage {
+    let page = ItemPage {
         chrome,
         crumbs: list_crumbs::<K>(&account),
         account,
@@ -384,7 +383,8 @@ async fn page<K: SecretPages>(
         row,
         services,
         form,
-    })
+    };
+    render_form(page, |page| (&mut page.chrome, &page.form))
 }
 
 fn as_it_is(row: &SecretRow) -> Form {
@@ -425,8 +425,7 @@ async fn change<K: SecretPages>(
             Err(error) => form.refused_by(error)?,
         }
     }
-    let page = page::<K>(&admin, visit, account, id, |_| form).await?;
-    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+    page::<K>(&admin, visit, account, id, |_| form).await
 }
 
 async fn enable<K: SecretPages>(
@@ -507,8 +506,7 @@ async fn delete<K: SecretPages>(
             .with("confirm", form.value("confirm"))
             .with_errors_of(&form)
     };
-    let page = page::<K>(&admin, visit, account, id, typed).await?;
-    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+    page::<K>(&admin, visit, account, id, typed).await
 }
 
 fn list_crumbs<K: SecretPages>(account: &str) -> Vec<Crumb> {

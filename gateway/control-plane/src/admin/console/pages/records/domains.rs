@@ -2,7 +2,6 @@
 
 use askama::Template;
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
@@ -16,7 +15,7 @@ use crate::admin::Admin;
 use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::format;
 use crate::admin::console::web::forms::form::Form;
-use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
+use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render_form};
 use crate::control::records::domain;
 use crate::control::{Actor, Control, ControlError, DomainView, NewDomain, NewDomainCertificate};
 
@@ -123,13 +122,14 @@ async fn page(
         service,
         format!("/accounts/{account}/services/{service}"),
     ));
-    render(&DomainPage {
+    let page = DomainPage {
         chrome: visit.chrome(Section::Accounts, domain.name.as_str()),
         crumbs,
         domain,
         now: Timestamp::now(),
         form,
-    })
+    };
+    render_form(page, |page| (&mut page.chrome, &page.form))
 }
 
 async fn check(
@@ -158,8 +158,7 @@ async fn renew(
         }
         Err(error) => form.refused_by(error)?,
     }
-    let page = page(&admin, visit, account, name, form).await?;
-    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+    page(&admin, visit, account, name, form).await
 }
 
 async fn upload(
@@ -185,8 +184,7 @@ async fn upload(
     }
     // The key is a secret, which no page shows.
     form.set(Form::PRIVATE_KEY, "");
-    let page = page(&admin, visit, account, name, form).await?;
-    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+    page(&admin, visit, account, name, form).await
 }
 
 async fn delete(
@@ -209,8 +207,7 @@ async fn delete(
             Err(error) => form.refused_by(error)?,
         }
     }
-    let page = page(&admin, visit, account, name, form).await?;
-    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+    page(&admin, visit, account, name, form).await
 }
 
 fn address(domain: &DomainView) -> String {

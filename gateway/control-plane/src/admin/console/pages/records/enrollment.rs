@@ -3,7 +3,6 @@
 use askama::Template;
 use axum::Extension;
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 use gw_store::Approval;
 
@@ -13,7 +12,7 @@ use crate::admin::Admin;
 use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::format;
 use crate::admin::console::web::forms::form::Form;
-use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
+use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render, render_form};
 use crate::control::records::enrollment_token;
 use crate::control::{
     Actor, BACKEND_PORT, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView,
@@ -70,13 +69,14 @@ async fn page(
         .look(move |control| Offered::new(control, &id, []))
         .await?;
     let chrome = visit.chrome(Section::Accounts, "Enroll an agent");
-    render(&NewTokenPage {
+    let page = NewTokenPage {
         chrome,
         crumbs: list_crumbs(&account),
         account,
         services,
         form,
-    })
+    };
+    render_form(page, |page| (&mut page.chrome, &page.form))
 }
 
 pub(crate) async fn create(
@@ -117,8 +117,7 @@ pub(crate) async fn create(
             Err(error) => form.refused_by(error)?,
         }
     }
-    let page = page(&admin, visit, account, form).await?;
-    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+    page(&admin, visit, account, form).await
 }
 
 /// Shows a new token. It is shown only on this page.

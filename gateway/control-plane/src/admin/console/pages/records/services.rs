@@ -3,7 +3,6 @@
 use askama::Template;
 use axum::Extension;
 use axum::extract::{Path, Query, State};
-use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 use gw_base::clock::Timestamp;
 use gw_base::page::Page;
@@ -19,7 +18,7 @@ use crate::admin::console::pages::traffic::Range;
 use crate::admin::console::web::failure::ErrorPage;
 use crate::admin::console::web::format;
 use crate::admin::console::web::forms::form::Form;
-use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, render};
+use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, render, render_form};
 use crate::admin::nodes::LiveQuery;
 use crate::control::records::{account, domain, service};
 use crate::control::{
@@ -117,14 +116,15 @@ async fn new_page(
         .capture_allowed;
     let chrome = visit.chrome(Section::Accounts, "New service");
     let apex = admin.control.region().apex().to_owned();
-    render(&NewServicePage {
+    let page = NewServicePage {
         chrome,
         crumbs: crumbs(&account),
         account,
         apex,
         capture_allowed,
         form,
-    })
+    };
+    render_form(page, |page| (&mut page.chrome, &page.form))
 }
 
 pub(crate) async fn create(
@@ -153,11 +153,7 @@ pub(crate) async fn create(
             Err(error) => form.refused_by(error)?,
         }
     }
-    Ok((
-        StatusCode::UNPROCESSABLE_ENTITY,
-        new_page(&admin, visit, account, form).await?,
-    )
-        .into_response())
+    new_page(&admin, visit, account, form).await
 }
 
 pub(crate) async fn show(
@@ -204,7 +200,7 @@ async fn page(
     let (service, capture_allowed, label, tunnels, ended, of_service) = admin.look(look).await?;
     let (warnings, domains) = of_service;
     let chrome = visit.chrome(Section::Accounts, service.id.as_str());
-    render(&ServicePage {
+    let page = ServicePage {
         chrome,
         crumbs: crumbs(service.account.as_str()),
         tunnels,
@@ -218,7 +214,8 @@ async fn page(
         service,
         label,
         range: Range::default(),
-    })
+    };
+    render_form(page, |page| (&mut page.chrome, &page.form))
 }
 
 pub(crate) async fn change(
@@ -250,8 +247,7 @@ pub(crate) async fn change(
             Err(error) => form.refused_by(error)?,
         }
     }
-    let page = page(&admin, visit, account, service, Some(form)).await?;
-    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+    page(&admin, visit, account, service, Some(form)).await
 }
 
 pub(crate) async fn delete(
@@ -306,8 +302,7 @@ async fn refused(
     let form = filled(&json!(view))
         .with(field, form.value(field))
         .with_errors_of(form);
-    let page = page(admin, visit, account, service, Some(form)).await?;
-    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+    page(admin, visit, account, service, Some(form)).await
 }
 
 /// All settings of the form. The control plane chooses omitted numbers.

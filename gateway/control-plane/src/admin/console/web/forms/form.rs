@@ -165,9 +165,16 @@ impl Form {
             .map(|(_, message)| message.as_str())
     }
 
-    /// The error that does not belong to one field.
-    pub(crate) fn whole_error(&self) -> Option<&str> {
-        self.error(Self::WHOLE)
+    /// The errors that this page shows at none of its fields, each with the name of its field.
+    pub(crate) fn errors_without_place(&self, page: &str) -> Vec<String> {
+        let errors = self.errors.iter();
+        let without = errors.filter(|(name, _)| !page.contains(&format!("id=\"{name}-error\"")));
+        without
+            .map(|(name, message)| match name.as_str() {
+                Self::WHOLE => message.clone(),
+                name => format!("{name}: {message}"),
+            })
+            .collect()
     }
 }
 
@@ -201,8 +208,19 @@ mod tests {
         assert!(!form.is_refused());
         assert_eq!(form.number("refill", 1..=9u32), None);
         assert_eq!(
-            (form.error("refill"), form.whole_error()),
-            (Some("must be a whole number from 1 to 9"), None)
+            form.error("refill"),
+            Some("must be a whole number from 1 to 9")
         );
+    }
+
+    #[test]
+    fn errors_without_a_place_on_the_page_name_their_field() {
+        let mut form = Form::default();
+        form.refuse("burst", "is too large");
+        form.refuse("id", "is taken");
+        form.refuse(Form::WHOLE, "the store is full");
+        let page = "<p class=\"error\" id=\"id-error\">is taken</p>";
+        let expected = ["burst: is too large", "the store is full"];
+        assert_eq!(form.errors_without_place(page), expected);
     }
 }
