@@ -286,7 +286,7 @@ fn the_console_sets_secure_cookies() {
         "Path=/; HttpOnly; SameSite=Strict; Max-Age=43200; Secure"
     );
     assert_eq!(browser.get("/").status, 200);
-    let created = browser.submit("/accounts", "/accounts", &[("id", "acme")]);
+    let created = browser.fill("/accounts", "/accounts", |form| form.set("id", "acme"));
     assert_eq!(created.status, 303);
     assert_eq!(browser.get("/accounts/acme").status, 200);
 }

@@ -194,7 +194,7 @@ fn a_console_session_is_valid_at_every_node_until_it_is_ended_at_one() {
     let second = signed_in(&region, 2);
     assert_eq!(
         at(&region, 1, &first)
-            .submit("/accounts", "/sign-out", &[])
+            .press("/accounts", "/sign-out")
             .header("location"),
         "/sign-in"
     );

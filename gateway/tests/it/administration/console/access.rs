@@ -2,6 +2,7 @@
 
 use super::browser::Browser;
 use crate::support::demo;
+use crate::support::forms::PageForm;
 
 #[test]
 fn only_the_admin_token_signs_in_and_signing_out_ends_it() {
@@ -34,15 +35,16 @@ fn only_the_admin_token_signs_in_and_signing_out_ends_it() {
 
     // A redirect target on another host is replaced by the start page.
     let mut other = Browser::new(&demo);
-    assert_eq!(
-        other
-            .sign_in(&demo.about.admin_token, "//evil.example/")
-            .header("location"),
-        "/"
-    );
+    let form_token = other.get("/sign-in").form_token();
+    let forged = [
+        ("form_token", form_token.as_str()),
+        ("next", "//evil.example/"),
+        ("token", &demo.about.admin_token),
+    ];
+    assert_eq!(other.post("/sign-in", &forged).header("location"), "/");
     assert_ne!(other.cookies["gw_session"], id);
 
-    let out = browser.submit("/", "/sign-out", &[]);
+    let out = browser.press("/", "/sign-out");
     assert_eq!((out.status, out.header("location")), (303, "/sign-in"));
     browser.cookies.insert("gw_session".to_owned(), id);
     assert_eq!(browser.get("/").status, 303);
@@ -80,19 +82,9 @@ fn sign_in_after_an_expired_session_returns_to_the_open_page() {
     );
     let other = browser.get("/sign-in");
     assert!(!other.text.contains("has ended"));
-    let next = form.between("name=\"next\" value=\"", "\"");
-    let fields = [
-        ("form_token", form.form_token()),
-        ("next", next),
-        ("token", demo.about.admin_token.clone()),
-    ];
-    let fields = fields
-        .each_ref()
-        .map(|(name, value)| (*name, value.as_str()));
-    assert_eq!(
-        browser.post("/sign-in", &fields).header("location"),
-        "/accounts/demo/settings"
-    );
+    let filled = form.form("/sign-in").set("token", &demo.about.admin_token);
+    let signed_in = browser.send_form(&filled);
+    assert_eq!(signed_in.header("location"), "/accounts/demo/settings");
     assert_eq!(
         browser
             .post("/sign-in", &[("next", "/tunnels")])
@@ -178,40 +170,6 @@ fn forms_without_a_valid_token_or_from_another_origin_are_refused() {
     }
     assert_eq!(accounts(), 1);
 
-    // Every path that changes state requires the form token.
-    browser.extra.clear();
-    for path in [
-        "/accounts",
-        "/accounts/demo",
-        "/accounts/demo/delete",
-        "/accounts/demo/settings",
-        "/accounts/demo/services/echo",
-        "/accounts/demo/services/echo/delete",
-        "/accounts/demo/credentials",
-        "/accounts/demo/credentials/x",
-        "/accounts/demo/credentials/x/rotate",
-        "/accounts/demo/credentials/x/enable",
-        "/accounts/demo/credentials/x/disable",
-        "/accounts/demo/credentials/x/delete",
-        "/accounts/demo/service-keys",
-        "/accounts/demo/service-keys/x/rotate",
-        "/accounts/demo/agents/x",
-        "/accounts/demo/agents/x/approve",
-        "/accounts/demo/agents/x/revoke",
-        "/accounts/demo/agents/x/delete",
-        "/accounts/demo/new-agent",
-        "/accounts/demo/enrollment-tokens/x/delete",
-        "/requests/x/replay",
-        "/theme",
-        "/sign-out",
-    ] {
-        assert_eq!(browser.post(path, &[]).status, 403, "{path}");
-        assert_eq!(
-            Browser::new(&demo).post(path, &[]).header("location"),
-            "/sign-in?ended=yes",
-            "{path}"
-        );
-    }
     // The console's own pages send these fields.
     let origin = demo.about.admin_url.clone();
     browser.extra = vec![
@@ -235,18 +193,13 @@ fn edits_of_a_form_outlive_the_session() {
     let demo = demo(None);
     let mut browser = Browser::signed_in(&demo);
     let settings = "/accounts/demo/services/echo";
-    let page = browser.get(settings);
+    let form = browser.form(settings, settings);
+    let form = form
+        .set("burst", "77")
+        .set("refill_per_minute", "\"><script>");
     browser.cookies.remove("gw_session");
     browser.extra = vec![("Referer", format!("{}{settings}", demo.about.admin_url))];
-    let token = page.form_token();
-    let edits = [
-        ("form_token", token.as_str()),
-        ("modes", "service_key"),
-        ("burst", "77"),
-        ("refill_per_minute", "\"><script>"),
-        ("hsts_max_age_seconds", "0"),
-    ];
-    let mut told = browser.post(settings, &edits);
+    let mut told = browser.send_form(&form);
     browser.extra.clear();
     // A wrong token does not lose them either.
     for admin_token in ["wrong", &demo.about.admin_token] {
@@ -256,22 +209,10 @@ fn edits_of_a_form_outlive_the_session() {
             "{}",
             told.text
         );
-        let value = |name: &str| {
-            let field = format!("name=\"{name}\" value=\"");
-            unescaped(&told.between(&field, "\""))
-        };
-        let fields =
-            ["form_token", "next", "kept_action", "kept_fields"].map(|name| (name, value(name)));
-        let mut fields: Vec<(&str, &str)> = fields
-            .iter()
-            .map(|(name, value)| (*name, value.as_str()))
-            .collect();
-        assert_eq!(
-            fields[1..3],
-            [("next", settings), ("kept_action", settings)]
-        );
-        fields.push(("token", admin_token));
-        told = browser.post("/sign-in", &fields);
+        let sign_in = told.form("/sign-in");
+        let kept = (sign_in.values("next"), sign_in.values("kept_action"));
+        assert_eq!(kept, (vec![settings], vec![settings]));
+        told = browser.send_form(&sign_in.set("token", admin_token));
     }
     assert_eq!(told.status, 200, "{}", told.text);
     assert!(
@@ -279,31 +220,19 @@ fn edits_of_a_form_outlive_the_session() {
         "{}",
         told.text
     );
-    let again = told.form_token();
-    assert_ne!(again, token);
-    assert_eq!(told.between("<form action=\"", "\""), settings);
-    for (name, value) in &edits[1..3] {
-        let hidden = format!("<input type=\"hidden\" name=\"{name}\" value=\"{value}\">");
-        assert!(told.text.contains(&hidden), "{}", told.text);
-    }
+    let again = told.form(settings);
+    assert_ne!(again.values("form_token"), form.values("form_token"));
+    let edits = |form: &PageForm| {
+        let fields = form.sent().into_iter();
+        let edits = fields.filter(|(name, _)| name != "form_token");
+        edits.collect::<Vec<_>>()
+    };
+    assert_eq!(edits(&again), edits(&form));
     // The form is that of the new session: its mistake is shown, and its edits are in it.
-    let mut edits = edits;
-    edits[0].1 = &again;
-    let wrong = browser.post(settings, &edits);
-    assert!(
-        wrong.status == 422 && wrong.text.contains("value=\"77\""),
-        "{}",
-        wrong.text
-    );
-    edits[3].1 = "88";
-    let saved = browser.post(settings, &edits);
+    let wrong = browser.send_form(&again);
+    wrong.error("refill_per_minute");
+    let corrected = wrong.form(settings).set("refill_per_minute", "88");
+    assert_eq!(corrected.values("burst"), ["77"]);
+    let saved = browser.send_form(&corrected);
     assert_eq!(saved.header("location"), format!("{settings}?note=saved"));
-}
-
-/// The value of an attribute.
-fn unescaped(text: &str) -> String {
-    text.replace("&#34;", "\"")
-        .replace("&#60;", "<")
-        .replace("&#62;", ">")
-        .replace("&#38;", "&")
 }

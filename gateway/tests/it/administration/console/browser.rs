@@ -7,6 +7,8 @@ use gw_control_plane::admin_client::AdminAddress;
 
 use gw_gateway::demo::Demo;
 
+use crate::support::forms::{self, PageForm};
+
 /// A response.
 pub(crate) struct Reply {
     pub(crate) status: u16,
@@ -37,6 +39,29 @@ impl Reply {
     /// Form token of the first form of the page.
     pub(crate) fn form_token(&self) -> String {
         self.between("name=\"form_token\" value=\"", "\"")
+    }
+
+    /// The form of the page that is sent to `action`.
+    pub(crate) fn form(&self, action: &str) -> PageForm {
+        let mut forms = forms::forms(&self.text);
+        let actions: Vec<String> = forms.iter().map(|form| form.action.clone()).collect();
+        let found = actions.iter().position(|it| it == action);
+        let found = found.unwrap_or_else(|| panic!("no form {action}, but {actions:?}"));
+        forms.swap_remove(found)
+    }
+
+    /// The text of the only element with this CSS selector.
+    pub(crate) fn text_of(&self, css: &str) -> String {
+        let mut texts = forms::texts(&self.text, css);
+        let found = texts.len();
+        assert_eq!(found, 1, "{found} elements {css}: {}", self.text);
+        texts.remove(0)
+    }
+
+    /// The error that the page shows at a field of a form that was refused.
+    pub(crate) fn error(&self, field: &str) -> String {
+        assert_eq!(self.status, 422, "{}", self.text);
+        self.text_of(&format!("#{field}-error"))
     }
 
     pub(crate) fn between(&self, before: &str, after: &str) -> String {
@@ -82,15 +107,12 @@ impl Browser {
     }
 
     pub(crate) fn sign_in(&mut self, token: &str, next: &str) -> Reply {
-        let form_token = self.get("/sign-in").form_token();
-        self.post(
-            "/sign-in",
-            &[
-                ("form_token", &form_token),
-                ("next", next),
-                ("token", token),
-            ],
-        )
+        let query = form_urlencoded::Serializer::new(String::new())
+            .append_pair("next", next)
+            .finish();
+        self.fill(&format!("/sign-in?{query}"), "/sign-in", |form| {
+            form.set("token", token)
+        })
     }
 
     pub(crate) fn get(&mut self, path: &str) -> Reply {
@@ -104,13 +126,38 @@ impl Browser {
         self.send("POST", path, Some(body))
     }
 
-    /// Sends a form with the form token of `page`.
-    pub(crate) fn submit(&mut self, page: &str, path: &str, fields: &[(&str, &str)]) -> Reply {
-        let form_token = self.get(page).form_token();
-        self.post(
-            path,
-            &[&[("form_token", form_token.as_str())], fields].concat(),
-        )
+    /// The form of `page` that is sent to `action`.
+    pub(crate) fn form(&mut self, page: &str, action: &str) -> PageForm {
+        let page = self.get(page);
+        assert_eq!(page.status, 200, "{}", page.text);
+        page.form(action)
+    }
+
+    /// Fills in the form of `page` that is sent to `action`, and sends it.
+    pub(crate) fn fill(
+        &mut self,
+        page: &str,
+        action: &str,
+        fill: impl FnOnce(PageForm) -> PageForm,
+    ) -> Reply {
+        let form = fill(self.form(page, action));
+        self.send_form(&form)
+    }
+
+    /// Sends the form of `page` that is sent to `action` as it is.
+    pub(crate) fn press(&mut self, page: &str, action: &str) -> Reply {
+        self.fill(page, action, |form| form)
+    }
+
+    pub(crate) fn send_form(&mut self, form: &PageForm) -> Reply {
+        let fields = form_urlencoded::Serializer::new(String::new())
+            .extend_pairs(form.sent())
+            .finish();
+        if form.is_post {
+            self.send("POST", &form.action, Some(fields))
+        } else {
+            self.get(&format!("{}?{fields}", form.action))
+        }
     }
 
     pub(crate) fn send(&mut self, method: &str, path: &str, body: Option<String>) -> Reply {

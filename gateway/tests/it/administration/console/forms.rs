@@ -1,384 +1,225 @@
-//! Forms of the console.
+//! Forms of the console: what they create, change, refuse and delete.
 
-use gw_base::service::service_settings::{Kind, SETTINGS};
-use gw_control_plane::control::records::{account, caller_secret, service};
-use gw_shared::id::{AccountId, AgentId, ClientId};
+use gw_shared::id::{AccountId, AgentId};
 use gw_store::{AgentRecord, StoredRecord};
+use serde_json::json;
 
-use super::browser::Browser;
+use super::browser::{Browser, Reply};
+use crate::support::admin_api::Api;
+use crate::support::forms::{PageForm, attributes, texts};
 use crate::support::{demo, setup};
 
+/// Where a reply with status 303 leads to.
+fn leads_to(reply: &Reply) -> &str {
+    assert_eq!(reply.status, 303, "{}", reply.text);
+    reply.header("location")
+}
+
 #[test]
-fn an_account_is_created_changed_and_deleted_with_forms() {
+fn an_account_is_created_changed_and_deleted() {
     let demo = demo(None);
-    let control = demo.gateway().control();
+    let api = Api(&demo.about);
     let mut browser = Browser::signed_in(&demo);
-
     // The error is shown at its field, and the typed text is kept.
-    let wrong = browser.submit("/accounts", "/accounts", &[("id", "NO WAY")]);
-    assert_eq!(
-        (wrong.status, wrong.text.contains("value=\"NO WAY\"")),
-        (422, true)
-    );
-    assert!(
-        wrong
-            .between("id=\"id-error\">", "<")
-            .contains("3 to 15 characters")
-    );
-    let made = browser.submit("/accounts", "/accounts", &[("id", "acme")]);
-    assert_eq!(
-        (made.status, made.header("location")),
-        (303, "/accounts/acme?note=created")
-    );
+    let wrong = browser.fill("/accounts", "/accounts", |form| form.set("id", "NO WAY"));
+    let error = wrong.error("id");
+    assert!(error.contains("3 to 15 characters"), "{error}");
+    assert_eq!(wrong.form("/accounts").values("id"), ["NO WAY"]);
+    let corrected = wrong.form("/accounts").set("id", "acme");
+    let made = browser.send_form(&corrected);
+    assert_eq!(leads_to(&made), "/accounts/acme?note=created");
+    assert_eq!(api.get("/accounts/acme").body["capture_allowed"], false);
 
-    let wrong = browser.submit(
-        "/accounts/acme/new-service",
-        "/accounts/acme",
-        &[("id", "api"), ("burst", "many")],
-    );
-    assert!(
-        wrong.status == 422
-            && wrong.text.contains("value=\"many\"")
-            && wrong.text.contains("id=\"burst-error\"")
-    );
-    let wrong = browser.submit(
-        "/accounts/acme/new-service",
-        "/accounts/acme",
-        &[("id", "api")],
-    );
-    assert!(
-        wrong
-            .between("id=\"modes-error\">", "<")
-            .contains("at least one")
-    );
-    assert_eq!(wrong.text.matches(" autofocus").count(), 1);
-    let fields = [
-        ("id", "api"),
-        ("modes", "jwt"),
-        ("modes", "service_key"),
-        ("burst", "7"),
-        ("request_logging", "on"),
-    ];
-    let made = browser.submit("/accounts/acme/new-service", "/accounts/acme", &fields);
-    assert_eq!(
-        (made.status, made.header("location")),
-        (303, "/accounts/acme/services/api?note=created")
-    );
-    let service = service::show(control, "acme", "api").unwrap();
-    assert_eq!(
-        (service.burst, service.refill_per_minute, service.enabled),
-        (7, 1_000_000, true)
-    );
-    assert!(service.request_logging && !service.capture_request_body);
-    assert_eq!(
-        (service.retries, service.affinity.to_string().as_str()),
-        (false, "none")
-    );
+    let settings = "/accounts/acme/settings";
+    let refused = browser.fill(settings, settings, |form| form.set("domains_max", "10001"));
+    let error = refused.error("domains_max");
+    assert!(error.contains("must be a whole number from 0 to 10000"));
+    assert_eq!(refused.form(settings).values("domains_max"), ["10001"]);
+    let changed = refused.form(settings).set("domains_max", "7");
+    let changed = browser.send_form(&changed.tick("capture_allowed", "on"));
+    assert_eq!(leads_to(&changed), "/accounts/acme/settings?note=saved");
+    let account = api.get("/accounts/acme").body;
+    let plan = (&account["capture_allowed"], &account["domains_max"]);
+    assert_eq!(plan, (&json!(true), &json!(7)));
 
-    let page = "/accounts/acme/services/api";
-    for page in ["/accounts/acme/new-service", page] {
-        let shown = browser.get(page).text;
-        // A new service is enabled.
-        let fields = SETTINGS
-            .iter()
-            .filter(|setting| setting.kind != Kind::State || !page.ends_with("/new-service"));
-        for setting in fields {
-            let field = format!("name=\"{}\"", setting.name);
-            assert!(
-                shown.contains(&field),
-                "{page} has no field {}",
-                setting.name
-            );
-        }
+    setup::service(demo.gateway().control(), "acme", "api");
+    let shown = browser.get(settings);
+    let contents = texts(&shown.text, "section tbody td");
+    assert_eq!(contents, ["services", "1", "api"]);
+    let delete = "/accounts/acme/delete";
+    let gone = browser.fill(settings, delete, |form| form.set("confirm", "acme"));
+    assert_eq!(leads_to(&gone), "/accounts?note=deleted");
+    assert_eq!(api.get("/accounts/acme").status, 404);
+}
+
+#[test]
+fn a_service_is_created_changed_and_deleted() {
+    let demo = demo(None);
+    let api = Api(&demo.about);
+    let mut browser = Browser::signed_in(&demo);
+    let (new, list) = ("/accounts/demo/new-service", "/accounts/demo");
+    let default = browser.form(new, list);
+    assert_eq!(default.values("modes"), ["jwt", "service_key"]);
+    assert_eq!(default.values("retries"), ["on"]);
+    let form = default.set("id", "api").set("burst", "many");
+    let wrong = browser.send_form(&form);
+    assert_eq!(wrong.form(list).values("burst"), ["many"]);
+    wrong.error("burst");
+    let form = wrong.form(list).set("burst", "7").untick("modes", "jwt");
+    let wrong = browser.send_form(&form.untick("modes", "service_key"));
+    let error = wrong.error("modes");
+    assert!(error.contains("at least one"), "{error}");
+    assert_eq!(texts(&wrong.text, "[autofocus]").len(), 1);
+    let form = wrong.form(list).untick("retries", "on");
+    let form = form.tick("modes", "jwt").tick("modes", "service_key");
+    let made = browser.send_form(&form);
+    let page = "/accounts/demo/services/api";
+    assert_eq!(leads_to(&made), format!("{page}?note=created"));
+    let mut service = api.get(page).body;
+    for (name, value) in [
+        ("burst", json!(7)),
+        ("refill_per_minute", json!(1_000_000)),
+        ("enabled", json!(true)),
+        ("retries", json!(false)),
+        ("affinity", json!("none")),
+        ("modes", json!(["jwt", "service_key"])),
+    ] {
+        assert_eq!(service[name], value, "{name}");
     }
-    assert!(
-        browser
-            .get("/accounts/acme/new-service")
-            .text
-            .contains("id=\"retries\" name=\"retries\" type=\"checkbox\" value=\"on\" checked")
-    );
-    let fields = [
-        ("modes", "service_key"),
-        ("burst", "8"),
-        ("refill_per_minute", "9"),
-        ("capture_request_body", "on"),
-    ];
-    let several_agents = [
-        ("retries", "on"),
-        ("affinity", "header:Host"),
-        ("hsts_max_age_seconds", "300"),
-    ];
-    let wrong = browser.submit(page, page, &[&fields[..], &several_agents].concat());
-    assert!(
-        wrong.status == 422
-            && wrong
-                .between("id=\"affinity-error\">", "<")
-                .contains("host does not reach the agent")
-    );
-    let fields = [
-        &fields[..],
-        &[
-            ("retries", "on"),
-            ("affinity", "cookie:sid"),
-            ("hsts_max_age_seconds", "300"),
-        ],
-    ]
-    .concat();
-    assert_eq!(
-        browser.submit(page, page, &fields).header("location"),
-        "/accounts/acme/services/api?note=saved"
-    );
-    let service = service::show(control, "acme", "api").unwrap();
-    assert_eq!(
-        (
-            service.burst,
-            service.refill_per_minute,
-            service.enabled,
-            service.modes.len()
-        ),
-        (8, 9, false, 1)
-    );
-    assert!(
-        !service.request_logging && service.capture_request_body && !service.capture_response_body
-    );
-    assert_eq!(
-        (service.retries, service.affinity.to_string().as_str()),
-        (true, "cookie:sid")
-    );
-    assert_eq!(service.hsts_max_age_seconds, 300);
-    let shown = browser.get(page).text;
-    assert!(
-        shown.contains("value=\"cookie:sid\"")
-            && shown.contains("name=\"retries\" type=\"checkbox\" value=\"on\" checked")
-    );
-    assert_eq!(browser.submit(page, page, &[("modes", "jwt")]).status, 422);
 
+    // A refused change keeps what was typed and changes nothing.
+    let form = browser.form(page, page).set("affinity", "header:Host");
+    let wrong = browser.send_form(&form.set("burst", "8"));
+    let error = wrong.error("affinity");
+    assert!(error.contains("host does not reach the agent"), "{error}");
+    assert_eq!(wrong.form(page).values("burst"), ["8"]);
+    assert_eq!(api.get(page).body, service);
+    let saved = browser.send_form(&wrong.form(page).set("affinity", "cookie:sid"));
+    assert_eq!(leads_to(&saved), format!("{page}?note=saved"));
+    service["burst"] = json!(8);
+    service["affinity"] = json!("cookie:sid");
+    assert_eq!(api.get(page).body, service);
+    let counts = ["burst", "refill_per_minute", "hsts_max_age_seconds"];
+    for name in counts {
+        let form = browser.form(page, page).set(name, " ");
+        let wrong = browser.send_form(&form).error(name);
+        assert!(wrong.contains("must be at least"), "{name}: {wrong}");
+    }
+
+    let delete = format!("{page}/delete");
+    let unsure = browser.press(page, &delete);
+    assert_eq!(unsure.error("confirm"), "type api to confirm");
+    assert_eq!(unsure.form(page).values("burst"), ["8"]);
+    let gone = browser.send_form(&unsure.form(&delete).set("confirm", "api"));
+    assert_eq!(leads_to(&gone), "/accounts/demo?note=deleted");
+    assert_eq!(api.get(page).status, 404);
+}
+
+#[test]
+fn credentials_and_service_keys_are_created_changed_and_deleted() {
+    let demo = demo(None);
+    let mut browser = Browser::signed_in(&demo);
     for (path, prefix) in [("credentials", "gw_cs_"), ("service-keys", "gw_sk_")] {
-        let list = format!("/accounts/acme/{path}");
-        let new = format!("/accounts/acme/new-{path}");
-        assert_eq!(browser.submit(&new, &list, &[("name", "ci")]).status, 422);
-        let made = browser.submit(&new, &list, &[("name", "ci"), ("allowed_services", "api")]);
-        let secret = made.between("aria-labelledby=\"secret-title\">", "<");
-        assert!(made.status == 200 && secret.starts_with(prefix), "{secret}");
-        assert!(
-            made.between("aria-labelledby=\"commands-title\">", "</pre>")
-                .contains(&secret)
-        );
-        let item = made.between("data-reload=\"", "\"");
+        let list = format!("/accounts/demo/{path}");
+        let new = format!("/accounts/demo/new-{path}");
+        let named = |form: PageForm| form.set("name", "two");
+        browser.fill(&new, &list, named).error("allowed_services");
+        let filled = |form| named(form).tick("allowed_services", "echo");
+        let made = browser.fill(&new, &list, filled);
+        assert_eq!(made.status, 200, "{}", made.text);
+        let secret = made.text_of("#secret");
+        assert!(secret.starts_with(prefix), "{secret}");
+        assert!(made.text_of("#commands").contains(&secret));
+        let item = attributes(&made.text, "[data-reload]", "data-reload").remove(0);
         // A repeated request returns the existing credential without a secret.
-        let again = browser.submit(&new, &list, &[("name", "ci"), ("allowed_services", "api")]);
-        assert_eq!(
-            (again.status, again.header("location")),
-            (303, format!("{item}?note=there").as_str())
-        );
-        let rotated = browser
-            .submit(&item, &format!("{item}/rotate"), &[])
-            .between("aria-labelledby=\"secret-title\">", "<");
+        let again = browser.fill(&new, &list, filled);
+        assert_eq!(leads_to(&again), format!("{item}?note=there"));
+        let rotated = browser.press(&item, &format!("{item}/rotate"));
+        let rotated = rotated.text_of("#secret");
         assert!(rotated.starts_with(prefix) && rotated != secret);
         for secret in [&secret, &rotated] {
-            for page in [&item, &list, &"/audit-log".to_owned()] {
-                assert!(
-                    !browser.get(page).text.contains(secret.as_str()),
-                    "{page} shows a secret"
-                );
+            for page in [&item, &list, "/audit-log"] {
+                let page = browser.get(page).text;
+                assert!(!page.contains(secret.as_str()), "{page}");
             }
         }
-        assert_eq!(
-            browser
-                .submit(&item, &format!("{item}/disable"), &[])
-                .status,
-            303
-        );
-        assert!(browser.get(&item).text.contains("/enable"));
-        assert_eq!(
-            browser.submit(&item, &format!("{item}/enable"), &[]).status,
-            303
-        );
-        let renamed = browser.submit(
-            &item,
-            &item,
-            &[("name", "deploy"), ("allowed_services", "api")],
-        );
-        assert_eq!(renamed.status, 303);
+        for (action, state) in [("disable", "disabled"), ("enable", "enabled")] {
+            let changed = browser.press(&item, &format!("{item}/{action}"));
+            assert_eq!(leads_to(&changed), format!("{item}?note=saved"));
+            assert_eq!(browser.get(&item).text_of("h1"), format!("two {state}"));
+        }
+        let renamed = browser.fill(&item, &item, |form| form.set("name", "deploy"));
+        assert_eq!(leads_to(&renamed), format!("{item}?note=saved"));
         assert!(browser.get(&list).text.contains("deploy"));
-        let nameless = browser.submit(&item, &item, &[("name", " "), ("allowed_services", "api")]);
-        assert!(
-            nameless.status == 422 && nameless.text.contains("id=\"name-error\""),
-            "{}",
-            nameless.text
-        );
-        let idle = browser.submit(&item, &item, &[("name", "deploy")]);
-        assert!(
-            idle.status == 422 && idle.text.contains("id=\"allowed_services-error\""),
-            "{}",
-            idle.text
-        );
-        let unsure = browser.submit(&item, &format!("{item}/delete"), &[("confirm", "deploy")]);
-        assert!(
-            unsure.status == 422
-                && unsure
-                    .text
-                    .contains("autofocus aria-invalid=\"true\" aria-describedby=\"confirm-error\"")
-        );
-        let id = item.rsplit('/').next().unwrap().to_owned();
-        assert_eq!(
-            browser
-                .submit(&item, &format!("{item}/delete"), &[("confirm", &id)])
-                .status,
-            303
-        );
+        browser
+            .fill(&item, &item, |form| form.set("name", " "))
+            .error("name");
+        browser
+            .fill(&item, &item, |form| form.untick("allowed_services", "echo"))
+            .error("allowed_services");
+        let delete = format!("{item}/delete");
+        let unsure = browser.fill(&item, &delete, |form| form.set("confirm", "deploy"));
+        unsure.error("confirm");
+        let focused = attributes(&unsure.text, "[autofocus]", "aria-describedby");
+        assert_eq!(focused, ["confirm-error"]);
+        let id = item.rsplit('/').next().unwrap();
+        let gone = browser.send_form(&unsure.form(&delete).set("confirm", id));
+        assert_eq!(leads_to(&gone), format!("{list}?note=deleted"));
         assert_eq!(browser.get(&item).status, 404);
     }
+}
 
-    let wrong = browser.submit("/accounts/acme/new-agent", "/accounts/acme/new-agent", &[]);
-    assert!(wrong.status == 422 && wrong.text.contains("id=\"services-error\""));
-    let fields = [
-        ("services", "api"),
-        ("uses", "0"),
-        ("expires_in", "31d"),
-        ("backend_port", "0"),
-    ];
-    let wrong = browser.submit(
-        "/accounts/acme/new-agent",
-        "/accounts/acme/new-agent",
-        &fields,
-    );
-    assert!(
-        wrong.status == 422 && wrong.text.contains("value=\"31d\""),
-        "{}",
-        wrong.text
-    );
-    assert!(
-        wrong
-            .between("id=\"uses-error\">", "<")
-            .contains("from 1 to 10000")
-    );
-    assert!(
-        wrong
-            .between("id=\"expires_in-error\">", "<")
-            .contains("from 1 minute to 30 days")
-    );
-    assert!(
-        wrong
-            .between("id=\"backend_port-error\">", "<")
-            .contains("from 1 to 65535")
-    );
-    let uses = ("uses", "50");
-    let lifetime = ("expires_in", "12h");
-    let port = ("backend_port", "8080");
-    let fields = [
-        ("services", "api"),
-        ("approval", "manual"),
-        ("ephemeral", "on"),
-        uses,
-        lifetime,
-        port,
-    ];
-    let made = browser.submit(
-        "/accounts/acme/new-agent",
-        "/accounts/acme/new-agent",
-        &fields,
-    );
-    assert!(
-        made.text.contains("It works for 50 agents, until "),
-        "{}",
-        made.text
-    );
-    let tokens = control.records().enrollment_tokens;
-    let record = tokens
-        .values()
-        .find(|token| token.account.as_str() == "acme")
-        .unwrap();
-    assert_eq!(
-        (
-            record.uses,
-            record.expires_at.0 - record.created_at.0,
-            record.ephemeral
-        ),
-        (50, 12 * 3600, true)
-    );
-    let token = made.between("aria-labelledby=\"secret-title\">", "<");
-    let command = made.between("aria-labelledby=\"command-title\">", "</pre>");
-    let end = format!(" --ca-file gw-ca.crt --token-file - &#60;&#60;&#39;END&#39;\n{token}\nEND");
+#[test]
+fn an_enrollment_token_is_created_and_withdrawn() {
+    let demo = demo(None);
+    let api = Api(&demo.about);
+    let mut browser = Browser::signed_in(&demo);
+    let page = "/accounts/demo/new-agent";
+    browser.press(page, page).error("services");
+    let wrong = browser.fill(page, page, |form| {
+        let form = form.tick("services", "echo").set("uses", "0");
+        form.set("expires_in", "31d").set("backend_port", "0")
+    });
+    assert_eq!(wrong.form(page).values("expires_in"), ["31d"]);
+    for (field, error) in [
+        ("uses", "from 1 to 10000"),
+        ("expires_in", "from 1 minute to 30 days"),
+        ("backend_port", "from 1 to 65535"),
+    ] {
+        let shown = wrong.error(field);
+        assert!(shown.contains(error), "{shown}");
+    }
+    let form = wrong.form(page).set("uses", "50").set("expires_in", "12h");
+    let form = form.set("approval", "manual").tick("ephemeral", "on");
+    let made = browser.send_form(&form.set("backend_port", "8080"));
+    let about = made.text_of(".once .warning");
+    assert!(about.contains("It works for 50 agents, until "), "{about}");
+    let token = made.text_of("#secret");
+    let command = made.text_of("#command");
+    let end = format!(" --ca-file gw-ca.crt --token-file - <<'END'\n{token}\nEND");
     assert!(
         command.contains("\ngw-agent http 8080 --gateway https://eu1.gw.localhost:")
+            && command.contains("-----BEGIN CERTIFICATE-----\n")
             && command.ends_with(&end),
         "{command}"
     );
-    assert!(
-        command.contains("-----BEGIN CERTIFICATE-----\n"),
-        "{command}"
-    );
-    let agents = browser.get("/accounts/acme/agents");
-    assert!(
-        !agents.text.contains(&token)
-            && agents
-                .text
-                .contains(">0 of 50 <span class=\"muted\">ephemeral</span><"),
-        "{}",
-        agents.text
-    );
-    let delete = agents.between("action=\"/accounts/acme/enrollment-tokens/", "\"");
-    let path = format!("/accounts/acme/enrollment-tokens/{delete}");
-    assert_eq!(
-        browser.submit("/accounts/acme/agents", &path, &[]).status,
-        303
-    );
+    let listed = api.get("/accounts/demo/enrollment-tokens").body;
+    let mut tokens = listed["items"].as_array().unwrap().iter();
+    let record = tokens.find(|token| token["uses"] == 50).unwrap();
+    let kept = (&record["ephemeral"], &record["approval"]);
+    assert_eq!(kept, (&json!(true), &json!("manual")));
+    let time = |name: &str| humantime::parse_rfc3339(record[name].as_str().unwrap()).unwrap();
+    let lifetime = time("expires_at").duration_since(time("created_at"));
+    assert_eq!(lifetime.unwrap().as_secs(), 12 * 3600);
 
-    assert!(!account::show(control, "acme").unwrap().capture_allowed);
-    let plan = browser.submit(
-        "/accounts/acme/settings",
-        "/accounts/acme/settings",
-        &[("capture_allowed", "on"), ("domains_max", "7")],
-    );
-    assert_eq!(
-        plan.header("location"),
-        "/accounts/acme/settings?note=saved"
-    );
-    let changed = account::show(control, "acme").unwrap();
-    assert_eq!(
-        (changed.capture_allowed, changed.domains_max.get()),
-        (true, 7)
-    );
-    let refused = browser.submit(
-        "/accounts/acme/settings",
-        "/accounts/acme/settings",
-        &[("domains_max", "10001")],
-    );
-    assert!(
-        refused.status == 422
-            && refused.text.contains("value=\"10001\"")
-            && refused
-                .text
-                .contains("must be a whole number from 0 to 10000"),
-        "{}",
-        refused.text
-    );
-
-    let settings = browser.get("/accounts/acme/settings").text;
-    assert!(
-        settings.contains("Deleted with the account") && settings.contains(">api<"),
-        "{settings}"
-    );
-    let unsure = browser.submit(page, &format!("{page}/delete"), &[("confirm", "")]);
-    assert!(
-        unsure.status == 422
-            && unsure.text.contains("value=\"9\"")
-            && unsure.text.contains("id=\"confirm-error\"")
-    );
-    assert_eq!(
-        browser
-            .submit(page, &format!("{page}/delete"), &[("confirm", "api")])
-            .status,
-        303
-    );
-    let gone = browser.submit(
-        "/accounts/acme/settings",
-        "/accounts/acme/delete",
-        &[("confirm", "acme")],
-    );
-    assert_eq!(gone.header("location"), "/accounts?note=deleted");
-    assert!(account::show(control, "acme").is_err());
+    let agents = browser.get("/accounts/demo/agents");
+    assert!(!agents.text.contains(&token));
+    let used = texts(&agents.text, "[data-label=Used]");
+    assert!(used.contains(&"0 of 50 ephemeral".to_owned()), "{used:?}");
+    let id = record["id"].as_str().unwrap();
+    let withdraw = format!("/accounts/demo/enrollment-tokens/{id}/delete");
+    let withdrawn = browser.press("/accounts/demo/agents", &withdraw);
+    assert_eq!(leads_to(&withdrawn), "/accounts/demo/agents?note=deleted");
 }
 
 #[test]
@@ -391,44 +232,26 @@ fn items_beyond_the_listed_ones_are_kept_on_save() {
     }
     let (id, _) = setup::credential(control, "many", &["s500"]);
     let page = format!("/accounts/many/credentials/{id}");
-    let form = browser.get(&page).text;
-    assert!(
-        form.contains("value=\"s500\" checked")
-            && form.contains("value=\"s000\"")
-            && form.contains("has more services")
-    );
+    let shown = browser.get(&page);
+    assert!(shown.text.contains("has more services"));
+    let boxes = attributes(&shown.text, "[name=allowed_services]", "value");
+    assert!(boxes.contains(&"s000".to_owned()));
+    assert_eq!(shown.form(&page).values("allowed_services"), ["s500"]);
     let new = browser.get("/accounts/many/new-credentials").text;
     assert!(!new.contains("value=\"s500\"") && new.contains("has more services"));
-    // The form as a browser sends it.
-    let saved = browser.submit(
-        &page,
-        &page,
-        &[("name", "ci"), ("allowed_services", "s500")],
-    );
-    assert_eq!(saved.status, 303);
-    assert_eq!(
-        caller_secret::show::<ClientId>(control, "many", &id)
-            .unwrap()
-            .allowed_services
-            .len(),
-        1
-    );
+    let saved = browser.fill(&page, &page, |form| form.set("name", "ci"));
+    assert_eq!(leads_to(&saved), format!("{page}?note=saved"));
+    let credential = Api(&demo.about).get(&page).body;
+    assert_eq!(credential["allowed_services"], json!(["s500"]));
 
     for _ in 0..51 {
         setup::enrollment_token(control, "many", &["s000"]);
     }
-    let tokens = |page: &str| page.matches("aria-label=\"Withdraw ").count();
-    let first = browser.get("/accounts/many/agents");
-    assert_eq!(tokens(&first.text), 50);
-    let rest = first.between("href=\"/accounts/many/agents?tokens=", "\"");
-    assert_eq!(
-        tokens(
-            &browser
-                .get(&format!("/accounts/many/agents?tokens={rest}"))
-                .text
-        ),
-        1
-    );
+    let first = browser.get("/accounts/many/agents").text;
+    let next = attributes(&first, "a[rel=next]", "href").remove(0);
+    let rest = browser.get(&next).text;
+    let tokens = |page: &str| texts(page, "form[action*=enrollment-tokens]").len();
+    assert_eq!([tokens(&first), tokens(&rest)], [50, 1]);
 }
 
 #[test]
@@ -454,17 +277,16 @@ fn an_account_with_sixty_agents_and_keys_is_deleted_with_one_form() {
     control.put_all(&agents).unwrap();
     let settings = "/accounts/acme/settings";
     let shown = browser.get(settings).text;
-    let row = "<td data-label=\"Kind\">agents</td>\n        <td data-label=\"Count\" \
-               class=\"number\">60</td>";
-    assert!(
-        shown.contains(row) && shown.contains(" and 50 more"),
-        "{shown}"
-    );
-    let unsure = browser.submit(settings, "/accounts/acme/delete", &[("confirm", "")]);
-    assert_eq!(unsure.status, 422);
+    let contents = texts(&shown, "section tbody td");
+    let at = contents.iter().position(|text| text == "agents").unwrap();
+    assert_eq!(contents[at + 1], "60");
+    assert!(contents[at + 2].ends_with(" and 50 more"), "{contents:?}");
+    let delete = "/accounts/acme/delete";
+    let unsure = browser.press(settings, delete);
+    unsure.error("confirm");
     assert_eq!(control.records().agents.len(), 61, "nothing was deleted");
-    let gone = browser.submit(settings, "/accounts/acme/delete", &[("confirm", "acme")]);
-    assert_eq!(gone.header("location"), "/accounts?note=deleted");
+    let gone = browser.send_form(&unsure.form(delete).set("confirm", "acme"));
+    assert_eq!(leads_to(&gone), "/accounts?note=deleted");
     let left = control.records();
     assert_eq!(
         (left.agents.len(), left.services.len()),

@@ -2,6 +2,7 @@
 
 mod access;
 pub(crate) mod browser;
+mod fields;
 mod forms;
 mod own_domains;
 mod own_name;

@@ -3,6 +3,7 @@
 use rcgen::{CertificateParams, KeyPair};
 
 use super::browser::Browser;
+use crate::support::forms::PageForm;
 use crate::support::peers::empty_dns;
 use crate::support::processes::prepared::Prepared;
 
@@ -26,26 +27,24 @@ fn a_domain_is_added_checked_given_a_certificate_and_removed_with_forms() {
         ("<b>.test", "at least two labels"),
         ("shop.eu1.gw.localhost", "is a name of the region"),
     ] {
-        let wrong = browser.submit(SERVICE, &add, &[("name", name)]);
-        assert_eq!(wrong.status, 422);
-        assert!(
-            wrong.between("id=\"name-error\">", "<").contains(error),
-            "{}",
-            wrong.text
-        );
+        let wrong = browser.fill(SERVICE, &add, |form| form.set("name", name));
+        let shown = wrong.error("name");
+        assert!(shown.contains(error), "{shown}");
         assert!(!wrong.text.contains("<b>.test"), "{}", wrong.text);
+        assert_eq!(wrong.form(&add).values("name"), [name]);
         // The settings of the service are shown as they are stored.
-        assert!(wrong.text.contains("name=\"burst\" value=\"1000000\""));
+        assert_eq!(wrong.form(SERVICE).values("burst"), ["1000000"]);
     }
     let forged = browser.post(&add, &[("form_token", "x"), ("name", NAME)]);
     assert_eq!(forged.status, 403);
-    let made = browser.submit(SERVICE, &add, &[("name", NAME)]);
+    let named = |form: PageForm| form.set("name", NAME);
+    let made = browser.fill(SERVICE, &add, named);
     let expected = format!("{DOMAIN}?note=created");
     assert_eq!(
         (made.status, made.header("location")),
         (303, expected.as_str())
     );
-    let again = browser.submit(SERVICE, &add, &[("name", NAME)]);
+    let again = browser.fill(SERVICE, &add, named);
     assert!(again.header("location").ends_with("?note=there"));
 
     let record = format!("{NAME} CNAME demo--echo.eu1.gw.localhost");
@@ -61,7 +60,7 @@ fn a_domain_is_added_checked_given_a_certificate_and_removed_with_forms() {
     let txt = page.between("aria-labelledby=\"txt-title\">", "<");
     assert!(txt.contains(" TXT gw-"), "{txt}");
     assert!(page.text.contains("DNS does not show"), "{}", page.text);
-    let checked = browser.submit(DOMAIN, &format!("{DOMAIN}/check"), &[]);
+    let checked = browser.press(DOMAIN, &format!("{DOMAIN}/check"));
     let expected = format!("{DOMAIN}?note=checked");
     assert_eq!(
         (checked.status, checked.header("location")),
@@ -75,7 +74,7 @@ fn a_domain_is_added_checked_given_a_certificate_and_removed_with_forms() {
     let kept = stranger.post(&format!("{DOMAIN}/certificate"), &fields);
     assert!(kept.status == 303 && !kept.text.contains("not-shown"));
 
-    let renewed = browser.submit(DOMAIN, &format!("{DOMAIN}/certificate/renew"), &[]);
+    let renewed = browser.press(DOMAIN, &format!("{DOMAIN}/certificate/renew"));
     assert_eq!(renewed.status, 422);
     assert!(
         renewed.text.contains("no authority issues its certificate"),
@@ -86,13 +85,9 @@ fn a_domain_is_added_checked_given_a_certificate_and_removed_with_forms() {
     quota_is_shown(&mut browser);
 
     let delete = format!("{DOMAIN}/delete");
-    let unsure = browser.submit(DOMAIN, &delete, &[("confirm", "api")]);
-    assert!(
-        unsure.status == 422 && unsure.text.contains("id=\"confirm-error\""),
-        "{}",
-        unsure.text
-    );
-    let gone = browser.submit(DOMAIN, &delete, &[("confirm", NAME)]);
+    let unsure = browser.fill(DOMAIN, &delete, |form| form.set("confirm", "api"));
+    assert!(unsure.error("confirm").contains(NAME), "{}", unsure.text);
+    let gone = browser.fill(DOMAIN, &delete, |form| form.set("confirm", NAME));
     let expected = format!("{SERVICE}?note=deleted");
     assert_eq!(
         (gone.status, gone.header("location")),
@@ -114,20 +109,17 @@ fn certificates_are_uploaded(browser: &mut Browser) {
         (certificate.pem(), key.serialize_pem())
     };
     let (other, other_key) = pair("shop.customer.test", 90);
-    let fields = [("chain", &*other), ("private_key", &*other_key)];
-    let wrong = browser.submit(DOMAIN, &upload, &fields);
-    assert_eq!(wrong.status, 422);
-    let error = wrong.between("id=\"chain-error\">", "<");
-    assert!(
-        error.contains("and not for api.customer.test") && wrong.text.contains("BEGIN CERTIFICATE"),
-        "{}",
-        wrong.text
-    );
+    let wrong = browser.fill(DOMAIN, &upload, |form| {
+        form.set("chain", &other).set("private_key", &other_key)
+    });
+    let error = wrong.error("chain");
+    assert!(error.contains("and not for api.customer.test"), "{error}");
+    let typed = wrong.form(&upload);
+    assert_eq!(typed.values("chain"), [other.as_str()]);
     assert!(!wrong.text.contains("PRIVATE KEY"), "{}", wrong.text);
 
     let (chain, key) = pair(NAME, 3);
-    let fields = [("chain", &*chain), ("private_key", &*key)];
-    let uploaded = browser.submit(DOMAIN, &upload, &fields);
+    let uploaded = browser.send_form(&typed.set("chain", &chain).set("private_key", &key));
     let expected = format!("{DOMAIN}?note=uploaded");
     assert_eq!(
         (uploaded.status, uploaded.header("location")),
@@ -148,13 +140,14 @@ fn certificates_are_uploaded(browser: &mut Browser) {
 
 fn quota_is_shown(browser: &mut Browser) {
     let settings = "/accounts/demo/settings";
-    let fields = [("capture_allowed", "on"), ("domains_max", "1")];
-    assert_eq!(browser.submit(settings, settings, &fields).status, 303);
-    let fields = [("name", "shop.customer.test")];
-    let full = browser.submit(SERVICE, &format!("{SERVICE}/domains"), &fields);
-    let error = full.between("id=\"name-error\">", "<");
+    let saved = browser.fill(settings, settings, |form| form.set("domains_max", "1"));
+    assert_eq!(saved.status, 303);
+    let full = browser.fill(SERVICE, &format!("{SERVICE}/domains"), |form| {
+        form.set("name", "shop.customer.test")
+    });
+    let error = full.error("name");
     assert!(
-        full.status == 422 && error.contains("account demo has 1 domains, and may have 1"),
+        error.contains("account demo has 1 domains, and may have 1"),
         "{error}"
     );
 }

@@ -1,13 +1,16 @@
 //! Pages and forms of the console.
 
-use gw_control_plane::control::records::{agent, caller_secret};
+use gw_control_plane::control::records::caller_secret;
 use gw_control_plane::control::{Actor, NewCallerSecret};
 use gw_shared::id::{AgentId, ClientId, KeyId};
 use gw_store::{AgentRecord, StoredRecord};
+use serde_json::json;
 
 use super::browser::Browser;
+use crate::support::admin_api::Api;
 use crate::support::agents::modified_agent;
 use crate::support::agents::tunnel_frames::message;
+use crate::support::forms::texts;
 use crate::support::peers::caller::{HOST, connect};
 use crate::support::{demo, eventually, setup};
 
@@ -219,59 +222,28 @@ fn agents_are_renamed_revoked_and_deleted() {
     let mut browser = Browser::signed_in(&demo);
     let agent = control.records().agents.keys().next().unwrap().to_string();
     let page = format!("/accounts/demo/agents/{agent}");
-    let renamed = browser.submit(&page, &page, &[("name", "edge <b>"), ("services", "echo")]);
-    assert_eq!(
-        (
-            renamed.status,
-            agent::show(control, "demo", &agent).unwrap().name.as_str()
-        ),
-        (303, "edge <b>")
-    );
-    assert!(!agent::show(control, "demo", &agent).unwrap().standby);
-    let standby = browser.submit(
-        &page,
-        &page,
-        &[("name", "edge"), ("services", "echo"), ("standby", "on")],
-    );
-    assert_eq!(
-        (
-            standby.status,
-            agent::show(control, "demo", &agent).unwrap().standby
-        ),
-        (303, true)
-    );
+    let api = Api(&demo.about);
+    let kept = |name: &str| api.get(&page).body[name].clone();
+    let renamed = browser.fill(&page, &page, |form| form.set("name", "edge <b>"));
+    assert_eq!(renamed.status, 303, "{}", renamed.text);
+    let expected = (json!("edge <b>"), json!(false), json!(["echo"]));
+    assert_eq!((kept("name"), kept("standby"), kept("services")), expected);
+    let standby = browser.fill(&page, &page, |form| form.tick("standby", "on"));
+    assert_eq!((standby.status, kept("standby")), (303, json!(true)));
     for shown in [&page, "/accounts/demo/agents"] {
-        assert!(
-            browser
-                .get(shown)
-                .text
-                .contains("<span class=\"pill neutral\">standby</span>"),
-            "{shown}"
-        );
+        let shown = browser.get(shown).text;
+        assert!(texts(&shown, ".pill").contains(&"standby".to_owned()));
     }
-    assert!(
-        browser
-            .get(&page)
-            .text
-            .contains("name=\"standby\" type=\"checkbox\" value=\"on\" checked")
-    );
-    let idle = browser.submit(&page, &page, &[("name", "edge")]);
-    assert!(
-        idle.status == 422 && idle.text.contains("id=\"services-error\""),
-        "{}",
-        idle.text
-    );
-    assert_eq!(
-        agent::show(control, "demo", &agent).unwrap().services.len(),
-        1
-    );
-    assert_eq!(
-        browser
-            .submit(&page, &format!("{page}/revoke"), &[("confirm", "edge")])
-            .status,
-        422
-    );
-    let revoked = browser.submit(&page, &format!("{page}/revoke"), &[("confirm", &agent)]);
+    let idle = browser.fill(&page, &page, |form| form.untick("services", "echo"));
+    let error = idle.error("services");
+    assert!(error.contains("select at least one service"), "{error}");
+    assert_eq!(kept("services"), json!(["echo"]));
+    let revoke = format!("{page}/revoke");
+    let unsure = browser.fill(&page, &revoke, |form| form.set("confirm", "edge"));
+    unsure.error("confirm");
+    // The page of another tab, which still offers to approve the agent.
+    let approve = browser.get(&page).form_token();
+    let revoked = browser.send_form(&unsure.form(&revoke).set("confirm", &agent));
     assert_eq!(revoked.header("location"), format!("{page}?note=revoked"));
     for shown in [&page, "/accounts/demo/services/echo"] {
         let row = eventually("the end of the tunnel is shown", || {
@@ -290,12 +262,13 @@ fn agents_are_renamed_revoked_and_deleted() {
         .get("/accounts/demo/agents")
         .between("<td data-label=\"Serves\">", "</td>");
     assert!(listed.contains("ago: agent_revoked</span>"), "{listed}");
-    let approve = browser.submit(&page, &format!("{page}/approve"), &[]);
+    let approve = browser.post(&format!("{page}/approve"), &[("form_token", &approve)]);
     assert_eq!(
         (approve.status, approve.text.contains("enroll it again")),
         (409, true)
     );
-    let deleted = browser.submit(&page, &format!("{page}/delete"), &[("confirm", &agent)]);
+    let delete = format!("{page}/delete");
+    let deleted = browser.fill(&page, &delete, |form| form.set("confirm", &agent));
     assert_eq!(
         deleted.header("location"),
         "/accounts/demo/agents?note=deleted"
@@ -444,18 +417,16 @@ fn the_theme_is_remembered() {
     let demo = demo(None);
     let mut browser = Browser::signed_in(&demo);
     assert!(browser.get("/").text.contains("data-theme=\"system\""));
-    let set = browser.submit(
-        "/tunnels",
-        "/theme",
-        &[("theme", "dark"), ("back", "/tunnels")],
-    );
+    let set = browser.fill("/tunnels", "/theme", |form| form.press("theme", "dark"));
     assert_eq!((set.status, set.header("location")), (303, "/tunnels"));
     assert!(browser.get("/tunnels").text.contains("data-theme=\"dark\""));
-    let away = browser.submit(
-        "/tunnels",
-        "/theme",
-        &[("theme", "x"), ("back", "https://evil.example")],
-    );
+    let token = browser.get("/tunnels").form_token();
+    let forged = [
+        ("form_token", token.as_str()),
+        ("theme", "x"),
+        ("back", "https://evil.example"),
+    ];
+    let away = browser.post("/theme", &forged);
     assert_eq!(away.header("location"), "/");
     assert!(browser.get("/").text.contains("data-theme=\"system\""));
 }

@@ -11,6 +11,7 @@ use gw_store::AuditQuery;
 use gw_telemetry::request_log::{Batch, RecordedAttempt, RequestLog, RequestRecord};
 
 use super::browser::Browser;
+use crate::support::forms::PageForm;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, connect};
 use crate::support::{demo, eventually, options};
@@ -109,26 +110,16 @@ fn recorded_requests_are_found_shown_and_replayed() {
         form.text.contains("value=\"/orders?q=%3Cb%3E\"")
             && form.text.contains("content-type: text/html")
     );
-    let fields = [
-        ("method", "PUT"),
-        ("target", "/again"),
-        ("headers", "no colon"),
-        ("body_from", "recorded"),
-    ];
-    let wrong = browser.submit(&address, &address, &fields);
-    assert!(
-        wrong.status == 422
-            && wrong.text.contains("id=\"headers-error\"")
-            && wrong.text.contains("value=\"/again\"")
-    );
-    let fields = [
-        ("method", "PUT"),
-        ("target", "/again"),
-        ("headers", "x-a: 1"),
-        ("body_from", "text"),
-        ("body", "new"),
-    ];
-    let replayed = browser.submit(&address, &address, &fields);
+    let form = form
+        .form(&address)
+        .set("method", "PUT")
+        .set("target", "/again");
+    let wrong = browser.send_form(&form.set("headers", "no colon"));
+    wrong.error("headers");
+    let form = wrong.form(&address);
+    assert_eq!(form.values("target"), ["/again"]);
+    let form = form.set("headers", "x-a: 1").set("body_from", "text");
+    let replayed = browser.send_form(&form.set("body", "new"));
     assert_eq!(replayed.status, 303, "{}", replayed.text);
     let page = browser.get(replayed.header("location"));
     assert_eq!(page.status, 200);
@@ -193,10 +184,13 @@ fn a_replay_changes_only_the_edited_parts() {
         body.text
     );
     let address = format!("{page}/replay");
-    for reply in [
-        browser.get(&address),
-        browser.submit("/", &address, &[("method", "GET"), ("target", "/")]),
-    ] {
+    let token = browser.get("/").form_token();
+    let forged = [
+        ("form_token", token.as_str()),
+        ("method", "GET"),
+        ("target", "/"),
+    ];
+    for reply in [browser.get(&address), browser.post(&address, &forged)] {
         assert!(
             reply.status == 409 && reply.text.contains("capture_request_body was off"),
             "{}",
@@ -219,21 +213,15 @@ fn a_replay_changes_only_the_edited_parts() {
             .contains(&format!("href=\"{address}\""))
             .then_some(address)
     });
-    let form = browser.get(&address);
-    let headers = form.between("aria-describedby=\"headers-hint\">\n", "</textarea>");
+    let form = browser.form(&address, &address);
+    let headers = form.values("headers")[0].to_owned();
     assert!(
         headers.contains("x-a: 1") && !headers.contains("cookie"),
         "{headers}"
     );
-    let headers = headers.replace("x-a: 1", "x-a: 2").replace('\n', "\r\n");
-    let fields = [
-        ("method", "OPTIONS"),
-        ("target", "*"),
-        ("headers", headers.as_str()),
-        ("body_from", "text"),
-        ("body", "a\r\nc\r\n"),
-    ];
-    let replayed = browser.submit(&address, &address, &fields);
+    let form = form.set("headers", &headers.replace("x-a: 1", "x-a: 2"));
+    let form = form.set("body_from", "text").set("body", "a\nc\n");
+    let replayed = browser.send_form(&form);
     assert_eq!(replayed.status, 303, "{}", replayed.text);
     let (head, body) = requests.recv_timeout(crate::support::SOON).unwrap();
     assert_eq!(
@@ -249,18 +237,10 @@ fn a_replay_changes_only_the_edited_parts() {
     );
 
     // An edited body is sent even if the recorded body is selected; a preview sends nothing.
-    let fields = [
-        ("method", "OPTIONS"),
-        ("target", "*"),
-        ("headers", ""),
-        ("body_from", "recorded"),
-        ("body", "a\r\nd\r\n"),
-    ];
-    let preview = browser.submit(
-        &address,
-        &address,
-        &[&fields[..], &[("action", "preview")]].concat(),
-    );
+    let edited = |form: PageForm| form.set("headers", "").set("body", "a\nd\n");
+    let preview = browser.fill(&address, &address, |form| {
+        edited(form).press("action", "preview")
+    });
     assert_eq!(preview.status, 200);
     assert!(
         preview.text.contains("edited, 6 B") && preview.text.contains("value=\"text\" checked"),
@@ -268,7 +248,7 @@ fn a_replay_changes_only_the_edited_parts() {
         preview.text
     );
     assert!(requests.try_recv().is_err());
-    assert_eq!(browser.submit(&address, &address, &fields).status, 303);
+    assert_eq!(browser.fill(&address, &address, edited).status, 303);
     assert_eq!(
         requests.recv_timeout(crate::support::SOON).unwrap().1,
         b"a\r\nd\r\n"
