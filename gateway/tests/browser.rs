@@ -44,7 +44,7 @@ fn run(command: &mut Command) {
 /// `GW_CONSOLE_SCREENSHOTS` names a folder for screenshots of every page.
 #[test]
 fn an_administrator_uses_every_function_in_chromium() {
-    if !programs::usable(&["node", "npm", "chromium", "curl"]) {
+    if !programs::usable(&["node", "npm", "chromium", "curl", "openssl"]) {
         return;
     }
     let modules = Path::new(env!("CARGO_TARGET_TMPDIR")).join("browser-node");

@@ -13,6 +13,8 @@ const path = require("node:path");
 const { promisify } = require("node:util");
 const axe = require("axe-core");
 const { chromium } = require("playwright-core");
+const buttons = require("./buttons.cjs");
+const records = require("./records.cjs");
 
 const [ABOUT, AGENT, FOLDER] = [JSON.parse(process.argv[2]), process.argv[3], process.argv[4]];
 const SCREENSHOTS = process.env.GW_CONSOLE_SCREENSHOTS;
@@ -22,7 +24,7 @@ const SCHEMES = ["light", "dark"];
 
 /** Errors and warnings of the browser, by page. Must be empty at the end. */
 const complaints = [];
-/** True while a test makes responses fail; errors of the browser are then ignored. */
+/** True while a test makes requests fail; their statuses and errors of the browser are then ignored. */
 let isProvoking = false;
 const running = [];
 
@@ -39,14 +41,23 @@ async function open(browser, options = {}) {
     document.addEventListener("securitypolicyviolation", (event) =>
       console.error(`policy: ${event.violatedDirective} ${event.blockedURI} ${event.sample}`));
   });
+  await buttons.watch(context);
   const page = await context.newPage();
   page.on("console", (message) => {
-    // Statuses that the test provokes on purpose.
-    const isStatus = /status of 4(01|04|09|22)/.test(message.text());
-    if (["error", "warning"].includes(message.type()) && !isStatus && !isProvoking) complaints.push(`${page.url()}: ${message.text()}`);
+    if (["error", "warning"].includes(message.type()) && !isProvoking) complaints.push(`${page.url()}: ${message.text()}`);
+  });
+  page.on("response", (response) => {
+    if (response.status() >= 400 && !isProvoking) complaints.push(`${response.status()} of ${response.url()} on ${page.url()}`);
   });
   page.on("pageerror", (error) => complaints.push(`${page.url()}: ${error}`));
   return page;
+}
+
+/** Does something whose requests fail on purpose. */
+async function provoking(work) {
+  isProvoking = true;
+  await work();
+  isProvoking = false;
 }
 
 async function signIn(page) {
@@ -89,9 +100,11 @@ async function startBackend() {
 async function wrongTokensAreRefused(browser) {
   const page = await open(browser);
   await page.goto("/tunnels");
-  await page.getByLabel("Admin token").fill("guess");
-  await page.getByRole("button", { name: "Sign in" }).click();
-  await page.getByRole("alert").getByText("not the admin token").waitFor();
+  await provoking(async () => {
+    await page.getByLabel("Admin token").fill("guess");
+    await page.getByRole("button", { name: "Sign in" }).click();
+    await page.getByRole("alert").getByText("not the admin token").waitFor();
+  });
   await page.getByLabel("Admin token").fill(ABOUT.admin_token);
   await page.keyboard.press("Enter");
   // Sign-in leads to the requested page.
@@ -140,11 +153,26 @@ async function anEndedSessionResumesAfterSignIn(browser) {
   const page = await open(browser);
   await signIn(page);
   await page.goto("/tunnels");
-  await page.context().clearCookies({ name: "gw_session" });
-  await page.getByRole("status").getByText("Your session has ended").waitFor();
+  await provoking(async () => {
+    await page.context().clearCookies({ name: "gw_session" });
+    await page.getByRole("status").getByText("Your session has ended").waitFor();
+  });
   await page.getByLabel("Admin token").fill(ABOUT.admin_token);
   await page.keyboard.press("Enter");
   await page.getByRole("heading", { name: "Live tunnels" }).waitFor();
+  // Edits of a form are kept, and sent after the sign-in.
+  await page.goto("/accounts/demo/settings");
+  await page.getByLabel("Own domains, at most").fill("11");
+  await provoking(async () => {
+    await page.context().clearCookies({ name: "gw_session" });
+    await page.getByRole("button", { name: "Save" }).click();
+    await page.getByRole("status").getByText("Your edits are kept").waitFor();
+  });
+  await page.getByLabel("Admin token").fill(ABOUT.admin_token);
+  await page.keyboard.press("Enter");
+  await page.getByRole("button", { name: "Send the form now" }).click();
+  await page.getByRole("status").getByText("Saved").waitFor();
+  assert.equal(await page.getByLabel("Own domains, at most").inputValue(), "11");
   await page.context().close();
 }
 
@@ -157,8 +185,11 @@ async function anAccountIsSetUp(page) {
   await page.getByRole("status").getByText("Created").waitFor();
 
   await page.getByRole("link", { name: "New service" }).click();
-  await page.getByLabel("Service ID").fill("Not An Id");
-  await page.getByRole("button", { name: "Create service" }).click();
+  await provoking(async () => {
+    await page.getByLabel("Service ID").fill("Not An Id");
+    await page.getByRole("button", { name: "Create service" }).click();
+    await page.locator("#id-error").waitFor();
+  });
   assert.equal(await page.getByLabel("Service ID").getAttribute("aria-invalid"), "true");
   assert.equal(await page.evaluate(() => document.activeElement.id), "id");
   await page.getByLabel("Service ID").fill("api");
@@ -211,8 +242,11 @@ async function aDomainIsAdded(page) {
   const patient = { timeout: 90_000 };
   await page.goto("/accounts/acme/services/api");
   const name = page.getByLabel("Add a domain of the customer");
-  await name.fill("No Name");
-  await page.getByRole("button", { name: "Add domain" }).click();
+  await provoking(async () => {
+    await name.fill("No Name");
+    await page.getByRole("button", { name: "Add domain" }).click();
+    await page.locator("#name-error").waitFor();
+  });
   assert.equal(await name.getAttribute("aria-invalid"), "true");
   assert.equal(await page.evaluate(() => document.activeElement.id), "name");
   await name.fill("api.customer.example");
@@ -251,11 +285,12 @@ async function aRequestIsFoundAndReplayed(page, command) {
   const head = await runInShell(`${command} -o /dev/null -D - -H 'content-type: application/json' -d '{"order":[1,2]}'`);
   const id = /x-gw-request-id: (\S+)/i.exec(head)[1];
   await eventually("the request is in the log", async () => {
-    await page.goto("/tunnels");
-    await page.getByLabel("Request ID").fill(` ${id} `);
-    await page.getByRole("button", { name: "Find" }).click();
-    return (await page.locator("#request-id").count()) > 0;
+    await page.goto("/requests");
+    return (await page.locator(`a[href="/requests/${id}"]`).count()) > 0;
   });
+  await page.goto("/tunnels");
+  await page.getByLabel("Request ID").fill(` ${id} `);
+  await page.getByRole("button", { name: "Find" }).click();
   assert.equal(await page.locator("#request-id").textContent(), id);
   await page.getByText("service key").first().waitFor();
   assert.equal(await page.getByLabel("Body of the Request").textContent(), '{\n  "order": [\n    1,\n    2\n  ]\n}');
@@ -347,8 +382,10 @@ async function aKeyIsDisabledAndDeleted(page, command) {
   await page.getByText("disabled", { exact: true }).waitFor();
   await eventually("the key is refused", async () => (await runInShell(command)).includes("GW_SERVICE_KEY_INVALID"));
   await page.getByText("Delete this service key…").click();
-  await page.getByRole("button", { name: "Delete service key" }).click();
-  await page.getByText(/^type \w+ to confirm$/).waitFor();
+  await provoking(async () => {
+    await page.getByRole("button", { name: "Delete service key" }).click();
+    await page.getByText(/^type \w+ to confirm$/).waitFor();
+  });
   assert.equal(await page.evaluate(() => document.activeElement.getAttribute("aria-describedby")), "confirm-error");
   assert.equal(await page.locator("#confirm-error").count(), 1);
   await page.getByLabel(/to confirm/).fill(new URL(page.url()).pathname.split("/").at(-2));
@@ -456,7 +493,6 @@ async function main() {
       requests: "/requests",
       request,
       replay: `${request}/replay`,
-      "requests-none": "/requests?status=418&min_ms=x",
       traffic: "/traffic",
       usage: "/usage",
       "audit-log": "/audit-log",
@@ -468,7 +504,11 @@ async function main() {
     await page.locator(".u-legend").first().waitFor();
     await pagesAreAccessible(page, addresses);
     const outside = await open(browser);
-    await pagesAreAccessible(outside, { "sign-in": "/sign-in", "not-found": "/nowhere" });
+    await pagesAreAccessible(outside, { "sign-in": "/sign-in" });
+    await provoking(async () => {
+      await pagesAreAccessible(outside, { "not-found": "/nowhere" });
+      await pagesAreAccessible(page, { "requests-none": "/requests?status=418&min_ms=x" });
+    });
     await page.setViewportSize({ width: 1280, height: 900 });
     await theKeyboardSuffices(page);
     await emptyChartsShowANotice(page);
@@ -476,7 +516,10 @@ async function main() {
     await livePartsSurviveErrors(page);
     await aKeyIsDisabledAndDeleted(page, key);
     await scriptsAreNotNeeded(browser);
+    await records.searchesAndThemesAreChosen(page);
+    await records.eachRecordIsCreatedChangedAndDeleted(page, { runInShell, provoking });
     assert.deepEqual(complaints, []);
+    assert.deepEqual(buttons.neverPressed(), []);
   } finally {
     running.forEach((process) => process.kill());
     await browser.close();
