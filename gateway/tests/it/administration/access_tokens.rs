@@ -8,7 +8,7 @@ use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use gw_base::service::rate::Rate;
 use gw_control_plane::control::records::{caller_secret, service};
-use gw_control_plane::control::{Actor, CallerSecretChanges, Mode, ServiceChanges};
+use gw_control_plane::control::{Actor, CallerSecretChanges, Control, Mode, ServiceChanges};
 use gw_gateway::demo::{Demo, Options};
 use gw_shared::id::{ClientId, KeyId};
 
@@ -137,63 +137,86 @@ fn unknown_pairs_of_a_scope_are_not_granted() {
     assert_eq!(call(&mut connect(&demo), &bearer(&token)).status, 200);
 }
 
-/// All errors of the token endpoint, those of RFC 6749 §5.2 included.
-#[test]
-fn the_token_endpoint_reports_every_error() {
-    let demo = Demo::start(&Options {
-        adjust: |config| config.token_requests = Rate::new(1000, 1000).unwrap(),
-        ..crate::support::options(None)
-    })
-    .unwrap();
-    let control = demo.gateway().control();
-    setup::service(control, "demo", "other");
-    setup::service(control, "demo", "keysonly");
-    setup::service(control, "rival", "api");
-    let keys_only = ServiceChanges {
-        modes: Some(vec![Mode::ServiceKey]),
-        ..ServiceChanges::default()
-    };
-    service::change(control, &Actor::Admin, "demo", "keysonly", &keys_only).unwrap();
-    let (id, secret) = setup::credential(control, "demo", &["echo", "keysonly"]);
-    let (disabled, disabled_secret) = setup::credential(control, "demo", &["echo"]);
-    let off = CallerSecretChanges {
-        enabled: Some(false),
-        ..CallerSecretChanges::default()
-    };
-    caller_secret::change::<ClientId>(control, &Actor::Admin, "demo", &disabled, &off).unwrap();
+/// The media type of forms.
+const FORM: &str = "Content-Type: application/x-www-form-urlencoded\r\n";
+/// The media type of JSON.
+const JSON: &str = "Content-Type: application/json\r\n";
 
-    let form = |parameters: &[(&str, &str)]| {
-        let encoded = parameters.iter().map(|(name, value)| {
-            format!(
-                "{name}={}",
-                value
-                    .replace('%', "%25")
-                    .replace('&', "%26")
-                    .replace('+', "%2B")
-                    .replace(' ', "+")
-            )
-        });
-        encoded.collect::<Vec<_>>().join("&")
-    };
-    let client = [
-        ("client_id", id.as_str()),
-        ("client_secret", secret.as_str()),
-    ];
-    let with = |more: &[(&str, &str)]| form(&[&client[..], more].concat());
-    let form_type = "Content-Type: application/x-www-form-urlencoded\r\n";
-    let post = |body: String| ask(&demo, "POST /oauth/token", form_type, &body);
-    // The workers receive the directory with the new records asynchronously.
-    eventually("the credential is known", || {
-        (post(with(&[("scope", SCOPE)])).status == 200).then_some(())
-    });
-    eventually("the other credential is disabled", || {
-        (token(&demo, &disabled, &disabled_secret, SCOPE).status == 401).then_some(())
-    });
+/// A client of the account `demo`, and one that is disabled.
+struct Clients {
+    id: String,
+    secret: String,
+    disabled: String,
+    disabled_secret: String,
+}
 
-    let table: &[(&str, String, u16, &str)] = &[
+impl Clients {
+    fn create(control: &Control) -> Self {
+        setup::service(control, "demo", "other");
+        setup::service(control, "demo", "keysonly");
+        setup::service(control, "rival", "api");
+        let keys_only = ServiceChanges {
+            modes: Some(vec![Mode::ServiceKey]),
+            ..ServiceChanges::default()
+        };
+        service::change(control, &Actor::Admin, "demo", "keysonly", &keys_only).unwrap();
+        let (id, secret) = setup::credential(control, "demo", &["echo", "keysonly"]);
+        let (disabled, disabled_secret) = setup::credential(control, "demo", &["echo"]);
+        let off = CallerSecretChanges {
+            enabled: Some(false),
+            ..CallerSecretChanges::default()
+        };
+        caller_secret::change::<ClientId>(control, &Actor::Admin, "demo", &disabled, &off).unwrap();
+        Self {
+            id,
+            secret,
+            disabled,
+            disabled_secret,
+        }
+    }
+
+    /// A form with the credentials of the client.
+    fn form(&self, more: &[(&str, &str)]) -> String {
+        let client = [
+            ("client_id", self.id.as_str()),
+            ("client_secret", self.secret.as_str()),
+        ];
+        form(&[&client[..], more].concat())
+    }
+}
+
+fn form(parameters: &[(&str, &str)]) -> String {
+    let encoded = parameters.iter().map(|(name, value)| {
+        format!(
+            "{name}={}",
+            value
+                .replace('%', "%25")
+                .replace('&', "%26")
+                .replace('+', "%2B")
+                .replace(' ', "+")
+        )
+    });
+    encoded.collect::<Vec<_>>().join("&")
+}
+
+fn post_form(demo: &Demo, form: &str) -> Response {
+    ask(demo, "POST /oauth/token", FORM, form)
+}
+
+/// What is wrong with a request, its form, and the status and error of its response.
+type RefusedForm = (&'static str, String, u16, &'static str);
+
+fn forms_without_a_valid_client(clients: &Clients) -> Vec<RefusedForm> {
+    let Clients {
+        id,
+        secret,
+        disabled,
+        disabled_secret,
+    } = clients;
+    vec![
         (
             "other grant type",
-            with(&[("scope", SCOPE), ("grant_type", "password")]),
+            clients.form(&[("scope", SCOPE), ("grant_type", "password")]),
             400,
             "unsupported_grant_type",
         ),
@@ -215,10 +238,10 @@ fn the_token_endpoint_reports_every_error() {
             400,
             "invalid_request",
         ),
-        ("no scope", with(&[]), 400, "invalid_request"),
+        ("no scope", clients.form(&[]), 400, "invalid_request"),
         (
             "repeated field",
-            with(&[("scope", SCOPE), ("scope", SCOPE)]),
+            clients.form(&[("scope", SCOPE), ("scope", SCOPE)]),
             400,
             "invalid_request",
         ),
@@ -248,67 +271,74 @@ fn the_token_endpoint_reports_every_error() {
             401,
             "invalid_client",
         ),
-        (
-            "other account",
-            with(&[("scope", "account:rival service:api")]),
-            400,
-            "invalid_scope",
-        ),
-        (
-            "account missing",
-            with(&[("scope", "service:echo")]),
-            400,
-            "invalid_scope",
-        ),
-        (
-            "service missing",
-            with(&[("scope", "account:demo")]),
-            400,
-            "invalid_scope",
-        ),
-        (
-            "account twice",
-            with(&[("scope", "account:demo account:demo service:echo")]),
-            400,
-            "invalid_scope",
-        ),
-        (
-            "service twice",
-            with(&[("scope", "account:demo service:echo service:echo")]),
-            400,
-            "invalid_scope",
-        ),
-        (
-            "not a pair",
-            with(&[("scope", "demo echo")]),
-            400,
-            "invalid_scope",
-        ),
-        (
-            "service not allowed",
-            with(&[("scope", "account:demo service:other")]),
-            400,
-            "unauthorized_client",
-        ),
-        (
-            "no such service",
-            with(&[("scope", "account:demo service:nothing")]),
-            400,
-            "unauthorized_client",
-        ),
-        (
-            "no JWT there",
-            with(&[("scope", "account:demo service:keysonly")]),
-            400,
-            "unauthorized_client",
-        ),
-    ];
-    for (what, body, status, error) in table {
-        let response = post(body.clone());
+    ]
+}
+
+/// What is wrong with a scope, the scope, and the error of the response.
+const REFUSED_SCOPES: [(&str, &str, &str); 9] = [
+    (
+        "other account",
+        "account:rival service:api",
+        "invalid_scope",
+    ),
+    ("account missing", "service:echo", "invalid_scope"),
+    ("service missing", "account:demo", "invalid_scope"),
+    (
+        "account twice",
+        "account:demo account:demo service:echo",
+        "invalid_scope",
+    ),
+    (
+        "service twice",
+        "account:demo service:echo service:echo",
+        "invalid_scope",
+    ),
+    ("not a pair", "demo echo", "invalid_scope"),
+    (
+        "service not allowed",
+        "account:demo service:other",
+        "unauthorized_client",
+    ),
+    (
+        "no such service",
+        "account:demo service:nothing",
+        "unauthorized_client",
+    ),
+    (
+        "no JWT there",
+        "account:demo service:keysonly",
+        "unauthorized_client",
+    ),
+];
+
+/// All errors of the token endpoint, those of RFC 6749 §5.2 included.
+#[test]
+fn the_token_endpoint_reports_every_error() {
+    let demo = Demo::start(&Options {
+        adjust: |config| config.token_requests = Rate::new(1000, 1000).unwrap(),
+        ..crate::support::options(None)
+    })
+    .unwrap();
+    let control = demo.gateway().control();
+    let clients = Clients::create(control);
+    // The workers receive the directory with the new records asynchronously.
+    eventually("the credential is known", || {
+        (post_form(&demo, &clients.form(&[("scope", SCOPE)])).status == 200).then_some(())
+    });
+    eventually("the other credential is disabled", || {
+        let response = token(&demo, &clients.disabled, &clients.disabled_secret, SCOPE);
+        (response.status == 401).then_some(())
+    });
+
+    let forms = forms_without_a_valid_client(&clients);
+    let scopes = REFUSED_SCOPES
+        .map(|(what, scope, error)| (what, clients.form(&[("scope", scope)]), 400, error));
+    for (what, body, status, error) in forms.into_iter().chain(scopes) {
+        let response = post_form(&demo, &body);
         let reply = response.json();
         assert_eq!(
             (response.status.as_u16(), reply["error"].as_str().unwrap()),
-            (*status, *error),
+            (status, error),
             "{what}: {reply}"
         );
         assert!(
@@ -318,8 +348,16 @@ fn the_token_endpoint_reports_every_error() {
         assert_eq!(response.header("cache-control"), "no-store", "{what}");
         assert_eq!(response.header("x-gw-request-id").len(), 36, "{what}");
         let challenged = response.headers.contains("www-authenticate");
-        assert_eq!(challenged, *status == 401, "{what}");
+        assert_eq!(challenged, status == 401, "{what}");
     }
+    other_requests_than_forms_and_objects_are_invalid(&demo);
+    an_empty_grant_type_counts_in_json_alone(&demo, &clients);
+    a_member_may_not_be_repeated(&demo, &clients);
+    let large = format!("scope={}", "x".repeat(70_000));
+    assert_eq!(post_form(&demo, &large).json()["error"], "invalid_request");
+}
+
+fn other_requests_than_forms_and_objects_are_invalid(demo: &Demo) {
     for (line, fields, body, status) in [
         ("GET /oauth/token", "", "", 405),
         (
@@ -329,36 +367,25 @@ fn the_token_endpoint_reports_every_error() {
             400,
         ),
         ("POST /oauth/token", "", "x", 400),
-        (
-            "POST /oauth/token",
-            "Content-Type: application/json\r\n",
-            "{",
-            400,
-        ),
-        (
-            "POST /oauth/token",
-            "Content-Type: application/json\r\n",
-            "[]",
-            400,
-        ),
+        ("POST /oauth/token", JSON, "{", 400),
+        ("POST /oauth/token", JSON, "[]", 400),
     ] {
-        let response = ask(&demo, line, fields, body);
+        let response = ask(demo, line, fields, body);
         assert_eq!(
             (response.status.as_u16(), response.json()["error"].as_str()),
             (status, Some("invalid_request"))
         );
     }
+}
+
+fn an_empty_grant_type_counts_in_json_alone(demo: &Demo, clients: &Clients) {
+    let Clients { id, secret, .. } = clients;
     // In JSON, an empty grant type counts as present.
     let asked = |grant_type: &str| {
         let body = serde_json::json!({
             "grant_type": grant_type, "client_id": id, "client_secret": secret, "scope": SCOPE
         });
-        ask(
-            &demo,
-            "POST /oauth/token",
-            "Content-Type: application/json\r\n",
-            &body.to_string(),
-        )
+        ask(demo, "POST /oauth/token", JSON, &body.to_string())
     };
     let response = asked("");
     assert_eq!(
@@ -368,18 +395,21 @@ fn the_token_endpoint_reports_every_error() {
     assert_eq!(asked("client_credentials").status, 200);
     // In a form, an empty parameter counts as omitted (RFC 6749 §3.2).
     assert_eq!(
-        post(with(&[("grant_type", ""), ("scope", ""), ("scope", SCOPE)])).status,
+        post_form(
+            demo,
+            &clients.form(&[("grant_type", ""), ("scope", ""), ("scope", SCOPE)])
+        )
+        .status,
         200
     );
+}
+
+fn a_member_may_not_be_repeated(demo: &Demo, clients: &Clients) {
+    let Clients { id, secret, .. } = clients;
     let twice = format!(
         r#"{{"client_id":"x","client_id":"{id}","client_secret":"{secret}","scope":"{SCOPE}"}}"#
     );
-    let response = ask(
-        &demo,
-        "POST /oauth/token",
-        "Content-Type: application/json\r\n",
-        &twice,
-    );
+    let response = ask(demo, "POST /oauth/token", JSON, &twice);
     assert_eq!(
         (response.status.as_u16(), &response.json()["error"]),
         (400, &"invalid_request".into())
@@ -390,8 +420,6 @@ fn the_token_endpoint_reports_every_error() {
             .unwrap()
             .contains("duplicate field `client_id`")
     );
-    let large = format!("scope={}", "x".repeat(70_000));
-    assert_eq!(post(large).json()["error"], "invalid_request");
 }
 
 #[test]
