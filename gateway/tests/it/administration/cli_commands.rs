@@ -321,7 +321,7 @@ fn service() -> Value {
 }
 
 #[test]
-fn services() {
+fn services_are_created_with_their_settings() {
     let line = "service create acme api --mode jwt --mode service_key --burst 5 \
                 --refill-per-minute 6 --request-logging false --capture-request-body true \
                 --capture-response-body true --retries false --affinity header:X-Session \
@@ -350,7 +350,10 @@ fn services() {
         out.contains("\n  hostname               acme--api.eu1.example.com\n"),
         "{out}"
     );
+}
 
+#[test]
+fn services_are_changed_listed_shown_and_deleted() {
     let (asked, _) = succeed("service create acme api", vec![(201, service())]);
     assert_eq!(
         asked,
@@ -375,13 +378,10 @@ SERVICE  HOSTNAME                   MANAGED BY  MODES             ENABLED  BURST
 api      acme--api.eu1.example.com  git         jwt, service_key  yes      1000   \
     300                yes
 ";
-
     assert_eq!(out, table);
 
     let (asked, out) = succeed("service show acme api", vec![(200, service())]);
-
     assert_eq!(asked, ["GET /api/v1/accounts/acme/services/api"]);
-
     assert!(
         out.contains(
             "\n  capture response body  no\n  retries                yes\n  affinity               \

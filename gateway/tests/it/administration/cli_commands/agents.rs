@@ -4,11 +4,11 @@ use serde_json::{Value, json};
 
 use super::{CREATED_AT, page, succeed};
 
-#[test]
-fn agents() {
-    const ID: &str = "ag_0123456789abcdefghij";
-    const RELEASE_KEY: &str = "t4kjPEvqLr7T1xWmcCbXnJ0yDbdUPyDhEdbsVZ2qRpw=";
-    let agent = json!({
+const ID: &str = "ag_0123456789abcdefghij";
+const RELEASE_KEY: &str = "t4kjPEvqLr7T1xWmcCbXnJ0yDbdUPyDhEdbsVZ2qRpw=";
+
+fn agent() -> Value {
+    json!({
         "agent_id": ID,
         "enrollment_id": "en_0123456789abcdefghij",
         "account": "acme",
@@ -61,10 +61,12 @@ fn agents() {
             "requests": 31,
             "share_percent": 48,
         }],
-    });
-    let reply = || vec![(200, agent.clone())];
-    let item = format!("/api/v1/accounts/acme/agents/{ID}");
+    })
+}
 
+#[test]
+fn agents_are_listed() {
+    let agent = agent();
     let (asked, out) = succeed(
         "agent list acme",
         vec![(200, page(std::slice::from_ref(&agent)))],
@@ -77,6 +79,17 @@ fn agents() {
                  yes      1        draining, ended 7s ago: service_not_assigned  2 of 128  48 %   \
                  0.1.0    held back  t4kjPEvq      -\n";
     assert_eq!(out, table);
+    let line = "agent list acme --enrollment-token 0123456789abcdef";
+    let (asked, _) = succeed(line, vec![(200, page(std::slice::from_ref(&agent)))]);
+    assert_eq!(
+        asked,
+        ["GET /api/v1/accounts/acme/agents?limit=500&enrollment_token=0123456789abcdef"]
+    );
+}
+
+#[test]
+fn the_progress_counts_connected_agents_and_their_release_keys() {
+    let agent = agent();
     let mut absent = agent.clone();
     let mut pending = agent.clone();
     absent["tunnels"] = json!([]);
@@ -110,14 +123,12 @@ fn agents() {
         (&counted["agents"], &counted["release_keys"][RELEASE_KEY]),
         (&json!(2), &json!(1))
     );
-    let line = "agent list acme --enrollment-token 0123456789abcdef";
-    let (asked, _) = succeed(line, vec![(200, page(std::slice::from_ref(&agent)))]);
-    assert_eq!(
-        asked,
-        ["GET /api/v1/accounts/acme/agents?limit=500&enrollment_token=0123456789abcdef"]
-    );
-    let (asked, out) = succeed(&format!("agent show acme {ID}"), reply());
-    assert_eq!(asked, [format!("GET {item}")]);
+}
+
+#[test]
+fn an_agent_is_shown_with_its_tunnels() {
+    let (asked, out) = succeed(&format!("agent show acme {ID}"), vec![(200, agent())]);
+    assert_eq!(asked, [format!("GET /api/v1/accounts/acme/agents/{ID}")]);
     assert!(
         out.contains("\n  enrollment token   0123456789abcdef\n"),
         "{out}"
@@ -144,6 +155,12 @@ fn agents() {
         out.contains("acme--web: version 0.1.0 is not served by the gateway's 0.2.0, 5s ago"),
         "{out}"
     );
+}
+
+#[test]
+fn agents_are_approved_revoked_changed_and_deleted() {
+    let reply = || vec![(200, agent())];
+    let item = format!("/api/v1/accounts/acme/agents/{ID}");
     assert_eq!(
         succeed(&format!("agent approve acme {ID}"), reply()).0,
         [format!("POST {item}/approve")]
@@ -166,45 +183,47 @@ fn agents() {
     assert_eq!(asked, [format!("DELETE {item}")]);
 }
 
+fn agent_with_tunnels(number: usize, tunnels: &Value) -> Value {
+    json!({
+        "agent_id": format!("ag_{number:020}"),
+        "account": "acme",
+        "name": "a",
+        "services": ["api"],
+        "status": "approved",
+        "version": "0.2.0",
+        "certificate_not_after": null,
+        "created_at": CREATED_AT,
+        "tunnels": tunnels,
+    })
+}
+
+fn tunnel(service: &str, number: usize, mut more: Value) -> Value {
+    let mut tunnel = json!({
+        "service": service,
+        "agent_id": format!("ag_{number:020}"),
+        "agent_version": "0.2.0",
+        "certificate_not_after": null,
+        "generation": 1,
+        "worker": 0,
+        "age_seconds": 61,
+        "idle_seconds": 0,
+        "round_trip_us": 250,
+        "in_flight": 2,
+        "window": 524288,
+        "held_bytes": 0,
+        "slots": null,
+        "slots_in_use": null,
+        "draining": false,
+    });
+    tunnel
+        .as_object_mut()
+        .unwrap()
+        .append(more.as_object_mut().unwrap());
+    tunnel
+}
+
 #[test]
 fn tunnels() {
-    let agent = |number: usize, tunnels: Value| {
-        json!({
-            "agent_id": format!("ag_{number:020}"),
-            "account": "acme",
-            "name": "a",
-            "services": ["api"],
-            "status": "approved",
-            "version": "0.2.0",
-            "certificate_not_after": null,
-            "created_at": CREATED_AT,
-            "tunnels": tunnels,
-        })
-    };
-    let tunnel = |service: &str, number: usize, more: Value| {
-        let mut tunnel = json!({
-            "service": service,
-            "agent_id": format!("ag_{number:020}"),
-            "agent_version": "0.2.0",
-            "certificate_not_after": null,
-            "generation": 1,
-            "worker": 0,
-            "age_seconds": 61,
-            "idle_seconds": 0,
-            "round_trip_us": 250,
-            "in_flight": 2,
-            "window": 524288,
-            "held_bytes": 0,
-            "slots": null,
-            "slots_in_use": null,
-            "draining": false,
-        });
-        tunnel
-            .as_object_mut()
-            .unwrap()
-            .append(more.clone().as_object_mut().unwrap());
-        tunnel
-    };
     let ready = json!({
         "state": "ready",
         "state_seconds": 60,
@@ -219,14 +238,14 @@ fn tunnels() {
             connections", "standby": true,
         "requests": 1, "share_percent": 12,
     });
-    let first = agent(
+    let first = agent_with_tunnels(
         1,
-        json!([
+        &json!([
             tunnel("acme--web", 1, of_node_1),
             tunnel("acme--api", 1, unhealthy)
         ]),
     );
-    let mut second = agent(2, json!([tunnel("acme--api", 2, ready)]));
+    let mut second = agent_with_tunnels(2, &json!([tunnel("acme--api", 2, ready)]));
     second["missing_nodes"] = json!([7]);
     let replies = || vec![(200, page(&[first.clone(), second.clone()]))];
     let (asked, out) = succeed("tunnel list acme", replies());

@@ -4,23 +4,25 @@ use serde_json::{Value, json};
 
 use super::{CREATED_AT, page, succeed};
 
+const CLIENT_ID: &str = "gw_ci_0123456789abcdefghij";
+
+fn credential(secret: Option<&str>) -> Value {
+    let mut view = json!({
+        "client_id": CLIENT_ID,
+        "account": "acme",
+        "name": "ci",
+        "allowed_services": ["api", "b"],
+        "enabled": true,
+        "created_at": CREATED_AT,
+    });
+    if let Some(secret) = secret {
+        view["client_secret"] = secret.into();
+    }
+    view
+}
+
 #[test]
-fn credentials() {
-    const ID: &str = "gw_ci_0123456789abcdefghij";
-    let credential = |secret: Option<&str>| {
-        let mut view = json!({
-            "client_id": ID,
-            "account": "acme",
-            "name": "ci",
-            "allowed_services": ["api", "b"],
-            "enabled": true,
-            "created_at": CREATED_AT,
-        });
-        if let Some(secret) = secret {
-            view["client_secret"] = secret.into();
-        }
-        view
-    };
+fn credentials_are_created_and_their_secrets_replaced() {
     let create = "credential create acme --service api --service b --name ci";
 
     let (asked, out) = succeed(create, vec![(201, credential(Some("gw_cs_1")))]);
@@ -46,26 +48,30 @@ fn credentials() {
     );
 
     let (asked, out) = succeed(
-        &format!("credential rotate-secret acme {ID}"),
+        &format!("credential rotate-secret acme {CLIENT_ID}"),
         vec![(200, credential(Some("gw_cs_2")))],
     );
     assert_eq!(
         asked,
         [format!(
-            "POST /api/v1/accounts/acme/credentials/{ID}/rotate-secret"
+            "POST /api/v1/accounts/acme/credentials/{CLIENT_ID}/rotate-secret"
         )]
     );
     assert!(
         out.contains("  client secret  gw_cs_2\nThe secret is shown only this once"),
         "{out}"
     );
-    let line = format!("credential change acme {ID} --service b --name deploy --disable");
+}
+
+#[test]
+fn credentials_are_changed_listed_shown_and_deleted() {
+    let line = format!("credential change acme {CLIENT_ID} --service b --name deploy --disable");
     let (asked, _) = succeed(&line, vec![(200, credential(None))]);
     let body = r#"{"allowed_services":["b"],"enabled":false,"name":"deploy"}"#;
     assert_eq!(
         asked,
         [format!(
-            "PATCH /api/v1/accounts/acme/credentials/{ID} {body}"
+            "PATCH /api/v1/accounts/acme/credentials/{CLIENT_ID} {body}"
         )]
     );
     let (asked, out) = succeed(
@@ -80,20 +86,22 @@ fn credentials() {
         "{out}"
     );
     let (asked, _) = succeed(
-        &format!("credential show acme {ID}"),
+        &format!("credential show acme {CLIENT_ID}"),
         vec![(200, credential(None))],
     );
     assert_eq!(
         asked,
-        [format!("GET /api/v1/accounts/acme/credentials/{ID}")]
+        [format!("GET /api/v1/accounts/acme/credentials/{CLIENT_ID}")]
     );
     let (asked, _) = succeed(
-        &format!("credential delete acme {ID}"),
+        &format!("credential delete acme {CLIENT_ID}"),
         vec![(204, Value::Null)],
     );
     assert_eq!(
         asked,
-        [format!("DELETE /api/v1/accounts/acme/credentials/{ID}")]
+        [format!(
+            "DELETE /api/v1/accounts/acme/credentials/{CLIENT_ID}"
+        )]
     );
 }
 
@@ -168,32 +176,39 @@ fn keys() {
     );
 }
 
+const TOKEN_ID: &str = "0123456789abcdef";
+
+fn token(text: Option<&str>) -> Value {
+    let mut view = json!({
+        "id": TOKEN_ID,
+        "account": "acme",
+        "services": ["api"],
+        "approval": "manual",
+        "ephemeral": true,
+        "created_at": CREATED_AT,
+        "expires_at": "2026-01-02T03:14:05Z",
+        "uses": 50,
+        "used": 2,
+        "agents": ["ag_0123456789abcdefghij", "ag_1123456789abcdefghij"],
+    });
+    if let Some(text) = text {
+        view["token"] = text.into();
+        view["gateway_url"] = "https://eu1.example.com:8443".into();
+    }
+    view
+}
+
+/// The answer to a request for a new token.
+fn created() -> (u16, Value) {
+    (201, token(Some(&format!("gw_et_{TOKEN_ID}.s"))))
+}
+
 #[test]
-fn enrollment_tokens() {
-    const ID: &str = "0123456789abcdef";
-    let token = |text: Option<&str>| {
-        let mut view = json!({
-            "id": ID,
-            "account": "acme",
-            "services": ["api"],
-            "approval": "manual",
-            "ephemeral": true,
-            "created_at": CREATED_AT,
-            "expires_at": "2026-01-02T03:14:05Z",
-            "uses": 50,
-            "used": 2,
-            "agents": ["ag_0123456789abcdefghij", "ag_1123456789abcdefghij"],
-        });
-        if let Some(text) = text {
-            view["token"] = text.into();
-            view["gateway_url"] = "https://eu1.example.com:8443".into();
-        }
-        view
-    };
-    let text = format!("gw_et_{ID}.s");
+fn enrollment_tokens_are_created_with_the_command_of_the_agent() {
+    let text = format!("gw_et_{TOKEN_ID}.s");
     let create =
         "enrollment-token create acme --service api --approval manual --expires-in-seconds 60";
-    let created = (201, token(Some(&text)));
+    let created = created();
     let body = r#"{"approval":"manual","expires_in_seconds":60,"services":["api"]}"#;
     let request = &*format!("POST /api/v1/accounts/acme/enrollment-tokens {body}");
 
@@ -223,7 +238,10 @@ fn enrollment_tokens() {
         (asked, out),
         (vec![request.to_owned()], format!("{}\n", created.1))
     );
+}
 
+#[test]
+fn enrollment_tokens_are_listed_shown_and_deleted() {
     let (_, out) = succeed(
         "enrollment-token list acme",
         vec![(200, page(&[token(None)]))],
@@ -231,6 +249,34 @@ fn enrollment_tokens() {
     let table = "ID                SERVICES  APPROVAL  EXPIRES               USED     EPHEMERAL\n\
                  0123456789abcdef  api       manual    2026-01-02T03:14:05Z  2 of 50  yes\n";
     assert_eq!(out, table);
+    let (asked, out) = succeed(
+        &format!("enrollment-token show acme {TOKEN_ID}"),
+        vec![(200, token(None))],
+    );
+    assert!(
+        out.contains("  agents     ag_0123456789abcdefghij, ag_1123456789abcdefghij\n"),
+        "{out}"
+    );
+    assert_eq!(
+        asked,
+        [format!(
+            "GET /api/v1/accounts/acme/enrollment-tokens/{TOKEN_ID}"
+        )]
+    );
+    let (asked, _) = succeed(
+        &format!("enrollment-token delete acme {TOKEN_ID}"),
+        vec![(204, Value::Null)],
+    );
+    assert_eq!(
+        asked,
+        [format!(
+            "DELETE /api/v1/accounts/acme/enrollment-tokens/{TOKEN_ID}"
+        )]
+    );
+}
+
+#[test]
+fn enrollment_tokens_are_created_with_the_chosen_lifetime_and_uses() {
     for (option, member) in [
         (
             "--expires-in 30d --uses 50",
@@ -244,7 +290,7 @@ fn enrollment_tokens() {
         ("--uses 50 --ephemeral", r#""ephemeral":true,"#),
     ] {
         let line = format!("enrollment-token create acme --service api {option}");
-        let (asked, _) = succeed(&line, vec![created.clone()]);
+        let (asked, _) = succeed(&line, vec![created()]);
         let body = format!(r#"{{"approval":"auto",{member}"services":["api"],"uses":50}}"#);
         assert_eq!(
             asked,
@@ -253,26 +299,4 @@ fn enrollment_tokens() {
             )]
         );
     }
-    let (asked, out) = succeed(
-        &format!("enrollment-token show acme {ID}"),
-        vec![(200, token(None))],
-    );
-    assert!(
-        out.contains("  agents     ag_0123456789abcdefghij, ag_1123456789abcdefghij\n"),
-        "{out}"
-    );
-    assert_eq!(
-        asked,
-        [format!("GET /api/v1/accounts/acme/enrollment-tokens/{ID}")]
-    );
-    let (asked, _) = succeed(
-        &format!("enrollment-token delete acme {ID}"),
-        vec![(204, Value::Null)],
-    );
-    assert_eq!(
-        asked,
-        [format!(
-            "DELETE /api/v1/accounts/acme/enrollment-tokens/{ID}"
-        )]
-    );
 }
