@@ -28,6 +28,36 @@ fn each_kind_of_resource_is_created_read_changed_and_deleted() {
         200
     );
 
+    services_are_created_once_and_changed(&api);
+
+    for (collection, id, secret, prefix) in [
+        ("credentials", "client_id", "client_secret", "gw_cs_"),
+        ("service-keys", "key_id", "service_key", "gw_sk_"),
+    ] {
+        secrets_are_shown_once_and_rotated(&api, collection, id, secret, prefix);
+    }
+    enrollment_tokens_are_shown_once_and_deleted(&api);
+    agents_are_changed_revoked_and_deleted(&api);
+
+    assert_eq!(
+        api.ask("DELETE", "/accounts/acme", &Value::Null).status,
+        409
+    );
+    assert_eq!(
+        api.ask("DELETE", "/accounts/acme/services/api", &Value::Null)
+            .status,
+        204
+    );
+    assert_eq!(
+        api.ask("DELETE", "/accounts/acme", &Value::Null).status,
+        204
+    );
+    assert_eq!(api.get("/accounts/acme").status, 404);
+
+    the_audit_log_has_every_change_and_no_secret(&api);
+}
+
+fn services_are_created_once_and_changed(api: &Api<'_>) {
     let service = json!({ "id": "api", "modes": ["jwt"], "burst": 7 });
     let created = api.ask("POST", "/accounts/acme/services", &service);
     assert_eq!(
@@ -72,49 +102,54 @@ fn each_kind_of_resource_is_created_read_changed_and_deleted() {
         (&json!(false), &json!("header:x-session"))
     );
     assert_eq!(api.get("/accounts/acme/services/api").body, changed.body);
+}
 
-    for (collection, id, secret, prefix) in [
-        ("credentials", "client_id", "client_secret", "gw_cs_"),
-        ("service-keys", "key_id", "service_key", "gw_sk_"),
-    ] {
-        let path = format!("/accounts/acme/{collection}");
-        let new = json!({ "name": "ci", "allowed_services": ["api"] });
-        let created = api.ask("POST", &path, &new);
-        assert_eq!(
-            (created.status, created.cache_control.as_str()),
-            (201, "no-store")
-        );
-        assert!(created.body[secret].as_str().unwrap().starts_with(prefix));
-        let item = format!("{path}/{}", created.body[id].as_str().unwrap());
-        // The secret is shown once.
-        let again = api.ask("POST", &path, &new);
-        assert_eq!(
-            (again.status, again.body.get(secret), &again.body[id]),
-            (200, None, &created.body[id])
-        );
-        assert_eq!(api.get(&item).body.get(secret), None);
-        assert_eq!(api.get(&path).body["items"][0].get(secret), None);
-        assert_eq!(
-            api.ask(
-                "POST",
-                &path,
-                &json!({ "name": "ci", "allowed_services": [] })
-            )
-            .status,
-            409
-        );
-        let rotated = api.ask("POST", &format!("{item}/rotate-secret"), &Value::Null);
-        assert_eq!(
-            (rotated.status, rotated.cache_control.as_str()),
-            (200, "no-store")
-        );
-        assert_ne!(rotated.body[secret], created.body[secret]);
-        let off = api.ask("PATCH", &item, &json!({ "enabled": false }));
-        assert_eq!((off.status, &off.body["enabled"]), (200, &json!(false)));
-        assert_eq!(api.ask("DELETE", &item, &Value::Null).status, 204);
-        assert_eq!(api.get(&item).status, 404);
-    }
+fn secrets_are_shown_once_and_rotated(
+    api: &Api<'_>,
+    collection: &str,
+    id: &str,
+    secret: &str,
+    prefix: &str,
+) {
+    let path = format!("/accounts/acme/{collection}");
+    let new = json!({ "name": "ci", "allowed_services": ["api"] });
+    let created = api.ask("POST", &path, &new);
+    assert_eq!(
+        (created.status, created.cache_control.as_str()),
+        (201, "no-store")
+    );
+    assert!(created.body[secret].as_str().unwrap().starts_with(prefix));
+    let item = format!("{path}/{}", created.body[id].as_str().unwrap());
+    // The secret is shown once.
+    let again = api.ask("POST", &path, &new);
+    assert_eq!(
+        (again.status, again.body.get(secret), &again.body[id]),
+        (200, None, &created.body[id])
+    );
+    assert_eq!(api.get(&item).body.get(secret), None);
+    assert_eq!(api.get(&path).body["items"][0].get(secret), None);
+    assert_eq!(
+        api.ask(
+            "POST",
+            &path,
+            &json!({ "name": "ci", "allowed_services": [] })
+        )
+        .status,
+        409
+    );
+    let rotated = api.ask("POST", &format!("{item}/rotate-secret"), &Value::Null);
+    assert_eq!(
+        (rotated.status, rotated.cache_control.as_str()),
+        (200, "no-store")
+    );
+    assert_ne!(rotated.body[secret], created.body[secret]);
+    let off = api.ask("PATCH", &item, &json!({ "enabled": false }));
+    assert_eq!((off.status, &off.body["enabled"]), (200, &json!(false)));
+    assert_eq!(api.ask("DELETE", &item, &Value::Null).status, 204);
+    assert_eq!(api.get(&item).status, 404);
+}
 
+fn enrollment_tokens_are_shown_once_and_deleted(api: &Api<'_>) {
     let token = api.ask(
         "POST",
         "/accounts/acme/enrollment-tokens",
@@ -130,7 +165,9 @@ fn each_kind_of_resource_is_created_read_changed_and_deleted() {
     );
     assert_eq!(api.get(&item).body.get("token"), None);
     assert_eq!(api.ask("DELETE", &item, &Value::Null).status, 204);
+}
 
+fn agents_are_changed_revoked_and_deleted(api: &Api<'_>) {
     let agents = api.get("/accounts/demo/agents").body;
     let agent = &agents["items"][0];
     assert_eq!(
@@ -164,23 +201,10 @@ fn each_kind_of_resource_is_created_read_changed_and_deleted() {
         409
     );
     assert_eq!(api.ask("DELETE", &item, &Value::Null).status, 204);
+}
 
-    assert_eq!(
-        api.ask("DELETE", "/accounts/acme", &Value::Null).status,
-        409
-    );
-    assert_eq!(
-        api.ask("DELETE", "/accounts/acme/services/api", &Value::Null)
-            .status,
-        204
-    );
-    assert_eq!(
-        api.ask("DELETE", "/accounts/acme", &Value::Null).status,
-        204
-    );
-    assert_eq!(api.get("/accounts/acme").status, 404);
-
-    // The audit log lists every change, newest first, without secrets.
+/// The log lists the newest change first.
+fn the_audit_log_has_every_change_and_no_secret(api: &Api<'_>) {
     let log = api.get("/audit-log?account=acme").body;
     let actions: Vec<&str> = log["items"]
         .as_array()
@@ -238,136 +262,113 @@ fn lists_are_paginated() {
     }
 }
 
+/// Method, path and body of a request, and status, kind and a part of the detail of its refusal.
+const REFUSED: [(&str, &str, &str, u16, &str, &str); 16] = [
+    (
+        "GET",
+        "/accounts/nobody",
+        "",
+        404,
+        "not-found",
+        "no account nobody",
+    ),
+    ("GET", "/nowhere", "", 404, "not-found", "openapi.json"),
+    ("PUT", "/accounts", "", 405, "method-not-allowed", "Allow"),
+    (
+        "POST",
+        "/accounts",
+        r#"{"id": "NO"}"#,
+        422,
+        "invalid",
+        "3 to 15 characters",
+    ),
+    (
+        "POST",
+        "/accounts",
+        r#"{"name": "acme"}"#,
+        422,
+        "invalid",
+        "unknown field `name`",
+    ),
+    ("POST", "/accounts", "[]", 422, "invalid", "map"),
+    ("GET", "/accounts?limit=0", "", 422, "invalid", "1 to 1000"),
+    ("GET", "/accounts?limit=x", "", 400, "bad-request", "limit"),
+    (
+        "PATCH",
+        ECHO,
+        r#"{"modes": []}"#,
+        422,
+        "invalid",
+        "at least one",
+    ),
+    (
+        "PATCH",
+        ECHO,
+        r#"{"burst": 0}"#,
+        422,
+        "invalid",
+        "at least 1",
+    ),
+    (
+        "PATCH",
+        ECHO,
+        r#"{"hsts_max_age_seconds": 63072001}"#,
+        422,
+        "invalid",
+        "from 0 to 63072000",
+    ),
+    (
+        "PATCH",
+        ECHO,
+        r#"{"affinity": "sticky"}"#,
+        422,
+        "invalid",
+        "\"header:NAME\" or \"client\"",
+    ),
+    (
+        "PATCH",
+        ECHO,
+        r#"{"affinity": "cookie:a b"}"#,
+        422,
+        "invalid",
+        "name of the cookie",
+    ),
+    (
+        "PATCH",
+        ECHO,
+        r#"{"affinity": "header:Host"}"#,
+        422,
+        "invalid",
+        "host does not reach the agent",
+    ),
+    (
+        "POST",
+        "/accounts/demo/credentials",
+        r#"{"allowed_services": ["no"]}"#,
+        409,
+        "conflict",
+        "no service no",
+    ),
+    (
+        "DELETE",
+        "/accounts/demo",
+        "",
+        409,
+        "conflict",
+        "delete them first",
+    ),
+];
+
 #[test]
 fn errors_are_problem_details() {
     let demo = demo(None);
     let api = Api(&demo.about);
-    let large = json!({ "id": "x".repeat(70_000) });
-    for (method, path, body, status, kind, says) in [
-        (
-            "GET",
-            "/accounts/nobody",
-            &Value::Null,
-            404,
-            "not-found",
-            "no account nobody",
-        ),
-        (
-            "GET",
-            "/nowhere",
-            &Value::Null,
-            404,
-            "not-found",
-            "openapi.json",
-        ),
-        (
-            "PUT",
-            "/accounts",
-            &Value::Null,
-            405,
-            "method-not-allowed",
-            "Allow",
-        ),
-        (
-            "POST",
-            "/accounts",
-            &json!({ "id": "NO" }),
-            422,
-            "invalid",
-            "3 to 15 characters",
-        ),
-        (
-            "POST",
-            "/accounts",
-            &json!({ "name": "acme" }),
-            422,
-            "invalid",
-            "unknown field `name`",
-        ),
-        ("POST", "/accounts", &json!([]), 422, "invalid", "map"),
-        ("POST", "/accounts", &large, 413, "too-large", "limit"),
-        (
-            "GET",
-            "/accounts?limit=0",
-            &Value::Null,
-            422,
-            "invalid",
-            "1 to 1000",
-        ),
-        (
-            "GET",
-            "/accounts?limit=x",
-            &Value::Null,
-            400,
-            "bad-request",
-            "limit",
-        ),
-        (
-            "PATCH",
-            ECHO,
-            &json!({ "modes": [] }),
-            422,
-            "invalid",
-            "at least one",
-        ),
-        (
-            "PATCH",
-            ECHO,
-            &json!({ "burst": 0 }),
-            422,
-            "invalid",
-            "at least 1",
-        ),
-        (
-            "PATCH",
-            ECHO,
-            &json!({ "hsts_max_age_seconds": 63_072_001 }),
-            422,
-            "invalid",
-            "from 0 to 63072000",
-        ),
-        (
-            "PATCH",
-            ECHO,
-            &json!({ "affinity": "sticky" }),
-            422,
-            "invalid",
-            "\"header:NAME\" or \"client\"",
-        ),
-        (
-            "PATCH",
-            ECHO,
-            &json!({ "affinity": "cookie:a b" }),
-            422,
-            "invalid",
-            "name of the cookie",
-        ),
-        (
-            "PATCH",
-            ECHO,
-            &json!({ "affinity": "header:Host" }),
-            422,
-            "invalid",
-            "host does not reach the agent",
-        ),
-        (
-            "POST",
-            "/accounts/demo/credentials",
-            &json!({ "allowed_services": ["no"] }),
-            409,
-            "conflict",
-            "no service no",
-        ),
-        (
-            "DELETE",
-            "/accounts/demo",
-            &Value::Null,
-            409,
-            "conflict",
-            "delete them first",
-        ),
-    ] {
-        let reply = api.ask(method, path, body);
+    let large = json!({ "id": "x".repeat(70_000) }).to_string();
+    let refused_for_its_size = ("POST", "/accounts", &*large, 413, "too-large", "limit");
+    for (method, path, body, status, kind, says) in
+        REFUSED.into_iter().chain([refused_for_its_size])
+    {
+        let reply = api.ask_raw(method, path, body);
         assert_eq!(
             (reply.status, reply.content_type.as_str()),
             (status, "application/problem+json"),

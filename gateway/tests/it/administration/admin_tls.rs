@@ -133,32 +133,7 @@ fn commands_verify_the_listener_and_say_what_to_do() {
     } = prepared.serve();
     let ca = prepared.path("ca.crt");
     let url = format!("https://{admin_address}");
-    assert_eq!(
-        run(prepared
-            .command()
-            .args(["--admin-url", &url, "--admin-ca"])
-            .arg(&ca)),
-        done()
-    );
-    assert_eq!(
-        run(prepared
-            .command()
-            .env("GW_ADMIN_URL", &url)
-            .env("GW_ADMIN_CA", &ca)),
-        done()
-    );
-    let mut backup = gw_gateway();
-    backup
-        .arg("backup")
-        .arg(prepared.path("backup.tar.zst"))
-        .args(["--admin-url", &url, "--admin-ca"])
-        .arg(&ca);
-    assert_eq!(
-        run(backup
-            .arg("--admin-token-file")
-            .arg(prepared.path("data/admin.token"))),
-        done()
-    );
+    commands_trust_the_authority_that_they_are_given(&prepared, &url, &ca);
 
     let refused = |url: &str, ca: Option<&Path>, expected: &[&str]| {
         let mut command = prepared.command();
@@ -203,6 +178,35 @@ fn commands_verify_the_listener_and_say_what_to_do() {
         &format!("https://{}", plain.admin_address),
         Some(&ca),
         &["it does not speak TLS; use http://"],
+    );
+}
+
+fn commands_trust_the_authority_that_they_are_given(prepared: &Prepared, url: &str, ca: &Path) {
+    assert_eq!(
+        run(prepared
+            .command()
+            .args(["--admin-url", url, "--admin-ca"])
+            .arg(ca)),
+        done()
+    );
+    assert_eq!(
+        run(prepared
+            .command()
+            .env("GW_ADMIN_URL", url)
+            .env("GW_ADMIN_CA", ca)),
+        done()
+    );
+    let mut backup = gw_gateway();
+    backup
+        .arg("backup")
+        .arg(prepared.path("backup.tar.zst"))
+        .args(["--admin-url", url, "--admin-ca"])
+        .arg(ca);
+    assert_eq!(
+        run(backup
+            .arg("--admin-token-file")
+            .arg(prepared.path("data/admin.token"))),
+        done()
     );
 }
 

@@ -339,33 +339,8 @@ fn only_own_objects_are_deleted_and_only_with_prune() {
     gateway.succeed(&["service", "create", "acme", "manual"]);
     let before = gateway.export();
 
-    // Without --prune nothing is deleted, and without confirmation neither.
-    gateway.write(
-        "shop.toml",
-        "managed_by = \"git\"\n[[account]]\nid = \"acme\"\n",
-    );
     let prune = ["apply", "-f", "shop.toml", "--prune"];
-    assert_eq!(
-        gateway.succeed(&["apply", "-f", "shop.toml"]),
-        "No difference in 1 objects.\n"
-    );
-    let Ended { code, out, err } = gateway.run(&prune);
-    assert_eq!(code, 1);
-    assert!(
-        out.starts_with("- key acme/ci\n- service acme/shop\n"),
-        "{out}"
-    );
-    assert!(
-        err.contains("Type yes to make these changes and delete 2 objects: "),
-        "{err}"
-    );
-    assert!(err.contains("the deletions were not confirmed"), "{err}");
-    assert_eq!(gateway.export(), before);
-    let Ended { code, err, .. } = gateway.run(&["apply", "-f", "/dev/null", "--prune"]);
-    assert!(
-        code == 2 && err.contains("--prune deletes objects with the label"),
-        "{err}"
-    );
+    nothing_is_deleted_without_prune_and_confirmation(&gateway, &prune, &before);
 
     gateway.succeed(&[&prune[..], &["--yes", "--revision", "2"]].concat());
     let entries = gateway.audit(2);
@@ -404,6 +379,39 @@ fn only_own_objects_are_deleted_and_only_with_prune() {
         code == 2
             && err.contains("account acme cannot be deleted")
             && err.contains("service acme/manual"),
+        "{err}"
+    );
+}
+
+fn nothing_is_deleted_without_prune_and_confirmation(
+    gateway: &Gateway,
+    prune: &[&str],
+    before: &str,
+) {
+    // Without --prune nothing is deleted, and without confirmation neither.
+    gateway.write(
+        "shop.toml",
+        "managed_by = \"git\"\n[[account]]\nid = \"acme\"\n",
+    );
+    assert_eq!(
+        gateway.succeed(&["apply", "-f", "shop.toml"]),
+        "No difference in 1 objects.\n"
+    );
+    let Ended { code, out, err } = gateway.run(&prune);
+    assert_eq!(code, 1);
+    assert!(
+        out.starts_with("- key acme/ci\n- service acme/shop\n"),
+        "{out}"
+    );
+    assert!(
+        err.contains("Type yes to make these changes and delete 2 objects: "),
+        "{err}"
+    );
+    assert!(err.contains("the deletions were not confirmed"), "{err}");
+    assert_eq!(gateway.export(), before);
+    let Ended { code, err, .. } = gateway.run(&["apply", "-f", "/dev/null", "--prune"]);
+    assert!(
+        code == 2 && err.contains("--prune deletes objects with the label"),
         "{err}"
     );
 }

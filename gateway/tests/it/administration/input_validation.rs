@@ -24,30 +24,14 @@ fn twice(demo: &Demo, method: &str, path: &str, body: &str, member: &str) {
     );
 }
 
-#[test]
-fn every_endpoint_refuses_repeated_members() {
-    let demo = demo(None);
-    let api = Api(&demo.about);
-    capture_bodies(&api);
-    let (_, id) = call(
-        &demo,
-        &request(&demo, "POST /echo", "Content-Length: 2\r\n\r\nhi"),
-    );
-    record(&api, &id);
-    let agent = api.get("/accounts/demo/agents").body["items"][0]["agent_id"]
-        .as_str()
-        .unwrap()
-        .to_owned();
-    let credential = api.get("/accounts/demo/credentials").body["items"][0]["client_id"]
-        .as_str()
-        .unwrap()
-        .to_owned();
-    let key = api.get("/accounts/demo/service-keys").body["items"][0]["key_id"]
-        .as_str()
-        .unwrap()
-        .to_owned();
+/// Method, path, body and repeated member of requests to change records.
+fn changes_of_records(
+    credential: &str,
+    key: &str,
+    agent: &str,
+) -> [(&'static str, String, &'static str, &'static str); 10] {
     let off = r#"{"enabled":true,"enabled":false}"#;
-    for (method, path, body, member) in [
+    [
         (
             "POST",
             "/accounts".to_owned(),
@@ -108,6 +92,35 @@ fn every_endpoint_refuses_repeated_members() {
             r#"{"name":"a","name":"b"}"#,
             "name",
         ),
+    ]
+}
+
+#[test]
+fn every_endpoint_refuses_repeated_members() {
+    let demo = demo(None);
+    let api = Api(&demo.about);
+    capture_bodies(&api);
+    let (_, id) = call(
+        &demo,
+        &request(&demo, "POST /echo", "Content-Length: 2\r\n\r\nhi"),
+    );
+    record(&api, &id);
+    let agent = api.get("/accounts/demo/agents").body["items"][0]["agent_id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let credential = api.get("/accounts/demo/credentials").body["items"][0]["client_id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let key = api.get("/accounts/demo/service-keys").body["items"][0]["key_id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    for (method, path, body, member) in changes_of_records(&credential, &key, &agent) {
+        twice(&demo, method, &path, body, member);
+    }
+    for (method, path, body, member) in [
         (
             "POST",
             "/signing-keys/rotate".to_owned(),
@@ -129,6 +142,10 @@ fn every_endpoint_refuses_repeated_members() {
     ] {
         twice(&demo, method, &path, body, member);
     }
+    the_apex_refuses_repeated_members(&demo);
+}
+
+fn the_apex_refuses_repeated_members(demo: &Demo) {
     let json = "Content-Type: application/json\r\n";
     for (path, body, member) in [
         ("/oauth/token", r#"{"scope":"a","scope":"b"}"#, "scope"),
@@ -140,7 +157,7 @@ fn every_endpoint_refuses_repeated_members() {
         ),
         ("/csr", r#"{"csr":"a","csr":"b"}"#, "csr"),
     ] {
-        let response = apex::ask(&demo, &format!("POST {path}"), json, body);
+        let response = apex::ask(demo, &format!("POST {path}"), json, body);
         let text = response.json().to_string();
         assert_eq!(response.status, 400, "{path}: {text}");
         assert!(

@@ -13,6 +13,25 @@ use crate::support::processes::process::{gw_gateway, start_demo};
 use crate::support::request_log::{call, capture_bodies, record};
 use crate::support::{demo, programs, setup};
 
+/// Requests that carry secrets in their own fields, as wrong values, in the query and in other
+/// fields.
+fn requests_with_secrets(key: &str, client_secret: &str, token: &str) -> [String; 5] {
+    let good = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n");
+    [
+        format!("{good}X-Other: {key}\r\nX-Secret: {client_secret}\r\n\r\n"),
+        format!(
+            "{}X-Token: {token}\r\n\r\n",
+            good.replace("GET / ", &format!("GET /?t={token} "))
+        ),
+        format!(
+            "{}\r\n",
+            good.replace("GET / ", &format!("GET /?k={key}&s={client_secret} "))
+        ),
+        format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}x\r\n\r\n"),
+        format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Authorization: Bearer {token}\r\n\r\n"),
+    ]
+}
+
 #[test]
 fn no_secret_is_written_to_the_data_folder() {
     let folder = tempfile::tempdir().unwrap();
@@ -44,52 +63,8 @@ fn no_secret_is_written_to_the_data_folder() {
     )
     .json();
     let token = token["access_token"].as_str().unwrap();
-    let mut ids = Vec::new();
-    // Secrets in their own fields, and by mistake: wrong values, in the query, in other fields.
-    let good = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n");
-    ids.push(
-        call(
-            &demo,
-            &format!("{good}X-Other: {key}\r\nX-Secret: {client_secret}\r\n\r\n"),
-        )
-        .1,
-    );
-    ids.push(
-        call(
-            &demo,
-            &format!(
-                "{}X-Token: {token}\r\n\r\n",
-                good.replace("GET / ", &format!("GET /?t={token} "))
-            ),
-        )
-        .1,
-    );
-    ids.push(
-        call(
-            &demo,
-            &format!(
-                "{}\r\n",
-                good.replace("GET / ", &format!("GET /?k={key}&s={client_secret} "))
-            ),
-        )
-        .1,
-    );
-    ids.push(
-        call(
-            &demo,
-            &format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}x\r\n\r\n"),
-        )
-        .1,
-    );
-    ids.push(
-        call(
-            &demo,
-            &format!(
-                "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Authorization: Bearer {token}\r\n\r\n"
-            ),
-        )
-        .1,
-    );
+    let requests = requests_with_secrets(&key, &client_secret, token);
+    let ids = requests.map(|request| call(&demo, &request).1);
     ids.iter().for_each(|id| drop(record(&api, id)));
     let secret_of_key = key.split_once('.').unwrap().1;
     let signature = token.rsplit_once('.').unwrap().1;
@@ -121,21 +96,7 @@ fn no_secret_is_logged_at_debug_level() {
     let key = of("service_key");
     let base = of("base_url");
     let tenant = of("tenant_url");
-    let curl = |arguments: &[&str]| -> String {
-        let mut curl = Command::new("curl");
-        curl.args(["--silent", "--show-error", "--cacert", &of("ca_file")]);
-        for url in [&base, &tenant] {
-            let name = url.trim_start_matches("https://");
-            curl.args(["--resolve", &format!("{name}:127.0.0.1")]);
-        }
-        let output = curl.args(arguments).output().unwrap();
-        assert!(
-            output.status.success(),
-            "{arguments:?}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        String::from_utf8(output.stdout).unwrap()
-    };
+    let curl = |arguments: &[&str]| curl(&about, arguments);
     let form = format!(
         "client_id={client_id}&client_secret={client_secret}&scope=account:demo service:echo"
     );
@@ -175,6 +136,24 @@ fn no_secret_is_logged_at_debug_level() {
         let line = log.lines().find(|line| line.contains(secret));
         assert!(line.is_none(), "{line:?}");
     }
+}
+
+/// Runs `curl` with the authority and the names of the demo.
+fn curl(about: &Value, arguments: &[&str]) -> String {
+    let of = |name: &str| about[name].as_str().unwrap();
+    let mut curl = Command::new("curl");
+    curl.args(["--silent", "--show-error", "--cacert", of("ca_file")]);
+    for url in [of("base_url"), of("tenant_url")] {
+        let name = url.trim_start_matches("https://");
+        curl.args(["--resolve", &format!("{name}:127.0.0.1")]);
+    }
+    let output = curl.args(arguments).output().unwrap();
+    assert!(
+        output.status.success(),
+        "{arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// Files under `folder` that contain `text`.

@@ -98,7 +98,30 @@ fn changed_entries_and_missing_hashes_are_found_and_an_emptied_log_beside_a_note
     );
     drop(served);
 
-    // Hashes that were removed are not made again.
+    missing_hashes_are_found(&gateway);
+
+    // An empty log is a whole chain.
+    gateway.change("DELETE FROM audit WHERE number > 0");
+    let served = gateway.serve();
+    let (code, ..) = gw(&served, &gateway.data_dir, "audit verify");
+    assert_eq!(code, 0);
+    let noted = format!("audit verify --head {head}");
+    let (code, found, _) = gw(&served, &gateway.data_dir, &noted);
+    let expected = head.split(':').next().unwrap().parse::<i64>().unwrap();
+    assert_eq!(
+        (code, &found["problems"][0]["number"]),
+        (1, &expected.into()),
+        "{found}"
+    );
+    let (code, _, errors) = gw(&served, &gateway.data_dir, "audit verify --head 7:5a");
+    assert!(
+        code == 2 && errors.contains("64 hexadecimal digits"),
+        "{errors}"
+    );
+}
+
+/// Hashes that were removed are not made again.
+fn missing_hashes_are_found(gateway: &Stopped) {
     gateway.change("UPDATE audit SET hash = x''");
     let (process, log) = start_logged(&mut serve_command(&gateway.config));
     log.line_with("audit log: an entry has no hash");
@@ -125,23 +148,4 @@ fn changed_entries_and_missing_hashes_are_found_and_an_emptied_log_beside_a_note
         "doctor: {printed}"
     );
     drop(served);
-
-    // An empty log is a whole chain.
-    gateway.change("DELETE FROM audit WHERE number > 0");
-    let served = gateway.serve();
-    let (code, ..) = gw(&served, &gateway.data_dir, "audit verify");
-    assert_eq!(code, 0);
-    let noted = format!("audit verify --head {head}");
-    let (code, found, _) = gw(&served, &gateway.data_dir, &noted);
-    let expected = head.split(':').next().unwrap().parse::<i64>().unwrap();
-    assert_eq!(
-        (code, &found["problems"][0]["number"]),
-        (1, &expected.into()),
-        "{found}"
-    );
-    let (code, _, errors) = gw(&served, &gateway.data_dir, "audit verify --head 7:5a");
-    assert!(
-        code == 2 && errors.contains("64 hexadecimal digits"),
-        "{errors}"
-    );
 }
