@@ -135,6 +135,10 @@ fn one_command_enrolls_and_relays_and_goes_on_without_a_token() {
     );
     assert_eq!(demo.gateway().control().records().agents.len(), 2);
 
+    the_state_of_another_gateway_is_refused(&demo, port, &state);
+}
+
+fn the_state_of_another_gateway_is_refused(demo: &Demo, port: &str, state: &Path) {
     let mut elsewhere = gw_agent();
     elsewhere
         .args([
@@ -144,7 +148,7 @@ fn one_command_enrolls_and_relays_and_goes_on_without_a_token() {
             "https://us1.gw.localhost",
             "--state-dir",
         ])
-        .arg(&state);
+        .arg(state);
     let output = elsewhere.output().unwrap();
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{message}");

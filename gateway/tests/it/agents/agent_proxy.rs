@@ -140,9 +140,13 @@ fn an_agent_enrolls_and_serves_through_a_proxy_that_may_be_restarted() {
     proxy.run();
     wait_for_answer(&demo, &key);
 
-    let doctor = agent("doctor", &state)
+    doctor_looks_at_the_proxy(proxy.address, &url, &state);
+}
+
+fn doctor_looks_at_the_proxy(proxy: SocketAddr, url: &str, state: &Path) {
+    let doctor = agent("doctor", state)
         .args(["--backend", &backend::answering(OK), "--json"])
-        .env("GW_PROXY", &url)
+        .env("GW_PROXY", url)
         .output();
     let doctor = doctor.unwrap();
     let found: Value = serde_json::from_slice(&doctor.stdout).unwrap();
@@ -159,7 +163,7 @@ fn an_agent_enrolls_and_serves_through_a_proxy_that_may_be_restarted() {
         of("proxy")["found"]
             .as_str()
             .unwrap()
-            .starts_with(&format!("{}, from GW_PROXY", proxy.address)),
+            .starts_with(&format!("{proxy}, from GW_PROXY")),
         "{found:#}"
     );
     for check in ["gateway", &format!("tunnel of {SERVICE}")] {

@@ -54,203 +54,159 @@ fn websocket(enrolled: &Enrolled) -> String {
     enrolled.request("GET /", fields)
 }
 
-#[test]
-fn invalid_responses_are_refused() {
-    const SMUGGLED: &str = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged";
-    const SWITCHING: [(&str, &str); 2] = [("connection", "upgrade"), ("upgrade", "websocket")];
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
+const SMUGGLED: &str = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged";
+const SWITCHING: [(&str, &str); 2] = [("connection", "upgrade"), ("upgrade", "websocket")];
+
+/// Frames of an agent for a request.
+type Answer = fn(StreamId) -> Vec<u8>;
+
+/// Invalid answers to a GET.
+const INVALID_ANSWERS: &[(&str, Answer)] = &[
+    ("101 in between", |id| {
+        [interim(id, "101", &SWITCHING), ok(id, SMUGGLED.as_bytes())].concat()
+    }),
+    ("200 in between", |id| {
+        [interim(id, "200", &[]), ok(id, SMUGGLED.as_bytes())].concat()
+    }),
+    ("an interim one at the end", |id| last_head(id, "103", &[])),
+    ("status 100 at the end", |id| head(id, "100", &[CHUNKED])),
+    ("status 600", |id| {
+        last_head(id, "600", &[("content-length", "0")])
+    }),
+    ("status 999", |id| head(id, "999", &[CHUNKED])),
+    ("unasked upgrade", |id| {
+        [head(id, "101", &SWITCHING), data(id, SMUGGLED.as_bytes())].concat()
+    }),
+    ("unasked upgrade at the end", |id| {
+        last_head(id, "101", &SWITCHING)
+    }),
+    ("too many fields", many_fields),
+    ("far too many fields", |id| {
+        head(id, "200", &[&[("x", "1"); 2000][..], &[CHUNKED]].concat())
+    }),
+    ("too large a head", |id| {
+        head(
+            id,
+            "200",
+            &[("x-large", &"x".repeat(response::HEAD.head)), CHUNKED],
+        )
+    }),
+    ("no number", |id| {
+        head(id, "200", &[("content-length", "+5")])
+    }),
+    ("length and coding", |id| {
+        head(id, "200", &[("content-length", "5"), CHUNKED])
+    }),
+    ("another coding", |id| {
+        head(id, "200", &[("transfer-encoding", "gzip, chunked")])
+    }),
+    ("END before a body", |id| {
+        last_head(id, "200", &[("content-length", "5")])
+    }),
+    ("a broken interim head", |id| {
+        [
+            frame(Kind::Interim, false, id, b"HTTP/1.1 103\r\nx\r\n\r\n"),
+            ok(id, b"ok"),
+        ]
+        .concat()
+    }),
+    ("an empty interim head", |id| {
+        [frame(Kind::Interim, false, id, b""), ok(id, b"ok")].concat()
+    }),
+];
+
+/// Invalid answers to a request to switch to WebSocket.
+const INVALID_SWITCHES: &[(&str, Answer)] = &[
+    ("101 in between, of an upgrade", |id| {
+        interim(id, "101", &SWITCHING)
+    }),
+    ("another upgrade", |id| {
+        head(id, "101", &[("connection", "upgrade"), ("upgrade", "h2c")])
+    }),
+    ("two upgrades", |id| {
+        head(id, "101", &[SWITCHING, SWITCHING].concat())
+    }),
+    ("upgrade to nothing", |id| head(id, "101", &[])),
+];
+
+/// Invalid heads of a response to a GET.
+const INVALID_HEADS: &[(&str, &[u8])] = &[
+    ("status 99", b"HTTP/1.1 099 \r\n\r\n"),
+    (
+        "two lengths",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n",
+    ),
+    (
+        "length twice",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 5\r\n\r\n",
+    ),
+    ("no head", b""),
+    ("no status line", b"\r\n"),
+    ("no end", b"HTTP/1.1 200 OK\r\nx: 1\r\n"),
+    (
+        "bytes behind the end",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nx",
+    ),
+    (
+        "HTTP/2.0",
+        b"HTTP/2.0 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
+    ),
+    (
+        "line feeds",
+        b"HTTP/1.1 200 OK\ntransfer-encoding: chunked\n\n",
+    ),
+    (
+        "a folded line",
+        b"HTTP/1.1 200 OK\r\nx: 1\r\n 2\r\ntransfer-encoding: chunked\r\n\r\n",
+    ),
+    (
+        "a space before the colon",
+        b"HTTP/1.1 200 OK\r\nx : 1\r\ntransfer-encoding: chunked\r\n\r\n",
+    ),
+    (
+        "NUL",
+        b"HTTP/1.1 200 OK\r\nx: a\0b\r\ntransfer-encoding: chunked\r\n\r\n",
+    ),
+    (
+        "a carriage return",
+        b"HTTP/1.1 200 OK\r\nx: a\rb\r\ntransfer-encoding: chunked\r\n\r\n",
+    ),
+    ("no text", &[0xff; 100]),
+];
+
+/// A response with one field more than the limit, and another one.
+fn many_fields(id: StreamId) -> Vec<u8> {
     let many: Vec<String> = (0..=response::HEAD.fields)
         .map(|number| format!("x-{number}"))
         .collect();
     let many: Vec<(&str, &str)> = many.iter().map(|name| (name.as_str(), "1")).collect();
-    let many_more: Vec<(&str, &str)> = vec![("x", "1"); 2000];
-    let large = "x".repeat(response::HEAD.head);
-    let get = enrolled.get();
-    let upgrade = websocket(&enrolled);
-    type Answer<'a> = Box<dyn Fn(StreamId) -> Vec<u8> + 'a>;
-    let text = |head: &'static str| -> Answer<'_> { Box::new(move |id| framed(id, false, head)) };
-    let binary =
-        |head: &'static [u8]| -> Answer<'_> { Box::new(move |id| framed(id, false, head)) };
-    let cases: Vec<(&str, &str, Answer<'_>)> = vec![
-        (
-            "101 in between",
-            &get,
-            Box::new(|id| [interim(id, "101", &SWITCHING), ok(id, SMUGGLED.as_bytes())].concat()),
-        ),
-        (
-            "101 in between, of an upgrade",
-            &upgrade,
-            Box::new(|id| interim(id, "101", &SWITCHING)),
-        ),
-        (
-            "200 in between",
-            &get,
-            Box::new(|id| [interim(id, "200", &[]), ok(id, SMUGGLED.as_bytes())].concat()),
-        ),
-        (
-            "an interim one at the end",
-            &get,
-            Box::new(|id| last_head(id, "103", &[])),
-        ),
-        (
-            "status 100 at the end",
-            &get,
-            Box::new(|id| head(id, "100", &[CHUNKED])),
-        ),
-        (
-            "status 600",
-            &get,
-            Box::new(|id| last_head(id, "600", &[("content-length", "0")])),
-        ),
-        (
-            "status 999",
-            &get,
-            Box::new(|id| head(id, "999", &[CHUNKED])),
-        ),
-        ("status 99", &get, text("HTTP/1.1 099 \r\n\r\n")),
-        (
-            "unasked upgrade",
-            &get,
-            Box::new(|id| [head(id, "101", &SWITCHING), data(id, SMUGGLED.as_bytes())].concat()),
-        ),
-        (
-            "unasked upgrade at the end",
-            &get,
-            Box::new(|id| last_head(id, "101", &SWITCHING)),
-        ),
-        (
-            "another upgrade",
-            &upgrade,
-            Box::new(|id| head(id, "101", &[("connection", "upgrade"), ("upgrade", "h2c")])),
-        ),
-        (
-            "two upgrades",
-            &upgrade,
-            Box::new(|id| head(id, "101", &[SWITCHING, SWITCHING].concat())),
-        ),
-        (
-            "upgrade to nothing",
-            &upgrade,
-            Box::new(|id| head(id, "101", &[])),
-        ),
-        (
-            "too many fields",
-            &get,
-            Box::new(|id| head(id, "200", &[&many[..], &[CHUNKED]].concat())),
-        ),
-        (
-            "far too many fields",
-            &get,
-            Box::new(|id| head(id, "200", &[&many_more[..], &[CHUNKED]].concat())),
-        ),
-        (
-            "too large a head",
-            &get,
-            Box::new(|id| head(id, "200", &[("x-large", &large), CHUNKED])),
-        ),
-        (
-            "two lengths",
-            &get,
-            text("HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n"),
-        ),
-        (
-            "length twice",
-            &get,
-            text("HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 5\r\n\r\n"),
-        ),
-        (
-            "no number",
-            &get,
-            Box::new(|id| head(id, "200", &[("content-length", "+5")])),
-        ),
-        (
-            "length and coding",
-            &get,
-            Box::new(|id| head(id, "200", &[("content-length", "5"), CHUNKED])),
-        ),
-        (
-            "another coding",
-            &get,
-            Box::new(|id| head(id, "200", &[("transfer-encoding", "gzip, chunked")])),
-        ),
-        (
-            "END before a body",
-            &get,
-            Box::new(|id| last_head(id, "200", &[("content-length", "5")])),
-        ),
-        ("no head", &get, text("")),
-        ("no status line", &get, text("\r\n")),
-        ("no end", &get, text("HTTP/1.1 200 OK\r\nx: 1\r\n")),
-        (
-            "bytes behind the end",
-            &get,
-            text("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nx"),
-        ),
-        (
-            "HTTP/2.0",
-            &get,
-            text("HTTP/2.0 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"),
-        ),
-        (
-            "line feeds",
-            &get,
-            text("HTTP/1.1 200 OK\ntransfer-encoding: chunked\n\n"),
-        ),
-        (
-            "a folded line",
-            &get,
-            text("HTTP/1.1 200 OK\r\nx: 1\r\n 2\r\ntransfer-encoding: chunked\r\n\r\n"),
-        ),
-        (
-            "a space before the colon",
-            &get,
-            text("HTTP/1.1 200 OK\r\nx : 1\r\ntransfer-encoding: chunked\r\n\r\n"),
-        ),
-        (
-            "NUL",
-            &get,
-            binary(b"HTTP/1.1 200 OK\r\nx: a\0b\r\ntransfer-encoding: chunked\r\n\r\n"),
-        ),
-        (
-            "a carriage return",
-            &get,
-            binary(b"HTTP/1.1 200 OK\r\nx: a\rb\r\ntransfer-encoding: chunked\r\n\r\n"),
-        ),
-        ("no text", &get, binary(&[0xff; 100])),
-        (
-            "a broken interim head",
-            &get,
-            Box::new(|id| {
-                [
-                    frame(Kind::Interim, false, id, b"HTTP/1.1 103\r\nx\r\n\r\n"),
-                    ok(id, b"ok"),
-                ]
-                .concat()
-            }),
-        ),
-        (
-            "an empty interim head",
-            &get,
-            Box::new(|id| [frame(Kind::Interim, false, id, b""), ok(id, b"ok")].concat()),
-        ),
-    ];
-    for (what, request, answer) in cases {
-        let response = answered(
-            &enrolled,
-            &mut tunnel,
-            &demo,
-            request,
-            &Method::GET,
-            &answer,
-        )
-        .unwrap_or_else(|error| panic!("{what}: {error}"));
+    head(id, "200", &[&many[..], &[CHUNKED]].concat())
+}
+
+#[test]
+fn invalid_responses_are_refused() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let mut is_refused = |what: &str, request: &str, answer: &dyn Fn(StreamId) -> Vec<u8>| {
+        let method = &Method::GET;
+        let response = answered(&enrolled, &mut tunnel, &demo, request, method, answer)
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(
             (response.status.as_u16(), &*response.code()),
             (502, "GW_BACKEND_INVALID_RESPONSE"),
             "{what}"
         );
+    };
+    let get = enrolled.get();
+    for (what, answer) in INVALID_ANSWERS {
+        is_refused(what, &get, answer);
+    }
+    for (what, answer) in INVALID_SWITCHES {
+        is_refused(what, &websocket(&enrolled), answer);
+    }
+    for (what, head) in INVALID_HEADS {
+        is_refused(what, &get, &|id| framed(id, false, head));
     }
     assert!(
         enrolled.report(&demo).is_some(),
@@ -302,8 +258,7 @@ fn content_lengths_of_responses_are_enforced_and_normalized() {
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
     let five = |id| head(id, "200", &[("content-length", "5")]);
-    type Body = fn(StreamId) -> Vec<u8>;
-    let bodies: [(&str, Body); 8] = [
+    let bodies: [(&str, Answer); 8] = [
         ("less", |id| last_data(id, b"1234")),
         ("less, in two frames", |id| {
             [data(id, b"1234"), last_data(id, b"")].concat()
@@ -356,6 +311,14 @@ fn content_lengths_of_responses_are_enforced_and_normalized() {
             }
         }
     }
+    zeros_of_a_content_length_are_removed(&enrolled, &mut tunnel, &demo);
+    assert!(
+        enrolled.report(&demo).is_some(),
+        "a wrong length does not end the tunnel"
+    );
+}
+
+fn zeros_of_a_content_length_are_removed(enrolled: &Enrolled, tunnel: &mut Tunnel, demo: &Demo) {
     let with_zeros = |id| {
         [
             head(id, "200", &[("content-length", "05")]),
@@ -364,9 +327,9 @@ fn content_lengths_of_responses_are_enforced_and_normalized() {
         .concat()
     };
     let response = answered(
-        &enrolled,
-        &mut tunnel,
-        &demo,
+        enrolled,
+        tunnel,
+        demo,
         &enrolled.get(),
         &Method::GET,
         &with_zeros,
@@ -380,10 +343,6 @@ fn content_lengths_of_responses_are_enforced_and_normalized() {
     assert_eq!(
         (lengths, response.body),
         (vec![&b"5"[..]], b"12345".to_vec())
-    );
-    assert!(
-        enrolled.report(&demo).is_some(),
-        "a wrong length does not end the tunnel"
     );
 }
 

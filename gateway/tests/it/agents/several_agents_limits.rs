@@ -163,6 +163,36 @@ fn kept_bodies_grow_the_process_by_no_more_than_the_relay_memory() {
 
     // What one agent refuses goes to the other one if a copy was kept. The latest have none, and
     // free memory for the earlier.
+    let (repeated, tried_once) = refuse_all(&gateway, &mut callers, &mut one, &mut two);
+    assert!(
+        repeated >= 10 && tried_once >= 10,
+        "{repeated} and {tried_once} of {figures}"
+    );
+
+    // Half of the requests are answered, the callers of the others leave.
+    for (at, upload) in std::mem::take(&mut two.uploads).into_iter().enumerate() {
+        let caller = &mut callers[upload.number];
+        if at.is_multiple_of(2) {
+            two.answer(upload.stream);
+            assert_eq!(caller.response().body, b"held");
+        } else {
+            caller.stream.sock.shutdown(Shutdown::Both).unwrap();
+        }
+    }
+    eventually("nothing is charged", || {
+        one.receive();
+        two.receive();
+        (charged() == 0).then_some(())
+    });
+}
+
+/// Refuses the uploads of `one`. Returns how many of them `two` got, and how many failed.
+fn refuse_all(
+    gateway: &Served,
+    callers: &mut [Caller],
+    one: &mut Holder,
+    two: &mut Holder,
+) -> (usize, usize) {
     let mut repeated = 0;
     let mut tried_once = 0;
     for upload in std::mem::take(&mut one.uploads).into_iter().rev() {
@@ -195,26 +225,7 @@ fn kept_bodies_grow_the_process_by_no_more_than_the_relay_memory() {
             tried_once += 1;
         }
     }
-    assert!(
-        repeated >= 10 && tried_once >= 10,
-        "{repeated} and {tried_once} of {figures}"
-    );
-
-    // Half of the requests are answered, the callers of the others leave.
-    for (at, upload) in std::mem::take(&mut two.uploads).into_iter().enumerate() {
-        let caller = &mut callers[upload.number];
-        if at.is_multiple_of(2) {
-            two.answer(upload.stream);
-            assert_eq!(caller.response().body, b"held");
-        } else {
-            caller.stream.sock.shutdown(Shutdown::Both).unwrap();
-        }
-    }
-    eventually("nothing is charged", || {
-        one.receive();
-        two.receive();
-        (charged() == 0).then_some(())
-    });
+    (repeated, tried_once)
 }
 
 fn answer(tunnel: &mut Tunnel, attempt: &Attempt) -> bool {

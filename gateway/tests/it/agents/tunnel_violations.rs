@@ -31,6 +31,8 @@ struct Streams {
     over: StreamId,
 }
 
+const TUNNEL: StreamId = StreamId::TUNNEL;
+
 /// A frame of any type, with any length in its header.
 fn raw(kind: u8, length: usize, stream: StreamId, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(length).unwrap().to_be_bytes();
@@ -44,152 +46,149 @@ const UNUSED: StreamId = StreamId::new(200, 1);
 type Violation = fn(Streams) -> Vec<u8>;
 
 /// Violations, each with its name.
-fn violations() -> Vec<(&'static str, Violation)> {
-    const TUNNEL: StreamId = StreamId::TUNNEL;
-    vec![
-        // Frame headers.
-        ("frame type 0", |_| raw(0, 0, TUNNEL, b"")),
-        ("unknown frame type", |_| raw(0x0e, 1, TUNNEL, b"x")),
-        ("unknown frame type on a stream", |at| {
-            raw(0x7f, 1, at.open, b"x")
-        }),
-        ("length of a RESPONSE", |at| {
-            raw(Kind::Response as u8, RESPONSE_HEAD.head + 9, at.open, b"")
-        }),
-        ("length of DATA", |at| {
-            raw(Kind::Data as u8, DATA_MAX + 1, at.begun, b"")
-        }),
-        ("largest length", |at| {
-            raw(Kind::Data as u8, 0xff_ffff, at.begun, b"")
-        }),
-        ("empty DATA", |at| raw(Kind::Data as u8, 0, at.begun, b"")),
-        ("short CREDIT", |at| {
-            raw(Kind::Credit as u8, 3, at.open, &[0; 3])
-        }),
-        ("short RESPONSE", |at| {
-            raw(Kind::Response as u8, 7, at.open, &[0; 7])
-        }),
-        ("long code of RESET", |at| {
-            raw(Kind::Reset as u8, 65, at.open, &[b'x'; 65])
-        }),
-        ("long message of REFUSED", |at| {
-            raw(Kind::Refused as u8 | END, 9 + 64 + 1025, at.open, &[0; 9])
-        }),
-        ("REFUSED without END", |at| {
-            raw(Kind::Refused as u8, 9, at.open, &[0; 9])
-        }),
-        ("TRAILERS without END", |at| {
-            raw(Kind::Trailers as u8, 2, at.begun, b"\r\n")
-        }),
-        ("RESET with END", |at| {
-            raw(Kind::Reset as u8 | END, 0, at.open, b"")
-        }),
-        ("INTERIM with END", |at| {
-            raw(Kind::Interim as u8 | END, 2, at.open, b"\r\n")
-        }),
-        ("PING on a stream", |at| {
-            raw(Kind::Ping as u8, 8, at.open, &[0; 8])
-        }),
-        ("HELLO on a stream", |at| {
-            raw(Kind::Hello as u8, 4, at.open, &[0, 0, 0, 9])
-        }),
-        ("DATA of the tunnel", |_| {
-            raw(Kind::Data as u8, 1, TUNNEL, b"x")
-        }),
-        ("RESET of the tunnel", |_| {
-            raw(Kind::Reset as u8, 0, TUNNEL, b"")
-        }),
-        ("stream without a generation", |at| {
-            raw(
-                Kind::Data as u8,
-                1,
-                StreamId::new(at.begun.slot() as u16, 0),
-                b"x",
-            )
-        }),
-        ("empty MESSAGE", |_| {
-            raw(Kind::Message as u8, 0, TUNNEL, b"")
-        }),
-        ("MESSAGE that is too long", |_| {
-            raw(Kind::Message as u8, 64 * 1024 + 1, TUNNEL, b"")
-        }),
-        // Frames of the gateway.
-        ("REQUEST", |_| {
-            frame(
-                Kind::Request,
-                true,
-                UNUSED,
-                b"\0\0\0\0GET / HTTP/1.1\r\nhost: h\r\n\r\n",
-            )
-        }),
-        ("WINDOW", |_| of_tunnel(Kind::Window, &[0, 1, 0, 0])),
-        // The tunnel.
-        ("second HELLO", |_| hello(100)),
-        ("HELLO with 0", |_| hello(0)),
-        ("many messages at once", |_| {
-            message(r#"{"type":"statistics","slots":1,"slots_in_use":0,"backend_connections":0}"#)
-                .repeat(1000)
-        }),
-        // Streams that are not open.
-        ("DATA on a stream that was never open", |_| {
-            data(UNUSED, b"x")
-        }),
-        ("RESPONSE on a stream that was never open", |_| {
-            ok(UNUSED, b"x")
-        }),
-        ("RESET on a stream that was never open", |_| {
-            reset(UNUSED, b"")
-        }),
-        ("CREDIT on a stream that was never open", |_| {
-            credit(UNUSED, 1000)
-        }),
-        ("DATA on a stream that is over", |at| data(at.over, b"x")),
-        ("RESPONSE on a stream that is over", |at| ok(at.over, b"x")),
-        ("INTERIM on a stream that is over", |at| {
-            interim(at.over, "103", &[])
-        }),
-        ("REFUSED on a stream that is over", |at| {
-            refused(at.over, b"GW_BACKEND_RESET", b"")
-        }),
-        ("TRAILERS on a stream that is over", |at| {
-            trailers(at.over, &[])
-        }),
-        ("a later generation of an open slot", |at| {
-            response(
-                StreamId::new(at.open.slot() as u16, at.open.generation() + 1),
-                false,
-                head_text("200", &[]),
-            )
-        }),
-        // The order of frames.
-        ("DATA before the RESPONSE", |at| data(at.open, b"x")),
-        ("last DATA before the RESPONSE", |at| {
-            last_data(at.open, b"x")
-        }),
-        ("TRAILERS before the RESPONSE", |at| trailers(at.open, &[])),
-        ("second RESPONSE", |at| begun(at.begun)),
-        ("INTERIM after the RESPONSE", |at| {
-            interim(at.begun, "103", &[])
-        }),
-        ("REFUSED after the RESPONSE", |at| {
-            refused(at.begun, b"GW_BACKEND_RESET", b"")
-        }),
-        // Credit.
-        ("CREDIT beyond the largest window", |at| {
-            credit(at.open, MOST + 1)
-        }),
-        ("largest CREDIT", |at| credit(at.open, u32::MAX)),
-        ("CREDIT that adds up beyond the largest window", |at| {
-            credit(at.open, MOST / 2).repeat(2)
-        }),
-    ]
-}
+const VIOLATIONS: &[(&str, Violation)] = &[
+    // Frame headers.
+    ("frame type 0", |_| raw(0, 0, TUNNEL, b"")),
+    ("unknown frame type", |_| raw(0x0e, 1, TUNNEL, b"x")),
+    ("unknown frame type on a stream", |at| {
+        raw(0x7f, 1, at.open, b"x")
+    }),
+    ("length of a RESPONSE", |at| {
+        raw(Kind::Response as u8, RESPONSE_HEAD.head + 9, at.open, b"")
+    }),
+    ("length of DATA", |at| {
+        raw(Kind::Data as u8, DATA_MAX + 1, at.begun, b"")
+    }),
+    ("largest length", |at| {
+        raw(Kind::Data as u8, 0xff_ffff, at.begun, b"")
+    }),
+    ("empty DATA", |at| raw(Kind::Data as u8, 0, at.begun, b"")),
+    ("short CREDIT", |at| {
+        raw(Kind::Credit as u8, 3, at.open, &[0; 3])
+    }),
+    ("short RESPONSE", |at| {
+        raw(Kind::Response as u8, 7, at.open, &[0; 7])
+    }),
+    ("long code of RESET", |at| {
+        raw(Kind::Reset as u8, 65, at.open, &[b'x'; 65])
+    }),
+    ("long message of REFUSED", |at| {
+        raw(Kind::Refused as u8 | END, 9 + 64 + 1025, at.open, &[0; 9])
+    }),
+    ("REFUSED without END", |at| {
+        raw(Kind::Refused as u8, 9, at.open, &[0; 9])
+    }),
+    ("TRAILERS without END", |at| {
+        raw(Kind::Trailers as u8, 2, at.begun, b"\r\n")
+    }),
+    ("RESET with END", |at| {
+        raw(Kind::Reset as u8 | END, 0, at.open, b"")
+    }),
+    ("INTERIM with END", |at| {
+        raw(Kind::Interim as u8 | END, 2, at.open, b"\r\n")
+    }),
+    ("PING on a stream", |at| {
+        raw(Kind::Ping as u8, 8, at.open, &[0; 8])
+    }),
+    ("HELLO on a stream", |at| {
+        raw(Kind::Hello as u8, 4, at.open, &[0, 0, 0, 9])
+    }),
+    ("DATA of the tunnel", |_| {
+        raw(Kind::Data as u8, 1, TUNNEL, b"x")
+    }),
+    ("RESET of the tunnel", |_| {
+        raw(Kind::Reset as u8, 0, TUNNEL, b"")
+    }),
+    ("stream without a generation", |at| {
+        raw(
+            Kind::Data as u8,
+            1,
+            StreamId::new(at.begun.slot() as u16, 0),
+            b"x",
+        )
+    }),
+    ("empty MESSAGE", |_| {
+        raw(Kind::Message as u8, 0, TUNNEL, b"")
+    }),
+    ("MESSAGE that is too long", |_| {
+        raw(Kind::Message as u8, 64 * 1024 + 1, TUNNEL, b"")
+    }),
+    // Frames of the gateway.
+    ("REQUEST", |_| {
+        frame(
+            Kind::Request,
+            true,
+            UNUSED,
+            b"\0\0\0\0GET / HTTP/1.1\r\nhost: h\r\n\r\n",
+        )
+    }),
+    ("WINDOW", |_| of_tunnel(Kind::Window, &[0, 1, 0, 0])),
+    // The tunnel.
+    ("second HELLO", |_| hello(100)),
+    ("HELLO with 0", |_| hello(0)),
+    ("many messages at once", |_| {
+        message(r#"{"type":"statistics","slots":1,"slots_in_use":0,"backend_connections":0}"#)
+            .repeat(1000)
+    }),
+    // Streams that are not open.
+    ("DATA on a stream that was never open", |_| {
+        data(UNUSED, b"x")
+    }),
+    ("RESPONSE on a stream that was never open", |_| {
+        ok(UNUSED, b"x")
+    }),
+    ("RESET on a stream that was never open", |_| {
+        reset(UNUSED, b"")
+    }),
+    ("CREDIT on a stream that was never open", |_| {
+        credit(UNUSED, 1000)
+    }),
+    ("DATA on a stream that is over", |at| data(at.over, b"x")),
+    ("RESPONSE on a stream that is over", |at| ok(at.over, b"x")),
+    ("INTERIM on a stream that is over", |at| {
+        interim(at.over, "103", &[])
+    }),
+    ("REFUSED on a stream that is over", |at| {
+        refused(at.over, b"GW_BACKEND_RESET", b"")
+    }),
+    ("TRAILERS on a stream that is over", |at| {
+        trailers(at.over, &[])
+    }),
+    ("a later generation of an open slot", |at| {
+        response(
+            StreamId::new(at.open.slot() as u16, at.open.generation() + 1),
+            false,
+            head_text("200", &[]),
+        )
+    }),
+    // The order of frames.
+    ("DATA before the RESPONSE", |at| data(at.open, b"x")),
+    ("last DATA before the RESPONSE", |at| {
+        last_data(at.open, b"x")
+    }),
+    ("TRAILERS before the RESPONSE", |at| trailers(at.open, &[])),
+    ("second RESPONSE", |at| begun(at.begun)),
+    ("INTERIM after the RESPONSE", |at| {
+        interim(at.begun, "103", &[])
+    }),
+    ("REFUSED after the RESPONSE", |at| {
+        refused(at.begun, b"GW_BACKEND_RESET", b"")
+    }),
+    // Credit.
+    ("CREDIT beyond the largest window", |at| {
+        credit(at.open, MOST + 1)
+    }),
+    ("largest CREDIT", |at| credit(at.open, u32::MAX)),
+    ("CREDIT that adds up beyond the largest window", |at| {
+        credit(at.open, MOST / 2).repeat(2)
+    }),
+];
 
 #[test]
 fn a_violation_ends_its_own_tunnel_only() {
     // The rate of new tunnels of an agent is limited.
     const TUNNELS: usize = 8;
-    for violations in violations().chunks(TUNNELS) {
+    for violations in VIOLATIONS.chunks(TUNNELS) {
         let demo = demo(None);
         let enrolled = enroll(&demo);
         for (what, violation) in violations {

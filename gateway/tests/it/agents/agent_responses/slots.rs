@@ -4,7 +4,7 @@ use std::io::Write;
 
 use gw_gateway::demo::{Demo, Options};
 use gw_interface::config::HandOver;
-use gw_shared::tunnel::frame::Kind;
+use gw_shared::tunnel::frame::{Kind, StreamId};
 use http::Method;
 
 use super::answered;
@@ -28,81 +28,39 @@ fn early_answers_resets_and_open_streams_release_their_slot() {
                 .then_some(())
         });
     };
+    let mut answer = |request: &str, method: Method, frames: fn(StreamId) -> Vec<u8>| {
+        let response = answered(&enrolled, &mut tunnel, &demo, request, &method, &frames);
+        is_free();
+        response
+    };
     // Answers before the request is complete.
-    let early = |id| ok(id, b"ok");
-    assert_eq!(
-        answered(&enrolled, &mut tunnel, &demo, &post, &Method::POST, &early)
-            .unwrap()
-            .body,
-        b"ok"
-    );
-    is_free();
+    let early = answer(&post, Method::POST, |id| ok(id, b"ok"));
+    assert_eq!(early.unwrap().body, b"ok");
     // Answers before the request is complete, and takes no more of it.
-    let early_and_stops = |id| [ok(id, b"ok"), reset(id, b"")].concat();
-    assert_eq!(
-        answered(
-            &enrolled,
-            &mut tunnel,
-            &demo,
-            &post,
-            &Method::POST,
-            &early_and_stops
-        )
-        .unwrap()
-        .body,
-        b"ok"
-    );
-    is_free();
+    let early_and_stops = answer(&post, Method::POST, |id| {
+        [ok(id, b"ok"), reset(id, b"")].concat()
+    });
+    assert_eq!(early_and_stops.unwrap().body, b"ok");
     // Resets before and after the head.
-    let reset_first = |id| reset(id, b"");
-    let response = answered(
-        &enrolled,
-        &mut tunnel,
-        &demo,
-        &post,
-        &Method::POST,
-        &reset_first,
-    )
-    .unwrap();
+    let reset_first = answer(&post, Method::POST, |id| reset(id, b"")).unwrap();
     assert_eq!(
-        (response.status.as_u16(), &*response.code()),
+        (reset_first.status.as_u16(), &*reset_first.code()),
         (502, "GW_RELAY_ERROR")
     );
-    is_free();
-    let cut = |id| {
+    let cut = answer(&enrolled.get(), Method::GET, |id| {
         [
             begun(id),
             data(id, b"begun"),
             reset(id, b"GW_BACKEND_RESET"),
         ]
         .concat()
-    };
-    answered(
-        &enrolled,
-        &mut tunnel,
-        &demo,
-        &enrolled.get(),
-        &Method::GET,
-        &cut,
-    )
-    .unwrap_err();
-    is_free();
+    });
+    cut.unwrap_err();
     // Ends the stream, grants credit and resets it.
-    let ended = |id| [ok(id, b"ok"), credit(id, 9), reset(id, b"")].concat();
-    assert_eq!(
-        answered(
-            &enrolled,
-            &mut tunnel,
-            &demo,
-            &enrolled.get(),
-            &Method::GET,
-            &ended
-        )
-        .unwrap()
-        .body,
-        b"ok"
-    );
-    is_free();
+    let ended = answer(&enrolled.get(), Method::GET, |id| {
+        [ok(id, b"ok"), credit(id, 9), reset(id, b"")].concat()
+    });
+    assert_eq!(ended.unwrap().body, b"ok");
     // Sends no answer: the caller gives up.
     let (caller, stream) = enrolled.send_get(&demo, &mut tunnel);
     drop(caller);

@@ -6,73 +6,78 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use gw_shared::tunnel::frame::Kind;
 use http::Method;
 
-use crate::support::agents::several::{Scripted, Several, answered, body, refused_unsent};
+use crate::support::agents::modified_agent::Tunnel;
+use crate::support::agents::several::{Attempt, Scripted, Several, answered, body, refused_unsent};
 use crate::support::agents::tunnel_frames::{
     credit, data, head, interim, last_data, ping, uploaded,
 };
 use crate::support::eventually;
 
+const LONG: usize = 3_000_000;
+
+/// Refuses the first attempt, and accepts the others before it takes their body.
+fn take_once_accepted(tunnel: &mut Tunnel, attempt: &Attempt) -> bool {
+    assert!(
+        attempt.head.contains("x-gw-await-acceptance: 1"),
+        "{}",
+        attempt.head
+    );
+    // Whatever the gateway sent before the PONG is read.
+    tunnel.0.send(ping());
+    loop {
+        let next = tunnel.next().unwrap();
+        assert_ne!(next.kind, Kind::Data, "the body was not asked for");
+        if next.kind == Kind::Pong {
+            break;
+        }
+    }
+    if attempt.nth == 0 {
+        tunnel
+            .0
+            .send(refused_unsent(attempt.stream, "GW_BACKEND_UNREACHABLE"));
+        return true;
+    }
+    tunnel
+        .0
+        .send(interim(attempt.stream, "100", &[("x-gw-accepted", "1")]));
+    if attempt.head.contains("100-continue") {
+        tunnel.0.send(interim(attempt.stream, "100", &[]));
+    }
+    // More than one window.
+    let mut body = Vec::new();
+    let mut is_whole = attempt.is_whole;
+    while !is_whole {
+        let next = tunnel.next().unwrap();
+        if next.kind == Kind::Data && next.stream == attempt.stream {
+            body.extend_from_slice(&next.payload);
+            is_whole = next.end;
+            if !next.payload.is_empty() && !is_whole {
+                tunnel
+                    .0
+                    .send(credit(attempt.stream, next.payload.len() as u32));
+            }
+        }
+    }
+    let is_intact = body.len() == LONG
+        && body
+            .iter()
+            .zip(0u32..)
+            .all(|(byte, at)| u32::from(*byte) == at % 251);
+    tunnel.0.send(answered(
+        attempt,
+        body.len(),
+        is_intact.to_string().as_bytes(),
+    ));
+    true
+}
+
 #[test]
 fn a_long_body_waits_for_the_acceptance_of_an_agent() {
-    const LONG: usize = 3_000_000;
     let several = Several::start(&["one", "two"]);
     let tunnels = ["one", "two"].map(|name| several.tunnel(name));
     let scripted = Scripted::new();
     for (number, tunnel) in tunnels.into_iter().enumerate() {
-        scripted.serve(number, tunnel, |tunnel, attempt| {
-            assert!(
-                attempt.head.contains("x-gw-await-acceptance: 1"),
-                "{}",
-                attempt.head
-            );
-            // Whatever the gateway sent before the PONG is read.
-            tunnel.0.send(ping());
-            loop {
-                let next = tunnel.next().unwrap();
-                assert_ne!(next.kind, Kind::Data, "the body was not asked for");
-                if next.kind == Kind::Pong {
-                    break;
-                }
-            }
-            if attempt.nth == 0 {
-                tunnel
-                    .0
-                    .send(refused_unsent(attempt.stream, "GW_BACKEND_UNREACHABLE"));
-                return true;
-            }
-            tunnel
-                .0
-                .send(interim(attempt.stream, "100", &[("x-gw-accepted", "1")]));
-            if attempt.head.contains("100-continue") {
-                tunnel.0.send(interim(attempt.stream, "100", &[]));
-            }
-            // More than one window.
-            let mut body = Vec::new();
-            let mut is_whole = attempt.is_whole;
-            while !is_whole {
-                let next = tunnel.next().unwrap();
-                if next.kind == Kind::Data && next.stream == attempt.stream {
-                    body.extend_from_slice(&next.payload);
-                    is_whole = next.end;
-                    if !next.payload.is_empty() && !is_whole {
-                        tunnel
-                            .0
-                            .send(credit(attempt.stream, next.payload.len() as u32));
-                    }
-                }
-            }
-            let is_intact = body.len() == LONG
-                && body
-                    .iter()
-                    .zip(0u32..)
-                    .all(|(byte, at)| u32::from(*byte) == at % 251);
-            tunnel.0.send(answered(
-                attempt,
-                body.len(),
-                is_intact.to_string().as_bytes(),
-            ));
-            true
-        });
+        scripted.serve(number, tunnel, take_once_accepted);
     }
     let long: Vec<u8> = (0..LONG as u32)
         .map(|number| (number % 251) as u8)
