@@ -268,6 +268,14 @@ fn goaway(mut received: &[u8]) -> Option<u8> {
     code
 }
 
+/// Number of connections that the gateway has ended because of abuse.
+fn ended_connections(demo: &Demo) -> u64 {
+    ["frames", "resets", "refusals", "http2"]
+        .iter()
+        .map(|reason| count(demo, reason))
+        .sum()
+}
+
 #[test]
 fn http2_floods_end_their_connection() {
     const ENHANCE_YOUR_CALM: Option<u8> = Some(11);
@@ -295,13 +303,7 @@ fn http2_floods_end_their_connection() {
             "{what}: {goaway:?}"
         );
         ended += 1;
-        let total = |demo: &Demo| -> u64 {
-            ["frames", "resets", "refusals", "http2"]
-                .iter()
-                .map(|reason| count(demo, reason))
-                .sum()
-        };
-        eventually(what, || (total(&demo) == ended).then_some(()));
+        eventually(what, || (ended_connections(&demo) == ended).then_some(()));
         is_served(&demo, &mut bystander);
     };
     ends("rapid reset", &[], &|id| {

@@ -136,67 +136,33 @@ fn requests_for_hosts_of_the_region_are_redirected_with_path_and_query() {
 #[test]
 fn other_hosts_and_heads_that_are_not_valid_are_refused() {
     let gateway = Redirecting::start("");
-    let long = "x".repeat(20_000);
-    for (bytes, status, code) in [
-        (
-            "GET / HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n".to_owned(),
-            421,
-            "GW_MISDIRECTED",
-        ),
-        (
-            format!("GET / HTTP/1.1\r\nHost: {APEX}.elsewhere.example\r\n\r\n"),
-            421,
-            "GW_MISDIRECTED",
-        ),
-        (
-            format!("GET //{APEX}/ HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n"),
-            421,
-            "GW_MISDIRECTED",
-        ),
-        ("GET / HTTP/1.1\r\n\r\n".to_owned(), 400, "GW_BAD_REQUEST"),
-        ("GET / HTTP/1.0\r\n\r\n".to_owned(), 400, "GW_BAD_REQUEST"),
-        (
-            format!("GET / HTTP/1.1\r\nHost: {APEX}\r\nHost: {APEX}\r\n\r\n"),
-            400,
-            "GW_BAD_REQUEST",
-        ),
-        (
-            format!("GET / HTTP/1.1\r\nHost: {APEX}\r\n folded\r\n\r\n"),
-            400,
-            "GW_BAD_REQUEST",
-        ),
-        (
-            format!("GET /\rSet-Cookie:a HTTP/1.1\r\nHost: {APEX}\r\n\r\n"),
-            400,
-            "GW_BAD_REQUEST",
-        ),
-        (
-            format!("GET / HTTP/1.1\r\nHost: {APEX}/evil.example\r\n\r\n"),
-            400,
-            "GW_BAD_REQUEST",
-        ),
-        (
-            format!("GET / HTTP/1.1\r\nHost: evil@{APEX}\r\n\r\n"),
-            400,
-            "GW_BAD_REQUEST",
-        ),
-        (
-            format!("CONNECT {APEX}:443 HTTP/1.1\r\nHost: {APEX}\r\n\r\n"),
-            400,
-            "GW_BAD_REQUEST",
-        ),
-        (
-            "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned(),
-            400,
-            "GW_BAD_REQUEST",
-        ),
-        (
-            format!("GET / HTTP/1.1\r\nHost: {APEX}\r\nA: {long}\r\n\r\n"),
-            502,
-            "GW_HEADERS_TOO_LARGE",
-        ),
-    ] {
-        let response = gateway.answer(&bytes);
+    let misdirected = [
+        "GET / HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n".to_owned(),
+        format!("GET / HTTP/1.1\r\nHost: {APEX}.elsewhere.example\r\n\r\n"),
+        format!("GET //{APEX}/ HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n"),
+    ];
+    let malformed = [
+        "GET / HTTP/1.1\r\n\r\n".to_owned(),
+        "GET / HTTP/1.0\r\n\r\n".to_owned(),
+        format!("GET / HTTP/1.1\r\nHost: {APEX}\r\nHost: {APEX}\r\n\r\n"),
+        format!("GET / HTTP/1.1\r\nHost: {APEX}\r\n folded\r\n\r\n"),
+        format!("GET /\rSet-Cookie:a HTTP/1.1\r\nHost: {APEX}\r\n\r\n"),
+        format!("GET / HTTP/1.1\r\nHost: {APEX}/evil.example\r\n\r\n"),
+        format!("GET / HTTP/1.1\r\nHost: evil@{APEX}\r\n\r\n"),
+        format!("CONNECT {APEX}:443 HTTP/1.1\r\nHost: {APEX}\r\n\r\n"),
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned(),
+    ];
+    let large = format!(
+        "GET / HTTP/1.1\r\nHost: {APEX}\r\nA: {}\r\n\r\n",
+        "x".repeat(20_000)
+    );
+    let misdirected = misdirected
+        .iter()
+        .map(|bytes| (bytes, 421, "GW_MISDIRECTED"));
+    let malformed = malformed.iter().map(|bytes| (bytes, 400, "GW_BAD_REQUEST"));
+    let large = (&large, 502, "GW_HEADERS_TOO_LARGE");
+    for (bytes, status, code) in misdirected.chain(malformed).chain([large]) {
+        let response = gateway.answer(bytes);
         assert_eq!(
             (response.status.as_u16(), &response.code()[..]),
             (status, code),

@@ -188,10 +188,8 @@ fn without_header(demo: &Demo) -> u64 {
         .sum()
 }
 
-#[test]
-fn a_proxy_that_announces_its_clients_must_do_so_on_every_connection() {
-    let demo = behind_declared_proxies();
-    let connect = || socket_from(ANNOUNCES, demo.gateway().address());
+/// Headers of the PROXY protocol, and the client address that each announces.
+fn announcements() -> [(Vec<u8>, &'static str); 6] {
     let line = b"PROXY TCP4 198.51.100.7 192.0.2.1 4660 443\r\n".to_vec();
     let line6 = b"PROXY TCP6 2001:db8::7 2001:db8::1 4660 443\r\n".to_vec();
     let own = [
@@ -200,14 +198,21 @@ fn a_proxy_that_announces_its_clients_must_do_so_on_every_connection() {
     ]
     .map(<[u8]>::to_vec);
     let [own_line, own_header] = own;
-    let headers = [
-        (line.clone(), "198.51.100.7"),
+    [
+        (line, "198.51.100.7"),
         (line6, "2001:db8::7"),
         (own_line, "127.0.0.2"),
         (own_header, "127.0.0.2"),
         (tcp4(), "198.51.100.7"),
         (tcp6(), "2001:db8::7"),
-    ];
+    ]
+}
+
+#[test]
+fn a_proxy_that_announces_its_clients_must_do_so_on_every_connection() {
+    let demo = behind_declared_proxies();
+    let connect = || socket_from(ANNOUNCES, demo.gateway().address());
+    let headers = announcements();
     for (header, client) in &headers {
         assert_eq!(
             forwarded_for(&demo, &mut begin_with(&demo, header, connect())),
@@ -257,7 +262,7 @@ fn a_proxy_that_announces_its_clients_must_do_so_on_every_connection() {
     });
     assert_eq!(without_header(&demo), without.len() as u64);
     // The second header is no part of the announcement.
-    let twice = [line.as_slice(), &tcp4()].concat();
+    let twice = [headers[0].0.as_slice(), &tcp4()].concat();
     assert_eq!(refused(connect(), &twice)[0], 21, "an alert of TLS");
 }
 

@@ -94,23 +94,8 @@ fn receive(stream: &mut Tls) -> (u8, u32) {
     (kind, u32::from_be_bytes(id))
 }
 
-#[test]
-fn header_lists_that_wait_are_bounded() {
-    let prepared = Prepared::new();
-    // Answers nothing but GET, so that all other requests wait.
-    let backend = backend::start(|mut peer| {
-        while let Ok(head) = peer.request_head() {
-            if head.method == Method::GET && head.upgrade.is_none() {
-                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
-            }
-        }
-    });
-    let gateway = prepared.serve_with(&prepared.config().replace("workers = 2", "workers = 1"));
-    let _agent = prepared.run_agent(gateway.address.port(), &backend);
-    prepared.wait_for_tunnel(gateway.address);
-    let about = prepared.about(gateway.address);
-
-    let key = prepared.service_key();
+/// What waits in each case, and the frames of a connection.
+fn cases(key: &str) -> [(&'static str, Vec<u8>); 7] {
     let repeated = [indexed("x", ""), vec![LATEST; MANY]].concat();
     let cookies = [indexed("cookie", ""), vec![LATEST; 3000]].concat();
     let distinct: Vec<String> = (0..1800).map(|number| format!("x{number}")).collect();
@@ -126,7 +111,7 @@ fn header_lists_that_wait_are_bounded() {
         ("x-gw-service-key", key),
     ]);
     let no_data = post(None, &[("content-length", "0")]);
-    let cases: [(&str, Vec<u8>); 7] = [
+    [
         (
             "trailers behind a refusal without a window",
             connection(|stream| with_trailers(stream, &post(None, &[]), &repeated)),
@@ -155,8 +140,26 @@ fn header_lists_that_wait_are_bounded() {
             "heads of cookies that announce no data",
             connection(|stream| head(stream, 0, &[&no_data[..], &cookies].concat())),
         ),
-    ];
-    for (what, frames) in &cases {
+    ]
+}
+
+#[test]
+fn header_lists_that_wait_are_bounded() {
+    let prepared = Prepared::new();
+    // Answers nothing but GET, so that all other requests wait.
+    let backend = backend::start(|mut peer| {
+        while let Ok(head) = peer.request_head() {
+            if head.method == Method::GET && head.upgrade.is_none() {
+                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+            }
+        }
+    });
+    let gateway = prepared.serve_with(&prepared.config().replace("workers = 2", "workers = 1"));
+    let _agent = prepared.run_agent(gateway.address.port(), &backend);
+    prepared.wait_for_tunnel(gateway.address);
+    let about = prepared.about(gateway.address);
+
+    for (what, frames) in &cases(prepared.service_key()) {
         // The first connection allocates what the process keeps.
         drop(send(&about, frames));
         let before = gateway.resident();
