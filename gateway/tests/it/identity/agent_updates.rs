@@ -249,6 +249,18 @@ fn programs_by_another_key_are_refused() {
     );
 }
 
+/// The number of agents, and how many of them accept each of two keys.
+fn progress(prepared: &Prepared, gateway: &Served, keys: [&Release<'_>; 2]) -> (u64, u64, u64) {
+    let counted: Value =
+        serde_json::from_slice(&administer(prepared, gateway, &["agent", "progress"])).unwrap();
+    let [first, second] = keys.map(|release| {
+        counted["release_keys"][release.public()]
+            .as_u64()
+            .unwrap_or(0)
+    });
+    (counted["agents"].as_u64().unwrap(), first, second)
+}
+
 #[test]
 fn a_release_key_is_replaced_by_another_one() {
     let prepared = Prepared::new();
@@ -261,20 +273,10 @@ fn a_release_key_is_replaced_by_another_one() {
         let signed = offered.offer_as(later(version), &program());
         (signed, prepared.serve_with(&prepared.config()))
     };
-    let progress = |gateway: &Served| {
-        let counted: Value =
-            serde_json::from_slice(&administer(&prepared, gateway, &["agent", "progress"]))
-                .unwrap();
-        let of_key = |release: &Release<'_>| {
-            counted["release_keys"][release.public()]
-                .as_u64()
-                .unwrap_or(0)
-        };
-        (
-            counted["agents"].as_u64().unwrap(),
-            of_key(&old),
-            of_key(&new),
-        )
+    let wait_for_progress = |what: &str, gateway: &Served, expected| {
+        eventually(what, || {
+            (progress(&prepared, gateway, [&old, &new]) == expected).then_some(())
+        });
     };
 
     // Agents accept the old key only, then both, while the old one signs.
@@ -285,15 +287,11 @@ fn a_release_key_is_replaced_by_another_one() {
     };
     let mut agent = it.start(&it.configure(&accepting(&backend.url, &[&old])));
     wait_for_stored(&agent, &first);
-    eventually("the agent reports its key", || {
-        (progress(&gateway) == (1, 1, 0)).then_some(())
-    });
+    wait_for_progress("the agent reports its key", &gateway, (1, 1, 0));
     it.while_calling(|| {
         it.configure(&accepting(&backend.url, &[&old, &new]));
         agent.signal("HUP");
-        eventually("the agent accepts both keys", || {
-            (progress(&gateway) == (1, 1, 1)).then_some(())
-        });
+        wait_for_progress("the agent accepts both keys", &gateway, (1, 1, 1));
     });
     wait_for_stored(&agent, &first);
     agent.signal("TERM");
@@ -312,9 +310,7 @@ fn a_release_key_is_replaced_by_another_one() {
     it.while_calling(|| {
         it.configure(&accepting(&backend.url, &[&new]));
         agent.signal("HUP");
-        eventually("the agent accepts the new key only", || {
-            (progress(&gateway) == (1, 0, 1)).then_some(())
-        });
+        wait_for_progress("the agent accepts the new key only", &gateway, (1, 0, 1));
     });
     wait_for_stored(&agent, &second);
     agent.signal("TERM");
@@ -328,19 +324,23 @@ fn a_release_key_is_replaced_by_another_one() {
         gateway: &gateway,
     };
     let agent = it.start(&config);
-    eventually("the agent reports the refusal", || {
-        it.view()["update"]["error"]
-            .as_str()?
-            .contains("signature")
-            .then_some(())
-    });
-    wait_for_stored(&agent, &second);
+    the_offer_is_refused(&it, &agent, &second);
     let listed =
         String::from_utf8(administer(&prepared, &gateway, &["agent", "list", "demo"])).unwrap();
     assert!(
         listed.contains(&new.public()) && !listed.contains(&old.public()),
         "{listed}"
     );
+}
+
+fn the_offer_is_refused(it: &Agent<'_>, agent: &Running, stored: &SignedProgram) {
+    eventually("the agent reports the refusal", || {
+        it.view()["update"]["error"]
+            .as_str()?
+            .contains("signature")
+            .then_some(())
+    });
+    wait_for_stored(agent, stored);
 }
 
 #[test]

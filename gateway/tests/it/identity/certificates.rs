@@ -67,19 +67,6 @@ fn a_reload_loads_new_certificates_and_keeps_the_old_one_on_errors() {
     kept.send("GET / HTTP/1.1\r\nHost: eu1.gw.localhost\r\n\r\n");
     assert_eq!(kept.response().code(), "GW_NOT_FOUND");
 
-    fs::write(file("server.key"), "not a key").unwrap();
-    let error = gateway
-        .control()
-        .reload_certificates()
-        .unwrap_err()
-        .to_string();
-    assert!(error.contains("server.key"), "{error}");
-    assert_eq!(served(&about).0, second);
-    let about = About {
-        ca_file: file("second.crt"),
-        ..about
-    };
-    fs::copy(file("server.crt"), &about.ca_file).unwrap();
     let refused = || {
         gateway
             .control()
@@ -87,11 +74,17 @@ fn a_reload_loads_new_certificates_and_keeps_the_old_one_on_errors() {
             .unwrap_err()
             .to_string()
     };
-    fs::write(
-        file("server.key"),
-        KeyPair::generate().unwrap().serialize_pem(),
-    )
-    .unwrap();
+    fs::write(file("server.key"), "not a key").unwrap();
+    let error = refused();
+    assert!(error.contains("server.key"), "{error}");
+    assert_eq!(served(&about).0, second);
+    let about = About {
+        ca_file: file("second.crt"),
+        ..about
+    };
+    fs::copy(file("server.crt"), &about.ca_file).unwrap();
+    let other_key = KeyPair::generate().unwrap().serialize_pem();
+    fs::write(file("server.key"), other_key).unwrap();
     let error = refused();
     assert!(
         error.contains("tls_key") && error.contains("server.key"),

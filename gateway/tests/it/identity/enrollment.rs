@@ -104,6 +104,12 @@ fn agents_that_wait_behind_one_address_are_limited_apart_from_it_and_each_other(
             "",
         ))
     };
+    let poll_of = |agent: &Value| {
+        poll(
+            text(agent, "enrollment_id"),
+            text(agent, "enrollment_secret"),
+        )
+    };
     let guess = || poll(text(&waiting[0], "enrollment_id"), "gw_es_guessed");
     eventually("guesses are limited", || {
         (guess() == "429 GW_RATE_LIMIT_EXCEEDED").then_some(())
@@ -112,13 +118,7 @@ fn agents_that_wait_behind_one_address_are_limited_apart_from_it_and_each_other(
     crate::support::reports(&demo);
     for _ in 0..12 {
         for agent in &waiting {
-            assert_eq!(
-                poll(
-                    text(agent, "enrollment_id"),
-                    text(agent, "enrollment_secret")
-                ),
-                "200 "
-            );
+            assert_eq!(poll_of(agent), "200 ");
         }
     }
     let first = text(&waiting[0], "enrollment_id");
@@ -142,13 +142,7 @@ fn agents_that_wait_behind_one_address_are_limited_apart_from_it_and_each_other(
         limited.json()
     );
     assert!((2..=60).contains(&limited.header("retry-after").parse::<u64>().unwrap()));
-    assert_eq!(
-        poll(
-            text(&waiting[1], "enrollment_id"),
-            text(&waiting[1], "enrollment_secret")
-        ),
-        "200 "
-    );
+    assert_eq!(poll_of(&waiting[1]), "200 ");
 }
 
 /// The record of the demo's own agent.
@@ -158,6 +152,11 @@ fn own_agent(demo: &Demo) -> AgentRecord {
         .into_values()
         .find(|agent| agent.name == "demo")
         .unwrap()
+}
+
+fn enrollment_status(demo: &Demo, id: &str, fields: &str) -> Response {
+    let line = format!("GET /enroll/status?enrollment_id={id}");
+    ask(demo, &line, fields, "")
 }
 
 #[test]
@@ -175,6 +174,60 @@ fn enrollment_endpoints_report_every_error() {
     let id = text(&enrolled, "enrollment_id");
     let secret = bearer(text(&enrolled, "enrollment_secret"));
 
+    tokens_versions_and_names_are_checked(&demo, &used);
+
+    let status = |id: &str, fields: &str| enrollment_status(&demo, id, fields);
+    let known = status(id, &secret);
+    assert_eq!(
+        (known.status.as_u16(), text(&known.json(), "status")),
+        (200, "approved")
+    );
+    assert!(text(&known.json(), "agent_id").starts_with("ag_"));
+    assert_eq!(
+        outcome(&status(id, &bearer("gw_es_wrong"))),
+        "401 GW_ENROLLMENT_INVALID"
+    );
+    assert_eq!(outcome(&status(id, "")), "401 GW_ENROLLMENT_INVALID");
+    assert_eq!(
+        outcome(&status("en_00000000000000000000", &secret)),
+        "401 GW_ENROLLMENT_INVALID"
+    );
+    assert_eq!(
+        outcome(&ask(&demo, "GET /enroll/status", &secret, "")),
+        "400 GW_BAD_REQUEST"
+    );
+
+    let key = KeyPair::generate().unwrap();
+    let good = plain_csr(&key);
+    let ask_for =
+        |fields: &str, csr: &str| post_json(&demo, "/csr", fields, &json!({ "csr": csr }));
+    let agent_id = text(&known.json(), "agent_id").to_owned();
+    let both = json!({ "csr": good, "agent_id": agent_id });
+    certificate_requests_are_checked(&demo, &secret, &good, &both);
+
+    let issued = ask_for(&secret, &good);
+    assert_eq!(issued.status, 200, "{}", issued.json());
+    assert_eq!(text(&issued.json(), "agent_id"), agent_id);
+    assert_eq!(issued.json()["services"], json!([HOST]));
+    // A repeated request gets the same reply, in case the first was lost; a request for another key
+    // is refused.
+    assert_eq!(ask_for(&secret, &good).status, 200);
+    let other_key = plain_csr(&KeyPair::generate().unwrap());
+    assert_eq!(
+        outcome(&ask_for(&secret, &other_key)),
+        "401 GW_ENROLLMENT_INVALID"
+    );
+    agent::revoke(control, &Actor::Admin, "demo", &agent_id).unwrap();
+    assert_eq!(text(&status(id, &secret).json(), "status"), "revoked");
+    assert_eq!(outcome(&ask_for(&secret, &good)), "401 GW_AGENT_REVOKED");
+    assert_eq!(
+        outcome(&post_json(&demo, "/csr", "", &both)),
+        "401 GW_AGENT_REVOKED"
+    );
+}
+
+fn tokens_versions_and_names_are_checked(demo: &Demo, used: &str) {
+    let control = demo.gateway().control();
     let fresh = setup::enrollment_token(control, "demo", &["echo"]);
     let withdrawn = setup::enrollment_token(control, "demo", &["echo"]);
     let withdrawn_id = withdrawn["gw_et_".len()..].split('.').next().unwrap();
@@ -191,7 +244,7 @@ fn enrollment_endpoints_report_every_error() {
     for (what, body, expected) in [
         (
             "used",
-            body(&used, "a", VERSION),
+            body(used, "a", VERSION),
             "401 GW_ENROLLMENT_TOKEN_INVALID",
         ),
         (
@@ -227,55 +280,27 @@ fn enrollment_endpoints_report_every_error() {
         ),
     ] {
         assert_eq!(
-            outcome(&post_json(&demo, "/enroll", "", &body)),
+            outcome(&post_json(demo, "/enroll", "", &body)),
             expected,
             "{what}"
         );
     }
     assert_eq!(
-        outcome(&ask(&demo, "POST /enroll", "", &"x".repeat(70_000))),
+        outcome(&ask(demo, "POST /enroll", "", &"x".repeat(70_000))),
         "413 GW_BODY_TOO_LARGE"
     );
     // The refused requests did not consume the token. An agent of a later version may send more
     // members.
     let mut later = body(&fresh, "a", VERSION);
     later["from_a_later_version"] = json!(true);
-    assert_eq!(outcome(&post_json(&demo, "/enroll", "", &later)), "201 ");
+    assert_eq!(outcome(&post_json(demo, "/enroll", "", &later)), "201 ");
+}
 
-    let status = |id: &str, fields: &str| {
-        ask(
-            &demo,
-            &format!("GET /enroll/status?enrollment_id={id}"),
-            fields,
-            "",
-        )
-    };
-    let known = status(id, &secret);
-    assert_eq!(
-        (known.status.as_u16(), text(&known.json(), "status")),
-        (200, "approved")
-    );
-    assert!(text(&known.json(), "agent_id").starts_with("ag_"));
-    assert_eq!(
-        outcome(&status(id, &bearer("gw_es_wrong"))),
-        "401 GW_ENROLLMENT_INVALID"
-    );
-    assert_eq!(outcome(&status(id, "")), "401 GW_ENROLLMENT_INVALID");
-    assert_eq!(
-        outcome(&status("en_00000000000000000000", &secret)),
-        "401 GW_ENROLLMENT_INVALID"
-    );
-    assert_eq!(
-        outcome(&ask(&demo, "GET /enroll/status", &secret, "")),
-        "400 GW_BAD_REQUEST"
-    );
-
-    let key = KeyPair::generate().unwrap();
-    let good = plain_csr(&key);
-    let ask_for =
-        |fields: &str, csr: &str| post_json(&demo, "/csr", fields, &json!({ "csr": csr }));
+/// `both` is a request with `good` and the id of its agent.
+fn certificate_requests_are_checked(demo: &Demo, secret: &str, good: &str, both: &Value) {
+    let ask_for = |fields: &str, csr: &str| post_json(demo, "/csr", fields, &json!({ "csr": csr }));
     let p384 = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).unwrap();
-    let mut garbled = good.clone();
+    let mut garbled = good.to_owned();
     let middle = good.len() / 2;
     garbled.replace_range(
         middle..=middle,
@@ -286,61 +311,39 @@ fn enrollment_endpoints_report_every_error() {
         },
     );
     for (what, fields, csr, expected) in [
-        ("no bearer", "", good.as_str(), "401 GW_ENROLLMENT_INVALID"),
+        ("no bearer", "", good, "401 GW_ENROLLMENT_INVALID"),
         (
             "other's secret",
             &bearer("gw_es_x"),
-            &good,
+            good,
             "401 GW_ENROLLMENT_INVALID",
         ),
-        ("not PEM", &secret, "hello", "400 GW_CSR_INVALID"),
-        ("garbled", &secret, &garbled, "400 GW_CSR_INVALID"),
-        ("P-384", &secret, &plain_csr(&p384), "400 GW_CSR_INVALID"),
+        ("not PEM", secret, "hello", "400 GW_CSR_INVALID"),
+        ("garbled", secret, &garbled, "400 GW_CSR_INVALID"),
+        ("P-384", secret, &plain_csr(&p384), "400 GW_CSR_INVALID"),
         (
             "weak RSA",
-            &secret,
+            secret,
             include_str!("../data/rsa-1024.csr"),
             "400 GW_CSR_INVALID",
         ),
         (
             "signature of another key",
-            &secret,
+            secret,
             include_str!("../data/bad-signature.csr"),
             "400 GW_CSR_INVALID",
         ),
     ] {
         assert_eq!(outcome(&ask_for(fields, csr)), expected, "{what}");
     }
-    let agent_id = text(&known.json(), "agent_id").to_owned();
-    let both = json!({ "csr": good, "agent_id": agent_id });
     assert_eq!(
-        outcome(&post_json(&demo, "/csr", &secret, &both)),
+        outcome(&post_json(demo, "/csr", secret, both)),
         "400 GW_BAD_REQUEST"
     );
     // An agent without a certificate has no key to recover with.
     assert_eq!(
-        outcome(&post_json(&demo, "/csr", "", &both)),
+        outcome(&post_json(demo, "/csr", "", both)),
         "401 GW_AGENT_CERTIFICATE_EXPIRED"
-    );
-
-    let issued = ask_for(&secret, &good);
-    assert_eq!(issued.status, 200, "{}", issued.json());
-    assert_eq!(text(&issued.json(), "agent_id"), agent_id);
-    assert_eq!(issued.json()["services"], json!([HOST]));
-    // A repeated request gets the same reply, in case the first was lost; a request for another key
-    // is refused.
-    assert_eq!(ask_for(&secret, &good).status, 200);
-    let other_key = plain_csr(&KeyPair::generate().unwrap());
-    assert_eq!(
-        outcome(&ask_for(&secret, &other_key)),
-        "401 GW_ENROLLMENT_INVALID"
-    );
-    agent::revoke(control, &Actor::Admin, "demo", &agent_id).unwrap();
-    assert_eq!(text(&status(id, &secret).json(), "status"), "revoked");
-    assert_eq!(outcome(&ask_for(&secret, &good)), "401 GW_AGENT_REVOKED");
-    assert_eq!(
-        outcome(&post_json(&demo, "/csr", "", &both)),
-        "401 GW_AGENT_REVOKED"
     );
 }
 
@@ -455,6 +458,24 @@ fn upgrade(demo: &Demo, proof: Option<&Proof>) -> Caller {
     stranger
 }
 
+/// A proof that signs `challenge` for a tunnel of `host`.
+fn proof(certificate: &[u8], key: &KeyPair, host: &str, challenge: &str) -> Proof {
+    let message = handshake::challenge_message(host, challenge);
+    Proof {
+        certificate: certificate.to_vec(),
+        signature: rcgen::SigningKey::sign(key, &message).unwrap(),
+    }
+}
+
+/// The challenge in the answer to an upgrade without a proof.
+fn challenge_of(agent: &mut Caller) -> String {
+    let response = agent.response_to(&Method::GET);
+    assert_eq!(outcome(&response), "401 GW_AGENT_CHALLENGE");
+    handshake::parse_challenge(response.header("www-authenticate"))
+        .unwrap()
+        .to_owned()
+}
+
 #[test]
 fn without_client_certificates_agents_sign_a_challenge() {
     let adjust = |config: &mut gw_interface::config::Config| config.agent_mtls = false;
@@ -482,18 +503,8 @@ fn without_client_certificates_agents_sign_a_challenge() {
         state.path(),
     );
     let (certificate, key) = identity(state.path());
-    let sign = |key: &KeyPair, host: &str, challenge: &str| Proof {
-        certificate: certificate.to_vec(),
-        signature: rcgen::SigningKey::sign(key, &handshake::challenge_message(host, challenge))
-            .unwrap(),
-    };
-    let challenge_of = |stranger: &mut Caller| {
-        let response = stranger.response_to(&Method::GET);
-        assert_eq!(outcome(&response), "401 GW_AGENT_CHALLENGE");
-        handshake::parse_challenge(response.header("www-authenticate"))
-            .unwrap()
-            .to_owned()
-    };
+    let sign =
+        |key: &KeyPair, host: &str, challenge: &str| proof(&certificate, key, host, challenge);
     // A signature by the agent's key of the challenge of this connection is accepted.
     let mut agent = upgrade(&demo, None);
     let challenge = challenge_of(&mut agent);
@@ -507,10 +518,6 @@ fn without_client_certificates_agents_sign_a_challenge() {
     let self_signed = CertificateParams::default()
         .self_signed(&stranger_key)
         .unwrap();
-    let forged = |challenge: &str| Proof {
-        certificate: self_signed.der().to_vec(),
-        ..sign(&stranger_key, HOST, challenge)
-    };
     for what in [
         "nothing",
         "another connection's challenge",
@@ -525,7 +532,7 @@ fn without_client_certificates_agents_sign_a_challenge() {
             "another connection's challenge" => Some(sign(&key, HOST, &challenge)),
             "another service" => Some(sign(&key, "demo--other.eu1.gw.localhost", &fresh)),
             "another key" => Some(sign(&stranger_key, HOST, &fresh)),
-            _ => Some(forged(&fresh)),
+            _ => Some(proof(self_signed.der(), &stranger_key, HOST, &fresh)),
         };
         stranger.send(handshake::request(HOST, proof.as_ref()));
         let response = stranger.response_to(&Method::GET);

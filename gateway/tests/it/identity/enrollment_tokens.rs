@@ -145,6 +145,10 @@ fn a_token_enrolls_as_many_agents_as_it_has_uses_and_names_them() {
         [Value::Null; 0]
     );
 
+    the_audit_log_has_each_use(&api, id);
+}
+
+fn the_audit_log_has_each_use(api: &Api<'_>, id: &str) {
     let log = api.get("/audit-log?account=demo&limit=6").body;
     let actor = format!("enrollment-token {id}");
     assert_eq!(

@@ -175,16 +175,10 @@ fn names_of_others_are_refused() {
         error.contains("another service has it, so a proof is needed"),
         "{error}"
     );
-    assert!(
-        setup
-            .command(&["domain", "remove", "rival", DOMAIN])
-            .is_err()
-    );
-    assert!(
-        setup
-            .command(&["domain", "check", "rival", DOMAIN])
-            .is_err()
-    );
+    for action in ["remove", "check"] {
+        let other = setup.command(&["domain", action, "rival", DOMAIN]);
+        assert!(other.is_err(), "{action}");
+    }
 
     // Both claims are proved: the holder keeps the name.
     let token = setup

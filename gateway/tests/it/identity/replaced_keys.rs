@@ -1,9 +1,9 @@
 //! Keys of agents that a renewal has replaced.
 
 use gw_base::service::rate::Rate;
-use gw_control_plane::control::AgentProof;
 use gw_control_plane::control::changes::audit;
 use gw_control_plane::control::identity::certificate;
+use gw_control_plane::control::{AgentProof, AuditEntryView, Control};
 use gw_gateway::demo::{Demo, Options};
 use gw_shared::id::AgentId;
 use gw_shared::tunnel::frame::Kind;
@@ -53,6 +53,18 @@ fn tunnel(demo: &Demo, certificate: &CertificateDer<'static>, key: &KeyPair) -> 
     tunnel
 }
 
+/// Entries of the audit log about forgotten keys.
+fn forgotten_keys(control: &Control) -> Vec<AuditEntryView> {
+    let query = AuditQuery {
+        account: None,
+        before: None,
+        limit: 100,
+    };
+    let mut entries = audit::list(control, &query).unwrap().items;
+    entries.retain(|entry| entry.action == "agent.forget_key");
+    entries
+}
+
 #[test]
 fn a_replaced_key_signs_no_request_once_a_tunnel_has_used_the_new_one() {
     let demo = Demo::start(&Options {
@@ -71,22 +83,7 @@ fn a_replaced_key_signs_no_request_once_a_tunnel_has_used_the_new_one() {
         )
     };
     let previous_key = || control.records().agents[&agent].previous_key.clone();
-    let forgotten = || {
-        let entries = audit::list(
-            control,
-            &AuditQuery {
-                account: None,
-                before: None,
-                limit: 100,
-            },
-        )
-        .unwrap()
-        .items;
-        entries
-            .into_iter()
-            .filter(|entry| entry.action == "agent.forget_key")
-            .collect::<Vec<_>>()
-    };
+    let forgotten = || forgotten_keys(control);
 
     // The agent may not have got the new certificate: the key before it still gets one, also after
     // a tunnel of its own.

@@ -144,26 +144,30 @@ struct Held {
     released: bool,
 }
 
+/// Starts a backend that counts its requests at `number`, and holds them until they are released.
+fn holding_backend(held: Arc<(Mutex<Held>, Condvar)>, number: usize) -> String {
+    backend::start(move |mut peer| {
+        let (held, changed) = &*held;
+        while peer.request().is_ok() {
+            held.lock().unwrap().requests[number] += 1;
+            changed.notify_all();
+            drop(
+                changed
+                    .wait_while(held.lock().unwrap(), |held| !held.released)
+                    .unwrap(),
+            );
+            peer.send("HTTP/1.1 204 X\r\n\r\n");
+        }
+    })
+}
+
 #[test]
 fn three_replicas_relay_and_are_gone_an_hour_after_they_have_ended() {
     let it = Deployment::new();
     let held = Arc::new((Mutex::new(Held::default()), Condvar::new()));
     let mut pods: Vec<Running> = (0..3)
         .map(|number| {
-            let held = Arc::clone(&held);
-            let backend = backend::start(move |mut peer| {
-                let (held, changed) = &*held;
-                while peer.request().is_ok() {
-                    held.lock().unwrap().requests[number] += 1;
-                    changed.notify_all();
-                    drop(
-                        changed
-                            .wait_while(held.lock().unwrap(), |held| !held.released)
-                            .unwrap(),
-                    );
-                    peer.send("HTTP/1.1 204 X\r\n\r\n");
-                }
-            });
+            let backend = holding_backend(Arc::clone(&held), number);
             Running::new(
                 it.with_token(&mut it.pod(&format!("pod-{number}"), &backend))
                     .spawn()
@@ -275,6 +279,20 @@ fn an_agent_without_a_token_whose_record_was_deleted_says_what_to_do() {
     assert_eq!(pod.exit_code(), Some(0));
 }
 
+/// The number of entries of the audit log about agents that are absent.
+fn noted_absences(control: &Control) -> usize {
+    let query = AuditQuery {
+        account: None,
+        before: None,
+        limit: 100,
+    };
+    let log = audit::list(control, &query).unwrap().items;
+    let notes = log
+        .iter()
+        .filter(|entry| entry.action == "agent.note_absence");
+    notes.count()
+}
+
 #[test]
 fn only_approved_ephemeral_agents_without_a_tunnel_are_deleted() {
     let demo = demo(None);
@@ -309,21 +327,7 @@ fn only_approved_ephemeral_agents_without_a_tunnel_are_deleted() {
             .map(|id| id.to_string())
             .collect()
     };
-    let notes = || {
-        let log = audit::list(
-            control,
-            &AuditQuery {
-                account: None,
-                before: None,
-                limit: 100,
-            },
-        )
-        .unwrap()
-        .items;
-        log.iter()
-            .filter(|entry| entry.action == "agent.note_absence")
-            .count()
-    };
+    let notes = || noted_absences(control);
 
     let connected = BTreeSet::from([returning.clone()]);
     sweep(control, &BTreeSet::new(), NOON);

@@ -123,22 +123,34 @@ fn only_the_file_of_an_agent_is_signed_as_what_it_is() {
     assert_eq!((signed.version, signed.minimum), (own, Some(own)));
     assert_eq!(signed.verify(&ReleaseKey::of(&pair).into()), Ok(()));
 
-    // Nothing is replaced unless it is asked for.
+    a_signed_program_is_replaced_on_demand_only(folder, &signed);
+}
+
+fn a_signed_program_is_replaced_on_demand_only(folder: &Path, signed: &SignedProgram) {
     let (code, text) = agent_program(folder, &arguments("sign", "gw-agent"));
     assert!(
         code == 2 && text.contains("--replace replaces it"),
         "{text}"
     );
-    assert_eq!(described(folder), signed);
+    assert_eq!(described(folder), *signed);
     let (code, text) = agent_program(
         folder,
         &[&arguments("sign", "gw-agent")[..], &["--replace"]].concat(),
     );
     assert!(
-        code == 0 && text.contains(&format!("in place of version {own}")),
+        code == 0 && text.contains(&format!("in place of version {}", signed.version)),
         "{text}"
     );
     assert_eq!(described(folder).minimum, None);
+}
+
+fn wait_for_version(it: &Agent<'_>, version: Version) {
+    eventually("the agent runs this version", || {
+        let view = it.view();
+        view.to_string()
+            .contains(&format!("\"{version}\""))
+            .then_some(())
+    });
 }
 
 #[test]
@@ -176,16 +188,8 @@ fn agents_go_back_to_an_older_program_that_the_release_key_permits() {
     };
     let config = it.configure(&release.configuration(&backend.url));
     let mut agent = it.start(&config);
-    let version_is = |it: &Agent<'_>, version: Version| {
-        eventually("the agent runs this version", || {
-            let view = it.view();
-            view.to_string()
-                .contains(&format!("\"{version}\""))
-                .then_some(())
-        });
-    };
     wait_for_stored(&agent, &described(folder.path()));
-    version_is(&it, newer);
+    wait_for_version(&it, newer);
     // The trial is over with the end of the agent: the version is the lowest that may run.
     agent.signal("TERM");
     assert_eq!(agent.exit_code(), Some(0));
@@ -211,7 +215,7 @@ fn agents_go_back_to_an_older_program_that_the_release_key_permits() {
     };
     let agent = it.start(&config);
     wait_for_stored(&agent, &roll_back);
-    version_is(&it, own);
+    wait_for_version(&it, own);
     let audit = administer(&prepared, &gateway, &["audit", "list"]);
     let audit = String::from_utf8(audit).unwrap();
     assert!(audit.contains("agent_program.roll_back"), "{audit}");
