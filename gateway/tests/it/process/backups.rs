@@ -3,6 +3,7 @@
 mod running;
 
 use std::fs::{self, File};
+use std::net::SocketAddr;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -31,6 +32,12 @@ fn backup(connection: &[&str], file: &Path) -> Command {
     let mut command = gw_gateway();
     command.arg("backup").args(connection).arg(file);
     command
+}
+
+/// Options that name the administration API of a gateway and its token.
+fn connection<'a>(url: &'a str, token: &'a Path) -> [&'a str; 4] {
+    let token = token.to_str().unwrap();
+    ["--admin-url", url, "--admin-token-file", token]
 }
 
 /// Writes a configuration with the data folder `name` beside it.
@@ -66,43 +73,27 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-#[test]
-fn a_backup_under_load_is_restored_to_a_gateway_with_the_same_agent_and_key() {
-    let prepared = Prepared::new();
-    let backend = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello");
-    let (
-        Served {
-            process,
-            address,
-            admin_address,
-            ..
-        },
-        agent,
-    ) = prepared.start(&backend);
-    let create = |admin, number: usize| {
-        prepared.administer(
-            admin,
-            "POST",
-            "/accounts",
-            &json!({ "id": format!("load{number}") }),
-        )
-    };
-    let file = prepared.path("backup.tar.zst");
-    let url = format!("http://{admin_address}");
-    let token = prepared.path("data/admin.token");
-    let connection = [
-        "--admin-url",
-        &url,
-        "--admin-token-file",
-        token.to_str().unwrap(),
-    ];
+/// Creates the account of this number; returns the status of the answer.
+fn create_account(prepared: &Prepared, admin: SocketAddr, number: usize) -> u16 {
+    let account = json!({ "id": format!("load{number}") });
+    prepared.administer(admin, "POST", "/accounts", &account)
+}
+
+/// Backs a gateway up while requests are relayed at `address`, and accounts are created at `admin`.
+/// Returns the number of accounts created before the backup, by its end, and in all.
+fn back_up_under_load(
+    prepared: &Prepared,
+    [address, admin]: [SocketAddr; 2],
+    mut backup: Command,
+) -> (usize, usize, usize) {
     let created = AtomicUsize::new(0);
     let relayed = AtomicUsize::new(0);
     let is_done = AtomicBool::new(false);
     let (before, after) = thread::scope(|scope| {
         scope.spawn(|| {
             while !is_done.load(Ordering::Relaxed) {
-                assert_eq!(create(admin_address, created.load(Ordering::Relaxed)), 201);
+                let number = created.load(Ordering::Relaxed);
+                assert_eq!(create_account(prepared, admin, number), 201);
                 created.fetch_add(1, Ordering::Relaxed);
             }
         });
@@ -122,26 +113,33 @@ fn a_backup_under_load_is_restored_to_a_gateway_with_the_same_agent_and_key() {
             })
         };
         let before = progress(5);
-        let (code, out, err) = run(&mut backup(&connection, &file));
+        let (code, out, err) = run(&mut backup);
         let after = created.load(Ordering::Relaxed);
         progress(after + 5);
         is_done.store(true, Ordering::Relaxed);
         assert_eq!(code, 0, "{out}{err}");
         (before, after)
     });
+    (before, after, created.into_inner())
+}
+
+#[test]
+fn a_backup_under_load_is_restored_to_a_gateway_with_the_same_agent_and_key() {
+    let prepared = Prepared::new();
+    let backend = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello");
+    let (served, agent) = prepared.start(&backend);
+    let create = |admin, number| create_account(&prepared, admin, number);
+    let file = prepared.path("backup.tar.zst");
+    let url = format!("http://{}", served.admin_address);
+    let token = prepared.path("data/admin.token");
+    let connection = connection(&url, &token);
+    let addresses = [served.address, served.admin_address];
+    let (before, after, last) =
+        back_up_under_load(&prepared, addresses, backup(&connection, &file));
     assert_eq!(mode(&file), 0o600);
     let first = prepared.path("first.tar.zst");
     let size = fs::copy(&file, &first).unwrap();
-    let (code, _, message) = run(&mut backup(&connection, &file));
-    assert!(
-        code == 2 && message.contains("exists; give another name, or --force"),
-        "{message}"
-    );
-    let (code, out, err) = run(backup(&connection, &file).args(["--force", "--json"]));
-    assert_eq!(code, 0, "{err}");
-    let told: serde_json::Value = out.parse().unwrap();
-    assert_eq!(told["bytes"], fs::metadata(&file).unwrap().len());
-    assert!(told["bytes"].as_u64().unwrap() >= size / 2);
+    a_file_is_replaced_on_demand_only(&connection, &file, size);
     // The same from standard output.
     let piped = prepared.path("piped.tar.zst");
     let mut command = backup(&connection, Path::new("-"));
@@ -154,8 +152,7 @@ fn a_backup_under_load_is_restored_to_a_gateway_with_the_same_agent_and_key() {
     );
 
     // Nothing of the first gateway is left but the backup, and the trusted authority of callers.
-    let last = created.load(Ordering::Relaxed);
-    drop((agent, process));
+    drop((agent, served));
     assert_eq!(
         names(&prepared.path("data"))
             .iter()
@@ -171,23 +168,7 @@ fn a_backup_under_load_is_restored_to_a_gateway_with_the_same_agent_and_key() {
         "{out}"
     );
     let folder = prepared.path("restored");
-    assert_eq!(
-        names(&folder),
-        [
-            "admin.token",
-            "agent-ca.crt",
-            "agent-ca.key",
-            "dev-ca.crt",
-            "dev-ca.key",
-            "gw.sqlite"
-        ]
-    );
-    assert_eq!(mode(&folder), 0o700);
-    assert!(
-        names(&folder)
-            .iter()
-            .all(|name| mode(&folder.join(name)) == 0o600)
-    );
+    the_folder_is_private(&folder);
     let (code, _, message) = restore(&restored, &piped);
     assert!(
         code == 2 && message.contains("is not empty: it has "),
@@ -203,7 +184,6 @@ fn a_backup_under_load_is_restored_to_a_gateway_with_the_same_agent_and_key() {
     // 200: the account exists. The last backup has all accounts; the admin token is the same.
     assert_eq!(create(served.admin_address, last - 1), 200);
     assert_eq!(create(served.admin_address, last), 201);
-
     drop(served);
 
     // The first backup has everything that was answered before it began, and nothing from after its
@@ -213,6 +193,39 @@ fn a_backup_under_load_is_restored_to_a_gateway_with_the_same_agent_and_key() {
     let served = prepared.serve_with(&config_text(&prepared.path("first"), 0));
     assert_eq!(create(served.admin_address, before - 1), 200);
     assert_eq!(create(served.admin_address, after + 1), 201);
+}
+
+fn a_file_is_replaced_on_demand_only(connection: &[&str], file: &Path, size: u64) {
+    let (code, _, message) = run(&mut backup(connection, file));
+    assert!(
+        code == 2 && message.contains("exists; give another name, or --force"),
+        "{message}"
+    );
+    let (code, out, err) = run(backup(connection, file).args(["--force", "--json"]));
+    assert_eq!(code, 0, "{err}");
+    let told: serde_json::Value = out.parse().unwrap();
+    assert_eq!(told["bytes"], fs::metadata(file).unwrap().len());
+    assert!(told["bytes"].as_u64().unwrap() >= size / 2);
+}
+
+fn the_folder_is_private(folder: &Path) {
+    assert_eq!(
+        names(folder),
+        [
+            "admin.token",
+            "agent-ca.crt",
+            "agent-ca.key",
+            "dev-ca.crt",
+            "dev-ca.key",
+            "gw.sqlite"
+        ]
+    );
+    assert_eq!(mode(folder), 0o700);
+    assert!(
+        names(folder)
+            .iter()
+            .all(|name| mode(&folder.join(name)) == 0o600)
+    );
 }
 
 #[test]
@@ -236,12 +249,7 @@ fn changes_answered_before_a_backup_are_in_it() {
     let url = format!("http://{}", served.admin_address);
     let file = prepared.path("backup.tar.zst");
     let token = prepared.path("data/admin.token");
-    let connection = [
-        "--admin-url",
-        &url,
-        "--admin-token-file",
-        token.to_str().unwrap(),
-    ];
+    let connection = connection(&url, &token);
     assert_eq!(run(&mut backup(&connection, &file)).0, 0);
     assert_eq!(create(served.admin_address, "later"), 201);
     drop(served);
@@ -256,13 +264,9 @@ fn changes_answered_before_a_backup_are_in_it() {
     let url = format!("http://{}", served.admin_address);
     let items = |command: &[&str]| {
         let mut list = gw_gateway();
-        list.args(command).args([
-            "--json",
-            "--admin-url",
-            &url,
-            "--admin-token-file",
-            token.to_str().unwrap(),
-        ]);
+        list.args(command)
+            .args(self::connection(&url, &token))
+            .arg("--json");
         let list: serde_json::Value = run(&mut list).1.parse().unwrap();
         list["items"].as_array().unwrap().clone()
     };
@@ -356,6 +360,19 @@ fn a_stopped_gateway_is_backed_up_and_damaged_archives_are_refused() {
     drop(served);
 }
 
+/// Runs a command with a file system of one page at `folder`, in a namespace. Returns its exit
+/// code, the files left there, and its errors.
+fn on_small_disk(folder: &Path, arguments: &[&Path]) -> (i32, String, String) {
+    let script = r#"mount -t tmpfs -o size=4k,mode=700 none "$1" && shift && "$@"; code=$?;
+                        ls -A "$0"; exit $code"#;
+    let mut command = Command::new("unshare");
+    command
+        .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
+        .arg(folder)
+        .arg(folder);
+    run(command.arg(gw_gateway().get_program()).args(arguments))
+}
+
 #[test]
 fn a_full_disk_leaves_no_half_file_and_is_named() {
     let prepared = Prepared::new();
@@ -390,20 +407,10 @@ fn a_full_disk_leaves_no_half_file_and_is_named() {
         );
     }
     drop(served);
-    // File systems of one page in a namespace: for the file of the backup, and for the data folder
-    // of a restore.
+    // For the file of the backup, and for the data folder of a restore.
     let small = prepared.path("small");
     fs::create_dir(&small).unwrap();
-    let on_small_disk = |arguments: &[&Path]| {
-        let script = r#"mount -t tmpfs -o size=4k,mode=700 none "$1" && shift && "$@"; code=$?;
-                        ls -A "$0"; exit $code"#;
-        let mut command = Command::new("unshare");
-        command
-            .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
-            .arg(&small)
-            .arg(&small);
-        run(command.arg(gw_gateway().get_program()).args(arguments))
-    };
+    let on_small_disk = |arguments: &[&Path]| on_small_disk(&small, arguments);
     let (code, left, message) = on_small_disk(&[
         Path::new("backup"),
         Path::new("--config"),

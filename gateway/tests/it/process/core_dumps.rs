@@ -109,6 +109,33 @@ fn abort(
     }
 }
 
+/// Starts an agent; returns it with the id of its worker.
+fn run_agent(
+    prepared: &Prepared,
+    gateway: &Served,
+    backend: &str,
+    folder: &Path,
+    allowed: bool,
+) -> (Running, u32) {
+    let mut run = gw_agent();
+    run.args(["run", "--backend", backend, "--state-dir"])
+        .arg(prepared.path("agent"));
+    run.env("GW_CORE_DUMPS", allowed.to_string());
+    let log = File::create(prepared.path("agent.log")).unwrap();
+    let agent = Running::new(
+        as_user(&run)
+            .current_dir(folder)
+            .stderr(log)
+            .spawn()
+            .unwrap(),
+    );
+    prepared.wait_for_tunnel(gateway.address);
+    let worker = eventually("the agent has one worker", || {
+        <[u32; 1]>::try_from(children(agent.id())).ok()
+    });
+    (agent, worker[0])
+}
+
 /// Aborts each kind of process.
 fn abort_all(allowed: bool) {
     let prepared = Prepared::new();
@@ -148,25 +175,7 @@ fn abort_all(allowed: bool) {
     let gateway = serve();
     let backend = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
     prepared.set_agent_port(gateway.address.port());
-    let run_agent = || {
-        let mut run = gw_agent();
-        run.args(["run", "--backend", &backend, "--state-dir"])
-            .arg(prepared.path("agent"));
-        run.env("GW_CORE_DUMPS", allowed.to_string());
-        let log = File::create(prepared.path("agent.log")).unwrap();
-        let agent = Running::new(
-            as_user(&run)
-                .current_dir(folder)
-                .stderr(log)
-                .spawn()
-                .unwrap(),
-        );
-        prepared.wait_for_tunnel(gateway.address);
-        let worker = eventually("the agent has one worker", || {
-            <[u32; 1]>::try_from(children(agent.id())).ok()
-        });
-        (agent, worker[0])
-    };
+    let run_agent = || run_agent(&prepared, &gateway, &backend, folder, allowed);
     let (mut agent, worker) = run_agent();
     abort(
         "the supervisor of an agent",

@@ -151,6 +151,14 @@ fn three_commands_relay_a_request() {
         "{line}"
     );
 
+    let status = call(&line, &key, &folder.path().join("gw-ca.crt"));
+    assert_eq!(status, 204);
+    gateway.signal("TERM");
+    assert_eq!(gateway.exit_code(), Some(0));
+}
+
+/// Sends a request to the address in the line that an agent has printed. Returns its status.
+fn call(line: &str, key: &str, authority: &Path) -> u16 {
     let address = line
         .split(" -> ")
         .next()
@@ -160,7 +168,7 @@ fn three_commands_relay_a_request() {
         .unwrap();
     let address = format!("127.0.0.1:{address}").parse().unwrap();
     let mut caller = connect_to(
-        &about(address, &key, folder.path().join("gw-ca.crt")),
+        &about(address, key, authority.to_owned()),
         HOST,
         &[b"http/1.1"],
         None,
@@ -168,9 +176,7 @@ fn three_commands_relay_a_request() {
     caller.send(format!(
         "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
     ));
-    assert_eq!(caller.response().status, 204);
-    gateway.signal("TERM");
-    assert_eq!(gateway.exit_code(), Some(0));
+    caller.response().status.as_u16()
 }
 
 #[test]

@@ -93,6 +93,68 @@ fn issue(names: &[&str], not_after: (i32, u8, u8)) -> (String, String) {
     (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
 }
 
+/// Files of a certificate and a key, more configuration, and parts of the message about them.
+type WrongFiles = (&'static str, &'static str, &'static str, Vec<String>);
+
+fn wrong_files(path: impl Fn(&str) -> String) -> [WrongFiles; 6] {
+    [
+        (
+            "good.crt",
+            "elsewhere.key",
+            "",
+            vec![
+                format!("\n  tls_key: {}: ", path("elsewhere.key")),
+                path("good.crt"),
+            ],
+        ),
+        (
+            "elsewhere.crt",
+            "good.key",
+            "colour = 1\n",
+            vec![
+                format!("\n  tls_key: {}: ", path("good.key")),
+                format!("\n  tls_certificate: {}: ", path("elsewhere.crt")),
+                "eu1.gw.localhost and *.eu1.gw.localhost".to_owned(),
+                "example.com".to_owned(),
+                "\n  colour: ".to_owned(),
+            ],
+        ),
+        (
+            "empty.pem",
+            "good.key",
+            "",
+            vec![format!(
+                "\n  tls_certificate: {}: no certificate",
+                path("empty.pem")
+            )],
+        ),
+        (
+            "good.crt",
+            "empty.pem",
+            "",
+            vec![format!(
+                "\n  tls_key: {}: no private key",
+                path("empty.pem")
+            )],
+        ),
+        (
+            "missing.crt",
+            "missing.key",
+            "",
+            vec![
+                format!("tls_certificate: {}: ", path("missing.crt")),
+                format!("tls_key: {}: ", path("missing.key")),
+            ],
+        ),
+        (
+            "good.key",
+            "good.crt",
+            "",
+            vec!["no certificate".to_owned(), "no private key".to_owned()],
+        ),
+    ]
+}
+
 #[test]
 fn a_check_reports_certificate_errors_with_all_other_mistakes() {
     let directory = tempfile::tempdir().unwrap();
@@ -131,73 +193,17 @@ fn a_check_reports_certificate_errors_with_all_other_mistakes() {
             String::from_utf8(output.stderr).unwrap(),
         )
     };
-    let path = |name: &str| file(name).display().to_string();
     assert_eq!(
         check(&["--check"], "good.crt", "good.key", ""),
         (0, String::new())
     );
-    let wrong: [(&str, &str, &str, &[String]); 6] = [
-        (
-            "good.crt",
-            "elsewhere.key",
-            "",
-            &[
-                format!("\n  tls_key: {}: ", path("elsewhere.key")),
-                path("good.crt"),
-            ],
-        ),
-        (
-            "elsewhere.crt",
-            "good.key",
-            "colour = 1\n",
-            &[
-                format!("\n  tls_key: {}: ", path("good.key")),
-                format!("\n  tls_certificate: {}: ", path("elsewhere.crt")),
-                "eu1.gw.localhost and *.eu1.gw.localhost".to_owned(),
-                "example.com".to_owned(),
-                "\n  colour: ".to_owned(),
-            ],
-        ),
-        (
-            "empty.pem",
-            "good.key",
-            "",
-            &[format!(
-                "\n  tls_certificate: {}: no certificate",
-                path("empty.pem")
-            )],
-        ),
-        (
-            "good.crt",
-            "empty.pem",
-            "",
-            &[format!(
-                "\n  tls_key: {}: no private key",
-                path("empty.pem")
-            )],
-        ),
-        (
-            "missing.crt",
-            "missing.key",
-            "",
-            &[
-                format!("tls_certificate: {}: ", path("missing.crt")),
-                format!("tls_key: {}: ", path("missing.key")),
-            ],
-        ),
-        (
-            "good.key",
-            "good.crt",
-            "",
-            &["no certificate".to_owned(), "no private key".to_owned()],
-        ),
-    ];
+    let wrong = wrong_files(|name| file(name).display().to_string());
     for (certificate, key, more, expected) in wrong {
         // A start reports the same errors and does not serve.
         for arguments in [&["--check"][..], &[]] {
             let (code, message) = check(arguments, certificate, key, more);
             assert_eq!(code, 2, "{message}");
-            for part in expected {
+            for part in &expected {
                 assert!(message.contains(part), "{part} in {message}");
             }
         }

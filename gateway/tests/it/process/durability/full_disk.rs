@@ -43,6 +43,38 @@ struct Revocation {
     request: Option<String>,
 }
 
+impl Revocation {
+    fn new(what: &'static str, method: &'static str, path: &str, body: Value) -> Self {
+        Self {
+            what,
+            method,
+            path: path.to_owned(),
+            body,
+            request: None,
+        }
+    }
+
+    fn delete(what: &'static str, path: &str) -> Self {
+        Self::new(what, "DELETE", path, Value::Null)
+    }
+
+    fn patch(what: &'static str, path: &str, body: Value) -> Self {
+        Self::new(what, "PATCH", path, body)
+    }
+
+    fn post(what: &'static str, path: &str, body: Value) -> Self {
+        Self::new(what, "POST", path, body)
+    }
+
+    /// Adds a request that is let in before the revocation, and refused after it.
+    fn refuses(self, request: String) -> Self {
+        Self {
+            request: Some(request),
+            ..self
+        }
+    }
+}
+
 impl World {
     /// Status, the nodes that are named as pending, and the body.
     fn ask(&self, method: &str, path: &str, body: &Value) -> (u16, Option<String>, Value) {
@@ -161,19 +193,26 @@ impl World {
 
     /// New records, and a revocation of each kind. `round` is part of their names.
     fn prepare(&self, round: usize, states: &Path) -> Vec<Revocation> {
+        let all: Vec<Revocation> = [
+            self.prepare_secrets(),
+            self.prepare_services(round),
+            self.prepare_agents(round, states),
+            self.prepare_others(round),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        for revocation in &all {
+            if let Some(request) = &revocation.request {
+                let what = revocation.what;
+                assert_eq!(self.lets_in(request), self.all(true), "before the {what}");
+            }
+        }
+        all
+    }
+
+    fn prepare_secrets(&self) -> Vec<Revocation> {
         let mut all = Vec::new();
-        let mut add = |what, method, path: &str, body, request| {
-            let path = path.to_owned();
-            all.push(Revocation {
-                what,
-                method,
-                path,
-                body,
-                request,
-            });
-        };
-        let off = || json!({ "enabled": false });
-        let fewer = || json!({ "allowed_services": ["second"] });
         for is_key in [true, false] {
             let new = || {
                 if is_key {
@@ -183,46 +222,37 @@ impl World {
                 }
             };
             let [deleted, disabled, narrowed, rotated] = [(); 4].map(|()| new());
-            add(
-                "deletion of a secret",
-                "DELETE",
-                &deleted.1,
-                Value::Null,
-                Some(deleted.0),
-            );
-            add(
-                "disabling of a secret",
-                "PATCH",
-                &disabled.1,
-                off(),
-                Some(disabled.0),
-            );
-            add(
-                "a smaller list of services",
-                "PATCH",
-                &narrowed.1,
-                fewer(),
-                Some(narrowed.0),
-            );
-            // Access tokens of before stay valid until they expire.
-            let request = is_key.then_some(rotated.0);
-            let path = format!("{}/rotate-secret", rotated.1);
-            add("replacement of a secret", "POST", &path, json!({}), request);
+            let off = json!({ "enabled": false });
+            let fewer = json!({ "allowed_services": ["second"] });
+            let rotation = format!("{}/rotate-secret", rotated.1);
+            let rotation = Revocation::post("replacement of a secret", &rotation, json!({}));
+            all.extend([
+                Revocation::delete("deletion of a secret", &deleted.1).refuses(deleted.0),
+                Revocation::patch("disabling of a secret", &disabled.1, off).refuses(disabled.0),
+                Revocation::patch("a smaller list of services", &narrowed.1, fewer)
+                    .refuses(narrowed.0),
+                // Access tokens of before stay valid until they expire.
+                if is_key {
+                    rotation.refuses(rotated.0)
+                } else {
+                    rotation
+                },
+            ]);
         }
-        for (what, method, body) in [
-            ("disabling of a service", "PATCH", off()),
-            (
-                "fewer modes of a service",
-                "PATCH",
-                json!({ "modes": ["jwt"] }),
-            ),
-            (
-                "no records of a service",
-                "PATCH",
-                json!({ "request_logging": false }),
-            ),
+        all
+    }
+
+    fn prepare_services(&self, round: usize) -> Vec<Revocation> {
+        let off = json!({ "enabled": false });
+        let modes = json!({ "modes": ["jwt"] });
+        let no_records = json!({ "request_logging": false });
+        [
+            ("disabling of a service", "PATCH", off.clone()),
+            ("fewer modes of a service", "PATCH", modes),
+            ("no records of a service", "PATCH", no_records),
             ("deletion of a service", "DELETE", Value::Null),
-        ] {
+        ]
+        .map(|(what, method, body)| {
             let id = format!("s{round}-{}", id_of(what));
             self.create("/accounts/demo/services", &json!({ "id": id }));
             // A key that is off lists the service, too.
@@ -230,57 +260,38 @@ impl World {
             let key = self.create("/accounts/demo/service-keys", &key);
             let key = key["key_id"].as_str().unwrap();
             let path = format!("/accounts/demo/service-keys/{key}");
-            assert_eq!(self.ask("PATCH", &path, &off()).0, 200);
-            add(
-                what,
-                method,
-                &format!("/accounts/demo/services/{id}"),
-                body,
-                None,
-            );
-        }
+            assert_eq!(self.ask("PATCH", &path, &off).0, 200);
+            let service = format!("/accounts/demo/services/{id}");
+            Revocation::new(what, method, &service, body)
+        })
+        .into()
+    }
+
+    fn prepare_agents(&self, round: usize, states: &Path) -> Vec<Revocation> {
         let state = |name: &str| states.join(format!("{name}{round}"));
         let [revoked, deleted, narrowed] =
             ["revoked", "deleted", "narrowed"].map(|name| self.agent(&state(name)));
-        add(
-            "revocation of an agent",
-            "POST",
-            &format!("{revoked}/revoke"),
-            json!({}),
-            None,
-        );
-        add(
-            "deletion of an agent",
-            "DELETE",
-            &deleted,
-            Value::Null,
-            None,
-        );
+        let revocation = format!("{revoked}/revoke");
         let services = json!({ "services": ["second"] });
-        add(
-            "fewer services of an agent",
-            "PATCH",
-            &narrowed,
-            services,
-            None,
-        );
         let tokens = "/accounts/demo/enrollment-tokens";
         let token = self.create(tokens, &json!({ "services": ["echo"] }));
         let path = format!("{tokens}/{}", token["id"].as_str().unwrap());
-        add(
-            "deletion of an enrollment token",
-            "DELETE",
-            &path,
-            Value::Null,
-            None,
-        );
+        vec![
+            Revocation::post("revocation of an agent", &revocation, json!({})),
+            Revocation::delete("deletion of an agent", &deleted),
+            Revocation::patch("fewer services of an agent", &narrowed, services),
+            Revocation::delete("deletion of an enrollment token", &path),
+        ]
+    }
+
+    /// A domain, an account, and the signing key.
+    fn prepare_others(&self, round: usize) -> Vec<Revocation> {
         let name = format!("d{round}.example.net");
         self.create(
             "/accounts/demo/services/second/domains",
             &json!({ "name": name }),
         );
-        let path = format!("/accounts/demo/domains/{name}");
-        add("removal of a domain", "DELETE", &path, Value::Null, None);
+        let domain = format!("/accounts/demo/domains/{name}");
         let account = format!("gone{round}");
         self.create(
             "/accounts",
@@ -293,31 +304,20 @@ impl World {
                 &json!({ "id": id }),
             );
         }
-        let path = format!("/accounts/{account}");
-        add(
-            "no captures of an account",
-            "PATCH",
-            &path,
-            json!({ "capture_allowed": false }),
-            None,
-        );
-        let path = format!("{path}?cascade=true");
-        add("deletion of an account", "DELETE", &path, Value::Null, None);
+        let account = format!("/accounts/{account}");
+        let no_captures = json!({ "capture_allowed": false });
+        let cascade = format!("{account}?cascade=true");
         let now = json!({ "immediately": true });
-        add(
-            "replacement of the signing key",
-            "POST",
-            "/signing-keys/rotate",
-            now,
-            None,
-        );
-        for revocation in &all {
-            if let Some(request) = &revocation.request {
-                let what = revocation.what;
-                assert_eq!(self.lets_in(request), self.all(true), "before the {what}");
-            }
-        }
-        all
+        vec![
+            Revocation::delete("removal of a domain", &domain),
+            Revocation::patch("no captures of an account", &account, no_captures),
+            Revocation::delete("deletion of an account", &cascade),
+            Revocation::post(
+                "replacement of the signing key",
+                "/signing-keys/rotate",
+                now,
+            ),
+        ]
     }
 
     /// Deletes the keys that do not sign any more.
@@ -325,14 +325,11 @@ impl World {
         let (_, _, keys) = self.ask("GET", "/signing-keys", &Value::Null);
         for key in keys["items"].as_array().unwrap() {
             if key["status"] != "active" {
-                let revocation = Revocation {
-                    what: "deletion of a signing key",
-                    method: "DELETE",
-                    path: format!("/signing-keys/{}", key["kid"].as_str().unwrap()),
-                    body: Value::Null,
-                    request: None,
-                };
-                self.revoke(disk, &revocation);
+                let path = format!("/signing-keys/{}", key["kid"].as_str().unwrap());
+                self.revoke(
+                    disk,
+                    &Revocation::delete("deletion of a signing key", &path),
+                );
             }
         }
     }
@@ -367,6 +364,18 @@ impl World {
             assert!(parts.iter().all(|part| detail.contains(part)), "{detail}");
         }
     }
+
+    /// The audit log is valid, and a key is still enabled.
+    fn assert_is_whole(&self, kept: &Value) {
+        let (_, _, verified) = self.ask("GET", "/audit-log/verification", &Value::Null);
+        assert_eq!(verified["valid"], true, "{verified}");
+        let path = format!(
+            "/accounts/other/service-keys/{}",
+            kept["key_id"].as_str().unwrap()
+        );
+        let (status, _, found) = self.ask("GET", &path, &Value::Null);
+        assert_eq!((status, &found["enabled"]), (200, &json!(true)));
+    }
 }
 
 fn get(field: &str) -> String {
@@ -390,6 +399,11 @@ fn start(prepared: &Prepared) -> (process::Served, process::Running, World) {
     (served, agent, world)
 }
 
+fn stop(served: &mut process::Served) {
+    served.process.signal("TERM");
+    assert_eq!(served.process.exit_code(), Some(0));
+}
+
 #[test]
 fn each_revocation_is_in_force_within_a_second_on_a_full_disk() {
     for disk in SmallDisk::of_each_kind() {
@@ -409,8 +423,7 @@ fn each_revocation_is_in_force_within_a_second_on_a_full_disk() {
         let last = [world.key(), world.key()];
         let whole = fs::metadata(&reserve).unwrap().len();
         assert!(whole > 8_000_000, "{whole}");
-        served.process.signal("TERM");
-        assert_eq!(served.process.exit_code(), Some(0));
+        stop(&mut served);
         drop(agent);
         // The write-ahead log begins again, without blocks of its own.
         drop(SqliteStore::open_existing(&prepared.path("data/gw.sqlite")).unwrap());
@@ -425,22 +438,15 @@ fn each_revocation_is_in_force_within_a_second_on_a_full_disk() {
         world.assert_adds_nothing(&disk);
         world.delete_signing_keys(&disk);
         drop(agent);
-        served.process.signal("TERM");
-        assert_eq!(served.process.exit_code(), Some(0));
+        stop(&mut served);
         disk.fill();
         let (served, agent, world) = start(&prepared);
         for revocation in &rounds[2] {
             world.revoke(&disk, revocation);
         }
         world.assert_adds_nothing(&disk);
-        let deletion = |(request, path): (String, String)| Revocation {
-            what: "deletion of a key",
-            method: "DELETE",
-            path,
-            body: Value::Null,
-            request: Some(request),
-        };
-        let [crashed, replaced] = last.map(deletion);
+        let [crashed, replaced] = last
+            .map(|(request, path)| Revocation::delete("deletion of a key", &path).refuses(request));
         drop((served, agent));
         disk.fill();
         let (mut served, agent, world) = start(&prepared);
@@ -454,27 +460,14 @@ fn each_revocation_is_in_force_within_a_second_on_a_full_disk() {
         // What a stolen authority needs, at last: agents cannot get other certificates before there
         // is room.
         let now = json!({ "immediately": true });
-        let revocation = Revocation {
-            what: "replacement of the authority",
-            method: "POST",
-            path: "/agent-ca/replace".to_owned(),
-            body: now,
-            request: None,
-        };
-        world.revoke(&disk, &revocation);
+        let authority = Revocation::post("replacement of the authority", "/agent-ca/replace", now);
+        world.revoke(&disk, &authority);
         world.assert_adds_nothing(&disk);
 
         disk.make_room();
         world.create("/accounts", &json!({ "id": "room" }));
         assert_eq!(fs::metadata(&reserve).unwrap().len(), whole);
-        let (_, _, verified) = world.ask("GET", "/audit-log/verification", &Value::Null);
-        assert_eq!(verified["valid"], true, "{verified}");
-        let path = format!(
-            "/accounts/other/service-keys/{}",
-            kept["key_id"].as_str().unwrap()
-        );
-        let (status, _, found) = world.ask("GET", &path, &Value::Null);
-        assert_eq!((status, &found["enabled"]), (200, &json!(true)));
+        world.assert_is_whole(&kept);
         successor.stop();
         SqliteStore::check(&prepared.path("data/gw.sqlite")).unwrap();
     }
@@ -537,12 +530,8 @@ fn a_node_with_a_full_disk_acknowledges_each_revocation_within_a_second() {
         let rounds = [0, 1].map(|round| world.prepare(round, states.path()));
         let [after_addition, after_restart, at_the_node, last, kept] =
             [(); 5].map(|()| world.key());
-        let deletion = |(request, path): &(String, String)| Revocation {
-            what: "deletion of a key",
-            method: "DELETE",
-            path: path.clone(),
-            body: Value::Null,
-            request: Some(request.clone()),
+        let deletion = |(request, path): &(String, String)| {
+            Revocation::delete("deletion of a key", path).refuses(request.clone())
         };
         let slot = region.status(0)["node"].to_string();
 
@@ -577,8 +566,7 @@ fn a_node_with_a_full_disk_acknowledges_each_revocation_within_a_second() {
         region.kill(0);
         region.restart(0);
         world = region_world(&region);
-        let node = world.nodes.remove(1);
-        world.nodes = vec![node];
+        world.nodes.remove(0);
         let is_unknown_key = |request: &str| {
             let mut caller = connect_to(&world.nodes[0], HOST, &[b"http/1.1"], None);
             caller.send(request);
