@@ -57,46 +57,7 @@ fn live_data_of_all_nodes_is_shown_at_each_of_them() {
     let third = (owner + 2) % 3;
     let slot = region.status(owner)["node"].clone();
     for node in 0..3 {
-        let agents = eventually("all nodes answer in time", || {
-            Some(agents(&region, node)).filter(|agents| agents[0]["missing_nodes"].is_null())
-        });
-        assert_eq!(
-            agents[0]["tunnels"].as_array().unwrap().len(),
-            1,
-            "at node {node}: {agents}"
-        );
-        assert_eq!(agents[0]["tunnels"][0]["node"], slot);
-        let id = agents[0]["agent_id"].as_str().unwrap();
-        let (_, agent) = region.get(node, &format!("/api/v1/accounts/demo/agents/{id}"));
-        assert_eq!(
-            agent["tunnels"].as_array().unwrap().len(),
-            1,
-            "at node {node}: {agent}"
-        );
-
-        let mut browser = signed_in(&region, node);
-        let tunnels = browser.get("/tunnels");
-        assert!(
-            tunnels.text.contains(&format!(
-                "demo--echo</a> <span class=\"muted\">at node {slot}"
-            )),
-            "{}",
-            tunnels.text
-        );
-        assert!(
-            browser
-                .get("/")
-                .text
-                .contains("<dt>Live tunnels</dt><dd><a href=\"/tunnels\">1</a></dd>")
-        );
-        let page = browser.get("/region");
-        let row = node_row(&page, &slot);
-        // Services, tunnels and requests in flight.
-        assert!(
-            row.contains("live") && row.contains("ready") && row.contains(" 1  1  0 "),
-            "{row}"
-        );
-        assert!(page.text.contains("<a href=\"/region\""));
+        a_node_shows_what_all_have(&region, node, &slot);
     }
 
     // The node stays a member, but the others do not reach it.
@@ -123,6 +84,50 @@ fn live_data_of_all_nodes_is_shown_at_each_of_them() {
     eventually("the node answers", || {
         (self::agents(&region, third)[0]["missing_nodes"] == Value::Null).then_some(())
     });
+}
+
+/// `slot` is the node with the tunnel.
+fn a_node_shows_what_all_have(region: &Region, node: usize, slot: &Value) {
+    let agents = eventually("all nodes answer in time", || {
+        Some(agents(region, node)).filter(|agents| agents[0]["missing_nodes"].is_null())
+    });
+    assert_eq!(
+        agents[0]["tunnels"].as_array().unwrap().len(),
+        1,
+        "at node {node}: {agents}"
+    );
+    assert_eq!(agents[0]["tunnels"][0]["node"], *slot);
+    let id = agents[0]["agent_id"].as_str().unwrap();
+    let (_, agent) = region.get(node, &format!("/api/v1/accounts/demo/agents/{id}"));
+    assert_eq!(
+        agent["tunnels"].as_array().unwrap().len(),
+        1,
+        "at node {node}: {agent}"
+    );
+
+    let mut browser = signed_in(region, node);
+    let tunnels = browser.get("/tunnels");
+    assert!(
+        tunnels.text.contains(&format!(
+            "demo--echo</a> <span class=\"muted\">at node {slot}"
+        )),
+        "{}",
+        tunnels.text
+    );
+    assert!(
+        browser
+            .get("/")
+            .text
+            .contains("<dt>Live tunnels</dt><dd><a href=\"/tunnels\">1</a></dd>")
+    );
+    let page = browser.get("/region");
+    let row = node_row(&page, slot);
+    // Services, tunnels and requests in flight.
+    assert!(
+        row.contains("live") && row.contains("ready") && row.contains(" 1  1  0 "),
+        "{row}"
+    );
+    assert!(page.text.contains("<a href=\"/region\""));
 }
 
 #[test]

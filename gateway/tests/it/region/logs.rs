@@ -260,6 +260,26 @@ fn a_node_that_does_not_answer_is_named() {
         (200, &json!([lost]))
     );
     assert_eq!(partial.body["items"].as_array().unwrap().len(), 2);
+    commands_name_the_node(&about, lost);
+    the_console_names_the_node(&about, lost, &path);
+    let partial = api.get("/series?partial=true");
+    assert_eq!(
+        (partial.status, &partial.body["missing_nodes"]),
+        (200, &json!([lost]))
+    );
+    assert_eq!(api.get(&format!("/requests/{}", ids[owner])).status, 200);
+
+    // It is no member any more: searches are complete without it, but its requests are not known to
+    // be gone.
+    world.nodes.place(&[owner, asked]);
+    unavailable(&path);
+    let page = api.get("/requests");
+    assert_eq!((page.status, page.body.get("missing_nodes")), (200, None));
+    let old = api.get("/requests/019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07");
+    assert_eq!(old.status, 404, "older than the log: {old:?}");
+}
+
+fn commands_name_the_node(about: &About, lost: usize) {
     let search = |option: &str| {
         let mut command = process::gw_gateway();
         command.args(["request", "search", "--partial", option]);
@@ -277,7 +297,9 @@ fn a_node_that_does_not_answer_is_named() {
     );
     let listed: Value = serde_json::from_str(&search("--json")).unwrap();
     assert_eq!(listed["missing_nodes"], json!([lost]));
-    // The console names it too.
+}
+
+fn the_console_names_the_node(about: &About, lost: usize, request: &str) {
     let mut browser = Browser::at(about.admin_url.clone());
     browser.sign_in(&about.admin_token, "/");
     for page in ["/requests", "/"] {
@@ -289,22 +311,7 @@ fn a_node_that_does_not_answer_is_named() {
             page.text
         );
     }
-    assert_eq!(browser.get(&path).status, 503);
-    let partial = api.get("/series?partial=true");
-    assert_eq!(
-        (partial.status, &partial.body["missing_nodes"]),
-        (200, &json!([lost]))
-    );
-    assert_eq!(api.get(&format!("/requests/{}", ids[owner])).status, 200);
-
-    // It is no member any more: searches are complete without it, but its requests are not known to
-    // be gone.
-    world.nodes.place(&[owner, asked]);
-    unavailable(&path);
-    let page = api.get("/requests");
-    assert_eq!((page.status, page.body.get("missing_nodes")), (200, None));
-    let old = api.get("/requests/019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07");
-    assert_eq!(old.status, 404, "older than the log: {old:?}");
+    assert_eq!(browser.get(request).status, 503);
 }
 
 #[test]

@@ -327,28 +327,31 @@ fn the_limit_of_a_service_holds_over_all_nodes_and_over_moves() {
     );
 }
 
+/// Runs `gw-gateway region` with the configuration of a node. Returns exit code, output and errors.
+fn run(region: &Region, node: usize, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = process::gw_gateway();
+    command
+        .arg("region")
+        .arg(arguments[0])
+        .arg("--config")
+        .arg(region.config(node))
+        .args(&arguments[1..]);
+    let output = command.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (
+        output.status.code(),
+        text(output.stdout),
+        text(output.stderr),
+    )
+}
+
 #[test]
 fn an_operator_drains_and_removes_a_node() {
     let Some((mut region, _agent, [owner, other, third])) = with_agent() else {
         return;
     };
     let slot = region.status(owner)["node"].to_string();
-    let run = |region: &Region, arguments: &[&str]| {
-        let mut command = process::gw_gateway();
-        command
-            .arg("region")
-            .arg(arguments[0])
-            .arg("--config")
-            .arg(region.config(other))
-            .args(&arguments[1..]);
-        let output = command.output().unwrap();
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        (
-            output.status.code(),
-            text(output.stdout),
-            text(output.stderr),
-        )
-    };
+    let run = |region: &Region, arguments: &[&str]| run(region, other, arguments);
     let (code, _, error) = run(&region, &["remove", &slot]);
     assert_eq!(code, Some(1));
     assert!(

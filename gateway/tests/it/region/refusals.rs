@@ -132,6 +132,22 @@ fn a_refusal_that_lasts_is_shown() {
             .ends_with("ready\n")
     );
 
+    the_command_shows_the_refusal(&region, &slot);
+
+    refuses.store(false, Ordering::Relaxed);
+    let line = region.node(0).log.find(|line| {
+        let line = line.to_string();
+        line.contains("messages of this one").then_some(line)
+    });
+    assert!(
+        line.contains("another node accepts the messages of this one again"),
+        "logged once: {line}"
+    );
+    assert!(others(&region, 0)[0]["refusal"].is_null());
+    assert_eq!(region.metric(0, "gw_region_refused_by"), 0.0);
+}
+
+fn the_command_shows_the_refusal(region: &Region, slot: &Value) {
     let config = region.config(0).with_extension("status.toml");
     let port = format!("admin_listen = \"{}\"", region.node(0).admin_address);
     let text = fs::read_to_string(region.config(0)).unwrap();
@@ -161,16 +177,4 @@ fn a_refusal_that_lasts_is_shown() {
             .any(|node| node["refusal"]["reason"] == "403 Forbidden: because"),
         "{json}"
     );
-
-    refuses.store(false, Ordering::Relaxed);
-    let line = region.node(0).log.find(|line| {
-        let line = line.to_string();
-        line.contains("messages of this one").then_some(line)
-    });
-    assert!(
-        line.contains("another node accepts the messages of this one again"),
-        "logged once: {line}"
-    );
-    assert!(others(&region, 0)[0]["refusal"].is_null());
-    assert_eq!(region.metric(0, "gw_region_refused_by"), 0.0);
 }

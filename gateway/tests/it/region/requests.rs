@@ -9,6 +9,7 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use gw_gateway::demo::About;
 use http::Method;
 
 use crate::support::peers::caller::{Caller, HOST};
@@ -454,6 +455,30 @@ fn a_node_has_no_tunnel() {
     assert_eq!(peer.response().code(), "GW_AGENT_CERTIFICATE_REQUIRED");
 }
 
+/// Sends `requests` requests at once, 100 on each connection. Returns the responses.
+async fn fetch_at_once(about: &About, requests: usize) -> Vec<http2_caller::Response> {
+    let mut connections = Vec::new();
+    for _ in 0..requests / 100 {
+        connections.push(http2_caller::connect_to(about, &h2::client::Builder::new()).await);
+    }
+    let mut responses = Vec::new();
+    for connection in &connections {
+        for _ in 0..100 {
+            responses.push(
+                connection
+                    .begin(connection.request(&Method::GET, "/"), true)
+                    .await
+                    .0,
+            );
+        }
+    }
+    let mut statuses = Vec::new();
+    for response in responses {
+        statuses.push(http2_caller::whole(response).await);
+    }
+    statuses
+}
+
 #[test]
 fn requests_that_wait_for_a_tunnel_are_never_more_at_once_than_its_slots() {
     const REQUESTS: usize = 300;
@@ -482,31 +507,7 @@ fn requests_that_wait_for_a_tunnel_are_never_more_at_once_than_its_slots() {
             // Fails when the test has failed.
             let _ = answered.recv();
         });
-        let statuses = on_a_reactor(async {
-            let mut connections = Vec::new();
-            for _ in 0..REQUESTS / 100 {
-                connections.push(
-                    http2_caller::connect_to(&nodes.about(owner), &h2::client::Builder::new())
-                        .await,
-                );
-            }
-            let mut responses = Vec::new();
-            for connection in &connections {
-                for _ in 0..100 {
-                    responses.push(
-                        connection
-                            .begin(connection.request(&Method::GET, "/"), true)
-                            .await
-                            .0,
-                    );
-                }
-            }
-            let mut statuses = Vec::new();
-            for response in responses {
-                statuses.push(http2_caller::whole(response).await);
-            }
-            statuses
-        });
+        let statuses = on_a_reactor(fetch_at_once(&nodes.about(owner), REQUESTS));
         drop(done);
         statuses
     });

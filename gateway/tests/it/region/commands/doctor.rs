@@ -108,6 +108,22 @@ fn doctor_looks_at_the_region_and_its_key() {
         "add a synchronous standby",
     );
 
+    doctor_looks_at_the_files_of_password_and_key(&server, &node);
+
+    let text = fs::read_to_string(node.config())
+        .unwrap()
+        .replace("\"eu1\"", "\"us2\"");
+    fs::write(node.config(), text).unwrap();
+    let look = examine(&node);
+    assert_finding(
+        &look("region"),
+        "failed",
+        "belongs to eu1.gw.localhost, but this node is of us2",
+        "correct `region`",
+    );
+}
+
+fn doctor_looks_at_the_files_of_password_and_key(server: &Postgres, node: &Node) {
     let password = node.path("password");
     fs::write(&password, "secret\n").unwrap();
     fs::set_permissions(&password, fs::Permissions::from_mode(0o644)).unwrap();
@@ -116,7 +132,7 @@ fn doctor_looks_at_the_region_and_its_key() {
         &format!("store_password_file = \"{}\"\n", password.display()),
     );
     fs::write(node.path("region.key"), "5a".repeat(32)).unwrap();
-    let look = examine(&node);
+    let look = examine(node);
     assert_finding(
         &look("store_password_file"),
         "failed",
@@ -130,19 +146,7 @@ fn doctor_looks_at_the_region_and_its_key() {
         "copy the key",
     );
     fs::set_permissions(&password, fs::Permissions::from_mode(0o600)).unwrap();
-    assert_eq!(examine(&node)("store_password_file").verdict, "ok");
-
-    let text = fs::read_to_string(node.config())
-        .unwrap()
-        .replace("\"eu1\"", "\"us2\"");
-    fs::write(node.config(), text).unwrap();
-    let look = examine(&node);
-    assert_finding(
-        &look("region"),
-        "failed",
-        "belongs to eu1.gw.localhost, but this node is of us2",
-        "correct `region`",
-    );
+    assert_eq!(examine(node)("store_password_file").verdict, "ok");
 }
 
 #[test]
@@ -262,21 +266,7 @@ fn doctor_tells_how_a_standby_follows() {
         "synchronous; 1 connected",
         "",
     );
-    // A user without pg_monitor does not see the state of standbys.
-    primary.sql(
-        "CREATE ROLE plain LOGIN; GRANT USAGE ON SCHEMA gw TO plain; GRANT SELECT ON ALL TABLES IN \
-         SCHEMA gw TO plain",
-    );
-    node.configure(&primary.url().replace("gw@", "plain@"), "");
-    let look = examine(&node);
-    assert_finding(
-        &look("store: standby"),
-        "ok",
-        "synchronous; 1 connected",
-        "",
-    );
-    assert_eq!(look("region key").verdict, "ok");
-    node.configure(&primary.url(), "");
+    a_user_without_pg_monitor_does_not_see_the_state_of_standbys(&primary, &node);
 
     standby.stop();
     connected("0");
@@ -299,4 +289,21 @@ fn doctor_tells_how_a_standby_follows() {
         "only standbys answer",
         "pg_ctl promote",
     );
+}
+
+fn a_user_without_pg_monitor_does_not_see_the_state_of_standbys(primary: &Postgres, node: &Node) {
+    primary.sql(
+        "CREATE ROLE plain LOGIN; GRANT USAGE ON SCHEMA gw TO plain; GRANT SELECT ON ALL TABLES IN \
+         SCHEMA gw TO plain",
+    );
+    node.configure(&primary.url().replace("gw@", "plain@"), "");
+    let look = examine(node);
+    assert_finding(
+        &look("store: standby"),
+        "ok",
+        "synchronous; 1 connected",
+        "",
+    );
+    assert_eq!(look("region key").verdict, "ok");
+    node.configure(&primary.url(), "");
 }

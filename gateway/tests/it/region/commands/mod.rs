@@ -155,6 +155,10 @@ fn a_region_is_created_once_with_its_key() {
         "the key is never replaced"
     );
 
+    another_node_needs_the_key(&server, &node);
+}
+
+fn another_node_needs_the_key(server: &Postgres, node: &Node) {
     let second = Node::new(&server.url());
     let missing = second.refused("init", 1);
     assert!(
@@ -177,7 +181,7 @@ fn a_region_is_created_once_with_its_key() {
             && out.contains("copy the key from a node"),
         "{out}"
     );
-    second.copy_key_from(&node);
+    second.copy_key_from(node);
     second.succeed("join");
 }
 

@@ -69,6 +69,8 @@ fn old_gateway(folder: &Path) {
     stop(served);
 }
 
+const SETTINGS: &str = "  retries                no\n  affinity               cookie:sid\n";
+
 #[test]
 fn a_single_gateway_moves_into_a_region_and_back() {
     if !programs::usable(&["postgresql"]) {
@@ -111,21 +113,7 @@ fn a_single_gateway_moves_into_a_region_and_back() {
 
     // The region goes on where the gateway stopped.
     let served = serve(&mut serve_command(&node.config()));
-    let data = node.path("data");
-    assert_eq!(fs::read(data.join("agent-ca.key")).unwrap(), before);
-    assert_eq!(
-        fs::read(data.join("admin.token")).unwrap(),
-        fs::read(old_data.join("admin.token")).unwrap()
-    );
-    assert!(administer(&served, &data, "service list acme").contains("acme--api.eu1.gw.localhost"));
-    let settings = "  retries                no\n  affinity               cookie:sid\n";
-    assert!(administer(&served, &data, "service show acme api").contains(settings));
-    administer(&served, &data, "account create more");
-    let log = administer(&served, &data, "audit list --limit 100");
-    assert!(
-        log.contains("account.delete") && log.contains("enrollment_token.create"),
-        "{log}"
-    );
+    the_region_goes_on(&served, &node, &old_data, &before);
 
     // The nodes of a region may run during an export.
     let exported = node.path("exported");
@@ -152,14 +140,35 @@ fn a_single_gateway_moves_into_a_region_and_back() {
     assert_eq!(digests(&imported.out), [source.clone(), source.clone()]);
     assert_ne!(sealed, "", "signing keys are sealed: {sealed}");
 
-    // A single gateway serves with the exported folder.
+    a_single_gateway_serves(&node, &exported, &before, &second);
+}
+
+fn the_region_goes_on(served: &Served, node: &Node, old_data: &Path, before: &[u8]) {
+    let data = node.path("data");
+    assert_eq!(fs::read(data.join("agent-ca.key")).unwrap(), before);
+    assert_eq!(
+        fs::read(data.join("admin.token")).unwrap(),
+        fs::read(old_data.join("admin.token")).unwrap()
+    );
+    assert!(administer(served, &data, "service list acme").contains("acme--api.eu1.gw.localhost"));
+    assert!(administer(served, &data, "service show acme api").contains(SETTINGS));
+    administer(served, &data, "account create more");
+    let log = administer(served, &data, "audit list --limit 100");
+    assert!(
+        log.contains("account.delete") && log.contains("enrollment_token.create"),
+        "{log}"
+    );
+}
+
+/// `other` is a node whose region has the exported records.
+fn a_single_gateway_serves(node: &Node, exported: &Path, before: &[u8], other: &Node) {
     let config = node.path("single.toml");
-    fs::write(&config, config_text(&exported, 0)).unwrap();
+    fs::write(&config, config_text(exported, 0)).unwrap();
     let served = serve(&mut serve_command(&config));
-    assert!(administer(&served, &exported, "account list").contains("more"));
-    assert!(administer(&served, &exported, "service show acme api").contains(settings));
+    assert!(administer(&served, exported, "account list").contains("more"));
+    assert!(administer(&served, exported, "service show acme api").contains(SETTINGS));
     assert_eq!(fs::read(exported.join("agent-ca.key")).unwrap(), before);
-    let running = second.with_folder("import", &exported);
+    let running = other.with_folder("import", exported);
     assert!(
         running
             .err
