@@ -243,6 +243,10 @@ fn steps_of_the_clock_of_running_nodes_have_no_effect() {
                 .line_with("agrees with that of PostgreSQL again");
         }
     }
+    certificates_end_in_a_day(&region);
+}
+
+fn certificates_end_in_a_day(region: &Region) {
     let (_, agents) = region.get(0, "/api/v1/accounts/demo/agents");
     let agents = agents["items"].as_array().unwrap();
     assert_eq!(agents.len(), 1 + STEPS.len());

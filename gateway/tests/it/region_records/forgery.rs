@@ -94,98 +94,78 @@ fn region() -> Option<Postgres> {
     Some(postgres)
 }
 
+/// Part of a refusal that names the record of the service key `a`.
+const NAMED: &str = "service_key aaaaaaaaaaaaaaaa";
+/// Part of a refusal that names the set of records.
+const SET: &str = "not those of revision 2";
+
+/// Changes of the tables, and a part of the refusal of each.
+const ATTACKS: &[(&str, &str)] = &[
+    (
+        "UPDATE gw.records SET document = replace(document, 'false', 'true') WHERE id = \
+         'aaaaaaaaaaaaaaaa'",
+        NAMED,
+    ),
+    // The tag of one record under the name of another.
+    (
+        "UPDATE gw.records SET document = b.document, tag = b.tag FROM gw.records b WHERE \
+         records.id = 'aaaaaaaaaaaaaaaa' AND b.id = 'bbbbbbbbbbbbbbbb'",
+        NAMED,
+    ),
+    (
+        "UPDATE gw.records SET tag = NULL WHERE id = 'aaaaaaaaaaaaaaaa'",
+        "no gateway writes",
+    ),
+    (
+        "UPDATE gw.records SET tag = '' WHERE id = 'aaaaaaaaaaaaaaaa'",
+        NAMED,
+    ),
+    (
+        "INSERT INTO gw.records SELECT kind, repeat('e', 16), document, revision, tag FROM \
+         gw.records WHERE kind = 'service_key' LIMIT 1",
+        "service_key eeee",
+    ),
+    (
+        "UPDATE gw.records SET document = document || ' ' WHERE kind = 'signing_key'",
+        "signing_key",
+    ),
+    ("UPDATE gw.records SET tag = '\\x00'", "4 rows"),
+    // All of these rows are authentic.
+    (
+        "UPDATE gw.records SET document = first.document, tag = first.tag FROM first WHERE \
+         records.id = first.id AND first.id = 'aaaaaaaaaaaaaaaa'",
+        SET,
+    ),
+    ("DELETE FROM gw.records WHERE id = 'bbbbbbbbbbbbbbbb'", SET),
+    ("DELETE FROM gw.records WHERE kind = 'signing_key'", SET),
+    ("DELETE FROM gw.records", SET),
+    ("INSERT INTO gw.secrets VALUES ('admin token', '')", SET),
+    (
+        "UPDATE gw.region SET tag = first_region.tag FROM first_region",
+        SET,
+    ),
+    (
+        "UPDATE gw.region SET revision = first_region.revision, last_change = \
+         first_region.last_change, tag = first_region.tag FROM first_region",
+        "not those of revision 1",
+    ),
+    (
+        "UPDATE gw.region SET revision = 3",
+        "not those of revision 3",
+    ),
+    ("UPDATE gw.region SET last_change = gen_random_uuid()", SET),
+    ("UPDATE gw.region SET id = gen_random_uuid()", "4 rows"),
+];
+
 #[test]
 fn rows_that_were_changed_added_swapped_replayed_or_removed_are_refused() {
     let Some(postgres) = region() else { return };
-    let a = "a".repeat(16);
-    let b = "b".repeat(16);
-    let named = format!("service_key {a}");
-    let set = "not those of revision 2";
-    let attacks = [
-        (
-            format!(
-                "UPDATE gw.records SET document = replace(document, 'false', 'true') WHERE id = \
-                  '{a}'"
-            ),
-            &*named,
-        ),
-        // The tag of one record under the name of another.
-        (
-            format!(
-                "UPDATE gw.records SET document = b.document, tag = b.tag FROM gw.records b WHERE \
-                  records.id = '{a}' AND b.id = '{b}'"
-            ),
-            &named,
-        ),
-        (
-            format!("UPDATE gw.records SET tag = NULL WHERE id = '{a}'"),
-            "no gateway writes",
-        ),
-        (
-            format!("UPDATE gw.records SET tag = '' WHERE id = '{a}'"),
-            &named,
-        ),
-        (
-            "INSERT INTO gw.records SELECT kind, repeat('e', 16), document, revision, tag FROM \
-          gw.records WHERE kind = 'service_key' LIMIT 1"
-                .to_owned(),
-            "service_key \
-            eeee",
-        ),
-        (
-            "UPDATE gw.records SET document = document || ' ' WHERE kind = 'signing_key'"
-                .to_owned(),
-            "signing_key",
-        ),
-        ("UPDATE gw.records SET tag = '\\x00'".to_owned(), "4 rows"),
-        // All of these rows are authentic.
-        (
-            format!(
-                "UPDATE gw.records SET document = first.document, tag = first.tag FROM first \
-                  WHERE records.id = first.id AND first.id = '{a}'"
-            ),
-            set,
-        ),
-        (format!("DELETE FROM gw.records WHERE id = '{b}'"), set),
-        (
-            "DELETE FROM gw.records WHERE kind = 'signing_key'".to_owned(),
-            set,
-        ),
-        ("DELETE FROM gw.records".to_owned(), set),
-        (
-            "INSERT INTO gw.secrets VALUES ('admin token', '')".to_owned(),
-            set,
-        ),
-        (
-            "UPDATE gw.region SET tag = first_region.tag FROM first_region".to_owned(),
-            set,
-        ),
-        (
-            "UPDATE gw.region SET revision = first_region.revision, last_change = \
-          first_region.last_change, tag = first_region.tag FROM first_region"
-                .to_owned(),
-            "not \
-            those of revision 1",
-        ),
-        (
-            "UPDATE gw.region SET revision = 3".to_owned(),
-            "not those of revision 3",
-        ),
-        (
-            "UPDATE gw.region SET last_change = gen_random_uuid()".to_owned(),
-            set,
-        ),
-        (
-            "UPDATE gw.region SET id = gen_random_uuid()".to_owned(),
-            "4 rows",
-        ),
-    ];
     postgres.sql(
         "ALTER TABLE gw.records ALTER tag DROP NOT NULL; CREATE TABLE good AS TABLE \
                   gw.records; CREATE TABLE good_region AS TABLE gw.region",
     );
-    for (attack, named) in attacks {
-        postgres.sql(&attack);
+    for (attack, named) in ATTACKS {
+        postgres.sql(attack);
         let refused = PostgresStore::new(&postgres.source("b"))
             .unwrap()
             .load()
@@ -253,20 +233,7 @@ fn changes_that_were_forged_replayed_or_reordered_are_refused() {
             .to_owned(),
     ] {
         postgres.sql(&attack);
-        let mut at = second.clone();
-        let followed = loop {
-            match follower.changes_after(&at) {
-                // The genuine ones before it.
-                Ok(History::Changes(changes)) if !changes.is_empty() => {
-                    at = changes.last().unwrap().0.clone();
-                }
-                // Then all records are loaded.
-                Ok(History::Forgotten) => {
-                    break follower.load().map(|loaded| format!("{loaded:?}"));
-                }
-                followed => break followed.map(|history| format!("{history:?}")),
-            }
-        };
+        let followed = follow(&mut follower, second.clone());
         assert!(
             matches!(followed, Err(StoreError::Forged { count: 1, .. })),
             "{attack}: \
@@ -282,6 +249,23 @@ fn changes_that_were_forged_replayed_or_reordered_are_refused() {
         matches!(&followed, Ok(History::Changes(changes)) if changes.len() == 2),
         "{followed:?}"
     );
+}
+
+/// Follows the changes after `at` to their end, or until all records have to be loaded.
+fn follow(store: &mut PostgresStore, mut at: Position) -> Result<String, StoreError> {
+    loop {
+        match store.changes_after(&at) {
+            // The genuine ones before it.
+            Ok(History::Changes(changes)) if !changes.is_empty() => {
+                at = changes.last().unwrap().0.clone();
+            }
+            // Then all records are loaded.
+            Ok(History::Forgotten) => {
+                return store.load().map(|loaded| format!("{loaded:?}"));
+            }
+            followed => return followed.map(|history| format!("{history:?}")),
+        }
+    }
 }
 
 #[test]

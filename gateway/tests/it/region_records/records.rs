@@ -201,6 +201,18 @@ fn nodes_change_the_same_records_at_the_same_time() {
     );
 }
 
+/// Creates an account; returns status and `Retry-After` of the answer.
+fn create_account(node: &Node, token: &str) -> (u16, Option<String>) {
+    let address = node.gateway.admin_address();
+    administer_at(
+        address,
+        token.trim(),
+        "POST",
+        "/accounts",
+        r#"{"id":"later"}"#,
+    )
+}
+
 #[test]
 fn relaying_goes_on_while_postgresql_is_away() {
     let Some(mut postgres) = Postgres::with_region() else {
@@ -235,15 +247,7 @@ fn relaying_goes_on_while_postgresql_is_away() {
     assert_eq!(node.response(&key).status, 200);
     assert_eq!(admin(node.gateway.admin_address(), "/readyz").0, 200);
     let token = fs::read_to_string(node.data_dir.join("admin.token")).unwrap();
-    let create = || {
-        administer_at(
-            node.gateway.admin_address(),
-            token.trim(),
-            "POST",
-            "/accounts",
-            r#"{"id":"later"}"#,
-        )
-    };
+    let create = || create_account(&node, &token);
     assert_eq!(
         create(),
         (503, Some("1".to_owned())),
@@ -264,15 +268,7 @@ fn relaying_goes_on_while_postgresql_is_away() {
     });
 
     postgres.resume();
-    let create = || {
-        administer_at(
-            node.gateway.admin_address(),
-            token.trim(),
-            "POST",
-            "/accounts",
-            r#"{"id":"later"}"#,
-        )
-    };
+    let create = || create_account(&node, &token);
     eventually("a change is made", || (create().0 == 201).then_some(()));
     eventually("the node notices", || {
         (node.metric("gw_store_away_seconds ") == 0.0).then_some(())

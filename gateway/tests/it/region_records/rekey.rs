@@ -84,28 +84,56 @@ fn region() -> Option<Postgres> {
     Some(postgres)
 }
 
+/// The private keys in the records.
+fn private_keys(Snapshot { records, .. }: &Snapshot) -> Vec<String> {
+    let signing = records.signing_keys.values().map(|key| &key.private_key);
+    let of_authorities = records
+        .authorities
+        .values()
+        .filter_map(|authority| authority.private_key.as_ref());
+    signing
+        .chain(of_authorities)
+        .map(|key| key.reveal().to_owned())
+        .collect()
+}
+
+/// Creates accounts one after the other until `stop`.
+fn create_accounts(postgres: &Postgres, writer: usize, stop: &AtomicBool, made: &AtomicUsize) {
+    let mut store = PostgresStore::new(&postgres.source(&format!("writer{writer}"))).unwrap();
+    let mut at = store.load().unwrap().position;
+    for number in 0.. {
+        if stop.load(Ordering::SeqCst) {
+            break;
+        }
+        let name = format!("w{writer}n{number}");
+        at = loop {
+            match store.commit(&at, &[Step::Put(account(&name))], &entry(&name)) {
+                Ok(position) => break position,
+                Err(StoreError::Stale) => {}
+                Err(error) => panic!("{error}"),
+            }
+            at = match store.changes_after(&at).unwrap() {
+                History::Changes(changes) => {
+                    changes.last().map_or(at, |(position, _)| position.clone())
+                }
+                History::Forgotten | History::Replaced => store.load().unwrap().position,
+            };
+        };
+        made.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
 #[test]
 fn changes_of_the_same_moment_are_kept_under_the_next_key() {
     const WRITERS: usize = 3;
     let Some(postgres) = region() else { return };
     let config = postgres.config(Path::new("/nowhere"));
-    let private = |Snapshot { records, .. }: &Snapshot| {
-        let signing = records.signing_keys.values().map(|key| &key.private_key);
-        let of_authorities = records
-            .authorities
-            .values()
-            .filter_map(|authority| authority.private_key.as_ref());
-        signing
-            .chain(of_authorities)
-            .map(|key| key.reveal().to_owned())
-            .collect::<Vec<_>>()
-    };
     let mut store = PostgresStore::new(&postgres.source("setup")).unwrap();
     let start = store.load().unwrap().position;
     store
         .commit(&start, &[authority()], &entry("authority"))
         .unwrap();
-    let before = private(&load(&postgres, "before").unwrap());
+    let before = private_keys(&load(&postgres, "before").unwrap());
     assert_eq!(before.len(), 2);
     let stop = AtomicBool::new(false);
     let made = AtomicUsize::new(0);
@@ -117,36 +145,8 @@ fn changes_of_the_same_moment_are_kept_under_the_next_key() {
     };
     std::thread::scope(|scope| {
         for writer in 0..WRITERS {
-            let stop = &stop;
-            let made = &made;
-            let postgres = &postgres;
-            scope.spawn(move || {
-                let mut store =
-                    PostgresStore::new(&postgres.source(&format!("writer{writer}"))).unwrap();
-                let mut at = store.load().unwrap().position;
-                for number in 0.. {
-                    if stop.load(Ordering::SeqCst) {
-                        break;
-                    }
-                    let name = format!("w{writer}n{number}");
-                    at = loop {
-                        match store.commit(&at, &[Step::Put(account(&name))], &entry(&name)) {
-                            Ok(position) => break position,
-                            Err(StoreError::Stale) => {}
-                            Err(error) => panic!("{error}"),
-                        }
-                        at = match store.changes_after(&at).unwrap() {
-                            History::Changes(changes) => {
-                                changes.last().map_or(at, |(position, _)| position.clone())
-                            }
-                            History::Forgotten | History::Replaced => {
-                                store.load().unwrap().position
-                            }
-                        };
-                    };
-                    made.fetch_add(1, Ordering::SeqCst);
-                }
-            });
+            let (postgres, stop, made) = (&postgres, &stop, &made);
+            scope.spawn(move || create_accounts(postgres, writer, stop, made));
         }
         wait_for_changes(20);
         let replaced = rekey(&config, false).unwrap();
@@ -166,7 +166,7 @@ fn changes_of_the_same_moment_are_kept_under_the_next_key() {
         after.records.accounts.len(),
         made.load(Ordering::SeqCst) + 1
     );
-    assert_eq!(private(&after), before);
+    assert_eq!(private_keys(&after), before);
     assert_eq!(
         postgres.sql("SELECT count(*) FROM gw.audit WHERE action = 'region.rekey'"),
         "1"
@@ -395,36 +395,7 @@ fn no_request_and_no_change_fails_while_the_key_of_running_nodes_is_replaced() {
     callers.wait_for(100);
     wait_for_keys(&region, &vec![json!(["in use", "next"]); 3]);
 
-    let stop = AtomicBool::new(false);
-    let made = AtomicUsize::new(0);
-    let addresses: Vec<_> = (0..3).map(|node| region.node(node).admin_address).collect();
-    let authorization = format!("Bearer {}", region.admin_token().trim());
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !stop.load(Ordering::SeqCst) {
-                let number = made.load(Ordering::SeqCst);
-                let id = json!({ "id": format!("acme{number}") });
-                let request =
-                    ureq::post(format!("http://{}/api/v1/accounts", addresses[number % 3]));
-                request
-                    .header("Authorization", &authorization)
-                    .send_json(id)
-                    .unwrap();
-                made.fetch_add(1, Ordering::SeqCst);
-            }
-        });
-        let wait_for_changes = |count: usize| {
-            let until = made.load(Ordering::SeqCst) + count;
-            eventually("changes are made", || {
-                (made.load(Ordering::SeqCst) >= until).then_some(())
-            });
-        };
-        wait_for_changes(5);
-        let replaced = command(&region, 1, &["rekey"]);
-        assert!(replaced.status.success(), "{replaced:?}");
-        wait_for_changes(10);
-        stop.store(true, Ordering::SeqCst);
-    });
+    let made = replace_the_key_while_accounts_are_created(&region);
     callers.wait_for(200);
     wait_for_keys(&region, &vec![json!(["in use", "earlier"]); 3]);
     region.wait_for_members(3);
@@ -459,7 +430,6 @@ fn no_request_and_no_change_fails_while_the_key_of_running_nodes_is_replaced() {
         before,
         "the agent did not enroll again"
     );
-    let made = made.load(Ordering::SeqCst);
     let accounts = load(&region.postgres, "reader")
         .unwrap()
         .records
@@ -467,14 +437,52 @@ fn no_request_and_no_change_fails_while_the_key_of_running_nodes_is_replaced() {
         .len();
     assert_eq!(accounts, made + 1);
 
-    // A file with the earlier key is refused.
+    a_file_with_the_earlier_key_is_refused(&region, &earlier);
+}
+
+/// Replaces the key while accounts are created. Returns their number.
+fn replace_the_key_while_accounts_are_created(region: &Region) -> usize {
+    let stop = AtomicBool::new(false);
+    let made = AtomicUsize::new(0);
+    let addresses: Vec<_> = (0..3).map(|node| region.node(node).admin_address).collect();
+    let authorization = format!("Bearer {}", region.admin_token().trim());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::SeqCst) {
+                let number = made.load(Ordering::SeqCst);
+                let id = json!({ "id": format!("acme{number}") });
+                let request =
+                    ureq::post(format!("http://{}/api/v1/accounts", addresses[number % 3]));
+                request
+                    .header("Authorization", &authorization)
+                    .send_json(id)
+                    .unwrap();
+                made.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        let wait_for_changes = |count: usize| {
+            let until = made.load(Ordering::SeqCst) + count;
+            eventually("changes are made", || {
+                (made.load(Ordering::SeqCst) >= until).then_some(())
+            });
+        };
+        wait_for_changes(5);
+        let replaced = command(region, 1, &["rekey"]);
+        assert!(replaced.status.success(), "{replaced:?}");
+        wait_for_changes(10);
+        stop.store(true, Ordering::SeqCst);
+    });
+    made.into_inner()
+}
+
+fn a_file_with_the_earlier_key_is_refused(region: &Region, earlier: &Path) {
     reconfigure(
-        &region,
+        region,
         0,
         "region.key",
         earlier.file_name().unwrap().to_str().unwrap(),
     );
-    let refused = command(&region, 0, &["join"]);
+    let refused = command(region, 0, &["join"]);
     let said = String::from_utf8(refused.stdout).unwrap();
     assert!(
         !refused.status.success() && said.contains("the region key differs"),

@@ -396,6 +396,46 @@ fn a_data_folder_has_one_process() {
     assert!(source.open().is_ok());
 }
 
+/// Creates accounts one after the other until `stop`. Returns those that the store has
+/// acknowledged.
+fn create_accounts(
+    mut store: PostgresStore,
+    writer: &str,
+    mut position: Position,
+    stop: &AtomicBool,
+    [made, unknown]: [&AtomicUsize; 2],
+) -> Vec<String> {
+    let mut acknowledged = Vec::new();
+    for number in 0.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        // After an unknown outcome, another account: the first may be committed late.
+        let id = format!("{writer}{number:06}");
+        while let Some(result) =
+            Some(store.commit(&position, &[Step::Put(account(&id))], &entry(&id)))
+        {
+            match result {
+                Ok(next) => {
+                    position = next;
+                    acknowledged.push(id);
+                    made.fetch_add(1, Ordering::Relaxed);
+                    break;
+                }
+                Err(StoreError::Stale) => {
+                    position = store.load().map_or(position, |all| all.position);
+                }
+                Err(StoreError::Unavailable(_)) => {
+                    unknown.fetch_add(1, Ordering::Relaxed);
+                    break;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+    acknowledged
+}
+
 #[test]
 fn acknowledged_changes_survive_kills_and_stops_of_the_server() {
     let rounds =
@@ -409,43 +449,9 @@ fn acknowledged_changes_survive_kills_and_stops_of_the_server() {
     let unknown = AtomicUsize::new(0);
     let acknowledged: Vec<String> = std::thread::scope(|scope| {
         let writers = ["a", "b", "c"].map(|writer| {
-            let mut store = open(&postgres, writer);
-            let start = &start;
-            let stop = &stop;
-            let made = &made;
-            let unknown = &unknown;
-            scope.spawn(move || {
-                let mut position = start.clone();
-                let mut acknowledged = Vec::new();
-                for number in 0.. {
-                    if stop.load(Ordering::Relaxed) {
-                        break;
-                    }
-                    // After an unknown outcome, another account: the first may be committed late.
-                    let id = format!("{writer}{number:06}");
-                    while let Some(result) =
-                        Some(store.commit(&position, &[Step::Put(account(&id))], &entry(&id)))
-                    {
-                        match result {
-                            Ok(next) => {
-                                position = next;
-                                acknowledged.push(id);
-                                made.fetch_add(1, Ordering::Relaxed);
-                                break;
-                            }
-                            Err(StoreError::Stale) => {
-                                position = store.load().map_or(position, |all| all.position);
-                            }
-                            Err(StoreError::Unavailable(_)) => {
-                                unknown.fetch_add(1, Ordering::Relaxed);
-                                break;
-                            }
-                            Err(error) => panic!("{error}"),
-                        }
-                    }
-                }
-                acknowledged
-            })
+            let store = open(&postgres, writer);
+            let (start, stop, counts) = (start.clone(), &stop, [&made, &unknown]);
+            scope.spawn(move || create_accounts(store, writer, start, stop, counts))
         });
         let _stop = StopOnDrop(&stop);
         for round in 0..rounds {
@@ -453,27 +459,7 @@ fn acknowledged_changes_survive_kills_and_stops_of_the_server() {
             eventually("changes are made", || {
                 (made.load(Ordering::Relaxed) >= until).then_some(())
             });
-            match round % 3 {
-                // The server ends all sessions, and recovers.
-                0 => assert!(send_signal(session(&postgres), "KILL")),
-                1 => {
-                    let processes = postgres.processes();
-                    for id in &processes {
-                        send_signal(*id, "STOP");
-                    }
-                    let until = unknown.load(Ordering::Relaxed) + 1;
-                    eventually("a change fails", || {
-                        (unknown.load(Ordering::Relaxed) >= until).then_some(())
-                    });
-                    for id in &processes {
-                        send_signal(*id, "CONT");
-                    }
-                }
-                _ => {
-                    postgres.stop();
-                    postgres.resume();
-                }
-            }
+            disturb(&mut postgres, round, &unknown);
         }
         stop.store(true, Ordering::Relaxed);
         writers
@@ -503,6 +489,31 @@ fn acknowledged_changes_survive_kills_and_stops_of_the_server() {
         acknowledged.len(),
         entries.len()
     );
+}
+
+/// Kills a session of the server, holds its processes until a change fails, or starts it again.
+fn disturb(postgres: &mut Postgres, round: usize, unknown: &AtomicUsize) {
+    match round % 3 {
+        // The server ends all sessions, and recovers.
+        0 => assert!(send_signal(session(postgres), "KILL")),
+        1 => {
+            let processes = postgres.processes();
+            for id in &processes {
+                send_signal(*id, "STOP");
+            }
+            let until = unknown.load(Ordering::Relaxed) + 1;
+            eventually("a change fails", || {
+                (unknown.load(Ordering::Relaxed) >= until).then_some(())
+            });
+            for id in &processes {
+                send_signal(*id, "CONT");
+            }
+        }
+        _ => {
+            postgres.stop();
+            postgres.resume();
+        }
+    }
 }
 
 /// Ends the writers, also after a panic.

@@ -1,5 +1,8 @@
 //! A forged key, and the repair of the region.
 
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
 use gw_control_plane::control::CallerSecretChanges;
 use gw_control_plane::control::records::caller_secret;
 
@@ -36,33 +39,9 @@ fn a_forged_key_gives_no_access_and_the_region_is_repaired() {
     };
     eventually("the copy is written", copied);
 
-    // Another secret for a genuine key, and a revoked key that is enabled again.
-    let document = postgres.sql(&format!(
-        "SELECT document FROM gw.records WHERE id = '{key_id}'"
-    ));
     let evil = "gw_sk_eeeeeeeeeeeeeeee.secret";
-    let hash = serde_json::to_string(&SecretHash::of("secret")).unwrap();
-    let mut forged: Value = serde_json::from_str(&document).unwrap();
-    (forged["id"], forged["secret"]) =
-        ("e".repeat(16).into(), serde_json::from_str(&hash).unwrap());
-    forge(
-        &postgres,
-        "service_key",
-        &"e".repeat(16),
-        &forged.to_string(),
-    );
-    let document = postgres.sql(&format!(
-        "SELECT document FROM gw.records WHERE id = '{revoked_id}'"
-    ));
-    forge(
-        &postgres,
-        "service_key",
-        &revoked_id,
-        &document.replace("false", "true"),
-    );
-    eventually("the node notices", || {
-        (node.metric("gw_store_refused_records ") > 0.0).then_some(())
-    });
+    forge_keys(&postgres, &key_id, &revoked_id);
+    wait_for_refused_records(&node, |count| count > 0.0);
     let outcomes = |node: &Node| [&good, evil, &revoked].map(|key| node.response(key).status);
     assert_eq!(outcomes(&node), [200, 502, 502]);
     let new = NewAccount {
@@ -71,35 +50,90 @@ fn a_forged_key_gives_no_access_and_the_region_is_repaired() {
         domains_max: None,
         managed_by: None,
     };
-    let refused = account::create(node.gateway.control(), &Actor::Admin, &new)
+    a_change_is_refused(&node, &new);
+
+    let node = start_again(&postgres, node);
+    eventually("a request is relayed", || {
+        (node.response(&good).status == 200).then_some(())
+    });
+    assert_eq!(outcomes(&node), [200, 502, 502]);
+    wait_for_refused_records(&node, |count| count == 2.0);
+
+    let empty = folder.path().join("b");
+    a_node_without_a_copy_does_not_start(&postgres, &empty);
+
+    let path = folder.path().join("gateway.toml");
+    std::fs::write(&path, postgres.config_text(&node.data_dir)).unwrap();
+    let ended = repair(&path, &[]);
+    assert!(ended.status.success(), "{ended:?}");
+    assert!(
+        String::from_utf8_lossy(&ended.stdout).contains("Wrote the records of revision"),
+        "{ended:?}"
+    );
+    wait_for_refused_records(&node, |count| count == 0.0);
+    assert_eq!(outcomes(&node), [200, 502, 502]);
+    account::create(node.gateway.control(), &Actor::Admin, &new).unwrap();
+    let _other = a_node_without_a_copy_starts_again(&postgres, empty);
+    let ended = repair(&path, &[]);
+    assert!(
+        String::from_utf8_lossy(&ended.stderr).contains("there is nothing to repair"),
+        "{ended:?}"
+    );
+
+    missing_changes_are_discarded_on_demand_only(&postgres, &node, &path);
+}
+
+/// Writes another secret for a genuine key, and a revoked key that is enabled again.
+fn forge_keys(postgres: &Postgres, key_id: &str, revoked_id: &str) {
+    let document = postgres.sql(&format!(
+        "SELECT document FROM gw.records WHERE id = '{key_id}'"
+    ));
+    let hash = serde_json::to_string(&SecretHash::of("secret")).unwrap();
+    let mut forged: Value = serde_json::from_str(&document).unwrap();
+    (forged["id"], forged["secret"]) =
+        ("e".repeat(16).into(), serde_json::from_str(&hash).unwrap());
+    forge(
+        postgres,
+        "service_key",
+        &"e".repeat(16),
+        &forged.to_string(),
+    );
+    let document = postgres.sql(&format!(
+        "SELECT document FROM gw.records WHERE id = '{revoked_id}'"
+    ));
+    forge(
+        postgres,
+        "service_key",
+        revoked_id,
+        &document.replace("false", "true"),
+    );
+}
+
+fn a_change_is_refused(node: &Node, new: &NewAccount) {
+    let refused = account::create(node.gateway.control(), &Actor::Admin, new)
         .unwrap_err()
         .to_string();
     assert!(
         refused.contains("gw.changes has no valid tag") && refused.contains("region repair"),
         "{refused}"
     );
+}
 
-    // A node that starts now uses the copy in its data folder.
+/// Starts a node again, at the same port. It uses the copy in its data folder.
+fn start_again(postgres: &Postgres, node: Node) -> Node {
     let port = node.gateway.address().port();
     let _port = hold(node.gateway.address());
     node.gateway.drain();
     let mut config = postgres.config(&node.data_dir);
     config.listen.set_port(port);
-    let node = Node {
+    Node {
         gateway: Gateway::start(&config).unwrap(),
         data_dir: node.data_dir,
-    };
-    eventually("a request is relayed", || {
-        (node.response(&good).status == 200).then_some(())
-    });
-    assert_eq!(outcomes(&node), [200, 502, 502]);
-    eventually("the node notices", || {
-        (node.metric("gw_store_refused_records ") == 2.0).then_some(())
-    });
+    }
+}
 
-    // A node without a copy does not start.
-    let empty = folder.path().join("b");
-    let refused = Gateway::start(&postgres.config(&empty))
+fn a_node_without_a_copy_does_not_start(postgres: &Postgres, folder: &Path) {
+    let refused = Gateway::start(&postgres.config(folder))
         .err()
         .unwrap()
         .to_string();
@@ -107,55 +141,44 @@ fn a_forged_key_gives_no_access_and_the_region_is_repaired() {
         refused.contains("service_key eeeeeeeeeeeeeeee"),
         "{refused}"
     );
+}
 
-    let path = folder.path().join("gateway.toml");
-    std::fs::write(&path, postgres.config_text(&node.data_dir)).unwrap();
-    let ended = gw_gateway()
-        .args(["region", "repair", "--config"])
-        .arg(&path)
-        .output()
-        .unwrap();
-    assert!(ended.status.success(), "{ended:?}");
-    assert!(
-        String::from_utf8_lossy(&ended.stdout).contains("Wrote the records of revision"),
-        "{ended:?}"
-    );
-    eventually("the node uses the database again", || {
-        (node.metric("gw_store_refused_records ") == 0.0).then_some(())
-    });
-    assert_eq!(outcomes(&node), [200, 502, 502]);
-    account::create(node.gateway.control(), &Actor::Admin, &new).unwrap();
+fn a_node_without_a_copy_starts_again(postgres: &Postgres, data_dir: PathBuf) -> Node {
     let other = Node {
-        gateway: Gateway::start(&postgres.config(&empty)).unwrap(),
-        data_dir: empty,
+        gateway: Gateway::start(&postgres.config(&data_dir)).unwrap(),
+        data_dir,
     };
     assert_eq!(other.gateway.control().records().service_keys.len(), 2);
     assert_eq!(
         postgres.sql("SELECT actor FROM gw.audit WHERE action = 'region.repair'"),
         "operator"
     );
-    let ended = gw_gateway()
-        .args(["region", "repair", "--config"])
-        .arg(&path)
-        .output()
-        .unwrap();
-    assert!(
-        String::from_utf8_lossy(&ended.stderr).contains("there is nothing to repair"),
-        "{ended:?}"
-    );
+    other
+}
 
-    // Changes that are missing are not discarded unasked.
+fn wait_for_refused_records(node: &Node, is_expected: fn(f64) -> bool) {
+    eventually("the node refuses this number of records", || {
+        is_expected(node.metric("gw_store_refused_records ")).then_some(())
+    });
+}
+
+/// Runs `gw-gateway region repair`.
+fn repair(config: &Path, more: &[&str]) -> Output {
+    gw_gateway()
+        .args(["region", "repair", "--config"])
+        .arg(config)
+        .args(more)
+        .output()
+        .unwrap()
+}
+
+fn missing_changes_are_discarded_on_demand_only(postgres: &Postgres, node: &Node, config: &Path) {
     postgres.sql(
         "UPDATE gw.region SET revision = revision + 5; UPDATE gw.records SET tag = ''; DELETE \
               FROM gw.changes",
     );
     let repair = |more: &[&str]| {
-        let ended = gw_gateway()
-            .args(["region", "repair", "--config"])
-            .arg(&path)
-            .args(more)
-            .output()
-            .unwrap();
+        let ended = repair(config, more);
         String::from_utf8([ended.stdout, ended.stderr].concat()).unwrap()
     };
     assert!(
@@ -164,7 +187,5 @@ fn a_forged_key_gives_no_access_and_the_region_is_repaired() {
         repair(&[])
     );
     assert!(repair(&["--discard-later-changes"]).contains("Wrote the records of revision"));
-    eventually("the node uses the database again", || {
-        (node.metric("gw_store_refused_records ") == 0.0).then_some(())
-    });
+    wait_for_refused_records(node, |count| count == 0.0);
 }

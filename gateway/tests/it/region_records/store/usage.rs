@@ -72,8 +72,12 @@ fn counts_of_several_nodes_are_added_and_a_repetition_changes_nothing() {
         16
     );
 
+    counts_are_found_by_label_and_position(&postgres, &everything);
+}
+
+fn counts_are_found_by_label_and_position(postgres: &Postgres, everything: &UsageQuery) {
     let of = |query: UsageQuery| -> Vec<String> {
-        let rows = open(&postgres, "b").usage(&query).unwrap().unwrap();
+        let rows = open(postgres, "b").usage(&query).unwrap().unwrap();
         rows.into_iter()
             .map(|row| format!("{} {}", row.date, row.label))
             .collect()
@@ -95,7 +99,7 @@ fn counts_of_several_nodes_are_added_and_a_repetition_changes_nothing() {
     let label = UsageQuery {
         label_prefix: "acme-x--b".to_owned(),
         limit: 1,
-        ..everything
+        ..everything.clone()
     };
     assert_eq!(of(label), ["2026-11-21 acme-x--b"]);
 }
