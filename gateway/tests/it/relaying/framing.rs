@@ -431,12 +431,8 @@ fn malformed_http2_messages_are_stream_errors() {
         ("x-gw-service-key", key),
     ];
     let head = |flags: u8, fields: &[(&str, &str)]| {
-        frame(
-            HEADERS,
-            END_HEADERS | flags,
-            1,
-            &http2_frames::block(fields),
-        )
+        let block = http2_frames::block(fields);
+        frame(HEADERS, END_HEADERS | flags, 1, &block)
     };
     let with = |field: (&'static str, &'static str)| [&whole[..], &[field]].concat();
     let without_authority = |scheme: &'static str| {

@@ -66,6 +66,37 @@ fn options_asterisk_reaches_the_backend_unchanged() {
     }
 }
 
+/// The version and fields of a request, and the values of `TE`, `Connection` and `Upgrade` that
+/// reach the backend.
+const TE: &[(&str, &str, [&str; 3])] = &[
+    ("1.1", "", ["", "", ""]),
+    (
+        "1.1",
+        "TE: trailers\r\nConnection: TE\r\n",
+        ["trailers", "TE", ""],
+    ),
+    ("1.1", "TE: trailers\r\n", ["trailers", "TE", ""]),
+    (
+        "1.1",
+        "TE: gzip;q=0.5, trailers\r\nConnection: close, te\r\n",
+        ["trailers", "TE", ""],
+    ),
+    ("1.1", "TE: gzip\r\nConnection: TE\r\n", ["", "", ""]),
+    ("1.1", "Connection: TE\r\n", ["", "", ""]),
+    (
+        "1.1",
+        "Upgrade: foo\r\nConnection: upgrade\r\n",
+        ["", "upgrade", "foo"],
+    ),
+    (
+        "1.1",
+        "TE: trailers\r\nUpgrade: foo\r\nConnection: upgrade, TE\r\n",
+        ["trailers", "upgrade, TE", "foo"],
+    ),
+    // Callers of HTTP/1.0 get no trailers.
+    ("1.0", "TE: trailers\r\nConnection: TE\r\n", ["", "", ""]),
+];
+
 #[test]
 fn te_reaches_an_http1_backend_with_its_connection_option() {
     let (seen, heads) = mpsc::channel();
@@ -83,34 +114,7 @@ fn te_reaches_an_http1_backend_with_its_connection_option() {
             );
         }
     })));
-    for (version, fields, expected) in [
-        ("1.1", "", ["", "", ""]),
-        (
-            "1.1",
-            "TE: trailers\r\nConnection: TE\r\n",
-            ["trailers", "TE", ""],
-        ),
-        ("1.1", "TE: trailers\r\n", ["trailers", "TE", ""]),
-        (
-            "1.1",
-            "TE: gzip;q=0.5, trailers\r\nConnection: close, te\r\n",
-            ["trailers", "TE", ""],
-        ),
-        ("1.1", "TE: gzip\r\nConnection: TE\r\n", ["", "", ""]),
-        ("1.1", "Connection: TE\r\n", ["", "", ""]),
-        (
-            "1.1",
-            "Upgrade: foo\r\nConnection: upgrade\r\n",
-            ["", "upgrade", "foo"],
-        ),
-        (
-            "1.1",
-            "TE: trailers\r\nUpgrade: foo\r\nConnection: upgrade, TE\r\n",
-            ["trailers", "upgrade, TE", "foo"],
-        ),
-        // Callers of HTTP/1.0 get no trailers.
-        ("1.0", "TE: trailers\r\nConnection: TE\r\n", ["", "", ""]),
-    ] {
+    for (version, fields, expected) in TE {
         let mut caller = connect(&demo);
         caller.send(request(&demo, "GET /", &format!("{fields}\r\n")).replacen(
             "HTTP/1.1",
@@ -128,7 +132,7 @@ fn te_reaches_an_http1_backend_with_its_connection_option() {
         );
         assert_eq!(
             heads.recv_timeout(SOON).unwrap(),
-            expected,
+            *expected,
             "{version} {fields:?}"
         );
     }

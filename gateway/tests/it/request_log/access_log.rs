@@ -88,48 +88,7 @@ fn every_request_has_a_line_with_the_fields_of_its_record() {
         assert_eq!(line(&path, id), shown);
     }
 
-    // Requests that the request log does not have: of a service without it, and of no service.
-    assert_eq!(
-        api.ask(
-            "PATCH",
-            "/accounts/demo/services/echo",
-            &json!({ "request_logging": false })
-        )
-        .status,
-        200
-    );
-    let unlogged = eventually("the service is not logged", || {
-        let (_, id) = call(
-            &demo,
-            &request(&demo, "POST /unlogged", "Content-Length: 2\r\n\r\nhi"),
-        );
-        line(&path, &id);
-        (api.get(&format!("/requests/{id}")).status == 404).then_some(id)
-    });
-    let unlogged = line(&path, &unlogged);
-    let key_id = key.trim_start_matches("gw_sk_").split('.').next().unwrap();
-    for (field, value) in [
-        ("account", json!("demo")),
-        ("service", json!("echo")),
-        ("status", json!(404)),
-        ("path", json!("/unlogged")),
-        ("caller_id", json!(key_id)),
-        ("bytes_in", json!(2)),
-        ("bytes_taken", json!(2)),
-    ] {
-        assert_eq!(unlogged[field], value, "{field}");
-    }
-    let (_, stray) = call(
-        &demo,
-        "GET /?secret=hidden HTTP/1.1\r\nHost: other.example.com\r\n\r\n",
-    );
-    let stray = line(&path, &stray);
-    assert_eq!(
-        (&stray["service"], &stray["code"], &stray["query"]),
-        (&json!(""), &json!("GW_MISDIRECTED"), &json!("secret=***"))
-    );
-    let (_, invalid) = call(&demo, "GET /%zz HTTP/1.1\r\nHost: a b\r\n\r\n");
-    assert_eq!(line(&path, &invalid)["code"], "GW_BAD_REQUEST");
+    requests_that_the_request_log_does_not_have_have_lines(&demo, &path);
 
     let expected = format!("gw_access_log_written_total {}\n", lines(&path).len());
     // A line is counted after it is written.
@@ -148,6 +107,53 @@ fn every_request_has_a_line_with_the_fields_of_its_record() {
         "{text}"
     );
     demo.stop();
+}
+
+/// Requests of a service without the request log, and of no service.
+fn requests_that_the_request_log_does_not_have_have_lines(demo: &Demo, path: &Path) {
+    let api = Api(&demo.about);
+    let key = &demo.about.service_key;
+    assert_eq!(
+        api.ask(
+            "PATCH",
+            "/accounts/demo/services/echo",
+            &json!({ "request_logging": false })
+        )
+        .status,
+        200
+    );
+    let unlogged = eventually("the service is not logged", || {
+        let (_, id) = call(
+            demo,
+            &request(demo, "POST /unlogged", "Content-Length: 2\r\n\r\nhi"),
+        );
+        line(path, &id);
+        (api.get(&format!("/requests/{id}")).status == 404).then_some(id)
+    });
+    let unlogged = line(path, &unlogged);
+    let key_id = key.trim_start_matches("gw_sk_").split('.').next().unwrap();
+    for (field, value) in [
+        ("account", json!("demo")),
+        ("service", json!("echo")),
+        ("status", json!(404)),
+        ("path", json!("/unlogged")),
+        ("caller_id", json!(key_id)),
+        ("bytes_in", json!(2)),
+        ("bytes_taken", json!(2)),
+    ] {
+        assert_eq!(unlogged[field], value, "{field}");
+    }
+    let (_, stray) = call(
+        demo,
+        "GET /?secret=hidden HTTP/1.1\r\nHost: other.example.com\r\n\r\n",
+    );
+    let stray = line(path, &stray);
+    assert_eq!(
+        (&stray["service"], &stray["code"], &stray["query"]),
+        (&json!(""), &json!("GW_MISDIRECTED"), &json!("secret=***"))
+    );
+    let (_, invalid) = call(demo, "GET /%zz HTTP/1.1\r\nHost: a b\r\n\r\n");
+    assert_eq!(line(path, &invalid)["code"], "GW_BAD_REQUEST");
 }
 
 /// Sends a request; returns its id.
@@ -239,18 +245,8 @@ fn lines_go_to_standard_output() {
     while lines.recv_timeout(SOON).unwrap()["id"] != id {}
 }
 
-#[test]
-fn a_full_disk_loses_lines_only_while_it_is_full() {
-    if !programs::usable(&["unshare"]) {
-        return;
-    }
-    let prepared = Prepared::new();
-    let folder = prepared.path("logs");
-    fs::create_dir(&folder).unwrap();
-    let path = folder.join("access.jsonl");
-    let config = format!("{}access_log = \"{}\"\n", prepared.config(), path.display());
-    fs::write(prepared.path("gateway.toml"), config).unwrap();
-    // Mounts a file system of 256 KiB in a mount namespace that ends with the process.
+/// A gateway with a file system of 256 KiB at `folder`, in a mount namespace that ends with it.
+fn serve_on_a_small_disk(prepared: &Prepared, folder: &Path) -> Command {
     let script = r#"mount -t tmpfs -o size=256k,mode=700 none "$1" && shift && exec "$@""#;
     let mut command = Command::new("unshare");
     command
@@ -263,12 +259,34 @@ fn a_full_disk_loses_lines_only_while_it_is_full() {
             script,
             "sh",
         ])
-        .arg(&folder);
-    command
+        .arg(folder)
         .arg(gw_gateway().get_program())
         .arg("serve")
         .arg("--config")
         .arg(prepared.path("gateway.toml"));
+    command
+}
+
+/// A line of the log whose message ends with `end`.
+fn message(line: &Value, end: &str) -> Option<Value> {
+    line["message"]
+        .as_str()?
+        .ends_with(end)
+        .then_some(line.clone())
+}
+
+#[test]
+fn a_full_disk_loses_lines_only_while_it_is_full() {
+    if !programs::usable(&["unshare"]) {
+        return;
+    }
+    let prepared = Prepared::new();
+    let folder = prepared.path("logs");
+    fs::create_dir(&folder).unwrap();
+    let path = folder.join("access.jsonl");
+    let config = format!("{}access_log = \"{}\"\n", prepared.config(), path.display());
+    fs::write(prepared.path("gateway.toml"), config).unwrap();
+    let mut command = serve_on_a_small_disk(&prepared, &folder);
     let Served {
         process,
         address,
@@ -301,12 +319,32 @@ fn a_full_disk_loses_lines_only_while_it_is_full() {
         (metric("gw_access_log_dropped_total") > 0).then_some(())
     });
     assert_eq!(metric("gw_access_log_failing"), 1);
-    let message = |line: &Value, end: &str| {
-        line["message"]
-            .as_str()?
-            .ends_with(end)
-            .then_some(line.clone())
-    };
+    the_failure_is_logged_and_found(&prepared, &log, &path, &inside(&path));
+
+    drop(file);
+    fs::remove_file(&filler).unwrap();
+    eventually("lines are written again", || {
+        ask(&prepared, address);
+        (metric("gw_access_log_failing") == 0).then_some(())
+    });
+    log.find(|line| message(line, ": records are written again"));
+    // The last line before the disk was full may be cut off. The next one begins on a line of its
+    // own.
+    let after = ask(&prepared, address);
+    let text = eventually("the line of the last request", || {
+        let text = fs::read_to_string(inside(&path)).unwrap();
+        (text.ends_with('\n') && text.contains(&after)).then_some(text)
+    });
+    at_most_one_line_is_cut(&text, [&before, &after]);
+}
+
+/// `inside` is `path` for processes in another mount namespace.
+fn the_failure_is_logged_and_found(
+    prepared: &Prepared,
+    log: &process::Log,
+    path: &Path,
+    inside: &Path,
+) {
     let failure =
         log.find(|line| message(line, ": writing fails; records are lost until it succeeds"));
     assert!(
@@ -326,7 +364,7 @@ fn a_full_disk_loses_lines_only_while_it_is_full() {
     let config = format!(
         "{}access_log = \"{}\"\n",
         prepared.config(),
-        inside(&path).display()
+        inside.display()
     );
     fs::write(prepared.path("doctor.toml"), config).unwrap();
     let mut doctor = gw_gateway();
@@ -334,31 +372,17 @@ fn a_full_disk_loses_lines_only_while_it_is_full() {
     let found = doctor.arg(prepared.path("doctor.toml")).output().unwrap();
     let found = String::from_utf8(found.stdout).unwrap();
     assert!(found.contains("no lines are written"), "{found}");
+}
 
-    drop(file);
-    fs::remove_file(&filler).unwrap();
-    eventually("lines are written again", || {
-        ask(&prepared, address);
-        (metric("gw_access_log_failing") == 0).then_some(())
-    });
-    log.find(|line| message(line, ": records are written again"));
-    // The last line before the disk was full may be cut off. The next one begins on a line of its
-    // own.
-    let after = ask(&prepared, address);
-    let text = eventually("the line of the last request", || {
-        let text = fs::read_to_string(inside(&path)).unwrap();
-        (text.ends_with('\n') && text.contains(&after)).then_some(text)
-    });
+fn at_most_one_line_is_cut(text: &str, ids: [&str; 2]) {
     let (whole, cut): (Vec<_>, Vec<_>) = text
         .lines()
         .map(serde_json::from_str::<Value>)
         .partition(|line| line.is_ok());
     assert!(cut.len() <= 1, "{text}");
-    for id in [before, after] {
+    for id in ids {
         assert!(
-            whole
-                .iter()
-                .any(|line| line.as_ref().unwrap()["id"] == id.as_str()),
+            whole.iter().any(|line| line.as_ref().unwrap()["id"] == id),
             "{text}"
         );
     }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use gw_gateway::demo::About;
+use gw_gateway::demo::{About, Demo};
 use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
@@ -11,6 +11,7 @@ use crate::support::peers::caller::{Caller, HOST, get, request};
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::peers::{backend, caller};
 use crate::support::processes::prepared::Prepared;
+use crate::support::processes::process::Served;
 use crate::support::processes::successor::admin;
 use crate::support::request_log::{call, capture_bodies, record};
 use crate::support::{demo, eventually, tunnels};
@@ -246,18 +247,7 @@ fn bodies_are_captured_if_service_and_account_allow_it() {
         "hello"
     );
 
-    let (_, id) = call(&demo, &get(&demo, "/bytes/3000000"));
-    let kept = &record(&api, &id)["captured_response"];
-    assert_eq!(
-        (&kept["bytes"], &kept["truncated"]),
-        (&json!(1 << 20), &json!(true))
-    );
-    assert_eq!(kept["truncated_by"], "size");
-    let (headers, _) = api.download(&format!("/requests/{id}/body/response"));
-    assert_eq!(
-        (&headers["x-gw-truncated"], &headers["x-gw-truncated-by"]),
-        (&"true".parse().unwrap(), &"size".parse().unwrap())
-    );
+    large_bodies_are_truncated(&demo, &api);
 
     // A refused request has no capture.
     let (_, id) = call(
@@ -281,19 +271,53 @@ fn bodies_are_captured_if_service_and_account_allow_it() {
     assert_eq!(api.get(&format!("/requests/{id}/body/request")).status, 404);
 }
 
+fn large_bodies_are_truncated(demo: &Demo, api: &Api<'_>) {
+    let (_, id) = call(demo, &get(demo, "/bytes/3000000"));
+    let kept = &record(api, &id)["captured_response"];
+    assert_eq!(
+        (&kept["bytes"], &kept["truncated"]),
+        (&json!(1 << 20), &json!(true))
+    );
+    assert_eq!(kept["truncated_by"], "size");
+    let (headers, _) = api.download(&format!("/requests/{id}/body/response"));
+    assert_eq!(
+        (&headers["x-gw-truncated"], &headers["x-gw-truncated-by"]),
+        (&"true".parse().unwrap(), &"size".parse().unwrap())
+    );
+}
+
+const MIB: usize = 1024 * 1024;
+/// Bytes of captured bodies of running requests, and of those that wait to be written, as
+/// docs/limits.md says.
+const RUNNING: usize = 64 * MIB;
+const WAITING: usize = 64 * MIB;
+/// A body whose buffer has grown to nearly twice its size, and requests with more of them than
+/// fit.
+const LARGE: usize = 540 * 1024;
+const REQUESTS: usize = 125;
+/// Memory of the process that does not depend on captured bodies.
+const PROCESS: usize = 16 * MIB;
+
+fn about(prepared: &Prepared, gateway: &Served) -> About {
+    let token = fs::read_to_string(prepared.path("data/admin.token")).unwrap();
+    About {
+        admin_url: format!("http://{}", gateway.admin_address),
+        admin_token: token.trim().to_owned(),
+        ..prepared.about(gateway.address)
+    }
+}
+
+/// Number of captured bodies that were dropped.
+fn dropped_captures(gateway: &Served) -> u64 {
+    let (_, metrics) = admin(gateway.admin_address, "/metrics");
+    let line = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix("gw_request_log_captures_dropped_total "));
+    line.unwrap().parse::<u64>().unwrap()
+}
+
 #[test]
 fn captured_bodies_that_are_not_written_are_bounded() {
-    const MIB: usize = 1024 * 1024;
-    /// Bytes of captured bodies of running requests, and of those that wait to be written, as
-    /// docs/limits.md says.
-    const RUNNING: usize = 64 * MIB;
-    const WAITING: usize = 64 * MIB;
-    /// A body whose buffer has grown to nearly twice its size, and requests with more of them than
-    /// fit.
-    const BODY: usize = 540 * 1024;
-    const REQUESTS: usize = 125;
-    /// Memory of the process that does not depend on captured bodies.
-    const PROCESS: usize = 16 * MIB;
     let Some(disk) = LossyDisk::mount() else {
         return;
     };
@@ -303,21 +327,16 @@ fn captured_bodies_that_are_not_written_are_bounded() {
     let gateway = prepared.serve_with(&prepared.config().replace("workers = 2", "workers = 1"));
     let _agent = prepared.run_agent(gateway.address.port(), &backend.url);
     prepared.wait_for_tunnel(gateway.address);
-    let token = fs::read_to_string(prepared.path("data/admin.token")).unwrap();
-    let about = About {
-        admin_url: format!("http://{}", gateway.admin_address),
-        admin_token: token.trim().to_owned(),
-        ..prepared.about(gateway.address)
-    };
+    let about = about(&prepared, &gateway);
     let api = Api(&about);
     capture_bodies(&api);
-    let body = "b".repeat(BODY);
+    let body = "b".repeat(LARGE);
     let post = |path: &str| {
         let mut caller = prepared.connect(gateway.address);
         let head = prepared.get(path).replace("GET", "POST");
         caller.send(head.replace(
             "\r\n\r\n",
-            &format!("\r\nContent-Length: {BODY}\r\n\r\n{body}"),
+            &format!("\r\nContent-Length: {LARGE}\r\n\r\n{body}"),
         ));
         caller
     };
@@ -344,13 +363,7 @@ fn captured_bodies_that_are_not_written_are_bounded() {
         (&json!("memory"), &json!(0))
     );
 
-    let dropped = || {
-        let (_, metrics) = admin(gateway.admin_address, "/metrics");
-        let line = metrics
-            .lines()
-            .find_map(|line| line.strip_prefix("gw_request_log_captures_dropped_total "));
-        line.unwrap().parse::<u64>().unwrap()
-    };
+    let dropped = || dropped_captures(&gateway);
     let stalled = disk.stall();
     for _ in 0..REQUESTS {
         backend.release();

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, SystemTime};
@@ -158,6 +158,20 @@ fn everything(log: &RequestLog) -> BTreeSet<RequestId> {
     }
 }
 
+fn open_on(background: &Background, folder: &Path) -> RequestLog {
+    let most = Some(u64::MAX);
+    let folder = folder.join("requests");
+    RequestLog::open_on(
+        background,
+        &folder,
+        Masker::default(),
+        None,
+        most,
+        Names::default(),
+    )
+    .unwrap()
+}
+
 #[test]
 #[ignore = "run by `a_full_disk_loses_only_records`, on a small disk"]
 fn fills_the_disk_and_frees_space() {
@@ -169,19 +183,7 @@ fn fills_the_disk_and_frees_space() {
     let filler = space.free - space.floor() - 384 * 1024;
     fs::write(folder.join("filler"), vec![0; filler as usize]).unwrap();
     let background = Background::start().unwrap();
-    let open = || {
-        let most = Some(u64::MAX);
-        let folder = folder.join("requests");
-        RequestLog::open_on(
-            &background,
-            &folder,
-            Masker::default(),
-            None,
-            most,
-            Names::default(),
-        )
-        .unwrap()
-    };
+    let open = || open_on(&background, &folder);
     let log = open();
     let ids = RequestIds::new();
     // Incompressible data.

@@ -103,16 +103,13 @@ fn a_service_that_is_created_again_shows_nothing_of_the_one_before() {
     eventually("the requests are counted", || {
         (counted(&api, QUERIES[0]) == [2, 2]).then_some(())
     });
-    let agent = api.get("/accounts/demo/agents").body["items"][0].clone();
-    let agent = format!(
-        "/accounts/demo/agents/{}",
-        agent["agent_id"].as_str().unwrap()
-    );
-    let key = api.get("/accounts/demo/service-keys").body["items"][0].clone();
-    let key = format!(
-        "/accounts/demo/service-keys/{}",
-        key["key_id"].as_str().unwrap()
-    );
+    let first = |kind: &str, id: &str| {
+        let path = format!("/accounts/demo/{kind}");
+        let item = api.get(&path).body["items"][0].clone();
+        format!("{path}/{}", item[id].as_str().unwrap())
+    };
+    let agent = first("agents", "agent_id");
+    let key = first("service-keys", "key_id");
 
     done(&api, "DELETE", SERVICE, &Value::Null);
     let new = json!({
@@ -164,11 +161,15 @@ fn a_service_that_is_created_again_shows_nothing_of_the_one_before() {
     let replay = api.ask("POST", &format!("/requests/{second}/replay"), &json!({}));
     assert_eq!(replay.status, 201, "{replay:?}");
 
-    let mut browser = Browser::signed_in(&demo);
+    the_console_shows_nothing_of_the_one_before(&demo, &earlier[0], &second);
+}
+
+fn the_console_shows_nothing_of_the_one_before(demo: &Demo, earlier: &str, second: &str) {
+    let mut browser = Browser::signed_in(demo);
     let page = browser.get("/requests").text;
-    assert!(page.contains(&second) && !page.contains(&earlier[0]));
+    assert!(page.contains(second) && !page.contains(earlier));
     for path in ["", "/replay", "/body/request"] {
-        let page = browser.get(&format!("/requests/{}{path}", earlier[0]));
+        let page = browser.get(&format!("/requests/{earlier}{path}"));
         assert_eq!(page.status, 404, "{path}: {}", page.text);
     }
     let page = browser.get("/usage").text;

@@ -14,9 +14,15 @@ use crate::support::admin_api::Api;
 use crate::support::apex::{self, APEX};
 use crate::support::peers::caller::{HOST, connect, get, request};
 use crate::support::peers::http2_caller::on_a_reactor;
-use crate::support::peers::{backend, http2_backend, http2_caller};
+use crate::support::peers::{backend, http1_peer, http2_backend, http2_caller};
 use crate::support::request_log::{call, capture_bodies, record};
 use crate::support::{demo, eventually};
+
+fn set_logging(api: &Api<'_>, request_logging: bool) {
+    let change = json!({ "request_logging": request_logging });
+    let changed = api.ask("PATCH", "/accounts/demo/services/echo", &change);
+    assert_eq!(changed.status, 200);
+}
 
 #[test]
 fn every_request_of_a_service_is_in_the_log() {
@@ -33,6 +39,51 @@ fn every_request_of_a_service_is_in_the_log() {
         ),
     );
     let relayed = record(&api, &id);
+    the_record_has_all_fields(&demo, &relayed, &id);
+
+    let strangers = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n");
+    let (status, id) = call(&demo, &strangers);
+    let refused = record(&api, &id);
+    assert_eq!(
+        (status, &refused["status"], &refused["code"]),
+        (502, &json!(502), &json!("GW_AUTH_REQUIRED"))
+    );
+    assert_eq!(
+        (&refused["agent_id"], &refused["auth_mode"]),
+        (&Value::Null, &Value::Null)
+    );
+    assert!(refused["bytes_out"].as_u64().unwrap() > 0, "{refused}");
+
+    let found = api
+        .get("/requests?account=demo&service=echo&status=404&path_prefix=/orders")
+        .body;
+    assert_eq!(found["items"], json!([relayed]));
+    assert_eq!(
+        api.get("/requests?account=demo").body["items"]
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
+    assert_eq!(api.get("/requests?account=other").body["items"], json!([]));
+    for (retried, found) in [("true", 0), ("false", 2)] {
+        let page = api
+            .get(&format!("/requests?account=demo&retried={retried}"))
+            .body;
+        assert_eq!(page["items"].as_array().unwrap().len(), found, "{retried}");
+    }
+
+    // With the log turned off, no record is written.
+    set_logging(&api, false);
+    let (_, unlogged) = call(&demo, &get(&demo, "/unlogged"));
+    set_logging(&api, true);
+    let (_, logged) = call(&demo, &get(&demo, "/logged"));
+    record(&api, &logged);
+    assert_eq!(api.get(&format!("/requests/{unlogged}")).status, 404);
+}
+
+fn the_record_has_all_fields(demo: &Demo, relayed: &Value, id: &str) {
+    let api = Api(&demo.about);
     let agents = api.get("/accounts/demo/agents").body;
     let key = demo
         .about
@@ -79,62 +130,6 @@ fn every_request_of_a_service_is_in_the_log() {
         stages <= of("response_head") && of("response_head") <= of("total"),
         "{durations}"
     );
-
-    let strangers = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n");
-    let (status, id) = call(&demo, &strangers);
-    let refused = record(&api, &id);
-    assert_eq!(
-        (status, &refused["status"], &refused["code"]),
-        (502, &json!(502), &json!("GW_AUTH_REQUIRED"))
-    );
-    assert_eq!(
-        (&refused["agent_id"], &refused["auth_mode"]),
-        (&Value::Null, &Value::Null)
-    );
-    assert!(refused["bytes_out"].as_u64().unwrap() > 0, "{refused}");
-
-    let found = api
-        .get("/requests?account=demo&service=echo&status=404&path_prefix=/orders")
-        .body;
-    assert_eq!(found["items"], json!([relayed]));
-    assert_eq!(
-        api.get("/requests?account=demo").body["items"]
-            .as_array()
-            .unwrap()
-            .len(),
-        2
-    );
-    assert_eq!(api.get("/requests?account=other").body["items"], json!([]));
-    for (retried, found) in [("true", 0), ("false", 2)] {
-        let page = api
-            .get(&format!("/requests?account=demo&retried={retried}"))
-            .body;
-        assert_eq!(page["items"].as_array().unwrap().len(), found, "{retried}");
-    }
-
-    // With the log turned off, no record is written.
-    assert_eq!(
-        api.ask(
-            "PATCH",
-            "/accounts/demo/services/echo",
-            &json!({ "request_logging": false })
-        )
-        .status,
-        200
-    );
-    let (_, unlogged) = call(&demo, &get(&demo, "/unlogged"));
-    assert_eq!(
-        api.ask(
-            "PATCH",
-            "/accounts/demo/services/echo",
-            &json!({ "request_logging": true })
-        )
-        .status,
-        200
-    );
-    let (_, logged) = call(&demo, &get(&demo, "/logged"));
-    record(&api, &logged);
-    assert_eq!(api.get(&format!("/requests/{unlogged}")).status, 404);
 }
 
 #[test]
@@ -313,23 +308,21 @@ fn an_upgrade_is_recorded_with_the_status_that_the_caller_got() {
     );
 }
 
-#[test]
-fn refused_heads_that_name_a_service_are_recorded() {
-    let demo = demo(None);
-    let api = Api(&demo.about);
+/// Heads that are refused, and the method, path and code in their records.
+fn refused_heads(demo: &Demo) -> [(String, &'static str, String, &'static str); 5] {
     let long = "a".repeat(8 * 1024);
     let fields = format!("A: {}\r\n\r\n", "b".repeat(33 * 1024));
     let host = format!("Host: {HOST}\r\n");
-    for (head, method, path, code) in [
+    [
         (
-            request(&demo, &format!("PUT /{long}?x"), "\r\n"),
+            request(demo, &format!("PUT /{long}?x"), "\r\n"),
             "PUT",
             // Requests without an authenticated caller are cut after 512 bytes.
             format!("/{}\u{2026}", &long[..508]),
             "GW_HEADERS_TOO_LARGE",
         ),
         (
-            request(&demo, "GET /many?k=gw_cs_secret", &fields),
+            request(demo, "GET /many?k=gw_cs_secret", &fields),
             "GET",
             "/many".to_owned(),
             "GW_HEADERS_TOO_LARGE",
@@ -352,7 +345,15 @@ fn refused_heads_that_name_a_service_are_recorded() {
             "/x".to_owned(),
             "GW_BAD_REQUEST",
         ),
-    ] {
+    ]
+}
+
+#[test]
+fn refused_heads_that_name_a_service_are_recorded() {
+    let demo = demo(None);
+    let api = Api(&demo.about);
+    let host = format!("Host: {HOST}\r\n");
+    for (head, method, path, code) in refused_heads(&demo) {
         let (status, id) = call(&demo, &head);
         let record = record(&api, &id);
         assert_eq!(
@@ -381,23 +382,7 @@ fn refused_heads_that_name_a_service_are_recorded() {
         );
         assert!(!record.to_string().contains("secret"), "{record}");
     }
-    on_a_reactor(async {
-        let caller = http2_caller::connect(&demo).await;
-        let large = caller
-            .request(&http::Method::POST, "/h2?a=b")
-            .header("x", "y".repeat(33 * 1024));
-        let response = caller.fetch(large).await;
-        let id = response.header("x-gw-request-id").to_owned();
-        let record = record(&api, &id);
-        assert_eq!(
-            (&record["protocol"], &record["path"]),
-            (&json!("HTTP/2"), &json!("/h2"))
-        );
-        assert_eq!(
-            (&record["code"], &record["service"]),
-            (&json!("GW_HEADERS_TOO_LARGE"), &json!("echo"))
-        );
-    });
+    a_refused_head_of_http2_is_recorded(&demo, &api);
     assert_eq!(
         api.get("/requests?account=demo&service=echo&code=GW_HEADERS_TOO_LARGE")
             .body["items"]
@@ -408,34 +393,36 @@ fn refused_heads_that_name_a_service_are_recorded() {
     );
 
     // The setting of the service applies to refused requests as well.
-    assert_eq!(
-        api.ask(
-            "PATCH",
-            "/accounts/demo/services/echo",
-            &json!({ "request_logging": false })
-        )
-        .status,
-        200
-    );
+    set_logging(&api, false);
     let (_, unlogged) = call(&demo, &format!("GET /off HTTP/1.1\n{host}\n"));
-    assert_eq!(
-        api.ask(
-            "PATCH",
-            "/accounts/demo/services/echo",
-            &json!({ "request_logging": true })
-        )
-        .status,
-        200
-    );
+    set_logging(&api, true);
     let (_, logged) = call(&demo, &format!("GET /on HTTP/1.1\n{host}\n"));
     record(&api, &logged);
     assert_eq!(api.get(&format!("/requests/{unlogged}")).status, 404);
 }
 
-#[test]
-fn requests_to_the_apex_are_recorded_without_secrets_and_bodies() {
-    let demo = demo(None);
-    let api = Api(&demo.about);
+fn a_refused_head_of_http2_is_recorded(demo: &Demo, api: &Api<'_>) {
+    on_a_reactor(async {
+        let caller = http2_caller::connect(demo).await;
+        let large = caller
+            .request(&http::Method::POST, "/h2?a=b")
+            .header("x", "y".repeat(33 * 1024));
+        let response = caller.fetch(large).await;
+        let id = response.header("x-gw-request-id").to_owned();
+        let record = record(api, &id);
+        assert_eq!(
+            (&record["protocol"], &record["path"]),
+            (&json!("HTTP/2"), &json!("/h2"))
+        );
+        assert_eq!(
+            (&record["code"], &record["service"]),
+            (&json!("GW_HEADERS_TOO_LARGE"), &json!("echo"))
+        );
+    });
+}
+
+/// Responses of the apex to requests with secrets, and their status, path and code.
+fn ask_with_secrets(demo: &Demo) -> [(http1_peer::Response, u16, &'static str, Value); 6] {
     let id = &demo.about.client_id;
     let secret = &demo.about.client_secret;
     let secrets =
@@ -444,17 +431,17 @@ fn requests_to_the_apex_are_recorded_without_secrets_and_bodies() {
         let form =
             format!("client_id={id}&client_secret={secret}&scope=account:demo%20service:echo");
         let fields = "Content-Type: application/x-www-form-urlencoded\r\n";
-        apex::ask(&demo, &format!("POST /oauth/token{secrets}"), fields, &form)
+        apex::ask(demo, &format!("POST /oauth/token{secrets}"), fields, &form)
     };
     let bad = format!("GET /bad{secrets} HTTP/1.1\nHost: {APEX}\n\n");
-    let mut caller = apex::connect(&demo);
+    let mut caller = apex::connect(demo);
     caller.send(bad);
-    for (response, status, path, code) in [
+    [
         (token(secret), 200, "/oauth/token", Value::Null),
         (token("wrong"), 401, "/oauth/token", json!("invalid_client")),
         (
             apex::ask(
-                &demo,
+                demo,
                 &format!("GET /.well-known/jwks.json{secrets}"),
                 "",
                 "",
@@ -465,7 +452,7 @@ fn requests_to_the_apex_are_recorded_without_secrets_and_bodies() {
         ),
         (
             apex::ask(
-                &demo,
+                demo,
                 &format!("POST /enroll{secrets}"),
                 "",
                 "{\"token\":\"gw_et_a.hidden\"}",
@@ -475,13 +462,20 @@ fn requests_to_the_apex_are_recorded_without_secrets_and_bodies() {
             json!("GW_BAD_REQUEST"),
         ),
         (
-            apex::ask(&demo, &format!("GET /nowhere{secrets}"), "", ""),
+            apex::ask(demo, &format!("GET /nowhere{secrets}"), "", ""),
             404,
             "/nowhere",
             json!("GW_NOT_FOUND"),
         ),
         (caller.response(), 400, "/bad", json!("GW_BAD_REQUEST")),
-    ] {
+    ]
+}
+
+#[test]
+fn requests_to_the_apex_are_recorded_without_secrets_and_bodies() {
+    let demo = demo(None);
+    let api = Api(&demo.about);
+    for (response, status, path, code) in ask_with_secrets(&demo) {
         assert_eq!(response.status, status);
         let record = record(&api, response.header("x-gw-request-id"));
         assert_eq!(

@@ -1,7 +1,8 @@
 //! Replays of captured requests.
 
-use std::sync::mpsc;
+use std::sync::mpsc::{self, Receiver};
 
+use gw_shared::http::RequestHead;
 use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
@@ -61,6 +62,13 @@ fn a_captured_request_is_replayed() {
         again.body["id"].as_str().unwrap()
     );
 
+    edits_are_sent(&api, &id, &requests);
+
+    invalid_edits_and_ids_are_refused(&api, &id);
+}
+
+fn edits_are_sent(api: &Api<'_>, id: &str, requests: &Receiver<(RequestHead, Vec<u8>)>) {
+    let replay = |edits: &Value| api.ask("POST", &format!("/requests/{id}/replay"), edits);
     let edits = json!({
         "method": "POST", "target": "/other", "body": "longer than before",
         "set_headers": { "Authorization": "Basic eDp5", "X-A": null },
@@ -83,7 +91,10 @@ fn a_captured_request_is_replayed() {
         requests.recv_timeout(crate::support::SOON).unwrap().1.len(),
         large.len()
     );
+}
 
+fn invalid_edits_and_ids_are_refused(api: &Api<'_>, id: &str) {
+    let replay = |edits: &Value| api.ask("POST", &format!("/requests/{id}/replay"), edits);
     for (edits, field) in [
         (json!({ "method": "a b" }), "method"),
         (
