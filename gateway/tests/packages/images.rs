@@ -243,8 +243,11 @@ fn images_relay_a_request_without_root_and_without_a_writable_root() {
     // the agent.
     let agent_command = command("agent_command");
     let (write_authority, arguments) = agent_command.split_once("gw-agent ").unwrap();
-    let mut sh = machine.command("sh");
-    run(sh.arg("-c").arg(write_authority).current_dir(&folder));
+    let shell = |script: &str| {
+        let mut sh = machine.command("sh");
+        run(sh.arg("-c").arg(script).current_dir(&folder))
+    };
+    shell(write_authority);
     let authority = folder.path().join("gw-ca.crt");
     agent.mount(json!({
         "destination": "/gw-ca.crt",
@@ -268,11 +271,7 @@ fn images_relay_a_request_without_root_and_without_a_writable_root() {
         "https://acme--api.eu1.gw.localhost:8443 -> http://localhost:8000"
     );
 
-    let mut sh = machine.command("sh");
-    let answer = run(sh
-        .arg("-c")
-        .arg(command("curl_command"))
-        .current_dir(&folder));
+    let answer = shell(&command("curl_command"));
     assert_eq!(answer, "the backend's answer");
 
     agent.stop(&mut relaying);

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use gw_region::RegionKey;
+use gw_shared::id::RequestId;
 use gw_shared::identity::secret::Secret;
-use gw_telemetry::request_log::archive::ArchiveError;
+use gw_telemetry::request_log::archive::{Archive, ArchiveError};
 use gw_telemetry::request_log::{SearchQuery, Side};
 
 use super::log::{Clock, HOUR_MS, LABEL, MORNING_MS, Node, all, captured, id, key, record, slot};
@@ -128,6 +130,12 @@ fn wrong_credentials_and_a_missing_bucket_are_named() {
     assert!(error.contains("NoSuchBucket"), "{error}");
 }
 
+/// The file of the newest object whose name ends with `suffix`.
+fn newest_object(server: &Server, suffix: &str) -> PathBuf {
+    let name = server.objects(suffix).pop_last().unwrap();
+    server.objects_folder().join(name)
+}
+
 #[test]
 fn a_changed_object_is_refused_and_named() {
     let server = Server::start();
@@ -140,11 +148,7 @@ fn a_changed_object_is_refused_and_named() {
     }
     node.log.flush_archive().unwrap();
     drop(node);
-    let path = |suffix| {
-        server
-            .objects_folder()
-            .join(server.objects(suffix).pop_last().unwrap())
-    };
+    let path = |suffix| newest_object(&server, suffix);
     let plain = fs::read(path(".bodies")).unwrap();
     assert!(
         !plain.windows(7).any(|bytes| bytes == b"request"),
@@ -156,6 +160,33 @@ fn a_changed_object_is_refused_and_named() {
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(path(".bodies"), bytes).unwrap();
     let archive = clock.archive(&server.settings(), &key());
+    a_changed_body_is_refused(&archive, changed);
+    let mut bytes = fs::read(path(".blocks")).unwrap();
+    bytes[20] ^= 1;
+    fs::write(path(".blocks"), bytes).unwrap();
+    let archive = clock.archive(&server.settings(), &key());
+    changed_records_are_refused(&server, &archive, changed, whole);
+
+    // An object under the name of another, and another key.
+    fs::copy(
+        server
+            .objects_folder()
+            .join(server.objects(".blocks").pop_first().unwrap()),
+        path(".blocks"),
+    )
+    .unwrap();
+    assert!(matches!(
+        archive.show(slot(5), changed),
+        Err(ArchiveError::Refused(_))
+    ));
+    let archive = clock.archive(&server.settings(), &RegionKey::new([8; 32]).into());
+    assert!(matches!(
+        archive.show(slot(5), whole),
+        Err(ArchiveError::Refused(_))
+    ));
+}
+
+fn a_changed_body_is_refused(archive: &Archive, changed: RequestId) {
     assert_eq!(
         archive
             .body(slot(5), changed, Side::Request)
@@ -172,10 +203,14 @@ fn a_changed_object_is_refused_and_named() {
         error.contains(".bodies: does not open with the region key"),
         "{error}"
     );
-    let mut bytes = fs::read(path(".blocks")).unwrap();
-    bytes[20] ^= 1;
-    fs::write(path(".blocks"), bytes).unwrap();
-    let archive = clock.archive(&server.settings(), &key());
+}
+
+fn changed_records_are_refused(
+    server: &Server,
+    archive: &Archive,
+    changed: RequestId,
+    whole: RequestId,
+) {
     let name = server.objects(".blocks").pop_last().unwrap();
     let error = archive.show(slot(5), changed).unwrap_err().to_string();
     assert_eq!(
@@ -196,22 +231,4 @@ fn a_changed_object_is_refused_and_named() {
         "skipped"
     );
     assert_eq!(archive.stats().refused, 2);
-
-    // An object under the name of another, and another key.
-    fs::copy(
-        server
-            .objects_folder()
-            .join(server.objects(".blocks").pop_first().unwrap()),
-        path(".blocks"),
-    )
-    .unwrap();
-    assert!(matches!(
-        archive.show(slot(5), changed),
-        Err(ArchiveError::Refused(_))
-    ));
-    let archive = clock.archive(&server.settings(), &RegionKey::new([8; 32]).into());
-    assert!(matches!(
-        archive.show(slot(5), whole),
-        Err(ArchiveError::Refused(_))
-    ));
 }

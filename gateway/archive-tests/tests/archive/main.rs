@@ -25,7 +25,7 @@ use gw_region::{RegionKey, RegionKeys};
 use gw_shared::doctor::Verdict;
 use gw_shared::id::RequestId;
 use gw_telemetry::request_log::archive::{Archive, ArchiveError};
-use gw_telemetry::request_log::{RequestRecord, SearchQuery, Side, Timing};
+use gw_telemetry::request_log::{BodyView, RequestRecord, SearchQuery, Side, Timing};
 use rustls::crypto::aws_lc_rs;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use rustls_pki_types::CertificateDer;
@@ -72,15 +72,10 @@ fn write_many(node: &Node) -> Vec<RequestId> {
     ids
 }
 
-#[test]
-fn the_log_of_a_node_that_is_gone_is_read_from_the_archive() {
-    let server = Server::start();
-    let clock = Clock::at(MORNING_MS);
-    let node = Node::start(&clock, slot(7), &server.settings());
-    let ids = write_many(&node);
+fn queries() -> [SearchQuery; 10] {
     let text = |text: &str| Some(text.to_owned());
     let everything = SearchQuery::default();
-    let queries = [
+    [
         everything.clone(),
         SearchQuery {
             limit: Some(7),
@@ -121,7 +116,16 @@ fn the_log_of_a_node_that_is_gone_is_read_from_the_archive() {
             path_prefix: text("/b"),
             ..everything.clone()
         },
-    ];
+    ]
+}
+
+#[test]
+fn the_log_of_a_node_that_is_gone_is_read_from_the_archive() {
+    let server = Server::start();
+    let clock = Clock::at(MORNING_MS);
+    let node = Node::start(&clock, slot(7), &server.settings());
+    let ids = write_many(&node);
+    let queries = queries();
     let local: Vec<_> = queries
         .iter()
         .map(|query| all(query, |query| Ok(node.log.search(query)?)))
@@ -142,6 +146,29 @@ fn the_log_of_a_node_that_is_gone_is_read_from_the_archive() {
     for (id, view) in ids.iter().zip(&views).step_by(41) {
         assert_eq!(&archive.show(slot(7), *id).unwrap(), view);
     }
+    captured_messages_are_read(&archive, &ids, body);
+
+    assert_eq!(archive.show(slot(8), ids[7]).unwrap(), None, "another node");
+    assert_eq!(
+        archive.show(slot(7), id(MORNING_MS, 9999)).unwrap(),
+        None,
+        "unknown"
+    );
+    assert_eq!(
+        archive
+            .show(slot(7), id(MORNING_MS - 9 * DAY_MS, 0))
+            .unwrap(),
+        None,
+        "expired"
+    );
+    assert!(matches!(
+        archive.search(slot(7), &SearchQuery { limit: Some(0), ..SearchQuery::default() }),
+        Err(ArchiveError::Log(error)) if error.to_string().starts_with("limit: ")
+    ));
+    assert_eq!(archive.stats().refused, 0);
+}
+
+fn captured_messages_are_read(archive: &Archive, ids: &[RequestId], body: Option<BodyView>) {
     assert_eq!(archive.body(slot(7), ids[7], Side::Request).unwrap(), body);
     assert_eq!(body.unwrap().bytes, 7_u64.to_be_bytes());
     assert_eq!(
@@ -171,25 +198,6 @@ fn the_log_of_a_node_that_is_gone_is_read_from_the_archive() {
             .request
             .is_none()
     );
-
-    assert_eq!(archive.show(slot(8), ids[7]).unwrap(), None, "another node");
-    assert_eq!(
-        archive.show(slot(7), id(MORNING_MS, 9999)).unwrap(),
-        None,
-        "unknown"
-    );
-    assert_eq!(
-        archive
-            .show(slot(7), id(MORNING_MS - 9 * DAY_MS, 0))
-            .unwrap(),
-        None,
-        "expired"
-    );
-    assert!(matches!(
-        archive.search(slot(7), &SearchQuery { limit: Some(0), ..everything }),
-        Err(ArchiveError::Log(error)) if error.to_string().starts_with("limit: ")
-    ));
-    assert_eq!(archive.stats().refused, 0);
 }
 
 #[test]
