@@ -4,7 +4,8 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use criterion::{BatchSize, Criterion};
+use criterion::measurement::WallTime;
+use criterion::{BatchSize, BenchmarkGroup, Criterion};
 use gw_base::clock::Timestamp;
 use gw_base::service::hostname::Region;
 use gw_base::service::rate::Rate;
@@ -29,22 +30,7 @@ const SECRET: &str = "0123456789abcdefghijABCDEFGHIJ0123456789abc";
 
 pub(crate) fn benches(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("admission");
-    group.bench_function("bucket, take", |bencher| {
-        let start = Instant::now();
-        let mut bucket = Bucket::new(Rate::new(1000, 60_000_000).unwrap(), start);
-        let mut now = start;
-        // The clock advances, so the bucket is neither always full nor ever empty.
-        bencher.iter(|| {
-            now += Duration::from_micros(1);
-            bucket.take(black_box(now))
-        });
-    });
-    group.bench_function("bucket, refuse", |bencher| {
-        let now = Instant::now();
-        let mut bucket = Bucket::new(Rate::new(1, 1).unwrap(), now);
-        bucket.take(now).unwrap();
-        bencher.iter(|| bucket.take(black_box(now)).unwrap_err());
-    });
+    bench_bucket(&mut group);
 
     let counts = LabelCounts::new(SERVICES);
     let mut number = 0;
@@ -98,6 +84,25 @@ pub(crate) fn benches(criterion: &mut Criterion) {
         bencher.iter(|| world.token(Timestamp::now()));
     });
     group.finish();
+}
+
+fn bench_bucket(group: &mut BenchmarkGroup<'_, WallTime>) {
+    group.bench_function("bucket, take", |bencher| {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(Rate::new(1000, 60_000_000).unwrap(), start);
+        let mut now = start;
+        // The clock advances, so the bucket is neither always full nor ever empty.
+        bencher.iter(|| {
+            now += Duration::from_micros(1);
+            bucket.take(black_box(now))
+        });
+    });
+    group.bench_function("bucket, refuse", |bencher| {
+        let now = Instant::now();
+        let mut bucket = Bucket::new(Rate::new(1, 1).unwrap(), now);
+        bucket.take(now).unwrap();
+        bencher.iter(|| bucket.take(black_box(now)).unwrap_err());
+    });
 }
 
 const ISSUER: &str = "https://eu1.example.com";

@@ -45,22 +45,7 @@ pub(super) fn run(gateway: &Path, length: Duration) -> Result<(), Failure> {
     region.signal_engine(Signal::CONT)?;
 
     let back = Instant::now();
-    let in_step = loop {
-        let (status, _) =
-            region.administer(owner, "PATCH", SERVICE, &json!({ "burst": 1_000_000_002 }))?;
-        let is_current = |node: usize| {
-            region
-                .administer(node, "GET", SERVICE, &json!(null))
-                .is_ok_and(|(_, view)| view["burst"] == 1_000_000_002)
-        };
-        if status == 200 && (0..NODES).all(is_current) {
-            break back.elapsed();
-        }
-        ensure(back.elapsed() < Duration::from_secs(60), || {
-            format!("no change succeeds: {status}")
-        })?;
-        std::thread::sleep(TICK);
-    };
+    let in_step = time_until_in_step(&region, owner, back)?;
     region.wait_for_members(NODES)?;
     let same_epoch = region.status(owner)?["epoch"] == epoch;
     let outcome = callers.stop()?;
@@ -101,4 +86,24 @@ pub(super) fn run(gateway: &Path, length: Duration) -> Result<(), Failure> {
         "the nodes were not in step in time".to_owned()
     })?;
     ensure(same_epoch, || "a node was declared dead".to_owned())
+}
+
+/// Changes a setting until all nodes have it. Returns the time since `back`.
+fn time_until_in_step(region: &Region, owner: usize, back: Instant) -> Result<Duration, Failure> {
+    loop {
+        let (status, _) =
+            region.administer(owner, "PATCH", SERVICE, &json!({ "burst": 1_000_000_002 }))?;
+        let is_current = |node: usize| {
+            region
+                .administer(node, "GET", SERVICE, &json!(null))
+                .is_ok_and(|(_, view)| view["burst"] == 1_000_000_002)
+        };
+        if status == 200 && (0..NODES).all(is_current) {
+            return Ok(back.elapsed());
+        }
+        ensure(back.elapsed() < Duration::from_secs(60), || {
+            format!("no change succeeds: {status}")
+        })?;
+        std::thread::sleep(TICK);
+    }
 }

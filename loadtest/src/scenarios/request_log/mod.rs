@@ -151,18 +151,89 @@ fn fill(log: &RequestLog, clock: &Clock, options: &Options) -> Result<(), Failur
     Ok(())
 }
 
-fn finding(clock: &Clock, folder: &Path) -> Result<(), Failure> {
-    let of = |service: &str| SearchQuery {
+/// The query for all requests of a service.
+fn of(service: &str) -> SearchQuery {
+    SearchQuery {
         account: Some("acme".to_owned()),
         service: Some(service.to_owned()),
         ..SearchQuery::default()
-    };
+    }
+}
+
+/// Name and query of each search, and the longest time that it may take.
+fn searches() -> [(&'static str, SearchQuery, Duration); 10] {
     let hour = |query| SearchQuery {
         since: Some("2026-11-18T11:00:00Z".to_owned()),
         until: Some("2026-11-18T12:00:00Z".to_owned()),
         ..query
     };
-    let mut log = clock.open(folder)?;
+    let status = |status: &str, query| SearchQuery {
+        status: Some(status.to_owned()),
+        ..query
+    };
+    let path = |query| SearchQuery {
+        path_prefix: Some("/api/v1/items/4711".to_owned()),
+        ..query
+    };
+    [
+        (
+            "hour, the newest 100 of the busiest service",
+            hour(of("service-0")),
+            HOUR_SEARCH_MAX,
+        ),
+        (
+            "hour, a path, of the busiest service",
+            path(hour(of("service-0"))),
+            HOUR_SEARCH_MAX,
+        ),
+        (
+            "hour, 502, of the busiest service",
+            status("502", hour(of("service-0"))),
+            HOUR_SEARCH_MAX,
+        ),
+        (
+            "hour, a path, of a quiet service",
+            path(hour(of("service-150"))),
+            HOUR_SEARCH_MAX,
+        ),
+        (
+            "hour, 503, of all services",
+            status("503", hour(SearchQuery::default())),
+            Duration::MAX,
+        ),
+        (
+            "week, 503, of the busiest service",
+            status("503", of("service-0")),
+            Duration::MAX,
+        ),
+        (
+            "week, 503, of a quiet service",
+            status("503", of("service-150")),
+            Duration::MAX,
+        ),
+        (
+            "week, a path, of the busiest service",
+            path(of("service-0")),
+            Duration::MAX,
+        ),
+        (
+            "week, over 40 ms, of a quiet service",
+            SearchQuery {
+                min_ms: Some(40),
+                ..of("service-150")
+            },
+            Duration::MAX,
+        ),
+        (
+            "week, 503, of all services",
+            status("503", SearchQuery::default()),
+            Duration::MAX,
+        ),
+    ]
+}
+
+/// Ids of `LOOKUPS` requests, spread over the week.
+fn ids_of_the_week(log: &RequestLog) -> Result<Vec<RequestId>, Failure> {
     let mut ids = Vec::new();
     for step in 0..LOOKUPS as u64 {
         let until_ms = TODAY_MS - DAYS * DAY_MS * step / LOOKUPS as u64;
@@ -181,113 +252,18 @@ fn finding(clock: &Clock, folder: &Path) -> Result<(), Failure> {
         );
     }
     ensure(ids.len() == LOOKUPS, || format!("{} ids", ids.len()))?;
+    Ok(ids)
+}
+
+fn finding(clock: &Clock, folder: &Path) -> Result<(), Failure> {
+    let mut log = clock.open(folder)?;
+    let ids = ids_of_the_week(&log)?;
 
     for cold in [true, false] {
         let name = if cold { "cold" } else { "warm" };
-        let mut times = Vec::new();
-        for id in &ids {
-            if cold {
-                log = clock.open_cold(folder)?;
-            }
-            let began = Instant::now();
-            let found = log
-                .show(*id)
-                .map_err(|error| Failure::during("show", error))?;
-            times.push(began.elapsed());
-            ensure(
-                found.is_some_and(|found| found.id == id.to_string()),
-                || format!("{id} was not found"),
-            )?;
-        }
-        times.sort();
-        let p50 = percentile(&times, 50);
-        let p99 = percentile(&times, 99);
-        say(format_args!(
-            "log: {name}: an id: p50 {:.2} ms, p99 {:.2} ms",
-            millis(p50),
-            millis(p99)
-        ));
-        ensure(p99 <= LOOKUP_MAX, || {
-            "looking up an id takes too long".to_owned()
-        })?;
-
-        let status = |text: &str| Some(text.to_owned());
-        let slow = |query| SearchQuery {
-            min_ms: Some(40),
-            ..query
-        };
-        let path = |query| SearchQuery {
-            path_prefix: Some("/api/v1/items/4711".to_owned()),
-            ..query
-        };
-        let searches = [
-            (
-                "hour, the newest 100 of the busiest service",
-                hour(of("service-0")),
-                HOUR_SEARCH_MAX,
-            ),
-            (
-                "hour, a path, of the busiest service",
-                path(hour(of("service-0"))),
-                HOUR_SEARCH_MAX,
-            ),
-            (
-                "hour, 502, of the busiest service",
-                SearchQuery {
-                    status: status("502"),
-                    ..hour(of("service-0"))
-                },
-                HOUR_SEARCH_MAX,
-            ),
-            (
-                "hour, a path, of a quiet service",
-                path(hour(of("service-150"))),
-                HOUR_SEARCH_MAX,
-            ),
-            (
-                "hour, 503, of all services",
-                SearchQuery {
-                    status: status("503"),
-                    ..hour(SearchQuery::default())
-                },
-                Duration::MAX,
-            ),
-            (
-                "week, 503, of the busiest service",
-                SearchQuery {
-                    status: status("503"),
-                    ..of("service-0")
-                },
-                Duration::MAX,
-            ),
-            (
-                "week, 503, of a quiet service",
-                SearchQuery {
-                    status: status("503"),
-                    ..of("service-150")
-                },
-                Duration::MAX,
-            ),
-            (
-                "week, a path, of the busiest service",
-                path(of("service-0")),
-                Duration::MAX,
-            ),
-            (
-                "week, over 40 ms, of a quiet service",
-                slow(of("service-150")),
-                Duration::MAX,
-            ),
-            (
-                "week, 503, of all services",
-                SearchQuery {
-                    status: status("503"),
-                    ..SearchQuery::default()
-                },
-                Duration::MAX,
-            ),
-        ];
-        for (what, query, allowed) in searches {
+        let reopen = || cold.then(|| clock.open_cold(folder)).transpose();
+        look_up(&mut log, &ids, name, reopen)?;
+        for (what, query, allowed) in searches() {
             if cold {
                 log = clock.open_cold(folder)?;
             }
@@ -295,6 +271,41 @@ fn finding(clock: &Clock, folder: &Path) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// Looks up each id. `reopen` is called before each lookup; the log that it returns replaces `log`.
+fn look_up(
+    log: &mut RequestLog,
+    ids: &[RequestId],
+    name: &str,
+    reopen: impl Fn() -> Result<Option<RequestLog>, Failure>,
+) -> Result<(), Failure> {
+    let mut times = Vec::new();
+    for id in ids {
+        if let Some(reopened) = reopen()? {
+            *log = reopened;
+        }
+        let began = Instant::now();
+        let found = log
+            .show(*id)
+            .map_err(|error| Failure::during("show", error))?;
+        times.push(began.elapsed());
+        ensure(
+            found.is_some_and(|found| found.id == id.to_string()),
+            || format!("{id} was not found"),
+        )?;
+    }
+    times.sort();
+    let p50 = percentile(&times, 50);
+    let p99 = percentile(&times, 99);
+    say(format_args!(
+        "log: {name}: an id: p50 {:.2} ms, p99 {:.2} ms",
+        millis(p50),
+        millis(p99)
+    ));
+    ensure(p99 <= LOOKUP_MAX, || {
+        "looking up an id takes too long".to_owned()
+    })
 }
 
 /// Searches to the end with pages of 1000, or only the first 100.
