@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::{CRATES, rust_files, workspace};
+use super::{rust_files, workspace};
 
 /// Longest file, in lines.
 const LINES_MAX: usize = 600;
@@ -71,6 +71,14 @@ const LONG_FUNCTIONS: [(&str, &str, &str); 11] = [
         "http2_requests_are_checked_like_http1_requests",
         "one row for each request",
     ),
+];
+
+/// Folders whose functions may still be longer.
+const NOT_YET: [&str; 4] = [
+    "gateway/simulation/mutants",
+    "gateway/tests/docs",
+    "gateway/tests/it/administration/console",
+    "loadtest/src/scenarios/region/faults",
 ];
 
 #[test]
@@ -171,14 +179,13 @@ fn functions_are_found_with_their_lines() {
 #[test]
 fn functions_are_short() {
     let mut long = Vec::new();
-    // Its modules import each other: the world runs the checks, and these look at the world.
-    let others = ["gateway/simulation"];
-    for folder in CRATES.map(|(folder, _)| folder).into_iter().chain(others) {
-        for (path, text) in rust_files(&workspace().join(folder)) {
-            for (name, lines) in functions(&text) {
-                if lines > FUNCTION_LINES_MAX {
-                    long.push((format!("{folder}/{}", path.display()), name.to_owned()));
-                }
+    for (path, text) in rust_files(&workspace()) {
+        if NOT_YET.iter().any(|folder| path.starts_with(folder)) {
+            continue;
+        }
+        for (name, lines) in functions(&text) {
+            if lines > FUNCTION_LINES_MAX {
+                long.push((path.display().to_string(), name.to_owned()));
             }
         }
     }
