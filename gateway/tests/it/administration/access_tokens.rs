@@ -222,19 +222,19 @@ fn forms_without_a_valid_client(clients: &Clients) -> Vec<RefusedForm> {
         ),
         (
             "no client id",
-            form(&[("client_secret", &secret), ("scope", SCOPE)]),
+            form(&[("client_secret", secret), ("scope", SCOPE)]),
             400,
             "invalid_request",
         ),
         (
             "no client secret",
-            form(&[("client_id", &id), ("scope", SCOPE)]),
+            form(&[("client_id", id), ("scope", SCOPE)]),
             400,
             "invalid_request",
         ),
         (
             "empty client secret",
-            form(&[("client_id", &id), ("client_secret", ""), ("scope", SCOPE)]),
+            form(&[("client_id", id), ("client_secret", ""), ("scope", SCOPE)]),
             400,
             "invalid_request",
         ),
@@ -257,15 +257,15 @@ fn forms_without_a_valid_client(clients: &Clients) -> Vec<RefusedForm> {
         ),
         (
             "wrong secret",
-            form(&[("client_id", &id), ("client_secret", "x"), ("scope", SCOPE)]),
+            form(&[("client_id", id), ("client_secret", "x"), ("scope", SCOPE)]),
             401,
             "invalid_client",
         ),
         (
             "disabled",
             form(&[
-                ("client_id", &disabled),
-                ("client_secret", &disabled_secret),
+                ("client_id", disabled),
+                ("client_secret", disabled_secret),
                 ("scope", SCOPE),
             ]),
             401,

@@ -397,7 +397,7 @@ fn nothing_is_deleted_without_prune_and_confirmation(
         gateway.succeed(&["apply", "-f", "shop.toml"]),
         "No difference in 1 objects.\n"
     );
-    let Ended { code, out, err } = gateway.run(&prune);
+    let Ended { code, out, err } = gateway.run(prune);
     assert_eq!(code, 1);
     assert!(
         out.starts_with("- key acme/ci\n- service acme/shop\n"),

@@ -341,24 +341,21 @@ fn with_invalid_pseudo_header_fields<'a>(
     [
         (
             "unknown pseudo-header field",
-            [&[(":x", "1")], &whole[..]].concat(),
+            [&[(":x", "1")], whole].concat(),
         ),
-        (":status", [&[(":status", "200")], &whole[..]].concat()),
+        (":status", [&[(":status", "200")], whole].concat()),
         (
             ":path behind a field",
             [&without(":path")[..], &[(":path", "/")]].concat(),
         ),
-        ("two of :path", [&[(":path", "/")], &whole[..]].concat()),
+        ("two of :path", [&[(":path", "/")], whole].concat()),
         ("no :method", without(":method")),
         ("no :scheme", without(":scheme")),
         ("no :path", without(":path")),
         ("empty :path", replaced(":path", "")),
         ("empty :authority", replaced(":authority", "")),
         ("CONNECT with :path", replaced(":method", "CONNECT")),
-        (
-            ":protocol of POST",
-            [&[(":protocol", "x")], &whole[..]].concat(),
-        ),
+        (":protocol of POST", [&[(":protocol", "x")], whole].concat()),
         (
             "extended CONNECT without :path",
             websocket(&[(":scheme", "https")]),

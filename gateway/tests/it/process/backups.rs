@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::support::peers::backend;
 use crate::support::processes::prepared::Prepared;
-use crate::support::processes::process::{Served, config_text, gw_gateway};
+use crate::support::processes::process::{config_text, gw_gateway};
 use crate::support::{eventually, programs};
 
 /// Exit code, standard output and standard error.
