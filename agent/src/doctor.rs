@@ -2,7 +2,8 @@
 //! nothing, and does not disturb a running agent.
 
 use std::fs;
-use std::net::TcpListener;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::slice;
 use std::time::{Duration, SystemTime};
@@ -25,6 +26,8 @@ use crate::tunnel::dial;
 const OPEN_FILES: u64 = 4096;
 /// Time limit of each check on the network.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
+/// Bytes of the answer of a listener that are read.
+const ANSWER_MAX: u64 = 4096;
 /// Differences between the clocks of agent and gateway that are reported. Certificates are
 /// backdated by five minutes, so a larger difference makes new ones invalid.
 const OFFSET_WARNING: Duration = Duration::from_secs(30);
@@ -112,14 +115,7 @@ fn refused(out: &mut Examination, error: &ConfigError) {
 fn configured(out: &mut Examination, config: &Config) {
     machine::core_dumps(out, config.core_dumps);
     if let Some(address) = config.metrics_listen {
-        match TcpListener::bind(address) {
-            Ok(_) => out.ok("metrics_listen", format!("{address} is free")),
-            Err(error) => out.warning(
-                "metrics_listen",
-                format!("{address}: {error}"),
-                "expected if the agent is already running",
-            ),
-        }
+        metrics_listener(out, address);
     }
     let identity = match config.state.identity() {
         Ok(identity) => identity,
@@ -136,6 +132,32 @@ fn configured(out: &mut Examination, config: &Config) {
     if let Err(error) = driver.block_on(network(out, config, &identity)) {
         out.failed("reactor", error.to_string(), "see the checks above");
     }
+}
+
+/// Checks that the listener for metrics can have its address, or that an agent has it.
+fn metrics_listener(out: &mut Examination, address: SocketAddr) {
+    const CHECK: &str = "metrics_listen";
+    match TcpListener::bind(address) {
+        Ok(_) => out.ok(CHECK, format!("{address} is free")),
+        Err(_) if is_agent(address).unwrap_or(false) => {
+            out.ok(CHECK, format!("{address}: an agent has it and answers"));
+        }
+        Err(error) => out.failed(
+            CHECK,
+            format!("{address}: {error}"),
+            "set an address of this machine with a free port",
+        ),
+    }
+}
+
+/// Whether an agent serves its metrics at this address.
+fn is_agent(address: SocketAddr) -> io::Result<bool> {
+    let mut stream = TcpStream::connect_timeout(&address, TIME_LIMIT)?;
+    stream.set_read_timeout(Some(TIME_LIMIT))?;
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
+    let mut answer = Vec::new();
+    stream.take(ANSWER_MAX).read_to_end(&mut answer)?;
+    Ok(answer.starts_with(b"HTTP/1.1 200 ") && answer.ends_with(b"\r\n\r\nok\n"))
 }
 
 /// Checks that `run` and `enroll` of this user accept the state folder.

@@ -1,0 +1,420 @@
+//! Programs that work have nothing to complain of: every check of both `doctor`s, `/readyz`, the
+//! list of warnings and the logs.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use gw_gateway::demo::About;
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use serde_json::{Value, json};
+
+use crate::support::admin_api::Api;
+use crate::support::doctor::examine;
+use crate::support::peers::backend;
+use crate::support::peers::caller::HOST;
+use crate::support::peers::tinyproxy::Tinyproxy;
+use crate::support::processes::prepared::about;
+use crate::support::processes::process::{
+    Log, Running, Served, config_text, gw_agent, gw_gateway, serve, serve_command, start_demo,
+    start_logged,
+};
+use crate::support::processes::region::Region;
+use crate::support::processes::successor::admin;
+use crate::support::{eventually, programs};
+
+const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+const TUNNEL: &str = "tunnel of demo--echo.eu1.gw.localhost";
+const BACKEND: &str = "backend of demo--echo.eu1.gw.localhost";
+const HEALTH_CHECK: &str = "health check of demo--echo.eu1.gw.localhost";
+
+/// Checks of a gateway on SQLite whose certificate is in files.
+pub(super) const OF_NODE: [&str; 18] = [
+    "kernel",
+    "clock",
+    "net.ipv4.tcp_window_scaling",
+    "configuration",
+    "data_dir",
+    "core dumps",
+    "reserve",
+    "secrets at rest",
+    "request log",
+    "listen",
+    "admin_listen",
+    "certificate: key",
+    "certificate: names",
+    "certificate: chain",
+    "certificate: time",
+    "name of the apex",
+    "names of tenants",
+    "services",
+];
+
+/// Those of an agent without a proxy.
+pub(super) const OF_AGENT: [&str; 11] = [
+    "kernel",
+    "clock",
+    "state folder",
+    "configuration",
+    "core dumps",
+    "certificate",
+    "gateway's name",
+    "gateway",
+    "clock of the gateway",
+    TUNNEL,
+    BACKEND,
+];
+
+/// `checks` with more after the check `at`.
+fn with<'a>(checks: &[&'a str], at: &str, more: &[&'a str]) -> Vec<&'a str> {
+    let at = checks.iter().position(|check| *check == at).unwrap() + 1;
+    [&checks[..at], more, &checks[at..]].concat()
+}
+
+/// `checks` for a certificate of the development authority.
+fn of_development<'a>(checks: &[&'a str]) -> Vec<&'a str> {
+    let renamed = checks.iter().map(|check| match *check {
+        "certificate: key" => "certificate",
+        check => check,
+    });
+    renamed
+        .filter(|check| !check.starts_with("certificate: "))
+        .collect()
+}
+
+/// A gateway whose certificate is of an authority in a file, with the demo's account and service.
+pub(super) struct Site {
+    pub(super) folder: tempfile::TempDir,
+    pub(super) served: Served,
+    about: About,
+}
+
+impl Site {
+    pub(super) fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let authority = |issuer: Option<&Issuer<'_, KeyPair>>| {
+            let mut params = CertificateParams::default();
+            let name = if issuer.is_some() {
+                "intermediate"
+            } else {
+                "root"
+            };
+            params.distinguished_name.push(DnType::CommonName, name);
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            let key = KeyPair::generate().unwrap();
+            let made = match issuer {
+                Some(issuer) => params.signed_by(&key, issuer),
+                None => params.self_signed(&key),
+            };
+            (made.unwrap().pem(), Issuer::new(params, key))
+        };
+        let (root, issuer) = authority(None);
+        let (intermediate, issuer) = authority(Some(&issuer));
+        let names = ["eu1.gw.localhost", "*.eu1.gw.localhost"].map(str::to_owned);
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(names).unwrap();
+        let own = params.signed_by(&key, &issuer).unwrap().pem();
+        fs::write(path("ca.crt"), root).unwrap();
+        fs::write(path("server.crt"), own + &intermediate).unwrap();
+        fs::write(path("server.key"), key.serialize_pem()).unwrap();
+        let text = format!(
+            "{}tls_certificate = {:?}\ntls_key = {:?}\n",
+            config_text(&path("data"), 0),
+            path("server.crt"),
+            path("server.key")
+        );
+        fs::write(path("gateway.toml"), text).unwrap();
+        let served = serve(&mut serve_command(&path("gateway.toml")));
+        let token = fs::read_to_string(path("data/admin.token")).unwrap();
+        let site = Self {
+            about: About {
+                admin_url: format!("http://{}", served.admin_address),
+                admin_token: token.trim().to_owned(),
+                ..about(served.address, "", path("ca.crt"))
+            },
+            folder,
+            served,
+        };
+        site.create("/accounts", &json!({ "id": "demo" }));
+        site.create("/accounts/demo/services", &json!({ "id": "echo" }));
+        site
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn create(&self, path: &str, body: &Value) -> Value {
+        let made = Api(&self.about).ask("POST", path, body);
+        assert_eq!(made.status, 201, "{path}: {}", made.body);
+        made.body
+    }
+
+    /// Enrolls an agent, with its state in the folder `agent`.
+    pub(super) fn enroll(&self) {
+        let services = json!({ "services": ["echo"] });
+        let token = self.create("/accounts/demo/enrollment-tokens", &services);
+        let enrolled = agent("enroll", &self.path("agent"))
+            .args(["--gateway", &self.about.base_url, "--ca-file"])
+            .arg(self.path("ca.crt"))
+            .env("GW_ENROLLMENT_TOKEN", token["token"].as_str().unwrap())
+            .output()
+            .unwrap();
+        assert!(enrolled.status.success(), "{enrolled:?}");
+    }
+
+    /// Starts an agent with `gw-agent run` and waits for its tunnel.
+    pub(super) fn run(&self, command: &mut Command) -> (Running, Log) {
+        let agent = start_logged(command);
+        eventually("the agent has a tunnel", || {
+            let agents = Api(&self.about).get("/accounts/demo/agents").body;
+            (agents["items"][0]["tunnels"][0]["state"] == "ready").then_some(())
+        });
+        agent
+    }
+
+    pub(super) fn doctor(&self) -> Command {
+        doctor_of(&self.path("gateway.toml"), &self.served)
+    }
+
+    /// Checks all that the gateway says of itself.
+    fn assert_healthy(&self) {
+        examine(&mut self.doctor()).assert(&with(&OF_NODE, "services", &["audit log"]), &[]);
+        assert_quiet_gateway(&self.served);
+        assert_eq!(
+            Api(&self.about).get("/warnings").body,
+            json!({ "items": [] })
+        );
+    }
+}
+
+/// `doctor` of a running gateway with this configuration file.
+fn doctor_of(config: &Path, served: &Served) -> Command {
+    let mut command = gw_gateway();
+    command.arg("doctor").arg("--config").arg(config);
+    command
+        .env("GW_LISTEN", served.address.to_string())
+        .env("GW_ADMIN_LISTEN", served.admin_address.to_string());
+    command
+}
+
+/// A command of the agent's program, without the proxy variables of this machine.
+pub(super) fn agent(name: &str, state: &Path) -> Command {
+    let mut command = gw_agent();
+    for variable in ["HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"] {
+        command.env_remove(variable);
+    }
+    command.arg(name).arg("--state-dir").arg(state);
+    command
+}
+
+/// Whether a log line complains of more than the machine of the tests.
+fn is_complaint(line: &Value) -> bool {
+    let text = line.to_string();
+    let is_loud = ["WARN", "ERROR"].iter().any(|level| text.contains(level));
+    let of_machine = ["sysctl", "io_uring", "open files", "ulimit"];
+    is_loud && !of_machine.iter().any(|part| text.contains(part))
+}
+
+fn assert_quiet(lines: &[Value]) {
+    let complaints: Vec<&Value> = lines.iter().filter(|line| is_complaint(line)).collect();
+    assert!(complaints.is_empty(), "{complaints:#?}");
+}
+
+fn assert_quiet_gateway(served: &Served) {
+    let ready = admin(served.admin_address, "/readyz");
+    assert_eq!(ready, (200, "ready\n".to_owned()));
+    assert_quiet(&served.log.start);
+    assert_quiet(&served.log.until_now());
+}
+
+#[test]
+fn a_node_with_an_agent_has_nothing_to_complain_of() {
+    let site = Site::start();
+    site.enroll();
+    let backend = backend::answering(OK);
+    let state = site.path("agent");
+    let backend = ["--backend", &backend];
+    let (_agent, log) = site.run(agent("run", &state).args(backend));
+    site.assert_healthy();
+    examine(agent("doctor", &state).args(backend)).assert(&OF_AGENT, &[]);
+    assert_quiet(&log.until_now());
+}
+
+#[test]
+fn an_agent_with_two_backends_and_a_metrics_listener_has_nothing_to_complain_of() {
+    let site = Site::start();
+    site.enroll();
+    let file = site.path("agent.toml");
+    let text = format!(
+        "state_dir = {:?}\nbackend = [\"{}\", \"{}\"]\nhealth_check = \"/\"\n\
+         metrics_listen = \"127.0.0.1:0\"\nlog_format = \"json\"\n",
+        site.path("agent"),
+        backend::answering(OK),
+        backend::answering(OK)
+    );
+    fs::write(&file, text).unwrap();
+    let command = |name: &str| {
+        let mut command = agent(name, &site.path("agent"));
+        command.arg("--config").arg(&file);
+        command
+    };
+    let (_agent, log) = site.run(&mut command("run"));
+    let mut lines = Vec::new();
+    let metrics: SocketAddr = log.find(|line| {
+        lines.push(line.clone());
+        let address = line["address"].as_str()?.parse().ok();
+        address.filter(|_| line["message"] == "serving metrics")
+    });
+    site.assert_healthy();
+    let checks = with(&OF_AGENT, "core dumps", &["metrics_listen"]);
+    let checks = with(&checks, BACKEND, &[BACKEND, HEALTH_CHECK, HEALTH_CHECK]);
+    let variable = ("GW_AGENT_METRICS_LISTEN", metrics.to_string());
+    let found = examine(command("doctor").env(variable.0, &variable.1));
+    found.assert(&checks, &[]);
+    let listener = &found.of("metrics_listen").found;
+    assert!(
+        listener.ends_with("an agent has it and answers"),
+        "{listener}"
+    );
+    let ready = admin(metrics, "/readyz");
+    assert_eq!(ready, (200, "ready\n".to_owned()));
+    assert_quiet(&lines);
+    assert_quiet(&log.until_now());
+}
+
+#[test]
+fn an_agent_behind_a_proxy_has_nothing_to_complain_of() {
+    if !programs::usable(&["tinyproxy"]) {
+        return;
+    }
+    let site = Site::start();
+    let proxy = Tinyproxy::start(None);
+    let variable = ("GW_PROXY", format!("http://{}", proxy.address));
+    site.enroll();
+    // The proxy does not resolve names below `localhost`.
+    let file = site.path("agent/agent.json");
+    let mut state: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    state["gateway_host"] = json!("127.0.0.1");
+    fs::write(&file, state.to_string()).unwrap();
+    let backend = backend::answering(OK);
+    let command = |name: &str| {
+        let mut command = agent(name, &site.path("agent"));
+        command
+            .args(["--backend", &backend])
+            .env(variable.0, &variable.1);
+        command
+    };
+    let (_agent, log) = site.run(&mut command("run"));
+    site.assert_healthy();
+    let through_proxy = OF_AGENT.map(|check| match check {
+        "gateway's name" => "proxy",
+        check => check,
+    });
+    examine(&mut command("doctor")).assert(&through_proxy, &[]);
+    assert_quiet(&log.until_now());
+}
+
+#[test]
+fn a_demo_has_nothing_to_complain_of_but_its_own_authority() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("demo");
+    let log = folder.path().join("log");
+    let mut command = gw_gateway();
+    command
+        .args(["demo", "--workers", "2", "--data-dir"])
+        .arg(&data);
+    command.stderr(fs::File::create(&log).unwrap());
+    let (_demo, about) = start_demo(&mut command);
+    let url = |name: &str| about[name].as_str().unwrap().to_owned();
+    let port = |name: &str| url(name).rsplit(':').next().unwrap().to_owned();
+    let at = |name: &str| format!("127.0.0.1:{}", port(name));
+    let config = folder.path().join("gateway.toml");
+    fs::write(&config, config_text(&data, 0)).unwrap();
+    let mut doctor = gw_gateway();
+    doctor.arg("doctor").arg("--config").arg(&config);
+    doctor
+        .env("GW_LISTEN", at("base_url"))
+        .env("GW_ADMIN_LISTEN", at("admin_url"));
+    let checks = with(&OF_NODE, "services", &["audit log"]);
+    let checks = of_development(&checks);
+    examine(&mut doctor).assert(&checks, &[("certificate", "warning")]);
+    let backend = backend::answering(OK);
+    let mut doctor = agent("doctor", &data.join("agent"));
+    examine(doctor.args(["--backend", &backend])).assert(&OF_AGENT, &[]);
+    let address = at("admin_url").parse().unwrap();
+    assert_eq!(admin(address, "/readyz"), (200, "ready\n".to_owned()));
+    let written = fs::read_to_string(&log).unwrap();
+    let lines: Vec<Value> = written.lines().map(Value::from).collect();
+    assert_quiet(&lines);
+}
+
+#[test]
+fn a_region_of_three_has_nothing_to_complain_of() {
+    let Some(region) = Region::start(3) else {
+        return;
+    };
+    // Without a standby the store warns, rightly.
+    let _standby = region.postgres.standby();
+    let sql = |text: &str| region.postgres.sql(text);
+    sql("ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'");
+    sql("SELECT pg_reload_conf()");
+    eventually("the standby is synchronous", || {
+        (sql("SELECT sync_state FROM pg_stat_replication") == "quorum").then_some(())
+    });
+    let backend = backend::answering(OK);
+    let _agent = region.run_agent(&backend);
+    eventually("every node relays", || {
+        (0..3)
+            .all(|node| region.request(node) == "200")
+            .then_some(())
+    });
+    let of_store = [
+        "store: notifications",
+        "store",
+        "store: version",
+        "store: primary",
+        "store: durability",
+        "store: standby",
+        "store: clock",
+        "region",
+        "region key",
+        "records",
+        "other nodes",
+    ];
+    let checks = with(&OF_NODE, "secrets at rest", &of_store);
+    let checks = with(&checks, "admin_listen", &["peer_listen"]);
+    let checks = of_development(&with(&checks, "services", &["audit log"]));
+    for node in 0..3 {
+        let found = examine(&mut doctor_of(&region.config(node), region.node(node)));
+        // The development authority of a region is made for tests.
+        found.assert(&checks, &[("certificate", "warning")]);
+        let others = &found.of("other nodes").found;
+        assert!(
+            others.contains("node ") && others.contains(", node "),
+            "{others}"
+        );
+        let (_, warnings) = region.get(node, "/api/v1/warnings");
+        assert_eq!(warnings, json!({ "items": [] }));
+        assert_quiet_gateway(region.node(node));
+    }
+    let mut doctor = agent("doctor", &region.agent_folder());
+    examine(doctor.args(["--backend", &backend])).assert(&OF_AGENT, &[]);
+    let output = gw_gateway()
+        .args(["region", "status", "--config"])
+        .arg(region.config(0))
+        .env("GW_ADMIN_LISTEN", region.node(0).admin_address.to_string())
+        .output()
+        .unwrap();
+    let shown = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        output.status.success() && output.stderr.is_empty(),
+        "{shown}"
+    );
+    assert!(
+        !HOST.is_empty() && !shown.to_lowercase().contains("warning"),
+        "{shown}"
+    );
+}
