@@ -106,7 +106,8 @@ impl NodeTls {
 
 /// Whether the server at the other end of `stream` accepts links between nodes. Needs no
 /// certificate: a server names its protocol before it shows its own certificate, which is not
-/// trusted here (RFC 7301 §3.2).
+/// trusted here (RFC 7301 §3.2). Ends the handshake without an alert, as probes of TCP do, so that
+/// the server does not report a refusal.
 pub fn accepts_links(mut stream: TcpStream) -> Result<bool, TlsError> {
     let provider = Arc::new(crypto::aws_lc_rs::default_provider());
     let mut client = ClientConfig::builder_with_provider(provider)
@@ -116,8 +117,14 @@ pub fn accepts_links(mut stream: TcpStream) -> Result<bool, TlsError> {
     client.alpn_protocols = vec![ALPN_NODE.to_vec()];
     let any_host = ServerName::from(Ipv4Addr::LOCALHOST);
     let mut connection = ClientConnection::new(Arc::new(client), any_host)?;
-    // Always fails at the certificate.
-    let _ = connection.complete_io(&mut stream);
+    let hello = connection.write_tls(&mut stream);
+    let mut is_open = hello.is_ok();
+    while is_open && connection.alpn_protocol().is_none() {
+        let received = connection.read_tls(&mut stream);
+        // Fails at the certificate, which comes behind the name of the protocol.
+        let is_taken = connection.process_new_packets().is_ok();
+        is_open = is_taken && received.is_ok_and(|bytes| bytes > 0);
+    }
     Ok(connection.alpn_protocol() == Some(ALPN_NODE))
 }
 

@@ -202,7 +202,9 @@ impl Ingress {
 
     fn refuse_node(&self, node: SocketAddr, error: &NotANode) {
         self.counters.turned_away.increment(UNVERIFIED);
-        if self.tunnels.may_log_refusal() {
+        if error.is_by_the_other_end() {
+            tracing::debug!(%node, %error, "connection from another node ended at its beginning");
+        } else if self.tunnels.may_log_refusal() {
             tracing::warn!(%node, %error, "connection from another node refused");
         }
     }
@@ -370,6 +372,18 @@ enum NotANode {
     NoCertificate,
     #[error("there are too many links of other nodes")]
     TooManyLinks,
+}
+
+impl NotANode {
+    /// Whether the other end closed the connection, as `doctor` and the probes of a balancer do.
+    fn is_by_the_other_end(&self) -> bool {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+        match self {
+            Self::CutOff => true,
+            Self::Io(error) => [BrokenPipe, ConnectionReset, UnexpectedEof].contains(&error.kind()),
+            _ => false,
+        }
+    }
 }
 
 /// Content type of the first TLS record (RFC 8446 §5.1).
