@@ -36,7 +36,10 @@ pub(crate) fn examine(out: &mut Examination, config: &Path) {
         Err(error) if error.is_connection_refused() => {
             return out.ok(CHECK, not_checked("the gateway does not run"));
         }
-        Err(error) => return out.ok(CHECK, not_checked(&error.to_string())),
+        Err(error) => {
+            let advice = "see the log of the gateway; `gw-gateway warnings` asks the same";
+            return out.warning(CHECK, not_checked(&error.to_string()), advice);
+        }
         Ok(WarningsView { items, .. }) if items.is_empty() => {
             out.ok(
                 CHECK,
@@ -58,7 +61,10 @@ fn audit_log(out: &mut Examination, api: &Api) {
     const CHECK: &str = "audit log";
     let reply = api.request(Method::GET, "/audit-log/verification");
     match reply.and_then(|reply| reply.parse::<AuditVerificationView>()) {
-        Err(error) => out.ok(CHECK, format!("not checked: {error}")),
+        Err(error) => {
+            let advice = "see the log of the gateway; `gw-gateway audit verify` does the same";
+            out.warning(CHECK, format!("not checked: {error}"), advice);
+        }
         Ok(found) if found.valid => out.ok(CHECK, format!("{} entries, as written", found.entries)),
         Ok(found) => out.warning(
             CHECK,
