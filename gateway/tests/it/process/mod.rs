@@ -3,6 +3,7 @@
 // Once:
 mod backups;
 mod doctor;
+mod healthy;
 mod init;
 
 // Once, slow:

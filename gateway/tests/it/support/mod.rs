@@ -8,6 +8,7 @@ pub(crate) mod acme_servers;
 pub(crate) mod admin_api;
 pub(crate) mod agents;
 pub(crate) mod apex;
+pub(crate) mod doctor;
 pub(crate) mod forms;
 pub(crate) mod kept_connection;
 pub(crate) mod lossy_disk;

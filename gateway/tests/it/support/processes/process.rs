@@ -167,19 +167,26 @@ impl Served {
 }
 
 /// Lines of a log as JSON values; a line that is not JSON is a string.
-pub(crate) struct Log(Receiver<Value>);
+pub(crate) struct Log {
+    /// Lines until the program listened, if a function waited for that.
+    pub(crate) start: Vec<Value>,
+    lines: Receiver<Value>,
+}
 
 impl Log {
     /// Keeps reading the log: a full pipe would block the program.
     fn of(lines: impl Iterator<Item = String> + Send + 'static) -> Self {
-        let (sender, log) = mpsc::channel();
+        let (sender, lines_read) = mpsc::channel();
         std::thread::spawn(move || {
             for line in lines {
                 // Fails when the test has dropped the receiver.
                 let _ = sender.send(serde_json::from_str(&line).unwrap_or(Value::String(line)));
             }
         });
-        Self(log)
+        Self {
+            start: Vec::new(),
+            lines: lines_read,
+        }
     }
 
     /// The first of the following lines that contains `part`.
@@ -188,13 +195,18 @@ impl Log {
         self.find(|line| Some(line.to_string()).filter(|line| line.contains(part)))
     }
 
+    /// The lines until now that no other call has taken.
+    pub(crate) fn until_now(&self) -> Vec<Value> {
+        self.lines.try_iter().collect()
+    }
+
     /// The first result of `pick` over the following lines. Panics with the lines if it is not
     /// among them.
     #[track_caller]
     pub(crate) fn find<T>(&self, mut pick: impl FnMut(&Value) -> Option<T>) -> T {
         let mut passed = String::new();
         loop {
-            let line = match self.0.recv_timeout(SOON) {
+            let line = match self.lines.recv_timeout(SOON) {
                 Ok(line) => line,
                 Err(error) => panic!("the program logs the expected line: {error}\n{passed}"),
             };
@@ -221,18 +233,24 @@ pub(crate) fn start_logged(command: &mut Command) -> (Running, Log) {
 pub(crate) fn serve(command: &mut Command) -> Served {
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut start = Vec::new();
     let addresses = lines.by_ref().find_map(|line| {
         let line = line.unwrap();
         let line: Value =
             serde_json::from_str(&line).unwrap_or_else(|_| panic!("not a JSON log line: {line}"));
         let address = |name: &str| line[name].as_str()?.parse().ok();
-        Some((address("address")?, address("admin_address")?))
+        let addresses = address("address").zip(address("admin_address"));
+        start.push(line);
+        addresses
     });
     let (address, admin_address) = addresses.expect("the gateway logs its addresses");
     Served {
         process: Running(child),
         address,
         admin_address,
-        log: Log::of(lines.map_while(Result::ok)),
+        log: Log {
+            start,
+            ..Log::of(lines.map_while(Result::ok))
+        },
     }
 }
