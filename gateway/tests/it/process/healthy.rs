@@ -25,6 +25,8 @@ use crate::support::processes::successor::admin;
 use crate::support::{eventually, programs};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+/// Names of the gateway.
+pub(super) const NAMES: [&str; 2] = ["eu1.gw.localhost", "*.eu1.gw.localhost"];
 const TUNNEL: &str = "tunnel of demo--echo.eu1.gw.localhost";
 const BACKEND: &str = "backend of demo--echo.eu1.gw.localhost";
 const HEALTH_CHECK: &str = "health check of demo--echo.eu1.gw.localhost";
@@ -88,6 +90,17 @@ pub(super) struct Site {
     pub(super) folder: tempfile::TempDir,
     pub(super) served: Served,
     about: About,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+/// A certificate for these names that ends after these days, and its key, as PEM.
+fn issue(issuer: &Issuer<'_, KeyPair>, names: &[&str], days: i64) -> (String, String) {
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(names).unwrap();
+    params.not_after = time::OffsetDateTime::now_utc() + time::Duration::days(days);
+    let certificate = params.signed_by(&key, issuer).unwrap();
+    (certificate.pem(), key.serialize_pem())
 }
 
 impl Site {
@@ -112,13 +125,10 @@ impl Site {
         };
         let (root, issuer) = authority(None);
         let (intermediate, issuer) = authority(Some(&issuer));
-        let names = ["eu1.gw.localhost", "*.eu1.gw.localhost"].map(str::to_owned);
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(names).unwrap();
-        let own = params.signed_by(&key, &issuer).unwrap().pem();
+        let (own, key) = issue(&issuer, &NAMES, 90);
         fs::write(path("ca.crt"), root).unwrap();
         fs::write(path("server.crt"), own + &intermediate).unwrap();
-        fs::write(path("server.key"), key.serialize_pem()).unwrap();
+        fs::write(path("server.key"), key).unwrap();
         let text = format!(
             "{}tls_certificate = {:?}\ntls_key = {:?}\n",
             config_text(&path("data"), 0),
@@ -136,6 +146,7 @@ impl Site {
             },
             folder,
             served,
+            issuer,
         };
         site.create("/accounts", &json!({ "id": "demo" }));
         site.create("/accounts/demo/services", &json!({ "id": "echo" }));
@@ -176,7 +187,31 @@ impl Site {
     }
 
     pub(super) fn doctor(&self) -> Command {
-        doctor_of(&self.path("gateway.toml"), &self.served)
+        self.doctor_with(&self.path("gateway.toml"))
+    }
+
+    /// `doctor` with another configuration file.
+    pub(super) fn doctor_with(&self, config: &Path) -> Command {
+        doctor_of(config, &self.served)
+    }
+
+    /// Writes a certificate for these names that has the same issuer and ends after these days, and
+    /// its key. Returns their files.
+    pub(super) fn other_certificate(&self, names: &[&str], days: i64) -> (PathBuf, PathBuf) {
+        let (certificate, key) = issue(&self.issuer, names, days);
+        let files = (self.path("other.crt"), self.path("other.key"));
+        let chain = fs::read_to_string(self.path("server.crt")).unwrap();
+        let (_, intermediate) = chain.split_once("-----END CERTIFICATE-----\n").unwrap();
+        fs::write(&files.0, certificate + intermediate).unwrap();
+        fs::write(&files.1, key).unwrap();
+        files
+    }
+
+    /// Ends the gateway. Returns the folder, which is deleted on drop.
+    pub(super) fn stop(mut self) -> tempfile::TempDir {
+        self.served.process.signal("TERM");
+        assert_eq!(self.served.process.exit_code(), Some(0));
+        self.folder
     }
 
     /// Checks all that the gateway says of itself.

@@ -3,6 +3,7 @@
 // Once:
 mod backups;
 mod doctor;
+mod doctor_faults;
 mod healthy;
 mod init;
 

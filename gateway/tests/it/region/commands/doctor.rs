@@ -3,40 +3,15 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use serde_json::Value;
-
 use super::{Ended, Node, end};
+use crate::support::doctor::{self, Finding, Findings};
 use crate::support::processes::postgres::Postgres;
 use crate::support::processes::process::{gw_gateway, serve, serve_command};
 use crate::support::{eventually, programs};
 
-/// The result of a check.
-#[derive(Debug)]
-struct Finding {
-    verdict: String,
-    found: String,
-    /// Empty if all is well.
-    advice: String,
-}
-
-/// Runs `doctor`; returns a lookup of its checks. Panics if a check is missing.
-fn examine(node: &Node) -> impl Fn(&str) -> Finding + use<> {
-    let ended = end(gw_gateway()
-        .args(["doctor", "--json", "--config"])
-        .arg(node.config()));
-    let found: Value = serde_json::from_str(&ended.out).unwrap();
-    assert_eq!(found["ok"], ended.code == 0);
-    move |check| {
-        let checks = found["checks"].as_array().unwrap();
-        let finding = checks.iter().find(|finding| finding["check"] == check);
-        let finding = finding.unwrap_or_else(|| panic!("no check of {check}: {found:#}"));
-        let word = |key: &str| finding[key].as_str().unwrap_or_default().to_owned();
-        Finding {
-            verdict: word("verdict"),
-            found: word("found"),
-            advice: word("advice"),
-        }
-    }
+/// Runs `doctor` of a node.
+fn examine(node: &Node) -> Findings {
+    doctor::examine(gw_gateway().args(["doctor", "--config"]).arg(node.config()))
 }
 
 /// Asserts verdict and words of a check.
@@ -45,12 +20,12 @@ fn assert_finding(finding: &Finding, expected: &str, words: &str, remedy: &str) 
         verdict,
         found,
         advice,
+        ..
     } = finding;
     assert!(
         verdict == expected && found.contains(words) && advice.contains(remedy),
         "{finding:?}"
     );
-    assert_eq!(advice.is_empty(), verdict == "ok", "{finding:?}");
 }
 
 #[test]
@@ -62,13 +37,13 @@ fn doctor_looks_at_the_region_and_its_key() {
     let node = Node::new(&server.url());
     let look = examine(&node);
     assert_finding(
-        &look("region key"),
+        look.of("region key"),
         "failed",
         "region.key: No such file",
         "copy the key from another node",
     );
     assert_finding(
-        &look("region"),
+        look.of("region"),
         "failed",
         "holds no region",
         "`gw-gateway region init`",
@@ -83,26 +58,26 @@ fn doctor_looks_at_the_region_and_its_key() {
         "store: durability",
         "store: notifications",
     ] {
-        assert_eq!(look(check).verdict, "ok", "{:?}", look(check));
+        assert_eq!(look.of(check).verdict, "ok", "{:?}", look.of(check));
     }
     assert_finding(
-        &look("region"),
+        look.of("region"),
         "ok",
         "eu1.gw.localhost, revision 0, schema 5",
         "",
     );
-    assert_finding(&look("region key"), "ok", "is the key of the region", "");
-    assert_finding(&look("records"), "ok", "0 records, all authentic", "");
+    assert_finding(look.of("region key"), "ok", "is the key of the region", "");
+    assert_finding(look.of("records"), "ok", "0 records, all authentic", "");
     server.sql("INSERT INTO gw.records VALUES ('account', 'acme', '{}', 1, '')");
     assert_finding(
-        &examine(&node)("records"),
+        examine(&node).of("records"),
         "failed",
         "account acme",
         "`gw-gateway region repair`",
     );
     server.sql("DELETE FROM gw.records");
     assert_finding(
-        &look("store: standby"),
+        look.of("store: standby"),
         "warning",
         "none is connected",
         "add a synchronous standby",
@@ -116,7 +91,7 @@ fn doctor_looks_at_the_region_and_its_key() {
     fs::write(node.config(), text).unwrap();
     let look = examine(&node);
     assert_finding(
-        &look("region"),
+        look.of("region"),
         "failed",
         "belongs to eu1.gw.localhost, but this node is of us2",
         "correct `region`",
@@ -134,19 +109,19 @@ fn doctor_looks_at_the_files_of_password_and_key(server: &Postgres, node: &Node)
     fs::write(node.path("region.key"), "5a".repeat(32)).unwrap();
     let look = examine(node);
     assert_finding(
-        &look("store_password_file"),
+        look.of("store_password_file"),
         "failed",
         "other users can read it (mode 644)",
         "chmod 600",
     );
     assert_finding(
-        &look("region key"),
+        look.of("region key"),
         "failed",
         "differs from the key of the other nodes",
         "copy the key",
     );
     fs::set_permissions(&password, fs::Permissions::from_mode(0o600)).unwrap();
-    assert_eq!(examine(node)("store_password_file").verdict, "ok");
+    assert_eq!(examine(&node).of("store_password_file").verdict, "ok");
 }
 
 #[test]
@@ -159,14 +134,14 @@ fn doctor_says_why_a_store_cannot_be_used() {
     node.succeed("init");
     node.configure(&server.url_of("none"), "");
     assert_finding(
-        &examine(&node)("store"),
+        examine(&node).of("store"),
         "failed",
         "database \"none\" does not exist",
         "createdb",
     );
     node.configure(&server.url().replace("gw@", "other@"), "");
     assert_finding(
-        &examine(&node)("store"),
+        examine(&node).of("store"),
         "failed",
         "role \"other\" does not exist",
         "createuser",
@@ -174,7 +149,7 @@ fn doctor_says_why_a_store_cannot_be_used() {
 
     server.sql("CREATE ROLE other LOGIN");
     assert_finding(
-        &examine(&node)("region"),
+        examine(&node).of("region"),
         "failed",
         "permission denied for schema gw",
         "give the schema gw",
@@ -183,14 +158,14 @@ fn doctor_says_why_a_store_cannot_be_used() {
     server.sql("ALTER ROLE gw SET synchronous_commit = off");
     node.configure(&server.url(), "");
     assert_finding(
-        &examine(&node)("store: durability"),
+        examine(&node).of("store: durability"),
         "warning",
         "a crash can lose",
         "set both to on",
     );
     server.stop();
     assert_finding(
-        &examine(&node)("store"),
+        examine(&node).of("store"),
         "failed",
         "error connecting to server",
         "start PostgreSQL",
@@ -212,7 +187,7 @@ fn a_pool_of_connections_is_found() {
     // Also while other clients use the connections.
     for _ in 0..3 {
         assert_finding(
-            &examine(&node)("store: notifications"),
+            examine(&node).of("store: notifications"),
             "failed",
             words,
             "pool_mode = session",
@@ -228,7 +203,7 @@ fn a_pool_of_connections_is_found() {
     drop(pool);
     let (_pool, url) = server.pool("session");
     node.configure(&url, "");
-    assert_eq!(examine(&node)("store: notifications").verdict, "ok");
+    assert_eq!(examine(&node).of("store: notifications").verdict, "ok");
     drop(serve(&mut serve_command(&node.config())));
 }
 
@@ -249,7 +224,7 @@ fn doctor_tells_how_a_standby_follows() {
     connected("1");
     let look = examine(&node);
     assert_finding(
-        &look("store: standby"),
+        look.of("store: standby"),
         "warning",
         "asynchronous; 1 connected: a failover can lose",
         "ANY 1 (*)",
@@ -261,7 +236,7 @@ fn doctor_tells_how_a_standby_follows() {
         (primary.sql("SELECT sync_state FROM pg_stat_replication") == "quorum").then_some(())
     });
     assert_finding(
-        &examine(&node)("store: standby"),
+        examine(&node).of("store: standby"),
         "ok",
         "synchronous; 1 connected",
         "",
@@ -271,7 +246,7 @@ fn doctor_tells_how_a_standby_follows() {
     standby.stop();
     connected("0");
     assert_finding(
-        &examine(&node)("store: standby"),
+        examine(&node).of("store: standby"),
         "failed",
         "changes are not acknowledged",
         "start the standby",
@@ -282,9 +257,9 @@ fn doctor_tells_how_a_standby_follows() {
     primary.stop();
     node.configure(&standby.url(), "");
     let look = examine(&node);
-    assert_eq!(look("store").verdict, "ok");
+    assert_eq!(look.of("store").verdict, "ok");
     assert_finding(
-        &look("store: primary"),
+        look.of("store: primary"),
         "failed",
         "only standbys answer",
         "pg_ctl promote",
@@ -299,11 +274,11 @@ fn a_user_without_pg_monitor_does_not_see_the_state_of_standbys(primary: &Postgr
     node.configure(&primary.url().replace("gw@", "plain@"), "");
     let look = examine(node);
     assert_finding(
-        &look("store: standby"),
+        look.of("store: standby"),
         "ok",
         "synchronous; 1 connected",
         "",
     );
-    assert_eq!(look("region key").verdict, "ok");
+    assert_eq!(look.of("region key").verdict, "ok");
     node.configure(&primary.url(), "");
 }
