@@ -73,14 +73,6 @@ const LONG_FUNCTIONS: [(&str, &str, &str); 11] = [
     ),
 ];
 
-/// Folders whose functions may still be longer.
-const NOT_YET: [&str; 4] = [
-    "gateway/simulation/mutants",
-    "gateway/tests/docs",
-    "gateway/tests/it/administration/console",
-    "loadtest/src/scenarios/region/faults",
-];
-
 #[test]
 fn files_are_short() {
     let long: Vec<String> = rust_files(&workspace())
@@ -180,9 +172,6 @@ fn functions_are_found_with_their_lines() {
 fn functions_are_short() {
     let mut long = Vec::new();
     for (path, text) in rust_files(&workspace()) {
-        if NOT_YET.iter().any(|folder| path.starts_with(folder)) {
-            continue;
-        }
         for (name, lines) in functions(&text) {
             if lines > FUNCTION_LINES_MAX {
                 long.push((path.display().to_string(), name.to_owned()));

@@ -11,6 +11,7 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use time::OffsetDateTime;
 
 use crate::administration::console::browser::Browser;
+use crate::support::doctor::examine;
 use crate::support::processes::process::{Served, config_text, gw_gateway, serve, serve_command};
 use crate::support::processes::successor::replace;
 use crate::support::{SOON, eventually};
@@ -238,38 +239,17 @@ fn commands_find_the_listener_in_the_configuration() {
     assert_eq!(run(&mut with_config()), done());
 
     let mut doctor = gw_gateway();
-    doctor
-        .args(["doctor", "--json", "--config"])
-        .arg(prepared.path("gateway.toml"));
-    let output = doctor
-        .env("GW_ADMIN_LISTEN", admin_address.to_string())
-        .output()
-        .unwrap();
-    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let finding = |check: &str| {
-        let checks = found["checks"].as_array().unwrap();
-        let finding = checks.iter().find(|finding| finding["check"] == check);
-        let finding = finding.unwrap_or_else(|| panic!("no check of {check}: {found:#}"));
-        (
-            finding["verdict"].as_str().unwrap().to_owned(),
-            finding["found"].as_str().unwrap().to_owned(),
-        )
-    };
+    doctor.args(["doctor", "--config"]);
+    doctor.arg(prepared.path("gateway.toml"));
+    let found = examine(doctor.env("GW_ADMIN_LISTEN", admin_address.to_string()));
+    let listener = &found.of("admin_listen").found;
     assert!(
-        finding("admin_listen")
-            .1
-            .ends_with("a gateway has it and answers"),
-        "{:?}",
-        finding("admin_listen")
+        listener.ends_with("a gateway has it and answers"),
+        "{listener}"
     );
-    let names = finding("admin certificate: names");
-    assert_eq!(
-        (names.0.as_str(), names.1.as_str()),
-        ("ok", "valid for gw-admin.example.com, 127.0.0.1")
-    );
-    for part in ["key", "chain", "time"] {
-        assert_eq!(finding(&format!("admin certificate: {part}")).0, "ok");
-    }
+    let names = &found.of("admin certificate: names").found;
+    assert_eq!(names, "valid for gw-admin.example.com, 127.0.0.1");
+    found.assert_complaints(&[("certificate", "warning")]);
 }
 
 #[test]

@@ -7,9 +7,8 @@ use gw_shared::id::AgentId;
 use gw_store::{AgentRecord, StoredRecord};
 use serde_json::{Value, json};
 
-use super::healthy::OF_AGENT;
 use crate::support::admin_api::Api;
-use crate::support::doctor::examine;
+use crate::support::doctor::{OF_AGENT, examine};
 use crate::support::peers::caller::{connect, get};
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::process::{

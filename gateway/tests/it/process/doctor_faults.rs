@@ -7,15 +7,12 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use super::healthy::{NAMES, OF_NODE, Site, agent};
-use crate::support::doctor::{Findings, examine};
+use super::healthy::{NAMES, Site, agent};
+use crate::support::doctor::{BACKEND, Findings, HEALTH_CHECK, OF_NODE, TUNNEL, examine};
 use crate::support::peers::backend;
 use crate::support::processes::prepared::administer_at;
 use crate::support::programs;
 
-const TUNNEL: &str = "tunnel of demo--echo.eu1.gw.localhost";
-const BACKEND: &str = "backend of demo--echo.eu1.gw.localhost";
-const HEALTH_CHECK: &str = "health check of demo--echo.eu1.gw.localhost";
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 const BROKEN: &str = "HTTP/1.1 500 X\r\nContent-Length: 0\r\n\r\n";
 
@@ -225,7 +222,19 @@ fn each_fault_of_an_agent_fails_its_check() {
         examine(&mut doctor(&works)).assert_complaints(&complaint);
         chown(&state, Some(0), None).unwrap();
     }
+}
 
+#[test]
+fn each_loss_of_an_agent_fails_its_check() {
+    let site = Site::start();
+    site.enroll();
+    let state = site.path("agent");
+    let works = backend::answering(OK);
+    let doctor = |backend: &str| {
+        let mut command = agent("doctor", &state);
+        command.args(["--backend", backend]);
+        command
+    };
     let file = state.join("agent.json");
     let enrollment = fs::read_to_string(&file).unwrap();
     let mut changed: Value = serde_json::from_str(&enrollment).unwrap();

@@ -11,7 +11,10 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
-use crate::support::doctor::examine;
+use crate::support::doctor::{
+    BACKEND, HEALTH_CHECK, OF_AGENT, OF_NODE, assert_quiet, assert_quiet_gateway, doctor_of,
+    examine, of_development, with,
+};
 use crate::support::peers::backend;
 use crate::support::peers::caller::HOST;
 use crate::support::peers::tinyproxy::Tinyproxy;
@@ -27,63 +30,6 @@ use crate::support::{eventually, programs};
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 /// Names of the gateway.
 pub(super) const NAMES: [&str; 2] = ["eu1.gw.localhost", "*.eu1.gw.localhost"];
-const TUNNEL: &str = "tunnel of demo--echo.eu1.gw.localhost";
-const BACKEND: &str = "backend of demo--echo.eu1.gw.localhost";
-const HEALTH_CHECK: &str = "health check of demo--echo.eu1.gw.localhost";
-
-/// Checks of a gateway on SQLite whose certificate is in files.
-pub(super) const OF_NODE: [&str; 18] = [
-    "kernel",
-    "clock",
-    "net.ipv4.tcp_window_scaling",
-    "configuration",
-    "data_dir",
-    "core dumps",
-    "reserve",
-    "secrets at rest",
-    "request log",
-    "listen",
-    "admin_listen",
-    "certificate: key",
-    "certificate: names",
-    "certificate: chain",
-    "certificate: time",
-    "name of the apex",
-    "names of tenants",
-    "services",
-];
-
-/// Those of an agent without a proxy.
-pub(super) const OF_AGENT: [&str; 11] = [
-    "kernel",
-    "clock",
-    "state folder",
-    "configuration",
-    "core dumps",
-    "certificate",
-    "gateway's name",
-    "gateway",
-    "clock of the gateway",
-    TUNNEL,
-    BACKEND,
-];
-
-/// `checks` with more after the check `at`.
-fn with<'a>(checks: &[&'a str], at: &str, more: &[&'a str]) -> Vec<&'a str> {
-    let at = checks.iter().position(|check| *check == at).unwrap() + 1;
-    [&checks[..at], more, &checks[at..]].concat()
-}
-
-/// `checks` for a certificate of the development authority.
-fn of_development<'a>(checks: &[&'a str]) -> Vec<&'a str> {
-    let renamed = checks.iter().map(|check| match *check {
-        "certificate: key" => "certificate",
-        check => check,
-    });
-    renamed
-        .filter(|check| !check.starts_with("certificate: "))
-        .collect()
-}
 
 /// A gateway whose certificate is of an authority in a file, with the demo's account and service.
 pub(super) struct Site {
@@ -225,16 +171,6 @@ impl Site {
     }
 }
 
-/// `doctor` of a running gateway with this configuration file.
-fn doctor_of(config: &Path, served: &Served) -> Command {
-    let mut command = gw_gateway();
-    command.arg("doctor").arg("--config").arg(config);
-    command
-        .env("GW_LISTEN", served.address.to_string())
-        .env("GW_ADMIN_LISTEN", served.admin_address.to_string());
-    command
-}
-
 /// A command of the agent's program, without the proxy variables of this machine.
 pub(super) fn agent(name: &str, state: &Path) -> Command {
     let mut command = gw_agent();
@@ -243,26 +179,6 @@ pub(super) fn agent(name: &str, state: &Path) -> Command {
     }
     command.arg(name).arg("--state-dir").arg(state);
     command
-}
-
-/// Whether a log line complains of more than the machine of the tests.
-fn is_complaint(line: &Value) -> bool {
-    let text = line.to_string();
-    let is_loud = ["WARN", "ERROR"].iter().any(|level| text.contains(level));
-    let of_machine = ["sysctl", "io_uring", "open files", "ulimit"];
-    is_loud && !of_machine.iter().any(|part| text.contains(part))
-}
-
-fn assert_quiet(lines: &[Value]) {
-    let complaints: Vec<&Value> = lines.iter().filter(|line| is_complaint(line)).collect();
-    assert!(complaints.is_empty(), "{complaints:#?}");
-}
-
-fn assert_quiet_gateway(served: &Served) {
-    let ready = admin(served.admin_address, "/readyz");
-    assert_eq!(ready, (200, "ready\n".to_owned()));
-    assert_quiet(&served.log.start);
-    assert_quiet(&served.log.until_now());
 }
 
 #[test]

@@ -1,8 +1,12 @@
-//! What `doctor` of both programs finds.
+//! What `doctor` of both programs finds, and what programs say that have nothing to complain of.
 
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
+
+use super::processes::process::{Served, gw_gateway};
+use super::processes::successor::admin;
 
 /// Checks whose verdict depends on the machine of the tests.
 const OF_MACHINE: [&str; 8] = [
@@ -15,6 +19,94 @@ const OF_MACHINE: [&str; 8] = [
     "net.ipv4.tcp_wmem",
     "net.ipv4.tcp_mem",
 ];
+
+pub(crate) const TUNNEL: &str = "tunnel of demo--echo.eu1.gw.localhost";
+pub(crate) const BACKEND: &str = "backend of demo--echo.eu1.gw.localhost";
+pub(crate) const HEALTH_CHECK: &str = "health check of demo--echo.eu1.gw.localhost";
+
+/// Checks of a gateway on SQLite whose certificate is in files.
+pub(crate) const OF_NODE: [&str; 18] = [
+    "kernel",
+    "clock",
+    "net.ipv4.tcp_window_scaling",
+    "configuration",
+    "data_dir",
+    "core dumps",
+    "reserve",
+    "secrets at rest",
+    "request log",
+    "listen",
+    "admin_listen",
+    "certificate: key",
+    "certificate: names",
+    "certificate: chain",
+    "certificate: time",
+    "name of the apex",
+    "names of tenants",
+    "services",
+];
+
+/// Those of an agent without a proxy.
+pub(crate) const OF_AGENT: [&str; 11] = [
+    "kernel",
+    "clock",
+    "state folder",
+    "configuration",
+    "core dumps",
+    "certificate",
+    "gateway's name",
+    "gateway",
+    "clock of the gateway",
+    TUNNEL,
+    BACKEND,
+];
+
+/// `checks` with more after the check `at`.
+pub(crate) fn with<'a>(checks: &[&'a str], at: &str, more: &[&'a str]) -> Vec<&'a str> {
+    let at = checks.iter().position(|check| *check == at).unwrap() + 1;
+    [&checks[..at], more, &checks[at..]].concat()
+}
+
+/// `checks` for a certificate of the development authority.
+pub(crate) fn of_development<'a>(checks: &[&'a str]) -> Vec<&'a str> {
+    let renamed = checks.iter().map(|check| match *check {
+        "certificate: key" => "certificate",
+        check => check,
+    });
+    renamed
+        .filter(|check| !check.starts_with("certificate: "))
+        .collect()
+}
+
+/// `doctor` of a running gateway with this configuration file.
+pub(crate) fn doctor_of(config: &Path, served: &Served) -> Command {
+    let mut command = gw_gateway();
+    command.arg("doctor").arg("--config").arg(config);
+    command
+        .env("GW_LISTEN", served.address.to_string())
+        .env("GW_ADMIN_LISTEN", served.admin_address.to_string());
+    command
+}
+
+/// Whether a log line complains of more than the machine of the tests.
+fn is_complaint(line: &Value) -> bool {
+    let text = line.to_string();
+    let is_loud = ["WARN", "ERROR"].iter().any(|level| text.contains(level));
+    let of_machine = ["sysctl", "io_uring", "open files", "ulimit"];
+    is_loud && !of_machine.iter().any(|part| text.contains(part))
+}
+
+pub(crate) fn assert_quiet(lines: &[Value]) {
+    let complaints: Vec<&Value> = lines.iter().filter(|line| is_complaint(line)).collect();
+    assert!(complaints.is_empty(), "{complaints:#?}");
+}
+
+pub(crate) fn assert_quiet_gateway(served: &Served) {
+    let ready = admin(served.admin_address, "/readyz");
+    assert_eq!(ready, (200, "ready\n".to_owned()));
+    assert_quiet(&served.log.start);
+    assert_quiet(&served.log.until_now());
+}
 
 #[derive(Debug)]
 pub(crate) struct Finding {

@@ -22,19 +22,7 @@ fn a_domain_is_added_checked_given_a_certificate_and_removed_with_forms() {
     assert_eq!(browser.sign_in(token.trim(), "/").status, 303);
     let add = format!("{SERVICE}/domains");
 
-    for (name, error) in [
-        ("NO WAY", "at least two labels"),
-        ("<b>.test", "at least two labels"),
-        ("shop.eu1.gw.localhost", "is a name of the region"),
-    ] {
-        let wrong = browser.fill(SERVICE, &add, |form| form.set("name", name));
-        let shown = wrong.error("name");
-        assert!(shown.contains(error), "{shown}");
-        assert!(!wrong.text.contains("<b>.test"), "{}", wrong.text);
-        assert_eq!(wrong.form(&add).values("name"), [name]);
-        // The settings of the service are shown as they are stored.
-        assert_eq!(wrong.form(SERVICE).values("burst"), ["1000000"]);
-    }
+    wrong_names_are_refused(&mut browser, &add);
     let forged = browser.post(&add, &[("form_token", "x"), ("name", NAME)]);
     assert_eq!(forged.status, 403);
     let named = |form: PageForm| form.set("name", NAME);
@@ -84,6 +72,26 @@ fn a_domain_is_added_checked_given_a_certificate_and_removed_with_forms() {
     certificates_are_uploaded(&mut browser);
     quota_is_shown(&mut browser);
 
+    the_domain_is_removed(&mut browser);
+}
+
+fn wrong_names_are_refused(browser: &mut Browser, add: &str) {
+    for (name, error) in [
+        ("NO WAY", "at least two labels"),
+        ("<b>.test", "at least two labels"),
+        ("shop.eu1.gw.localhost", "is a name of the region"),
+    ] {
+        let wrong = browser.fill(SERVICE, add, |form| form.set("name", name));
+        let shown = wrong.error("name");
+        assert!(shown.contains(error), "{shown}");
+        assert!(!wrong.text.contains("<b>.test"), "{}", wrong.text);
+        assert_eq!(wrong.form(add).values("name"), [name]);
+        // The settings of the service are shown as they are stored.
+        assert_eq!(wrong.form(SERVICE).values("burst"), ["1000000"]);
+    }
+}
+
+fn the_domain_is_removed(browser: &mut Browser) {
     let delete = format!("{DOMAIN}/delete");
     let unsure = browser.fill(DOMAIN, &delete, |form| form.set("confirm", "api"));
     assert!(unsure.error("confirm").contains(NAME), "{}", unsure.text);

@@ -32,6 +32,36 @@ fn between<'a>(text: &'a str, before: &str, after: &str) -> &'a str {
     rest.split_once(after).unwrap().0
 }
 
+/// Signs in at the printed address. Returns the page that follows, and its address in the last
+/// line.
+fn sign_in(jar: &Path, console: &str, admin_token: &str) -> String {
+    let form = curl(jar, &[&format!("{console}sign-in")]);
+    assert!(
+        !form.contains("your browser finds it"),
+        "the address has a name of its own"
+    );
+    let form_token = format!(
+        "form_token={}",
+        between(&form, "name=\"form_token\" value=\"", "\"")
+    );
+    let token = format!("token={admin_token}");
+    let fields = [
+        "--data-urlencode",
+        &form_token,
+        "--data-urlencode",
+        &token,
+        "--data-urlencode",
+        "next=/tunnels",
+    ];
+    let follow = [
+        "--location",
+        "--write-out",
+        "\n%{url_effective}",
+        &format!("{console}sign-in"),
+    ];
+    curl(jar, &[&fields[..], &follow].concat())
+}
+
 #[test]
 fn a_server_on_another_port_of_this_machine_does_not_get_the_session() {
     if !programs::usable(&["curl"]) {
@@ -58,31 +88,7 @@ fn a_server_on_another_port_of_this_machine_does_not_get_the_session() {
         cookies.recv_timeout(SOON).unwrap()
     };
 
-    let form = curl(&jar, &[&format!("{console}sign-in")]);
-    assert!(
-        !form.contains("your browser finds it"),
-        "the address has a name of its own"
-    );
-    let form_token = format!(
-        "form_token={}",
-        between(&form, "name=\"form_token\" value=\"", "\"")
-    );
-    let token = format!("token={}", demo.about.admin_token);
-    let fields = [
-        "--data-urlencode",
-        &form_token,
-        "--data-urlencode",
-        &token,
-        "--data-urlencode",
-        "next=/tunnels",
-    ];
-    let follow = [
-        "--location",
-        "--write-out",
-        "\n%{url_effective}",
-        &format!("{console}sign-in"),
-    ];
-    let page = curl(&jar, &[&fields[..], &follow].concat());
+    let page = sign_in(&jar, console, &demo.about.admin_token);
     assert!(page.contains("<h1>Live tunnels"), "{page}");
     let (_, address) = page.rsplit_once('\n').unwrap();
     let host = between(address, "http://", ":");

@@ -6,13 +6,39 @@ use gw_shared::id::{AgentId, ClientId, KeyId};
 use gw_store::{AgentRecord, StoredRecord};
 use serde_json::json;
 
-use super::browser::Browser;
+use super::browser::{Browser, Reply};
 use crate::support::admin_api::Api;
 use crate::support::agents::modified_agent;
 use crate::support::agents::tunnel_frames::message;
 use crate::support::forms::texts;
 use crate::support::peers::caller::{HOST, connect};
 use crate::support::{demo, eventually, setup};
+
+fn assert_secure(page: &Reply, secrets: &[&String], path: &str) {
+    let shown = secrets.iter().find(|it| page.text.contains(it.as_str()));
+    assert!(shown.is_none(), "{path} shows the secret {shown:?}");
+    let policy = page.header("content-security-policy");
+    for part in [
+        "default-src 'none'",
+        "script-src 'self';",
+        "style-src 'self';",
+        "frame-ancestors 'none'",
+        "base-uri 'none'",
+    ] {
+        assert!(
+            policy.contains(part) && !policy.contains("unsafe"),
+            "{policy}"
+        );
+    }
+    assert_eq!(page.header("x-content-type-options"), "nosniff");
+    assert_eq!(page.header("referrer-policy"), "same-origin");
+    assert_eq!(page.header("cache-control"), "no-store");
+    assert!(
+        !page.text.contains("<script>")
+            && !page.text.contains(" style=")
+            && !page.text.contains(" onclick")
+    );
+}
 
 #[test]
 fn every_page_requires_a_session_and_sends_security_headers() {
@@ -24,7 +50,14 @@ fn every_page_requires_a_session_and_sends_security_headers() {
     let client = records.credentials.keys().next().unwrap();
     let key = records.service_keys.keys().next().unwrap();
     let token = setup::enrollment_token(control, "demo", &["echo"]);
-    let port = demo.about.base_url.rsplit(':').next().unwrap();
+    let about = &demo.about;
+    let secrets = [
+        &about.client_secret,
+        &about.service_key,
+        &about.admin_token,
+        &token,
+    ];
+    let port = about.base_url.rsplit(':').next().unwrap();
     let address = format!("https://demo--echo.eu1.gw.localhost:{port}");
     for (path, holds) in [
         ("/".to_owned(), address.as_str()),
@@ -72,41 +105,16 @@ fn every_page_requires_a_session_and_sends_security_headers() {
             "{path} has no {holds}: {}",
             page.text
         );
-        let policy = page.header("content-security-policy");
-        for part in [
-            "default-src 'none'",
-            "script-src 'self';",
-            "style-src 'self';",
-            "frame-ancestors 'none'",
-            "base-uri 'none'",
-        ] {
-            assert!(
-                policy.contains(part) && !policy.contains("unsafe"),
-                "{policy}"
-            );
-        }
-        assert_eq!(page.header("x-content-type-options"), "nosniff");
-        assert_eq!(page.header("referrer-policy"), "same-origin");
-        assert_eq!(page.header("cache-control"), "no-store");
-        assert!(
-            !page.text.contains("<script>")
-                && !page.text.contains(" style=")
-                && !page.text.contains(" onclick")
-        );
-        for secret in [
-            &demo.about.client_secret,
-            &demo.about.service_key,
-            &demo.about.admin_token,
-            &token,
-        ] {
-            assert!(
-                !page.text.contains(secret.as_str()),
-                "{path} shows a secret"
-            );
-        }
+        assert_secure(&page, &secrets, &path);
         // Without a session the page redirects to the sign-in page.
         assert_eq!(Browser::new(&demo).get(&path).status, 303, "{path}");
     }
+}
+
+#[test]
+fn unknown_addresses_and_invalid_searches_have_their_status() {
+    let demo = demo(None);
+    let mut browser = Browser::signed_in(&demo);
     for (path, status) in [
         ("/accounts/nobody", 404),
         ("/accounts/demo/services/none", 404),
@@ -120,6 +128,12 @@ fn every_page_requires_a_session_and_sends_security_headers() {
     ] {
         assert_eq!(browser.get(path).status, status, "{path}");
     }
+}
+
+#[test]
+fn polling_is_told_of_the_end_of_the_session_and_assets_need_none() {
+    let demo = demo(None);
+    let mut browser = Browser::signed_in(&demo);
     // A polling script gets a redirect header instead of the sign-in form.
     let mut polling = Browser::new(&demo);
     polling.extra = vec![("HX-Request", "true".to_owned())];

@@ -6,6 +6,7 @@ use gw_control_plane::control::changes::audit;
 use gw_control_plane::control::records::{caller_secret, service};
 use gw_control_plane::control::{Actor, CallerSecretChanges, ServiceChanges};
 use gw_gateway::demo::{Demo, Options};
+use gw_shared::http::head::RequestHead;
 use gw_shared::id::{AgentId, KeyId, RequestIds};
 use gw_store::AuditQuery;
 use gw_telemetry::request_log::{Batch, RecordedAttempt, RequestLog, RequestRecord};
@@ -71,6 +72,11 @@ fn recorded_requests_are_found_shown_and_replayed() {
         303
     );
 
+    the_request_is_searched(&mut browser, &id);
+    the_request_is_replayed(&mut browser, &id);
+}
+
+fn the_request_is_searched(browser: &mut Browser, id: &str) {
     // The search box of every page accepts an id in upper case.
     let found = browser.get(&format!("/requests?id=+{}+", id.to_uppercase()));
     assert_eq!(found.header("location"), format!("/requests/{id}"));
@@ -81,10 +87,7 @@ fn recorded_requests_are_found_shown_and_replayed() {
         ("until=2020-01-01+00:00", false),
     ] {
         assert_eq!(
-            browser
-                .get(&format!("/requests?{query}"))
-                .text
-                .contains(&id),
+            browser.get(&format!("/requests?{query}")).text.contains(id),
             finds,
             "{query}"
         );
@@ -103,7 +106,9 @@ fn recorded_requests_are_found_shown_and_replayed() {
         let error = format!("id=\"{field}-error\"");
         assert!(wrong.text.contains(&error), "no {error}: {}", wrong.text);
     }
+}
 
+fn the_request_is_replayed(browser: &mut Browser, id: &str) {
     let address = format!("/requests/{id}/replay");
     let form = browser.get(&address);
     assert!(
@@ -140,6 +145,9 @@ fn recorded_requests_are_found_shown_and_replayed() {
     );
 }
 
+/// Heads and bodies of the requests that a backend has got.
+type Requests = mpsc::Receiver<(RequestHead, Vec<u8>)>;
+
 #[test]
 fn a_replay_changes_only_the_edited_parts() {
     let (seen, requests) = mpsc::channel();
@@ -166,7 +174,30 @@ fn a_replay_changes_only_the_edited_parts() {
         page
     };
     let page = call(&mut browser);
-    let unkept = browser.get(&page).text;
+    what_was_not_captured_is_not_replayed(&mut browser, &page);
+
+    let capture = ServiceChanges {
+        capture_request_body: Some(true),
+        ..ServiceChanges::default()
+    };
+    service::change(control, &Actor::Admin, "demo", "echo", &capture).unwrap();
+    // Capture begins once the workers have the new directory.
+    let address = eventually("a replayable request is captured", || {
+        let page = call(&mut browser);
+        let address = format!("{page}/replay");
+        browser
+            .get(&page)
+            .text
+            .contains(&format!("href=\"{address}\""))
+            .then_some(address)
+    });
+    a_field_and_the_body_are_edited(&mut browser, &address, &requests);
+    a_preview_sends_nothing(&mut browser, &address, &requests);
+    reads_and_replays_are_audited(&demo, &mut browser, &address);
+}
+
+fn what_was_not_captured_is_not_replayed(browser: &mut Browser, page: &str) {
+    let unkept = browser.get(page).text;
     assert!(
         !unkept.contains("/replay\"") && unkept.contains("cannot be replayed"),
         "{unkept}"
@@ -197,23 +228,10 @@ fn a_replay_changes_only_the_edited_parts() {
             reply.text
         );
     }
+}
 
-    let capture = ServiceChanges {
-        capture_request_body: Some(true),
-        ..ServiceChanges::default()
-    };
-    service::change(control, &Actor::Admin, "demo", "echo", &capture).unwrap();
-    // Capture begins once the workers have the new directory.
-    let address = eventually("a replayable request is captured", || {
-        let page = call(&mut browser);
-        let address = format!("{page}/replay");
-        browser
-            .get(&page)
-            .text
-            .contains(&format!("href=\"{address}\""))
-            .then_some(address)
-    });
-    let form = browser.form(&address, &address);
+fn a_field_and_the_body_are_edited(browser: &mut Browser, address: &str, requests: &Requests) {
+    let form = browser.form(address, address);
     let headers = form.values("headers")[0].to_owned();
     assert!(
         headers.contains("x-a: 1") && !headers.contains("cookie"),
@@ -235,10 +253,12 @@ fn a_replay_changes_only_the_edited_parts() {
         ),
         (b"2".as_slice(), b"\xff\xfe".as_slice())
     );
+}
 
+fn a_preview_sends_nothing(browser: &mut Browser, address: &str, requests: &Requests) {
     // An edited body is sent even if the recorded body is selected; a preview sends nothing.
     let edited = |form: PageForm| form.set("headers", "").set("body", "a\nd\n");
-    let preview = browser.fill(&address, &address, |form| {
+    let preview = browser.fill(address, address, |form| {
         edited(form).press("action", "preview")
     });
     assert_eq!(preview.status, 200);
@@ -248,12 +268,14 @@ fn a_replay_changes_only_the_edited_parts() {
         preview.text
     );
     assert!(requests.try_recv().is_err());
-    assert_eq!(browser.fill(&address, &address, edited).status, 303);
+    assert_eq!(browser.fill(address, address, edited).status, 303);
     assert_eq!(
         requests.recv_timeout(crate::support::SOON).unwrap().1,
         b"a\r\nd\r\n"
     );
+}
 
+fn reads_and_replays_are_audited(demo: &Demo, browser: &mut Browser, address: &str) {
     // The form, and a page with the body, are audited as reads; sending the form is audited as a
     // replay.
     let id = address
@@ -265,13 +287,13 @@ fn a_replay_changes_only_the_edited_parts() {
             before: None,
             limit: 500,
         };
-        let mut entries = audit::list(control, &query).unwrap().items;
+        let mut entries = audit::list(demo.gateway().control(), &query).unwrap().items;
         entries.retain(|entry| entry.target == id);
         entries
     };
     let before = audited().len();
     for page in [
-        address.as_str(),
+        address,
         address.trim_end_matches("/replay"),
         &address.replace("/replay", "/body/request"),
     ] {

@@ -5,14 +5,14 @@ use std::process::Command;
 use std::time::Instant;
 
 use gw_base::clock::Timestamp;
-use serde_json::Value;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{APEX, Connection, PATH, PROGRAMS, Prepared, RENEWED_WITHIN};
 use crate::administration::console::browser::Browser;
 use crate::support::acme_servers::pebble::Options;
+use crate::support::doctor::{doctor_of, examine};
 use crate::support::eventually;
-use crate::support::processes::process::{Served, gw_gateway};
+use crate::support::processes::process::Served;
 use crate::support::processes::successor::admin;
 use crate::support::programs::usable;
 
@@ -28,19 +28,9 @@ fn metric(served: &Served, name: &str) -> f64 {
 
 /// Verdict and finding of `doctor` about the certificate.
 fn doctor(prepared: &Prepared, served: &Served) -> (String, String) {
-    let output = gw_gateway()
-        .args(["doctor", "--json", "--config"])
-        .arg(prepared.path("gateway.toml"))
-        .env("GW_LISTEN", served.address.to_string())
-        .env("GW_ADMIN_LISTEN", served.admin_address.to_string())
-        .output()
-        .unwrap();
-    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let checks = found["checks"].as_array().unwrap();
-    let check = checks.iter().find(|it| it["check"] == "certificate");
-    let check = check.unwrap_or_else(|| panic!("{found:#}"));
-    let word = |key: &str| check[key].as_str().unwrap().to_owned();
-    (word("verdict"), word("found"))
+    let found = examine(&mut doctor_of(&prepared.path("gateway.toml"), served));
+    let certificate = found.of("certificate");
+    (certificate.verdict.clone(), certificate.found.clone())
 }
 
 /// Whether a caller that does not look at the certificate is answered.

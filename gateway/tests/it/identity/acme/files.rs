@@ -6,6 +6,9 @@ use std::path::Path;
 use rcgen::{CertificateParams, KeyPair};
 
 use super::{APEX, Connection, PROGRAMS, Prepared};
+use crate::support::doctor::{
+    OF_NODE, assert_quiet_gateway, doctor_of, examine, of_development, with,
+};
 use crate::support::eventually;
 use crate::support::processes::process::{Served, gw_gateway, serve, serve_command};
 use crate::support::processes::successor::{Successor, replace};
@@ -99,4 +102,26 @@ fn a_gateway_goes_from_files_to_acme_and_back() {
     assert_eq!(gateway.certificate(&root), issued);
     assert_eq!(prepared.pebble.count("orders in the db"), 1);
     assert_eq!(prepared.pebble.count("accounts in memory"), 1);
+}
+
+#[test]
+fn a_node_with_a_certificate_of_the_authority_has_nothing_to_complain_of() {
+    if !usable(&PROGRAMS) {
+        return;
+    }
+    let prepared = Prepared::new();
+    prepared.root();
+    let first = prepared.serve();
+    prepared.await_certificate(&first, &[]);
+    // The first start says that it has no certificate yet.
+    drop(first);
+    let served = prepared.serve();
+    let checks = with(&of_development(&OF_NODE), "services", &["audit log"]);
+    let found = examine(&mut doctor_of(&prepared.path("gateway.toml"), &served));
+    // The resolver of this machine does not ask the name server of the test.
+    let names = ["name of the apex", "names of tenants"];
+    found.assert(&checks, &names.map(|check| (check, "failed")));
+    let certificate = &found.of("certificate").found;
+    assert!(certificate.contains(", valid until "), "{certificate}");
+    assert_quiet_gateway(&served);
 }

@@ -14,6 +14,7 @@ use gw_store::SqliteStore;
 use serde_json::{Value, json};
 
 use crate::support::apex::APEX;
+use crate::support::doctor::examine;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, connect_to};
 use crate::support::processes::prepared::Prepared;
@@ -477,29 +478,18 @@ fn each_revocation_is_in_force_within_a_second_on_a_full_disk() {
 fn doctor_says_that_the_reserve_is_missing() {
     let prepared = Prepared::new();
     fs::write(prepared.path("gateway.toml"), prepared.config()).unwrap();
-    let check = || {
-        let output = gw_gateway()
-            .args(["doctor", "--json", "--config"])
-            .arg(prepared.path("gateway.toml"))
-            .output()
-            .unwrap();
-        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let checks = report["checks"].as_array().unwrap().clone();
-        checks
-            .into_iter()
-            .find(|check| check["check"] == "reserve")
-            .unwrap()
-    };
-    assert_eq!(check()["verdict"], "ok");
+    let mut doctor = gw_gateway();
+    doctor.args(["doctor", "--config"]);
+    doctor.arg(prepared.path("gateway.toml"));
+    let mut check = || examine(&mut doctor);
+    check().assert_complaints(&[("certificate", "warning")]);
     fs::remove_file(prepared.path("data/reserve")).unwrap();
-    let warning = check();
-    assert_eq!(warning["verdict"], "warning", "{warning}");
-    assert!(
-        warning["advice"].as_str().unwrap().contains("free space"),
-        "{warning}"
-    );
+    let found = check();
+    found.assert_complaints(&[("reserve", "warning"), ("certificate", "warning")]);
+    let advice = &found.of("reserve").advice;
+    assert!(advice.contains("free space"), "{advice}");
     drop(prepared.serve(0));
-    assert_eq!(check()["verdict"], "ok");
+    check().assert_complaints(&[("certificate", "warning")]);
 }
 
 /// The API of node 1, whose changes are in force at both nodes.

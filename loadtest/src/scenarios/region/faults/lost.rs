@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::FaultOptions;
 use super::site::{Plan, Site};
 use super::table::{Row, Table};
-use super::watch::{self, Watch};
+use super::watch::{self, Seen, Watch};
 use super::world::Machine;
 use crate::failure::{Failure, ensure};
 use crate::report::millis;
@@ -64,29 +64,35 @@ pub(super) fn run(
     let seen = watch.stop()?;
     site.world.plug_in(Machine::Node(lost))?;
 
-    let early = watch::failures(&seen)
-        .filter(|(_, failed)| failed.ended < cut)
-        .count();
-    let late = watch::failures(&seen)
-        .filter(|(_, failed)| failed.began > cut + WAIT_MAX)
-        .count();
-    let longest = watch::longest(&seen, cut);
-    let again = services
+    let of_lost: Vec<(usize, bool)> = services
         .iter()
         .filter(|service| owners[**service] == Some(lost))
-        .map(|service| {
-            let answered = seen
-                .iter()
-                .filter(|seen| seen.pair.service == *service)
-                .flat_map(|seen| &seen.outcome.answered);
-            let ended = answered
-                .filter(|(began, _)| *began > cut)
-                .map(|(began, took)| *began + *took - cut);
-            (
-                is_spliced(service, lost),
-                ended.min().unwrap_or(Duration::MAX),
-            )
-        });
+        .map(|service| (*service, is_spliced(service, lost)))
+        .collect();
+    table.add(row(&seen, cut, &of_lost));
+    Ok(())
+}
+
+/// Figures of the requests around the cut. `of_lost`: services of the lost machine, and whether
+/// their tunnel was spliced at another one.
+fn row(seen: &[Seen], cut: Instant, of_lost: &[(usize, bool)]) -> Row {
+    let early = watch::failures(seen)
+        .filter(|(_, failed)| failed.ended < cut)
+        .count();
+    let late = watch::failures(seen)
+        .filter(|(_, failed)| failed.began > cut + WAIT_MAX)
+        .count();
+    let longest = watch::longest(seen, cut);
+    let again = of_lost.iter().map(|(service, is_spliced)| {
+        let answered = seen
+            .iter()
+            .filter(|seen| seen.pair.service == *service)
+            .flat_map(|seen| &seen.outcome.answered);
+        let ended = answered
+            .filter(|(began, _)| *began > cut)
+            .map(|(began, took)| *began + *took - cut);
+        (*is_spliced, ended.min().unwrap_or(Duration::MAX))
+    });
     let again: Vec<(bool, Duration)> = again.collect();
     let slowest = |spliced: bool| {
         again
@@ -103,37 +109,34 @@ pub(super) fn run(
             format!("{:.1} s", at.as_secs_f64())
         }
     };
-    let failed = watch::failures(&seen).map(|(_, failed)| failed);
-    table.add(
-        Row::new(format!("lost machine, {RATE} requests/s"))
-            .check(early == 0, format!("{early} failures before"))
-            .check(
-                longest <= WAIT_MAX,
-                format!("longest wait {:.1} s", millis(longest) / 1e3),
-            )
-            .check(
-                through_living <= WAIT_MAX && balanced <= WAIT_MAX,
-                format!(
-                    "its {} services served again after {} (agents through living nodes) and {} \
+    let failed = watch::failures(seen).map(|(_, failed)| failed);
+    Row::new(format!("lost machine, {RATE} requests/s"))
+        .check(early == 0, format!("{early} failures before"))
+        .check(
+            longest <= WAIT_MAX,
+            format!("longest wait {:.1} s", millis(longest) / 1e3),
+        )
+        .check(
+            through_living <= WAIT_MAX && balanced <= WAIT_MAX,
+            format!(
+                "its {} services served again after {} (agents through living nodes) and {} \
                      (agents through a balancer)",
-                    again.len(),
-                    figure(through_living),
-                    figure(balanced)
-                ),
-            )
-            .check(
-                late == 0,
-                format!(
-                    "{late} failures of requests that began {} s after the \
+                again.len(),
+                figure(through_living),
+                figure(balanced)
+            ),
+        )
+        .check(
+            late == 0,
+            format!(
+                "{late} failures of requests that began {} s after the \
                                        loss",
-                    WAIT_MAX.as_secs()
-                ),
-            )
-            .note(format!(
-                "{} requests; failures: {}",
-                watch::requests(&seen),
-                watch::kinds(failed)
-            )),
-    );
-    Ok(())
+                WAIT_MAX.as_secs()
+            ),
+        )
+        .note(format!(
+            "{} requests; failures: {}",
+            watch::requests(seen),
+            watch::kinds(failed)
+        ))
 }
