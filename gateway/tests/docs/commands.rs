@@ -1,17 +1,16 @@
-//! Every command of the README and of docs/ is run, or checked where a test cannot run it.
+//! Every command of the README and of docs/ is run, or marked where a test cannot run it.
 //!
 //! | info string | block |
 //! |---|---|
 //! | `sh` | commands that a test runs: see session.rs |
 //! | `console` | commands behind `$`, and their output |
-//! | `sh norun` | commands that need the network, another machine or a package: see checked.rs |
+//! | `sh norun` | commands that need the network, another machine or a package |
 //! | `text usage` | the commands of a program with their options: see usage.rs |
 //! | `toml`, `ini`, `json`, `yaml` | files: see configuration.rs and files.rs |
 //! | `text` | anything else; commands in it are indented: output of programs |
 
 use std::fs;
 
-use crate::checked::first_word;
 use crate::support::markdown::{Block, split};
 use crate::support::session::{Given, run};
 use crate::{programs, read, repository};
@@ -91,8 +90,16 @@ const PROGRAMS: [&str; 16] = [
     "systemctl",
 ];
 
+/// The program of a line of shell, without its folder.
+fn first_word(line: &str) -> &str {
+    let line = line.trim_start().trim_start_matches("$ ");
+    let is_assignment = |word: &&str| word.contains('=') && !word.starts_with('-');
+    let mut words = line.split_whitespace().skip_while(is_assignment);
+    words.next().unwrap_or_default().rsplit('/').next().unwrap()
+}
+
 #[test]
-fn every_block_with_commands_is_run_or_checked() {
+fn every_block_with_commands_is_run_or_marked() {
     let mut wrong = Vec::new();
     for page in pages() {
         for block in split(&read(&page)).1 {

@@ -6,7 +6,6 @@
     reason = "a test fails by panicking"
 )]
 
-mod checked;
 mod commands;
 mod configuration;
 mod figures;
@@ -15,7 +14,7 @@ mod golden;
 mod limits;
 mod links;
 mod names;
-mod not_run;
+mod openapi;
 mod paths;
 #[path = "../../../shared/tests/programs/mod.rs"]
 mod programs;

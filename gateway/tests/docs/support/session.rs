@@ -156,8 +156,8 @@ fn write_certificate(folder: &Path) {
     fs::write(folder.join("key.pem"), key.serialize_pem()).unwrap();
 }
 
-/// Runs `blocks` of `page`, which are `sh` or `console`.
-pub(crate) fn run(page: &str, given: Given, blocks: &[&Block]) {
+/// The script with these blocks.
+fn script(page: &str, given: Given, blocks: &[&Block]) -> String {
     let mut script = format!("set -euo pipefail\n{ENTER}");
     if given != Given::Machine {
         script += GATEWAY;
@@ -176,7 +176,50 @@ pub(crate) fn run(page: &str, given: Given, blocks: &[&Block]) {
     if given != Given::Machine {
         script += "echo 'after the page' >&2\ngw-gateway account show acme\n";
     }
+    script
+}
 
+/// Puts the built programs, replacements of others, and files of the repository where a page finds
+/// them.
+fn put_programs(built: &Path, bin: &Path, checkout: &Path) {
+    for program in ["gw-gateway", "gw-agent"] {
+        symlink(built.join(program), bin.join(program)).unwrap();
+    }
+    for (name, text) in REPLACED {
+        fs::write(bin.join(name), text).unwrap();
+        fs::set_permissions(bin.join(name), Permissions::from_mode(0o755)).unwrap();
+    }
+    // A page may use files of the repository, and the programs where a build leaves them.
+    for name in ["LICENSE-MIT", "LICENSE-APACHE", "README.md", "packaging"] {
+        symlink(repository().join(name), checkout.join(name)).unwrap();
+    }
+    fs::create_dir(checkout.join("target")).unwrap();
+    for profile in ["release", "demo"] {
+        symlink(bin, checkout.join("target").join(profile)).unwrap();
+    }
+}
+
+/// Checks what the commands that a demo prints have answered.
+fn check_printed_by_demo(page: &str, home: &Path, command: &str) {
+    let printed = fs::read_to_string(home.join("demo")).unwrap();
+    // The echoed request and an event, or the answer of the page's backend.
+    let answers: &[&str] = match command.contains("--backend") {
+        true => &["GET /\n"],
+        false => &["/hello?name=you", "data: "],
+    };
+    // The refusal of a request without a key, a token, the list of agents, the metrics.
+    let others = ["GW_AUTH_REQUIRED", "access_token", "ag_", "gw_build_info"];
+    for part in answers.iter().chain(&others) {
+        assert!(
+            printed.contains(part),
+            "{page}: the printed commands of the demo: no {part} in\n{printed}"
+        );
+    }
+}
+
+/// Runs `blocks` of `page`, which are `sh` or `console`.
+pub(crate) fn run(page: &str, given: Given, blocks: &[&Block]) {
+    let script = script(page, given, blocks);
     let folder = tempfile::tempdir().unwrap();
     let [bin, checkout, home, given, machine] =
         ["bin", "checkout", "home", "given", "machine"].map(|name| folder.path().join(name));
@@ -192,22 +235,7 @@ pub(crate) fn run(page: &str, given: Given, blocks: &[&Block]) {
         built.join("gw-agent").exists(),
         "build the whole workspace: cargo test --workspace"
     );
-    for program in ["gw-gateway", "gw-agent"] {
-        symlink(built.join(program), bin.join(program)).unwrap();
-    }
-    for (name, text) in REPLACED {
-        fs::write(bin.join(name), text).unwrap();
-        fs::set_permissions(bin.join(name), Permissions::from_mode(0o755)).unwrap();
-    }
-    // A page may use files of the repository, and the programs where a build leaves them.
-    for name in ["LICENSE-MIT", "LICENSE-APACHE", "README.md", "packaging"] {
-        symlink(repository().join(name), checkout.join(name)).unwrap();
-    }
-    fs::create_dir(checkout.join("target")).unwrap();
-    for profile in ["release", "demo"] {
-        symlink(&bin, checkout.join("target").join(profile)).unwrap();
-    }
-
+    put_programs(built, &bin, &checkout);
     let search = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let log = folder.path().join("log");
     let out = File::create(&log).unwrap();
@@ -249,19 +277,6 @@ pub(crate) fn run(page: &str, given: Given, blocks: &[&Block]) {
         "{page}: an error of the gateway:\n{log}"
     );
     if let Some(command) = blocks.iter().find_map(|block| demo(block)) {
-        let printed = fs::read_to_string(home.join("demo")).unwrap();
-        // The echoed request and an event, or the answer of the page's backend.
-        let answers: &[&str] = match command.contains("--backend") {
-            true => &["GET /\n"],
-            false => &["/hello?name=you", "data: "],
-        };
-        // The refusal of a request without a key, a token, the list of agents, the metrics.
-        let others = ["GW_AUTH_REQUIRED", "access_token", "ag_", "gw_build_info"];
-        for part in answers.iter().chain(&others) {
-            assert!(
-                printed.contains(part),
-                "{page}: the printed commands of the demo: no {part} in\n{printed}"
-            );
-        }
+        check_printed_by_demo(page, &home, command);
     }
 }
