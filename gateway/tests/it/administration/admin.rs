@@ -2,6 +2,7 @@
 
 mod audit;
 mod commands;
+mod consequences;
 
 use serde_json::{Value, json};
 

@@ -1,5 +1,8 @@
 //! `doctor` of both programs, beside a running gateway and agent.
 
+mod faults;
+mod healthy;
+
 use std::net::TcpListener;
 
 use gw_gateway::demo::{Demo, Options};

@@ -3,8 +3,6 @@
 // Once:
 mod backups;
 mod doctor;
-mod doctor_faults;
-mod healthy;
 mod init;
 
 // Once, slow:

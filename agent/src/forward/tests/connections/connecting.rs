@@ -1,5 +1,7 @@
 //! How long an attempt to connect takes, and how old a connection gets.
 
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
+
 use super::*;
 
 #[test]
@@ -27,6 +29,27 @@ fn an_attempt_to_connect_ends_at_its_time_limit_and_names_what_it_waited_for() {
             }
         });
     }
+}
+
+#[test]
+fn an_attempt_to_connect_to_a_unix_socket_with_a_full_queue_ends_at_its_time_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let address = SocketAddrUnix::new(&path).unwrap();
+    let socket = || net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    let listener = socket();
+    net::bind(&listener, &address).unwrap();
+    net::listen(&listener, 0).unwrap();
+    // The only place of the queue.
+    let first = socket();
+    net::connect(&first, &address).unwrap();
+    let url = format!("unix:{}", path.display());
+    let table = format!("urls = '{url}'\nconnect_timeout_seconds = 1");
+    with_tunnel_to(&backends(&table), |gateway| async move {
+        let (_, refusal) = gateway.send(get("/")).error().await;
+        let expected = "no connection within 1s: the queue of the socket is full";
+        assert!(refusal.contains(expected), "{refusal}");
+    });
 }
 
 #[test]

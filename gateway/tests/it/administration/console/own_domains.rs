@@ -41,6 +41,8 @@ fn a_domain_is_added_checked_given_a_certificate_and_removed_with_forms() {
         assert!(service.contains(part), "{part}: {service}");
     }
     let page = browser.get(DOMAIN);
+    // Before it is served, nothing has failed.
+    assert!(!page.text.contains("no authority issues"), "{}", page.text);
     assert_eq!(
         page.between("aria-labelledby=\"cname-title\">", "<"),
         record

@@ -1,0 +1,66 @@
+//! What a change does to other records, and what the audit log says of it.
+
+use serde_json::{Value, json};
+
+use crate::support::admin_api::Api;
+use crate::support::demo;
+
+#[test]
+fn a_deleted_service_leaves_the_lists_of_all_other_records() {
+    let demo = demo(None);
+    let api = Api(&demo.about);
+    let account = "/accounts/demo";
+    let create = |collection: &str, body: &Value| {
+        let made = api.ask("POST", &format!("{account}/{collection}"), body);
+        assert_eq!(made.status, 201, "{collection}: {}", made.body);
+        made.location.trim_start_matches("/api/v1").to_owned()
+    };
+    create("services", &json!({ "id": "api" }));
+    let allowed = json!({ "allowed_services": ["api", "echo"] });
+    let services = json!({ "services": ["api", "echo"] });
+    let agents = api.get(&format!("{account}/agents")).body;
+    let agent = agents["items"][0]["agent_id"].as_str().unwrap();
+    let agent = format!("{account}/agents/{agent}");
+    assert_eq!(api.ask("PATCH", &agent, &services).status, 200);
+    let records = [
+        (create("credentials", &allowed), "allowed_services"),
+        (create("service-keys", &allowed), "allowed_services"),
+        (create("enrollment-tokens", &services), "services"),
+        (agent, "services"),
+    ];
+    let list = |record: &str, member: &str| {
+        // A token has no page of its own.
+        let (collection, id) = record.rsplit_once('/').unwrap();
+        let listed = api.get(collection).body;
+        let items = listed["items"].as_array().unwrap().iter();
+        let mut of_record = items.filter(|item| item.to_string().contains(id));
+        of_record.next().unwrap()[member].clone()
+    };
+    for (record, member) in &records {
+        assert_eq!(list(record, member), json!(["api", "echo"]), "{record}");
+    }
+    let deleted = api.ask("DELETE", &format!("{account}/services/api"), &Value::Null);
+    assert_eq!(deleted.status, 204);
+    for (record, member) in &records {
+        assert_eq!(list(record, member), json!(["echo"]), "{record}");
+    }
+}
+
+#[test]
+fn the_audit_log_names_the_signing_key_that_a_rotation_has_deleted() {
+    let demo = demo(None);
+    let api = Api(&demo.about);
+    let rotate = |body: &Value| {
+        let made = api.ask("POST", "/signing-keys/rotate", body);
+        assert!([200, 201].contains(&made.status), "{}", made.body);
+        let entries = api.get("/audit-log?limit=1").body;
+        (made.body, entries["items"][0]["detail"]["deleted"].clone())
+    };
+    let immediately = json!({ "immediately": true });
+    let (_, deleted) = rotate(&immediately);
+    assert_eq!(deleted, Value::Null);
+    let (waiting, deleted) = rotate(&json!({}));
+    assert_eq!(deleted, Value::Null);
+    let (_, deleted) = rotate(&immediately);
+    assert_eq!(deleted, json!([waiting["kid"]]));
+}
