@@ -151,7 +151,7 @@ fn in_words(schema: &Value) -> String {
             ("type", Value::String(name)) => words.insert(0, name.clone()),
             ("type", Value::Array(names)) => words.insert(0, joined(names, "|")),
             ("enum", Value::Array(values)) => {
-                words.push(format!("one of {}", joined(values, ", ")))
+                words.push(format!("one of {}", joined(values, ", ")));
             }
             ("const", value) => words.push(format!("always {value}")),
             ("oneOf" | "anyOf" | "allOf", Value::Array(parts)) => {

@@ -121,7 +121,7 @@ fn doctor_looks_at_the_files_of_password_and_key(server: &Postgres, node: &Node)
         "copy the key",
     );
     fs::set_permissions(&password, fs::Permissions::from_mode(0o600)).unwrap();
-    assert_eq!(examine(&node).of("store_password_file").verdict, "ok");
+    assert_eq!(examine(node).of("store_password_file").verdict, "ok");
 }
 
 #[test]
