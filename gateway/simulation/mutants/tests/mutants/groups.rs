@@ -1,7 +1,7 @@
 //! Tests that must notice the [chosen](super::chosen) faults: the groups of each folder.
 
 use std::collections::HashMap;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,7 +12,10 @@ use super::Failure;
 use super::copy::VARIABLE;
 
 /// Seconds after which a group that has not ended has noticed the fault.
-const LONGEST: &str = "900";
+const LONGEST: &str = "400";
+
+/// In place of the name of a test: the program crashed, or took too long.
+const NO_SUMMARY: &str = "the program, which has ended without a summary";
 
 /// Tests of one program.
 pub(crate) struct Group {
@@ -115,7 +118,7 @@ pub(crate) fn build(workspace: &Path) -> Result<HashMap<String, Program>, Failur
 }
 
 impl Group {
-    /// Runs the tests with this mutant until one fails, and returns its name.
+    /// Runs the tests with this mutant until one fails that also fails alone, and returns its name.
     pub(crate) fn first_failure(
         &self,
         programs: &HashMap<String, Program>,
@@ -124,12 +127,37 @@ impl Group {
         let program = programs
             .get(self.program)
             .ok_or_else(|| format!("no program {}", self.program))?;
+        let mut passing_alone: Vec<String> = Vec::new();
+        loop {
+            let skipped = passing_alone.iter().flat_map(|name| ["--skip", name]);
+            let arguments = self.tests.iter().copied().chain(skipped);
+            let Some(failed) = program.run(arguments, mutant)? else {
+                return Ok(None);
+            };
+            let alone = ["--exact", &failed].into_iter();
+            let fails_alone = program.run(alone, mutant)?.is_some();
+            if failed == NO_SUMMARY || fails_alone {
+                return Ok(Some(failed));
+            }
+            writeln!(io::stdout(), "{mutant}: {failed} fails, but not alone")?;
+            passing_alone.push(failed);
+        }
+    }
+}
+
+impl Program {
+    /// Runs tests with this mutant until one fails, and returns its name.
+    fn run<'a>(
+        &self,
+        arguments: impl Iterator<Item = &'a str>,
+        mutant: &str,
+    ) -> Result<Option<String>, Failure> {
         let mut running = Command::new("timeout")
             .args(["--signal", "KILL", LONGEST])
-            .arg(&program.path)
-            .args(self.tests)
+            .arg(&self.path)
+            .args(arguments)
             .args(["--test-threads", "4"])
-            .current_dir(&program.folder)
+            .current_dir(&self.folder)
             .env(VARIABLE, mutant)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -161,7 +189,5 @@ fn read_to_failure(running: &mut Child) -> io::Result<Option<String>> {
             return Ok(None);
         }
     }
-    Ok(Some(
-        "the program, which has ended without a summary".to_owned(),
-    ))
+    Ok(Some(NO_SUMMARY.to_owned()))
 }
