@@ -25,7 +25,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules of each crate, topmost first. A module imports only from modules behind it in the list.
-const CRATES: [(&str, &[&str]); 11] = [
+const CRATES: [(&str, &[&str]); 12] = [
     (
         "gateway/src",
         &["main", "cli", "lib", "demo", "process", "limits"],
@@ -44,6 +44,13 @@ const CRATES: [(&str, &[&str]); 11] = [
             "cluster",
             "http_server",
             "limits",
+        ],
+    ),
+    (
+        "gateway/local-region/src",
+        &[
+            "lib", "region", "node", "postgres", "store", "balancer", "part", "folder", "ports",
+            "programs", "events", "error",
         ],
     ),
     (

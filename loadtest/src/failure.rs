@@ -50,8 +50,8 @@ impl From<rustls::Error> for Failure {
     }
 }
 
-impl From<gw_testbed::Error> for Failure {
-    fn from(error: gw_testbed::Error) -> Self {
+impl From<gw_local_region::Error> for Failure {
+    fn from(error: gw_local_region::Error) -> Self {
         Self::new(error.to_string())
     }
 }

@@ -9,12 +9,12 @@ use gw_gateway::StartError;
 use gw_gateway::demo::nodes::{self, NodesDemo, NodesError, NodesOptions};
 use gw_gateway::demo::{Demo, DemoError, Options};
 use gw_interface::config::workers_or_cores;
+use gw_local_region::{User, become_program, end_with};
 use gw_shared::command::Failure;
 use gw_shared::config::Keys;
 use gw_shared::process::core_dump;
 use gw_shared::telemetry::logging::{self, LogFormat};
 use gw_shared::telemetry::trace::CollectorSettings;
-use gw_testbed::{User, become_program, end_with};
 use rustix::process::Signal;
 use serde::Serialize;
 
@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: DemoArguments) -> Result<(), Failure> {
 
 fn run_nodes(nodes: usize, rate: Rate, arguments: DemoArguments) -> Result<(), Failure> {
     let options = NodesOptions {
-        parts: gw_testbed::Options {
+        parts: gw_local_region::Options {
             nodes,
             store: arguments.store,
             port: arguments.port,

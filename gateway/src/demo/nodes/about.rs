@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use gw_testbed::Node;
+use gw_local_region::Node;
 use serde::Serialize;
 
 use super::super::About;

@@ -5,8 +5,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use gw_local_region::{Balancer, Event, Events};
 use gw_shared::identity::secret::Secret;
-use gw_testbed::{Balancer, Event, Events};
 use serde::{Deserialize, Serialize};
 
 use super::super::{DemoError, Options, enroll, start_agent};

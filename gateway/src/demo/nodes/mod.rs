@@ -1,6 +1,6 @@
 //! A demo of a region: a process for each node and one for the agent, on a PostgreSQL server in the
-//! data folder or on a given database. [`gw_testbed`] starts and stops the processes; this module
-//! makes the records and the agent.
+//! data folder or on a given database. [`gw_local_region`] starts and stops the processes; this
+//! module makes the records and the agent.
 
 mod about;
 mod agent;
@@ -9,7 +9,7 @@ mod options;
 use gw_base::service::hostname::Region;
 use gw_control_plane::control::ControlError;
 use gw_interface::config::Config;
-use gw_testbed::{Settings, Starter, without_password};
+use gw_local_region::{Settings, Starter, without_password};
 
 pub use self::about::{AboutNode, AboutNodes};
 pub use self::agent::run as run_agent;
@@ -28,7 +28,7 @@ const DRAIN_SECONDS: u64 = 10;
 
 /// A running demo of several nodes. A drop ends its processes at once.
 pub struct NodesDemo {
-    region: gw_testbed::Region,
+    region: gw_local_region::Region,
     pub about: AboutNodes,
 }
 
@@ -58,13 +58,13 @@ pub enum NodesError {
     #[error(transparent)]
     Demo(#[from] DemoError),
     #[error(transparent)]
-    Part(gw_testbed::Error),
+    Part(gw_local_region::Error),
 }
 
-impl From<gw_testbed::Error> for NodesError {
-    fn from(error: gw_testbed::Error) -> Self {
+impl From<gw_local_region::Error> for NodesError {
+    fn from(error: gw_local_region::Error) -> Self {
         match error {
-            gw_testbed::Error::Usage(message) => Self::Usage(message),
+            gw_local_region::Error::Usage(message) => Self::Usage(message),
             other => Self::Part(other),
         }
     }
@@ -80,7 +80,8 @@ impl NodesDemo {
     pub fn start(options: &NodesOptions) -> Result<Self, NodesError> {
         options.check()?;
         agent::check_backend(options.backend.as_ref())?;
-        let mut region = gw_testbed::Region::prepare(Starter::of_this_program()?, &options.parts)?;
+        let mut region =
+            gw_local_region::Region::prepare(Starter::of_this_program()?, &options.parts)?;
         let settings = settings(options, &region);
         let (seeded, admin_token) = make_region(options, &region, &settings)?;
         region.start_nodes(&settings, &admin_token)?;
@@ -124,7 +125,7 @@ impl NodesDemo {
     }
 }
 
-fn settings(options: &NodesOptions, region: &gw_testbed::Region) -> Settings {
+fn settings(options: &NodesOptions, region: &gw_local_region::Region) -> Settings {
     Settings {
         region: REGION,
         domain: DOMAIN,
@@ -142,7 +143,7 @@ fn settings(options: &NodesOptions, region: &gw_testbed::Region) -> Settings {
 /// that runs until then. Also returns the admin token.
 fn make_region(
     options: &NodesOptions,
-    region: &gw_testbed::Region,
+    region: &gw_local_region::Region,
     settings: &Settings,
 ) -> Result<(Seeded, String), NodesError> {
     let config = parse(&settings.without_membership(&region.folder().join("setup"))?)?;
@@ -174,7 +175,7 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     use gw_interface::config::StoreSettings;
-    use gw_testbed::Place;
+    use gw_local_region::Place;
 
     use super::*;
 

@@ -3,15 +3,15 @@
 use gw_base::process::memory_limit;
 use gw_base::service::rate::Rate;
 use gw_interface::config::workers_or_cores;
+use gw_local_region::without_password;
 use gw_store::PostgresSettings;
-use gw_testbed::without_password;
 
 use super::NodesError;
 
 #[derive(Debug, Clone)]
 pub struct NodesOptions {
     /// How the processes are started.
-    pub parts: gw_testbed::Options,
+    pub parts: gw_local_region::Options,
     /// The built-in echo backend if `None`.
     pub backend: Option<String>,
     /// `Host` that `backend` gets: `preserve`, the default, or `rewrite`.
@@ -69,7 +69,7 @@ mod tests {
     fn options_that_do_not_fit_together_are_refused_with_both_names() {
         let check = |port, store: &str| {
             let options = NodesOptions {
-                parts: gw_testbed::Options {
+                parts: gw_local_region::Options {
                     nodes: 3,
                     store: Some(store.to_owned()),
                     port,

@@ -38,7 +38,7 @@ impl Redirecting {
 
     fn with_workers(workers: usize, settings: &str) -> Self {
         let prepared = Prepared::new();
-        let (port, held) = gw_testbed::hold(0).unwrap();
+        let (port, held) = gw_local_region::hold(0).unwrap();
         let http = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let workers = format!("workers = {workers}");
         let config = prepared.config().replace("workers = 2", &workers);

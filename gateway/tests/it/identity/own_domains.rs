@@ -20,7 +20,7 @@ use std::fs;
 use std::process::Command;
 use std::sync::Arc;
 
-use gw_testbed::Balancer;
+use gw_local_region::Balancer;
 use rcgen::{CertificateParams, KeyPair};
 use rustls::client::{
     ClientSessionMemoryCache, ClientSessionStore, Resumption, Tls12ClientSessionValue,

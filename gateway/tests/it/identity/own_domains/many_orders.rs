@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::time::Instant;
 
-use gw_testbed::Balancer;
+use gw_local_region::Balancer;
 use serde_json::{Value, json};
 
 use super::PROGRAMS;

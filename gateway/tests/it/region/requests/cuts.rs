@@ -143,7 +143,7 @@ fn requests_of_all_kinds_go_by_a_third_node_while_the_owner_does_not_answer() {
 fn requests_go_by_a_third_node_while_connections_to_the_owner_are_refused() {
     let mut world = World::start(&any_path());
     assert_eq!(world.send("GET /none", "\r\n").response().status, 204);
-    let (refused, _held) = gw_testbed::hold(0).unwrap();
+    let (refused, _held) = gw_local_region::hold(0).unwrap();
     let refused = ([127, 0, 0, 1], refused).into();
     let open = world.gates[0].address;
     world.lead_to_owner(refused);

@@ -55,7 +55,7 @@ fn each_post_arrives_once_at_an_nginx_that_ends_connections() {
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().display().to_string();
-    let (port, _held) = gw_testbed::hold(0).unwrap();
+    let (port, _held) = gw_local_region::hold(0).unwrap();
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let configuration = CONFIGURATION
         .replace("FOLDER", &path)

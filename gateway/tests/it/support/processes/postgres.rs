@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use gw_interface::config::{Config, StoreSettings};
+use gw_local_region::{Listen, Server, Sleep, Starter};
 use gw_region::RegionKey;
 use gw_store::{KnownRecords, PostgresSettings, PostgresSource, PostgresStore};
-use gw_testbed::{Listen, Server, Sleep, Starter};
 
 use super::process::{self, Running, config_text, gw_gateway};
 use crate::support::{eventually, programs};

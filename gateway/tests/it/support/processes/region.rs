@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use gw_gateway::Gateway;
 use gw_gateway::demo::About;
-use gw_testbed::{Balancer, is_settled};
+use gw_local_region::{Balancer, is_settled};
 use serde_json::Value;
 
 use super::postgres::Postgres;
@@ -101,7 +101,7 @@ impl Region {
         let node = self.nodes.len();
         self.nodes.push(None);
         let [port, peer_port] = [(); 2].map(|()| {
-            let (port, held) = gw_testbed::hold(0).unwrap();
+            let (port, held) = gw_local_region::hold(0).unwrap();
             self.ports.push(held);
             port
         });

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use gw_testbed::{Listen, Server, Sleep, Starter};
+use gw_local_region::{Listen, Server, Sleep, Starter};
 use rustix::process::Signal;
 
 use super::world::{Machine, World};

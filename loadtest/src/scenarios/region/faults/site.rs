@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use gw_testbed::is_settled;
+use gw_local_region::is_settled;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;

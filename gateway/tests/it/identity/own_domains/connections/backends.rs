@@ -82,7 +82,7 @@ fn each_host_of_a_service_reaches_its_virtual_host() {
         return;
     }
     let folder = TempDir::new().unwrap();
-    let (port, _held) = gw_testbed::hold(0).unwrap();
+    let (port, _held) = gw_local_region::hold(0).unwrap();
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let _apache = start_apache(folder.path(), address);
     let ca_file = folder.path().join("ca.pem");
