@@ -359,11 +359,6 @@ fn live_agents(control: &Control) -> LiveAgents {
     live
 }
 
-/// All live tunnels of this node.
-pub fn tunnels(control: &Control) -> Vec<TunnelReport> {
-    live_agents(control).tunnels
-}
-
 fn find<'a>(
     records: &'a Records,
     account: &str,
