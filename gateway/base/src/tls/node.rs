@@ -1,6 +1,7 @@
 //! TLS between the nodes of a region: each end shows a certificate of the region's authority for
 //! its node.
 
+use std::io;
 use std::net::{Ipv4Addr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
@@ -117,14 +118,23 @@ pub fn accepts_links(mut stream: TcpStream) -> Result<bool, TlsError> {
     client.alpn_protocols = vec![ALPN_NODE.to_vec()];
     let any_host = ServerName::from(Ipv4Addr::LOCALHOST);
     let mut connection = ClientConnection::new(Arc::new(client), any_host)?;
-    let hello = connection.write_tls(&mut stream);
-    let mut is_open = hello.is_ok();
-    while is_open && connection.alpn_protocol().is_none() {
-        let received = connection.read_tls(&mut stream);
-        // Fails at the certificate, which comes behind the name of the protocol.
-        let is_taken = connection.process_new_packets().is_ok();
-        is_open = is_taken && received.is_ok_and(|bytes| bytes > 0);
-    }
+    let mut read_protocol = || {
+        while connection.alpn_protocol().is_none() {
+            // Twice if the server asks for another key share.
+            while connection.wants_write() {
+                connection.write_tls(&mut stream)?;
+            }
+            if connection.read_tls(&mut stream)? == 0 {
+                break;
+            }
+            // Fails at the certificate, which comes behind the name of the protocol.
+            let processed = connection.process_new_packets();
+            processed.map_err(io::Error::other)?;
+        }
+        Ok::<_, io::Error>(())
+    };
+    // With an error, the protocol is known before it or not at all.
+    let _ = read_protocol();
     Ok(connection.alpn_protocol() == Some(ALPN_NODE))
 }
 

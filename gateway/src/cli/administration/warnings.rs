@@ -37,7 +37,7 @@ pub(crate) fn examine(out: &mut Examination, config: &Path) {
             return out.ok(CHECK, not_checked("the gateway does not run"));
         }
         Err(error) => {
-            let advice = "see the log of the gateway; `gw-gateway warnings` asks the same";
+            let advice = "see the log of the gateway; `GET /api/v1/warnings` asks the same";
             return out.warning(CHECK, not_checked(&error.to_string()), advice);
         }
         Ok(WarningsView { items, .. }) if items.is_empty() => {

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use super::healthy::{NAMES, Site, agent};
+use super::healthy::{NAMES, Site};
 use crate::support::doctor::{BACKEND, Findings, HEALTH_CHECK, OF_NODE, TUNNEL, examine};
 use crate::support::peers::backend;
 use crate::support::processes::prepared::administer_at;
@@ -142,8 +142,8 @@ fn what_the_files_of_a_gateway_have_lost_fails_its_check() {
     fs::write(&removed, "").unwrap();
     examine(&mut site.doctor()).assert_complaints(&[("request log", "warning")]);
     fs::remove_file(&removed).unwrap();
-    let (doctor, path) = (site.doctor(), site.path("data"));
-    let mut doctor = doctor;
+    let mut doctor = site.doctor();
+    let path = site.path("data");
     let folder = site.stop();
     examine(&mut doctor).assert(&OF_NODE, &[]);
     fs::remove_file(path.join("reserve")).unwrap();
@@ -172,8 +172,7 @@ fn the_clock_of_a_machine_fails_its_check() {
     let found = at("@2001-01-01 00:00:00", &site.doctor());
     found.assert_complaints(&[("clock", "failed")]);
     site.enroll();
-    let mut doctor = agent("doctor", &site.path("agent"));
-    doctor.args(["--backend", &backend::answering(OK)]);
+    let doctor = site.agent_doctor(&backend::answering(OK));
     at("+10m", &doctor).assert_complaints(&[("clock of the gateway", "failed")]);
     at("+40s", &doctor).assert_complaints(&[("clock of the gateway", "warning")]);
 }
@@ -184,11 +183,7 @@ fn each_fault_of_an_agent_fails_its_check() {
     site.enroll();
     let state = site.path("agent");
     let works = backend::answering(OK);
-    let doctor = |backend: &str| {
-        let mut command = agent("doctor", &state);
-        command.args(["--backend", backend]);
-        command
-    };
+    let doctor = |backend: &str| site.agent_doctor(backend);
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken_at = taken.local_addr().unwrap().to_string();
     std::thread::spawn(move || taken.incoming().for_each(drop));
@@ -230,11 +225,7 @@ fn each_loss_of_an_agent_fails_its_check() {
     site.enroll();
     let state = site.path("agent");
     let works = backend::answering(OK);
-    let doctor = |backend: &str| {
-        let mut command = agent("doctor", &state);
-        command.args(["--backend", backend]);
-        command
-    };
+    let doctor = |backend: &str| site.agent_doctor(backend);
     let file = state.join("agent.json");
     let enrollment = fs::read_to_string(&file).unwrap();
     let mut changed: Value = serde_json::from_str(&enrollment).unwrap();

@@ -16,7 +16,6 @@ use crate::support::doctor::{
     examine, of_development, with,
 };
 use crate::support::peers::backend;
-use crate::support::peers::caller::HOST;
 use crate::support::peers::tinyproxy::Tinyproxy;
 use crate::support::processes::prepared::about;
 use crate::support::processes::process::{
@@ -134,6 +133,13 @@ impl Site {
 
     pub(super) fn doctor(&self) -> Command {
         self.doctor_with(&self.path("gateway.toml"))
+    }
+
+    /// `doctor` of the agent, with this backend.
+    pub(super) fn agent_doctor(&self, backend: &str) -> Command {
+        let mut command = agent("doctor", &self.path("agent"));
+        command.args(["--backend", backend]);
+        command
     }
 
     /// `doctor` with another configuration file.
@@ -364,8 +370,5 @@ fn a_region_of_three_has_nothing_to_complain_of() {
         output.status.success() && output.stderr.is_empty(),
         "{shown}"
     );
-    assert!(
-        !HOST.is_empty() && !shown.to_lowercase().contains("warning"),
-        "{shown}"
-    );
+    assert!(!shown.to_lowercase().contains("warning"), "{shown}");
 }
