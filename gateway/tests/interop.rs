@@ -10,19 +10,8 @@
 )]
 
 #[allow(dead_code, reason = "shared with other tests")]
-#[path = "it/support/peers/caller.rs"]
-mod caller;
-#[allow(dead_code, reason = "shared with other tests")]
-#[path = "it/support/peers/http1_peer.rs"]
-mod http1_peer;
-#[allow(dead_code, reason = "shared with other tests")]
-#[path = "it/support/peers/http2_caller.rs"]
-mod http2_caller;
-#[path = "../../shared/tests/programs/mod.rs"]
-mod programs;
-#[allow(dead_code, reason = "shared with other tests")]
-#[path = "it/support/setup.rs"]
-mod setup;
+#[path = "it/support/mod.rs"]
+mod support;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -30,13 +19,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-use gw_base::service::rate::Rate;
-use gw_interface::config::Config;
-
-use gw_gateway::demo::{Demo, Options};
-
-/// Timeout for events that normally take milliseconds.
-const SOON: std::time::Duration = std::time::Duration::from_secs(30);
+use support::agents::in_process::Agent;
+use support::demo::{Demo, Options};
+use support::peers::http2_caller;
+use support::{SOON, programs};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/interop");
 
@@ -115,7 +101,7 @@ impl Drop for Backend {
 
 /// Runs a test with a demo in front of `backend` and the demo's JSON description.
 fn with_relay(backend: &Backend, slots: Option<u32>, test: impl FnOnce(&Demo, &str)) {
-    let rate = Rate::new(1_000_000, 1_000_000).unwrap();
+    let rate = (1_000_000, 1_000_000);
     let options = Options {
         backend: Some(backend.url.clone()),
         rate,
@@ -355,18 +341,11 @@ fn curl_authenticates_by_ntlm_at_express() {
     };
     let servers = [server(), server()];
     with_relay(&servers[0], None, |demo, _| {
-        let control = demo.gateway().control();
         let state = tempfile::tempdir().unwrap();
-        let port = demo.gateway().address().port();
-        let ca_file = &demo.about.ca_file;
-        setup::agent(control, "demo", &["echo"], port, ca_file, state.path());
-        let backend = [servers[1].url.clone()];
-        let state_dir = Some(state.path().to_owned());
-        let config = gw_agent::Config::load(None, state_dir, &backend, |_| None).unwrap();
-        let _agent = gw_agent::start(config).unwrap();
+        demo.enroll("demo", &["echo"], state.path());
+        let _agent = Agent::start(state.path().to_owned(), &servers[1].url);
         let began = std::time::Instant::now();
-        let tunnels = || -> usize { control.reports().iter().map(|it| it.tunnels.len()).sum() };
-        while tunnels() != 2 {
+        while demo.tunnels().len() != 2 {
             assert!(began.elapsed() < SOON, "the second agent has no tunnel");
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
@@ -419,23 +398,24 @@ fn schemathesis_confirms_the_api_description() {
     if !programs::usable(&["python3"]) {
         return;
     }
-    let adjust = |config: &mut Config| config.enrollment_requests = Rate::new(1000, 1000).unwrap();
+    let configuration = "enrollment_requests_per_minute = 1000\n".to_owned();
     with_demo(
         &Options {
-            adjust,
+            configuration,
             ..Options::default()
         },
         |demo| {
-            let control = demo.gateway().control();
-            let records = control.records();
+            let api = demo.api();
             let folder = tempfile::tempdir().unwrap();
             // First with generated values, then with existing resources.
             let existing = format!(
                 "[parameters]\naccount = \"demo\"\nservice = \"echo\"\nagent = \"{}\"\n\
                  client_id = \"{}\"\nkey_id = \"{}\"\n",
-                records.agents.keys().next().unwrap(),
-                records.credentials.keys().next().unwrap(),
-                records.service_keys.keys().next().unwrap(),
+                api.agents("demo")[0]["agent_id"].as_str().unwrap(),
+                demo.about.client_id,
+                api.list("/accounts/demo/service-keys")[0]["key_id"]
+                    .as_str()
+                    .unwrap(),
             );
             for (parameters, phases) in [
                 ("", "coverage,fuzzing,stateful"),

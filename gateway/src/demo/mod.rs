@@ -5,6 +5,8 @@
 mod echo;
 pub mod nodes;
 mod records;
+#[cfg(test)]
+pub(crate) mod tests;
 
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -51,8 +53,6 @@ pub struct Options {
     pub slots: Option<u32>,
     /// Where gateway and agent export spans.
     pub traces: Option<CollectorSettings>,
-    /// Adjusts the rest of the configuration.
-    pub adjust: fn(&mut Config),
 }
 
 impl Default for Options {
@@ -69,7 +69,23 @@ impl Default for Options {
             hand_over: HandOver::Auto,
             slots: None,
             traces: None,
-            adjust: |_| {},
+        }
+    }
+}
+
+impl Options {
+    /// Returns the configuration of a demo's gateway with these options.
+    pub fn config(&self, data_dir: PathBuf) -> Config {
+        let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        Config {
+            listen: loopback(self.port),
+            admin_listen: loopback(self.admin_port),
+            workers: self.workers,
+            hand_over: self.hand_over,
+            default_rate: self.rate,
+            drain: Duration::from_secs(10),
+            traces: self.traces.clone(),
+            ..Config::new(Region::new("eu1", "gw.localhost"), data_dir)
         }
     }
 }
@@ -137,11 +153,20 @@ impl Demo {
                 (temporary.path().to_owned(), Some(temporary))
             }
         };
-        files::create_private_dir(&data_dir)?;
-        let gateway = Gateway::start(&config(options, data_dir.clone()))?;
+        Ok(Self {
+            _temporary: temporary,
+            ..Self::start_with(&options.config(data_dir), options)?
+        })
+    }
+
+    /// As [`Demo::start`], with this configuration of the gateway. The options of the same names
+    /// are ignored.
+    pub fn start_with(config: &Config, options: &Options) -> Result<Self, DemoError> {
+        files::create_private_dir(&config.data_dir)?;
+        let gateway = Gateway::start(config)?;
         let seeded = Seeded::new(gateway.control(), options.rate)?;
-        let ca_file = data_dir.join("dev-ca.crt");
-        let state_dir = data_dir.join("agent");
+        let ca_file = config.data_dir.join("dev-ca.crt");
+        let state_dir = config.data_dir.join("agent");
         let port = gateway.address().port();
         enroll(
             gateway.control().region(),
@@ -169,7 +194,7 @@ impl Demo {
             gateway,
             agent,
             about,
-            _temporary: temporary,
+            _temporary: None,
         })
     }
 
@@ -314,22 +339,6 @@ impl About {
     }
 }
 
-fn config(options: &Options, data_dir: PathBuf) -> Config {
-    let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let mut config = Config {
-        listen: loopback(options.port),
-        admin_listen: loopback(options.admin_port),
-        workers: options.workers,
-        hand_over: options.hand_over,
-        default_rate: options.rate,
-        drain: Duration::from_secs(10),
-        traces: options.traces.clone(),
-        ..Config::new(Region::new("eu1", "gw.localhost"), data_dir)
-    };
-    (options.adjust)(&mut config);
-    config
-}
-
 fn start_agent(options: &Options, state_dir: &Path) -> Result<AgentHandle, DemoError> {
     let backends = match (&options.agent_config, &options.backend) {
         (Some(_), _) => Vec::new(),
@@ -381,44 +390,4 @@ fn wait_for_tunnel(gateway: &Gateway) -> Result<(), DemoError> {
 
 fn control_token(gateway: &Gateway) -> String {
     gateway.control().admin_token().reveal().to_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_printed_commands_fit_the_backend() {
-        let printed = |backend: Option<&str>| {
-            let about = About {
-                base_url: "https://eu1.gw.localhost:1".to_owned(),
-                tenant_url: "https://demo--echo.eu1.gw.localhost:1".to_owned(),
-                account: ACCOUNT,
-                service: SERVICE,
-                client_id: "id".to_owned(),
-                client_secret: "secret".to_owned(),
-                service_key: "key".to_owned(),
-                ca_file: "ca.crt".into(),
-                admin_url: String::new(),
-                console_url: String::new(),
-                admin_token: String::new(),
-                backend: backend.map(str::to_owned),
-            };
-            let mut out = Vec::new();
-            about.write_hints(&mut out).unwrap();
-            String::from_utf8(out).unwrap()
-        };
-        let of_echo = ["/hello", "/bytes/", "/sse", "/slow", "/status/"];
-        let text = printed(None);
-        assert!(of_echo.iter().all(|path| text.contains(path)), "{text}");
-        let text = printed(Some("http://127.0.0.1:3000"));
-        assert!(!of_echo.iter().any(|path| text.contains(path)), "{text}");
-        for part in [
-            "  # The backend is http://127.0.0.1:3000.\n",
-            "'X-Gw-Service-Key: key' https://demo--echo.eu1.gw.localhost:1/\n",
-            "\nStop with Ctrl-C.\n",
-        ] {
-            assert!(text.contains(part), "{part}: {text}");
-        }
-    }
 }

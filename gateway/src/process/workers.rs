@@ -235,8 +235,7 @@ impl WorkerSupervisor {
 #[cfg(debug_assertions)]
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
-    use std::net::TcpStream;
+    use std::io::Read;
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
@@ -245,15 +244,10 @@ mod tests {
     use gw_data_plane::relay::PANICKING_PATH;
     use gw_interface::config::HandOver;
     use gw_region::owners::ownership;
-    use gw_telemetry::counters::WorkerReport;
-    use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
-    use rustls_pki_types::CertificateDer;
-    use rustls_pki_types::pem::PemObject;
 
     use super::*;
+    use crate::demo::tests::{HOST, ask, connect, eventually, is_served, reports};
     use crate::demo::{Demo, Options};
-
-    const HOST: &str = "demo--echo.eu1.gw.localhost";
 
     #[test]
     fn three_panics_within_a_minute_are_too_many() {
@@ -263,62 +257,6 @@ mod tests {
         assert!(!after(0) && !after(30) && !after(60) && !after(90));
         assert!(after(119));
         assert!(!after(300));
-    }
-
-    fn connect(demo: &Demo) -> StreamOwned<ClientConnection, TcpStream> {
-        let mut roots = RootCertStore::empty();
-        roots
-            .add(CertificateDer::from_pem_file(&demo.about.ca_file).unwrap())
-            .unwrap();
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        let session = ClientConnection::new(Arc::new(config), HOST.try_into().unwrap()).unwrap();
-        let stream = TcpStream::connect(demo.gateway().address()).unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_secs(30)))
-            .unwrap();
-        StreamOwned::new(session, stream)
-    }
-
-    /// The beginning of the response to a request, or nothing if the connection has ended.
-    fn ask(demo: &Demo, stream: &mut StreamOwned<ClientConnection, TcpStream>) -> String {
-        ask_for("/status/204", demo, stream)
-    }
-
-    fn ask_for(
-        path: &str,
-        demo: &Demo,
-        stream: &mut StreamOwned<ClientConnection, TcpStream>,
-    ) -> String {
-        let key = &demo.about.service_key;
-        let request =
-            format!("GET {path} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n");
-        if stream.write_all(request.as_bytes()).is_err() {
-            return String::new();
-        }
-        let mut buffer = [0; 64 * 1024];
-        let read = stream.read(&mut buffer).unwrap_or(0);
-        String::from_utf8_lossy(&buffer[..read]).into_owned()
-    }
-
-    fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while !holds() {
-            assert!(Instant::now() < deadline, "timed out waiting for: {what}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    fn reports(demo: &Demo) -> Vec<WorkerReport> {
-        demo.gateway().control().reports()
-    }
-
-    fn is_served(demo: &Demo, stream: &mut StreamOwned<ClientConnection, TcpStream>) -> bool {
-        ask(demo, stream).starts_with("HTTP/1.1 204 ")
     }
 
     #[test]
@@ -331,7 +269,7 @@ mod tests {
         let mut bystander = connect(&demo);
         let mut victim = connect(&demo);
         assert!(is_served(&demo, &mut bystander));
-        assert_eq!(ask_for(PANICKING_PATH, &demo, &mut victim), "");
+        assert_eq!(ask(&demo, &mut victim, PANICKING_PATH), "");
         assert!(is_served(&demo, &mut bystander));
         let report = reports(&demo).pop().unwrap();
         assert_eq!(
@@ -379,7 +317,7 @@ mod tests {
         // The worker that owns the service has the connection and the tunnel.
         demo.gateway().handles.tell(owner, WorkerMessage::Panic);
         eventually("its connections are closed", || {
-            ask(&demo, &mut caller).is_empty()
+            ask(&demo, &mut caller, "/").is_empty()
         });
         eventually("it has started again", || {
             reports(&demo)
@@ -410,7 +348,7 @@ mod tests {
         // A change reaches the new workers.
         service::delete(demo.gateway().control(), &Actor::Admin, "demo", "echo").unwrap();
         eventually("the service is gone", || {
-            ask(&demo, &mut connect(&demo)).contains("GW_SERVICE_NOT_FOUND")
+            ask(&demo, &mut connect(&demo), "/").contains("GW_SERVICE_NOT_FOUND")
         });
         demo.stop();
     }

@@ -15,6 +15,8 @@ pub mod identity;
 mod open;
 pub mod records;
 pub(crate) mod replay;
+#[cfg(test)]
+mod temporary;
 pub mod usage;
 pub(crate) mod warnings;
 

@@ -294,7 +294,7 @@ fn service(id: &str) -> Value {
 }
 
 /// Takes the place of the workers.
-struct NoWorkers;
+pub(crate) struct NoWorkers;
 
 impl Workers for NoWorkers {
     fn count(&self) -> usize {

@@ -19,6 +19,8 @@ use std::path::Path;
 
 use tempfile::TempDir;
 
+#[cfg(test)]
+pub(crate) use self::admin_api::NoWorkers;
 pub use self::admin_api::admin_api;
 pub use self::backup_file::backup_file;
 pub use self::node_state::node_state;

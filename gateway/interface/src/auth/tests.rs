@@ -419,6 +419,24 @@ fn validly_signed_tokens_with_other_claims_are_refused() {
 }
 
 #[test]
+fn a_token_for_an_own_domain_of_the_service_is_refused() {
+    let mut tokens = Tokens::new();
+    let domain = serde_json::json!({
+        "id": "api.customer.example",
+        "account": "acme",
+        "service": "api",
+        "state": "active",
+        "since": 0,
+        "created_at": 0,
+        "material": "{}",
+    });
+    let domain = serde_json::from_value(domain).unwrap();
+    tokens.records.put(StoredRecord::Domain(domain));
+    let token = tokens.mint(|claims| claims.aud = "https://api.customer.example".into());
+    assert_eq!(tokens.code(&token), "GW_TOKEN_AUDIENCE_MISMATCH");
+}
+
+#[test]
 fn a_token_is_valid_for_at_most_the_longest_lifetime() {
     const DAY: i64 = 24 * 3600;
     let tokens = Tokens::new();

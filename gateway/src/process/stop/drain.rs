@@ -150,3 +150,25 @@ impl Gateway {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use gw_store::{SqliteStore, StoreSource};
+
+    use super::*;
+    use crate::demo::Options;
+
+    #[test]
+    fn a_gateway_that_has_stopped_leaves_its_records_to_other_programs() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = Options::default().config(folder.path().to_owned());
+        let gateway = Gateway::start(&config).unwrap();
+        // As a task of the runtime that is dropped after the stop.
+        let control = Arc::clone(gateway.control());
+        gateway.drain();
+        SqliteStore::open_existing(&StoreSource::sqlite_in(folder.path())).unwrap();
+        drop(control);
+    }
+}

@@ -19,6 +19,7 @@ use serde_json::json;
 use super::days::day::DAY_MS;
 use super::*;
 
+mod durability;
 mod searches;
 mod shares;
 

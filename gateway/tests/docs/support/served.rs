@@ -30,14 +30,15 @@ fn serve() -> Served {
     .unwrap();
     const TRACES: &str = "region = 'eu1'\ndomain = 'gw.localhost'\ndata_dir = '/'\n\
                           traces.endpoint = 'http://127.0.0.1:9'";
-    let adjust: fn(&mut Config) =
-        |config| config.traces = Config::parse(TRACES, |_| None).unwrap().traces;
-    let demo = Demo::start(&Options {
+    let options = Options {
         agent_config: Some(agent_config),
-        adjust,
         ..Options::default()
-    })
-    .unwrap();
+    };
+    let config = Config {
+        traces: Config::parse(TRACES, |_| None).unwrap().traces,
+        ..options.config(folder.path().join("data"))
+    };
+    let demo = Demo::start_with(&config, &options).unwrap();
     let admin = &demo.about.admin_url;
     let agent = demo.agent().metrics_address().unwrap();
     let served = Served {

@@ -2,21 +2,19 @@
 //! limits.
 
 mod limits;
-mod signing_keys;
+pub(super) mod signing_keys;
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use gw_base::service::rate::Rate;
-use gw_control_plane::control::records::{caller_secret, service};
-use gw_control_plane::control::{Actor, CallerSecretChanges, Control, Mode, ServiceChanges};
-use gw_gateway::demo::{Demo, Options};
-use gw_shared::id::{ClientId, KeyId};
+use serde_json::{Value, json};
 
+use crate::support::admin_api::Api;
 use crate::support::apex::{APEX, ask, demo_token, token};
+use crate::support::demo;
+use crate::support::demo::{Demo, Options};
 use crate::support::peers::caller::{Caller, HOST, connect};
 use crate::support::peers::http1_peer::Response;
 use crate::support::stopwatch::within_a_second;
-use crate::support::{demo, eventually, reports, setup};
 
 const SCOPE: &str = "account:demo service:echo";
 
@@ -73,7 +71,7 @@ fn a_token_is_minted_with_every_allowed_client_authentication() {
         let token = reply["access_token"].as_str().unwrap();
         assert_eq!(call(&mut connect(&demo), &bearer(token)).status, 200);
 
-        let part = |at: usize| -> serde_json::Value {
+        let part = |at: usize| -> Value {
             let part = token.split('.').nth(at).unwrap();
             serde_json::from_slice(&URL_SAFE_NO_PAD.decode(part).unwrap()).unwrap()
         };
@@ -131,7 +129,7 @@ fn unknown_pairs_of_a_scope_are_not_granted() {
         .decode(token.split('.').nth(1).unwrap())
         .unwrap();
     assert_eq!(
-        serde_json::from_slice::<serde_json::Value>(&claims).unwrap()["scope"],
+        serde_json::from_slice::<Value>(&claims).unwrap()["scope"],
         SCOPE
     );
     assert_eq!(call(&mut connect(&demo), &bearer(&token)).status, 200);
@@ -151,22 +149,17 @@ struct Clients {
 }
 
 impl Clients {
-    fn create(control: &Control) -> Self {
-        setup::service(control, "demo", "other");
-        setup::service(control, "demo", "keysonly");
-        setup::service(control, "rival", "api");
-        let keys_only = ServiceChanges {
-            modes: Some(vec![Mode::ServiceKey]),
-            ..ServiceChanges::default()
-        };
-        service::change(control, &Actor::Admin, "demo", "keysonly", &keys_only).unwrap();
-        let (id, secret) = setup::credential(control, "demo", &["echo", "keysonly"]);
-        let (disabled, disabled_secret) = setup::credential(control, "demo", &["echo"]);
-        let off = CallerSecretChanges {
-            enabled: Some(false),
-            ..CallerSecretChanges::default()
-        };
-        caller_secret::change::<ClientId>(control, &Actor::Admin, "demo", &disabled, &off).unwrap();
+    fn create(api: &Api) -> Self {
+        api.create_service("demo", "other");
+        api.create_service("demo", "keysonly");
+        api.create_service("rival", "api");
+        let keys_only = json!({ "modes": ["service_key"] });
+        api.change_service("demo", "keysonly", &keys_only);
+        let (id, secret) = api.create_credential("demo", &["echo", "keysonly"]);
+        let (disabled, disabled_secret) = api.create_credential("demo", &["echo"]);
+        let path = format!("/accounts/demo/credentials/{disabled}");
+        api.patch(&path, &json!({ "enabled": false }));
+        api.await_workers();
         Self {
             id,
             secret,
@@ -315,20 +308,13 @@ const REFUSED_SCOPES: [(&str, &str, &str); 9] = [
 #[test]
 fn the_token_endpoint_reports_every_error() {
     let demo = Demo::start(&Options {
-        adjust: |config| config.token_requests = Rate::new(1000, 1000).unwrap(),
+        configuration: "token_requests_per_minute = 1000\n".to_owned(),
         ..crate::support::options(None)
     })
     .unwrap();
-    let control = demo.gateway().control();
-    let clients = Clients::create(control);
-    // The workers receive the directory with the new records asynchronously.
-    eventually("the credential is known", || {
-        (post_form(&demo, &clients.form(&[("scope", SCOPE)])).status == 200).then_some(())
-    });
-    eventually("the other credential is disabled", || {
-        let response = token(&demo, &clients.disabled, &clients.disabled_secret, SCOPE);
-        (response.status == 401).then_some(())
-    });
+    let clients = Clients::create(&demo.api());
+    let granted = post_form(&demo, &clients.form(&[("scope", SCOPE)]));
+    assert_eq!(granted.status, 200, "{}", granted.json());
 
     let forms = forms_without_a_valid_client(&clients);
     let scopes = REFUSED_SCOPES
@@ -382,7 +368,7 @@ fn an_empty_grant_type_counts_in_json_alone(demo: &Demo, clients: &Clients) {
     let Clients { id, secret, .. } = clients;
     // In JSON, an empty grant type counts as present.
     let asked = |grant_type: &str| {
-        let body = serde_json::json!({
+        let body = json!({
             "grant_type": grant_type, "client_id": id, "client_secret": secret, "scope": SCOPE
         });
         ask(demo, "POST /oauth/token", JSON, &body.to_string())
@@ -428,42 +414,21 @@ fn service_modes_select_the_accepted_credentials() {
     let key = format!("X-Gw-Service-Key: {}\r\n", demo.about.service_key);
     let token = bearer(&demo_token(&demo));
     let mut caller = connect(&demo);
-    let set = |modes: &[Mode]| {
-        let changes = ServiceChanges {
-            modes: Some(modes.to_vec()),
-            ..ServiceChanges::default()
-        };
-        service::change(
-            demo.gateway().control(),
-            &Actor::Admin,
-            "demo",
-            "echo",
-            &changes,
-        )
-        .unwrap();
-    };
+    let api = demo.api();
+    let set = |modes: &[&str]| api.change_service("demo", "echo", &json!({ "modes": modes }));
     for (modes, by_token, by_key) in [
-        (&[Mode::Jwt, Mode::ServiceKey][..], "200 ", "200 "),
-        (&[Mode::Jwt], "200 ", "502 GW_AUTH_MODE_NOT_ALLOWED"),
-        (&[Mode::ServiceKey], "502 GW_AUTH_MODE_NOT_ALLOWED", "200 "),
+        (&["jwt", "service_key"][..], "200 ", "200 "),
+        (&["jwt"], "200 ", "502 GW_AUTH_MODE_NOT_ALLOWED"),
+        (&["service_key"], "502 GW_AUTH_MODE_NOT_ALLOWED", "200 "),
     ] {
         set(modes);
-        let mut both = || {
-            (
-                outcome(&call(&mut caller, &token)),
-                outcome(&call(&mut caller, &key)),
-            )
-        };
-        eventually("the modes are in force", || {
-            (both() == (by_token.to_owned(), by_key.to_owned())).then_some(())
-        });
+        assert_eq!(outcome(&call(&mut caller, &token)), by_token, "{modes:?}");
+        assert_eq!(outcome(&call(&mut caller, &key)), by_key, "{modes:?}");
     }
-    set(&[Mode::Jwt, Mode::ServiceKey]);
+    set(&["jwt", "service_key"]);
     // An empty field counts as absent; two fields that are not empty are ambiguous.
     let empty_key = format!("{token}X-Gw-Service-Key:\r\n");
-    eventually("both modes are in force again", || {
-        (outcome(&call(&mut caller, &empty_key)) == "200 ").then_some(())
-    });
+    assert_eq!(outcome(&call(&mut caller, &empty_key)), "200 ");
     assert_eq!(
         outcome(&call(
             &mut caller,
@@ -492,26 +457,25 @@ fn service_modes_select_the_accepted_credentials() {
 #[test]
 fn tokens_and_keys_of_other_services_are_refused() {
     let demo = demo(None);
-    let control = demo.gateway().control();
-    setup::service(control, "demo", "other");
-    setup::service(control, "rival", "api");
-    let (other, other_secret) = setup::credential(control, "demo", &["other"]);
-    let (_, rival_key) = setup::service_key(control, "rival", &["api"]);
-    let other_token = eventually("the credential is known", || {
-        let response = token(&demo, &other, &other_secret, "account:demo service:other");
-        (response.status == 200)
-            .then(|| response.json()["access_token"].as_str().unwrap().to_owned())
-    });
+    let api = demo.api();
+    api.create_service("demo", "other");
+    api.create_service("rival", "api");
+    let (other, other_secret) = api.create_credential("demo", &["other"]);
+    let (_, rival_key) = api.create_service_key("rival", &["api"]);
+    api.await_workers();
+    let minted = token(&demo, &other, &other_secret, "account:demo service:other").json();
+    let other_token = minted["access_token"].as_str().unwrap();
     let mut caller = connect(&demo);
     assert_eq!(
-        outcome(&call(&mut caller, &bearer(&other_token))),
+        outcome(&call(&mut caller, &bearer(other_token))),
         "502 GW_TOKEN_AUDIENCE_MISMATCH"
     );
     let rival_key = format!("X-Gw-Service-Key: {rival_key}\r\n");
-    eventually("the rival's key is known", || {
-        (outcome(&call(&mut caller, &rival_key)) == "502 GW_SERVICE_KEY_NOT_ALLOWED").then_some(())
-    });
-    let response = call(&mut caller, &bearer(&other_token));
+    assert_eq!(
+        outcome(&call(&mut caller, &rival_key)),
+        "502 GW_SERVICE_KEY_NOT_ALLOWED"
+    );
+    let response = call(&mut caller, &bearer(other_token));
     assert_eq!(
         (
             response.header("x-gw-status"),
@@ -524,43 +488,34 @@ fn tokens_and_keys_of_other_services_are_refused() {
 #[test]
 fn revocation_reaches_tokens_and_keys_within_a_second() {
     let demo = &demo(None);
-    let control = demo.gateway().control();
-    let (id, secret) = setup::credential(control, "demo", &["echo"]);
-    let (key_id, key) = setup::service_key(control, "demo", &["echo"]);
-    let minted = eventually("the credential is known", || {
-        let response = token(demo, &id, &secret, SCOPE);
-        (response.status == 200).then(|| bearer(response.json()["access_token"].as_str().unwrap()))
-    });
+    let api = demo.api();
+    let (id, secret) = api.create_credential("demo", &["echo"]);
+    let (key_id, key) = api.create_service_key("demo", &["echo"]);
+    api.await_workers();
+    let minted = token(demo, &id, &secret, SCOPE).json();
+    let minted = bearer(minted["access_token"].as_str().unwrap());
     let mut caller = connect(demo);
     assert_eq!(outcome(&call(&mut caller, &minted)), "200 ");
-    let switch = |enabled| CallerSecretChanges {
-        enabled: Some(enabled),
-        ..CallerSecretChanges::default()
-    };
-    let none = CallerSecretChanges {
-        allowed_services: Some(Vec::new()),
-        ..CallerSecretChanges::default()
-    };
     // The first request that follows a change at the worker has its effect.
     let mut takes_effect = |fields: &str, wanted: &str| {
-        within_a_second("the change at the workers", || reports(demo));
+        within_a_second("the change at the workers", || api.await_workers());
         assert_eq!(outcome(&call(&mut caller, fields)), wanted);
     };
-    let change = |changes: &CallerSecretChanges| {
-        caller_secret::change::<ClientId>(control, &Actor::Admin, "demo", &id, changes).unwrap();
-    };
-    change(&switch(false));
+    let credential = format!("/accounts/demo/credentials/{id}");
+    let change = |changes: Value| api.patch(&credential, &changes);
+    change(json!({ "enabled": false }));
     takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
-    change(&switch(true));
+    change(json!({ "enabled": true }));
     takes_effect(&minted, "200 ");
-    change(&none);
+    change(json!({ "allowed_services": [] }));
     takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
-    caller_secret::delete::<ClientId>(control, &Actor::Admin, "demo", &id).unwrap();
+    api.delete(&credential);
     takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
 
     let key = format!("X-Gw-Service-Key: {key}\r\n");
     takes_effect(&key, "200 ");
-    caller_secret::rotate::<KeyId>(control, &Actor::Admin, "demo", &key_id).unwrap();
+    let rotate = format!("/accounts/demo/service-keys/{key_id}/rotate");
+    api.post(&rotate, &Value::Null);
     takes_effect(&key, "502 GW_SERVICE_KEY_INVALID");
 }
 

@@ -7,9 +7,9 @@ mod consequences;
 use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
+use crate::support::demo;
 use crate::support::peers::caller::{HOST, connect};
 use crate::support::stopwatch::within_a_second;
-use crate::support::{demo, reports};
 
 /// Path of the service of the demo.
 const ECHO: &str = "/accounts/demo/services/echo";
@@ -17,7 +17,7 @@ const ECHO: &str = "/accounts/demo/services/echo";
 #[test]
 fn each_kind_of_resource_is_created_read_changed_and_deleted() {
     let demo = demo(None);
-    let api = Api(&demo.about);
+    let api = Api::of(&demo.about);
     let created = api.ask("POST", "/accounts", &json!({ "id": "acme" }));
     assert_eq!(
         (created.status, created.location.as_str()),
@@ -58,7 +58,7 @@ fn each_kind_of_resource_is_created_read_changed_and_deleted() {
     the_audit_log_has_every_change_and_no_secret(&api);
 }
 
-fn services_are_created_once_and_changed(api: &Api<'_>) {
+fn services_are_created_once_and_changed(api: &Api) {
     let service = json!({ "id": "api", "modes": ["jwt"], "burst": 7 });
     let created = api.ask("POST", "/accounts/acme/services", &service);
     assert_eq!(
@@ -106,7 +106,7 @@ fn services_are_created_once_and_changed(api: &Api<'_>) {
 }
 
 fn secrets_are_shown_once_and_rotated(
-    api: &Api<'_>,
+    api: &Api,
     collection: &str,
     id: &str,
     secret: &str,
@@ -150,7 +150,7 @@ fn secrets_are_shown_once_and_rotated(
     assert_eq!(api.get(&item).status, 404);
 }
 
-fn enrollment_tokens_are_shown_once_and_deleted(api: &Api<'_>) {
+fn enrollment_tokens_are_shown_once_and_deleted(api: &Api) {
     let token = api.ask(
         "POST",
         "/accounts/acme/enrollment-tokens",
@@ -168,7 +168,7 @@ fn enrollment_tokens_are_shown_once_and_deleted(api: &Api<'_>) {
     assert_eq!(api.ask("DELETE", &item, &Value::Null).status, 204);
 }
 
-fn agents_are_changed_revoked_and_deleted(api: &Api<'_>) {
+fn agents_are_changed_revoked_and_deleted(api: &Api) {
     let agents = api.get("/accounts/demo/agents").body;
     let agent = &agents["items"][0];
     assert_eq!(
@@ -205,7 +205,7 @@ fn agents_are_changed_revoked_and_deleted(api: &Api<'_>) {
 }
 
 /// The log lists the newest change first.
-fn the_audit_log_has_every_change_and_no_secret(api: &Api<'_>) {
+fn the_audit_log_has_every_change_and_no_secret(api: &Api) {
     let log = api.get("/audit-log?account=acme").body;
     let actions: Vec<&str> = log["items"]
         .as_array()
@@ -234,7 +234,7 @@ fn the_audit_log_has_every_change_and_no_secret(api: &Api<'_>) {
 #[test]
 fn lists_are_paginated() {
     let demo = demo(None);
-    let api = Api(&demo.about);
+    let api = Api::of(&demo.about);
     for number in 0..7 {
         assert_eq!(
             api.ask(
@@ -363,7 +363,7 @@ const REFUSED: [(&str, &str, &str, u16, &str, &str); 16] = [
 #[test]
 fn errors_are_problem_details() {
     let demo = demo(None);
-    let api = Api(&demo.about);
+    let api = Api::of(&demo.about);
     let large = json!({ "id": "x".repeat(70_000) }).to_string();
     let refused_for_its_size = ("POST", "/accounts", &*large, 413, "too-large", "limit");
     for (method, path, body, status, kind, says) in
@@ -432,7 +432,7 @@ fn errors_are_problem_details() {
 #[test]
 fn a_key_is_refused_as_soon_as_it_is_disabled() {
     let demo = demo(None);
-    let api = Api(&demo.about);
+    let api = Api::of(&demo.about);
     let new = api
         .ask(
             "POST",
@@ -458,13 +458,13 @@ fn a_key_is_refused_as_soon_as_it_is_disabled() {
             api.ask("PATCH", &item, &json!({ "enabled": true })).status,
             200
         );
-        reports(&demo);
+        api.await_workers();
         assert_eq!(call().status, 200);
         assert_eq!(
             api.ask("PATCH", &item, &json!({ "enabled": false })).status,
             200
         );
-        within_a_second("the change at the workers", || reports(&demo));
+        within_a_second("the change at the workers", || api.await_workers());
         let refused = call();
         assert_eq!(
             (refused.status.as_u16(), refused.code().as_str()),

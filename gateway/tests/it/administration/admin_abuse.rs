@@ -6,13 +6,11 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-use gw_interface::config::Config;
-
-use gw_gateway::demo::{Demo, Options};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use serde_json::Value;
 
+use crate::support::demo::{Demo, Options};
 use crate::support::processes::process::{
     Running, config_text, gw_gateway, serve, serve_command, start_demo,
 };
@@ -37,15 +35,14 @@ fn answer(address: SocketAddr, request: &[u8]) -> String {
 
 #[test]
 fn no_path_is_served_under_a_foreign_name() {
-    let adjust = |config: &mut Config| config.admin_hosts = vec!["console.example.com".to_owned()];
     let demo = Demo::start(&Options {
-        adjust,
+        configuration: "admin_hosts = [\"console.example.com\"]\n".to_owned(),
         ..options(None)
     })
     .unwrap();
     let ask = |path: &str, version: &str, host: &str| {
         let request = format!("GET {path} HTTP/{version}\r\n{host}Connection: close\r\n\r\n");
-        answer(demo.gateway().admin_address(), request.as_bytes())
+        answer(demo.admin_address(), request.as_bytes())
     };
     let paths = [
         "/metrics",
@@ -97,9 +94,7 @@ fn connect(demo: &Demo, last: u8) -> TcpStream {
     socket
         .bind(&SocketAddr::from(([127, 0, 0, last], 0)).into())
         .unwrap();
-    socket
-        .connect(&demo.gateway().admin_address().into())
-        .unwrap();
+    socket.connect(&demo.admin_address().into()).unwrap();
     let stream = TcpStream::from(socket);
     stream.set_read_timeout(Some(SOON)).unwrap();
     stream

@@ -6,7 +6,6 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use gw_control_plane::admin_client::AdminAddress;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use time::OffsetDateTime;
 
@@ -84,20 +83,10 @@ impl Prepared {
 
     /// Status and body of a request over TLS.
     fn get(&self, address: SocketAddr, path: &str) -> (u16, String) {
-        let config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_global(Some(SOON));
-        let admin =
-            AdminAddress::at(&format!("https://{address}"), Some(&self.path("ca.crt"))).unwrap();
-        let mut response = admin
-            .agent(config)
-            .get(format!("https://{address}{path}"))
-            .call()
-            .unwrap();
-        (
-            response.status().as_u16(),
-            response.body_mut().read_to_string().unwrap(),
-        )
+        let mut browser = Browser::at(format!("https://{address}"));
+        browser.authority = Some(self.path("ca.crt"));
+        let reply = browser.get(path);
+        (reply.status, reply.text)
     }
 
     fn expiry(&self, address: SocketAddr) -> String {

@@ -1,18 +1,18 @@
 //! Inputs that the administration API and the apex refuse: repeated members, and names with
 //! misleading characters.
 
-use gw_gateway::demo::Demo;
 use serde_json::json;
 
 use crate::support::admin_api::Api;
 use crate::support::apex::{self};
+use crate::support::demo;
+use crate::support::demo::Demo;
 use crate::support::peers::caller::request;
 use crate::support::request_log::{call, capture_bodies, record};
-use crate::support::{demo, setup};
 
 /// Asserts that a body that repeats `member` is refused.
 fn twice(demo: &Demo, method: &str, path: &str, body: &str, member: &str) {
-    let text = Api(&demo.about).ask_raw(method, path, body);
+    let text = Api::of(&demo.about).ask_raw(method, path, body);
     let detail = text.body["detail"].as_str().unwrap_or_default().to_owned();
     assert!(
         matches!(text.status, 400 | 422),
@@ -98,7 +98,7 @@ fn changes_of_records(
 #[test]
 fn every_endpoint_refuses_repeated_members() {
     let demo = demo(None);
-    let api = Api(&demo.about);
+    let api = Api::of(&demo.about);
     capture_bodies(&api);
     let (_, id) = call(
         &demo,
@@ -170,7 +170,7 @@ fn the_apex_refuses_repeated_members(demo: &Demo) {
 #[test]
 fn names_with_control_or_direction_characters_are_refused() {
     let demo = demo(None);
-    let api = Api(&demo.about);
+    let api = Api::of(&demo.about);
     let agent = api.get("/accounts/demo/agents").body["items"][0]["agent_id"]
         .as_str()
         .unwrap()
@@ -214,7 +214,7 @@ fn names_with_control_or_direction_characters_are_refused() {
                 "{refused:?}"
             );
         }
-        let token = setup::enrollment_token(demo.gateway().control(), "demo", &["echo"]);
+        let token = api.create_enrollment_token("demo", &["echo"]);
         let version = env!("CARGO_PKG_VERSION");
         let body = json!({ "token": token, "name": name, "version": version });
         let refused = apex::post_json(&demo, "/enroll", "", &body);

@@ -4,11 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use gw_gateway::demo::{Demo, Options};
-use gw_interface::config::Config;
-use gw_shared::telemetry::trace::{CollectorSettings, CollectorUrl};
 use serde_json::Value;
 
+use crate::support::demo::{Demo, Options};
 use crate::support::peers::backend;
 use crate::support::peers::caller::{connect, get, request};
 use crate::support::{eventually, options, programs};
@@ -16,15 +14,8 @@ use crate::support::{eventually, options, programs};
 /// Metrics of a gateway that has served one request and refused another.
 fn scrape() -> (Demo, String) {
     // Export to a collector that does not exist: its metrics appear nevertheless.
-    let with_traces: fn(&mut Config) = |config| {
-        let endpoint = CollectorUrl::below("http://127.0.0.1:9").unwrap();
-        config.traces = Some(CollectorSettings {
-            endpoint,
-            sample_ratio: 0.0,
-        });
-    };
     let demo = Demo::start(&Options {
-        adjust: with_traces,
+        traces: Some(("http://127.0.0.1:9".to_owned(), 0.0)),
         ..options(None)
     })
     .unwrap();
@@ -192,7 +183,7 @@ fn ask_agent(demo: &Demo, path: &str) -> (u16, String) {
     let mut response = agent
         .get(format!(
             "http://{}{path}",
-            demo.agent().metrics_address().unwrap()
+            demo.agent_metrics_address().unwrap()
         ))
         .call()
         .unwrap();
@@ -243,9 +234,9 @@ fn an_agent_serves_metrics_and_runs_without_its_metrics_port() {
     // An agent whose metrics port is in use serves without metrics.
     let other = start(
         "two.toml",
-        &demo.agent().metrics_address().unwrap().to_string(),
+        &demo.agent_metrics_address().unwrap().to_string(),
     );
-    assert_eq!(other.agent().metrics_address(), None);
+    assert_eq!(other.agent_metrics_address(), None);
     other.stop();
     demo.stop();
 }

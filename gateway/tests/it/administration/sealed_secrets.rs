@@ -5,11 +5,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rusqlite::Connection;
 use serde_json::{Value, json};
 
+use super::access_tokens::signing_keys::stored;
+use crate::support::admin_api::Api;
 use crate::support::peers::backend;
-use crate::support::processes::prepared::{Prepared, administer_at};
+use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process;
 use crate::support::processes::process::{Served, config_text, gw_gateway, serve_command};
 use crate::support::processes::successor::replace;
@@ -77,13 +78,7 @@ impl Folder {
 
     /// Private signing keys as they are stored.
     fn signing_keys(&self) -> Vec<String> {
-        let store = Connection::open(self.path("data/gw.sqlite")).unwrap();
-        let mut query = store
-            .prepare("SELECT document FROM records WHERE kind = 'signing_key'")
-            .unwrap();
-        let documents = query.query_map([], |row| row.get::<_, String>(0)).unwrap();
-        let keys =
-            documents.map(|document| serde_json::from_str::<Value>(&document.unwrap()).unwrap());
+        let keys = stored(&self.path("data")).into_iter();
         keys.map(|key| key["private_key"].as_str().unwrap().to_owned())
             .collect()
     }
@@ -108,14 +103,9 @@ fn stop(mut served: Served) {
 }
 
 fn create_account(served: &Served, token: &str, id: &str) -> u16 {
-    administer_at(
-        served.admin_address,
-        token,
-        "POST",
-        "/accounts",
-        &json!({ "id": id }).to_string(),
-    )
-    .0
+    Api::at(served.admin_address, token)
+        .ask("POST", "/accounts", &json!({ "id": id }))
+        .status
 }
 
 /// A line of the private key in a PEM file.
@@ -143,18 +133,8 @@ fn existing_secrets_are_sealed_in_place_and_the_gateway_goes_on() {
     let _agent = folder.prepared.run_agent(served.address.port(), &backend);
     folder.prepared.wait_for_tunnel(served.address);
     assert_eq!(create_account(&served, &folder.token, "one"), 201);
-    let rotate = |served: &Served| {
-        let body = json!({ "immediately": true }).to_string();
-        administer_at(
-            served.admin_address,
-            &folder.token,
-            "POST",
-            "/signing-keys/rotate",
-            &body,
-        )
-        .0
-    };
-    assert!(matches!(rotate(&served), 200 | 201));
+    Api::at(served.admin_address, &folder.token)
+        .post("/signing-keys/rotate", &json!({ "immediately": true }));
     folder.assert_without(&secrets);
 
     // A successor opens them, too.

@@ -4,14 +4,14 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::Command;
 
-use gw_gateway::demo::{Demo, Options};
 use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
+use crate::support::demo::{Demo, Options};
 use crate::support::peers::caller::{HOST, request};
 use crate::support::processes::process::{gw_gateway, start_demo};
 use crate::support::request_log::{call, capture_bodies, record};
-use crate::support::{demo, programs, setup};
+use crate::support::{demo, programs};
 
 /// Requests that carry secrets in their own fields, as wrong values, in the query and in other
 /// fields.
@@ -41,20 +41,12 @@ fn no_secret_is_written_to_the_data_folder() {
         ..crate::support::options(None)
     })
     .unwrap();
-    let api = Api(&demo.about);
+    let api = demo.api();
     // Responses are not captured, because the echo repeats the request.
-    assert_eq!(
-        api.ask(
-            "PATCH",
-            "/accounts/demo/services/echo",
-            &json!({ "capture_request_body": true })
-        )
-        .status,
-        200
-    );
-    let control = demo.gateway().control();
-    let (_, key) = setup::service_key(control, "demo", &["echo"]);
-    let (client_id, client_secret) = setup::credential(control, "demo", &["echo"]);
+    let capture = json!({ "capture_request_body": true });
+    api.change_service("demo", "echo", &capture);
+    let (_, key) = api.create_service_key("demo", &["echo"]);
+    let (client_id, client_secret) = api.create_credential("demo", &["echo"]);
     let token = crate::support::apex::token(
         &demo,
         &client_id,
@@ -179,7 +171,7 @@ fn files_with(folder: &Path, text: &str) -> Vec<String> {
 #[test]
 fn secrets_in_any_encoding_and_the_admin_token_are_masked() {
     let demo = demo(None);
-    let api = Api(&demo.about);
+    let api = Api::of(&demo.about);
     capture_bodies(&api);
     let admin = &demo.about.admin_token;
     let encoded = |text: &str| {

@@ -3,9 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use gw_control_plane::control::Actor;
-use gw_control_plane::control::records::agent;
-use gw_gateway::demo::Demo;
 use gw_shared::tunnel::endpoint::STREAMS_MAX;
 use gw_shared::tunnel::frame::{Kind, StreamId};
 use gw_shared::tunnel::handshake;
@@ -16,10 +13,11 @@ use crate::support::agents::modified_agent::{ACCOUNT, Enrolled, HOST, Tunnel, en
 use crate::support::agents::tunnel_frames::{
     begun, credit, data, hello, interim, last_data, message, of_tunnel, ok, reset,
 };
+use crate::support::demo::Demo;
 use crate::support::peers::caller;
 use crate::support::peers::caller::{Caller, connect};
 use crate::support::stopwatch::within_a_second;
-use crate::support::{demo, eventually, reports, tunnels_ended};
+use crate::support::{demo, eventually};
 
 /// Asserts that the service of another account is served.
 fn is_served(demo: &Demo) {
@@ -60,10 +58,8 @@ fn floods_of_frames_end_the_tunnel() {
         assert_eq!(waiting.response().code(), "GW_RELAY_ERROR", "{what}");
         is_served(&demo);
     }
-    let ended: u64 = reports(&demo)
-        .iter()
-        .filter_map(|report| report.by_reason.ended_early.get("tunnel_frames"))
-        .sum();
+    let metrics = demo.metrics();
+    let ended = metrics.count_with("gw_connections_ended_early_total", "\"tunnel_frames\"");
     assert_eq!(ended, floods.len() as u64);
 }
 
@@ -233,12 +229,7 @@ fn unread_tunnel(demo: &Demo, enrolled: &Enrolled) -> (Tunnel, Vec<Caller>) {
     tunnel.0.send(hello(u32::try_from(STREAMS_MAX).unwrap()));
     eventually("the tunnel is registered", || enrolled.report(demo));
     let large = enrolled.request("GET /", &format!("X-Large: {}\r\n\r\n", "x".repeat(HEAD)));
-    let refusals = || -> u64 {
-        reports(demo)
-            .iter()
-            .flat_map(|report| report.by_reason.refusals.values())
-            .sum()
-    };
+    let refusals = || demo.metrics().count("gw_refusals_total");
     let refusals_before = refusals();
     let mut waiting = Vec::new();
     // The gateway queues request heads up to a limit, and the socket buffers hold some more.
@@ -285,19 +276,16 @@ fn a_tunnel_that_the_agent_does_not_read_is_cut_at_once() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let (_tunnel, waiting) = unread_tunnel(&demo, &enrolled);
-    agent::revoke(
-        demo.gateway().control(),
-        &Actor::Admin,
-        ACCOUNT,
-        enrolled.agent.as_str(),
-    )
-    .unwrap();
+    demo.api().revoke_agent(ACCOUNT, &enrolled.agent);
     within_a_second("the end of the requests", || {
         for mut caller in waiting {
             assert_eq!(caller.response().code(), "GW_RELAY_ERROR");
         }
     });
-    assert_eq!(tunnels_ended(&demo), BTreeMap::from([("agent_revoked", 1)]));
+    assert_eq!(
+        demo.tunnels_ended(),
+        BTreeMap::from([("agent_revoked".to_owned(), 1)])
+    );
 }
 
 #[test]
@@ -344,8 +332,7 @@ fn a_revocation_closes_connections_before_the_tunnel_handshake() {
     let mut upgraded = enrolled.upgraded(&demo);
     let mut begun = enrolled.upgraded(&demo);
     begun.0.send(&hello(1)[..5]);
-    let control = demo.gateway().control();
-    agent::revoke(control, &Actor::Admin, ACCOUNT, enrolled.agent.as_str()).unwrap();
+    demo.api().revoke_agent(ACCOUNT, &enrolled.agent);
     within_a_second("the end of connections before the tunnel handshake", || {
         assert!(is_ended(&mut connected) && is_ended(&mut asking));
         assert!(upgraded.is_cut() && begun.is_cut());

@@ -4,20 +4,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use aws_lc_rs::signature::Ed25519KeyPair;
-use gw_agent::identity::state::StateDir;
-use gw_base::agent_releases::program_files;
-use gw_gateway::Gateway;
-use gw_interface::config::Config;
 use gw_shared::identity::program::{SignedProgram, TARGET};
 use gw_shared::tunnel::handshake;
 use gw_shared::version::Version;
 use http::Method;
 
-use crate::support::agents::modified_agent;
+use crate::support::agents::{in_process, modified_agent};
+use crate::support::gateway::Gateway;
 use crate::support::peers::caller::Caller;
 use crate::support::processes::prepared;
 use crate::support::processes::process::config_text;
-use crate::support::setup;
 
 /// More bytes than the kernel takes for a peer that does not read.
 const PROGRAM: usize = 24 << 20;
@@ -43,47 +39,32 @@ impl Setup {
             &content,
             &Ed25519KeyPair::generate().unwrap(),
         );
-        let (program, description) = program_files(&programs, TARGET);
+        let program = programs.join(format!("gw-agent-{TARGET}"));
+        let description = serde_json::to_vec(&signed).unwrap();
+        fs::write(program.with_extension("json"), description).unwrap();
         fs::write(program, content).unwrap();
-        fs::write(description, serde_json::to_vec(&signed).unwrap()).unwrap();
-        let text =
+        let config =
             config_text(&folder.path().join("data"), 0).replace("workers = 2", "workers = 1");
-        let mut config = Config::parse(&text, |_| None).unwrap();
-        config.agent_releases.programs = Some(programs);
-        let gateway = Gateway::start(&config).unwrap();
+        let programs = format!("agent_programs = \"{}\"\n", programs.display());
         Self {
             folder,
-            gateway,
+            gateway: Gateway::start(&(config + &programs)),
             sha256: signed.sha256,
         }
-    }
-
-    fn ca(&self) -> PathBuf {
-        self.folder.path().join("data/dev-ca.crt")
     }
 
     /// The state folder of a new agent of the service `api` of this account.
     fn enroll(&self, account: &str, number: usize) -> PathBuf {
         let state = self.folder.path().join(format!("{account}{number}"));
-        let port = self.gateway.address().port();
-        setup::agent(
-            self.gateway.control(),
-            account,
-            &["api"],
-            port,
-            &self.ca(),
-            &state,
-        );
+        self.gateway.enroll(account, &["api"], &state);
         state
     }
 
     /// Asks for the program as the agent with this state.
     fn ask(&self, account: &str, state: &Path) -> Caller {
         let host = format!("{account}--api.eu1.gw.localhost");
-        let identity = StateDir::new(state.to_owned()).identity().unwrap();
-        let identity = (identity.certificate.clone(), identity.key.clone_key());
-        let about = prepared::about(self.gateway.address(), "", self.ca());
-        let mut peer = modified_agent::connection(&about, &host, identity);
+        let about = prepared::about(self.gateway.address(), "", self.gateway.ca_file());
+        let mut peer = modified_agent::connection(&about, &host, in_process::identity(state));
         peer.send(handshake::program_request(&host, &self.sha256, None));
         peer
     }
@@ -99,7 +80,7 @@ impl Setup {
 fn agents_of_one_account_do_not_keep_programs_from_those_of_others() {
     let setup = Setup::new();
     for account in ["mallory", "acme", "zeta"] {
-        setup::service(setup.gateway.control(), account, "api");
+        setup.gateway.api().create_service(account, "api");
     }
     let attackers: Vec<PathBuf> = (0..AGENTS)
         .map(|number| setup.enroll("mallory", number))
@@ -122,7 +103,7 @@ fn agents_of_one_account_do_not_keep_programs_from_those_of_others() {
 #[test]
 fn an_agent_has_one_download() {
     let setup = Setup::new();
-    setup::service(setup.gateway.control(), "acme", "api");
+    setup.gateway.api().create_service("acme", "api");
     let agent = setup.enroll("acme", 0);
     let mut first = setup.ask("acme", &agent);
     assert_eq!(first.response_head(&Method::GET).unwrap().status, 200);

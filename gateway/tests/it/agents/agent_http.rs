@@ -6,21 +6,22 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use gw_gateway::demo::Demo;
+use serde_json::Value;
 
+use crate::support::demo::Demo;
 use crate::support::peers::backend;
 use crate::support::peers::caller::connect_to;
 use crate::support::peers::http1_peer::Response;
 use crate::support::processes::process::{Running, children, gw_agent};
-use crate::support::{demo, eventually, setup};
+use crate::support::{demo, eventually};
 
 const HOST: &str = "acme--api.eu1.gw.localhost";
 
 /// A service of an account of its own beside the one of the demo, and its key.
 fn with_service(demo: &Demo) -> String {
-    let control = demo.gateway().control();
-    setup::service(control, "acme", "api");
-    setup::service_key(control, "acme", &["api"]).1
+    let api = demo.api();
+    api.create_service("acme", "api");
+    api.create_service_key("acme", &["api"]).1
 }
 
 /// `gw-agent http` at the gateway of the demo.
@@ -69,7 +70,7 @@ fn a_port_is_reached_at_each_address_of_localhost() {
         });
         let port = backend.rsplit(':').next().unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let token = setup::enrollment_token(demo.gateway().control(), "acme", &["api"]);
+        let token = demo.api().create_enrollment_token("acme", &["api"]);
         let (mut agent, _) = start(http(&demo, port, folder.path()).args(["--token", &token]));
         assert_eq!(call(&demo, &key).status, 204, "{address}");
         agent.signal("TERM");
@@ -93,24 +94,21 @@ fn one_command_enrolls_and_relays_and_goes_on_without_a_token() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("state");
 
-    let token = setup::enrollment_token(demo.gateway().control(), "acme", &["api"]);
+    let token = demo.api().create_enrollment_token("acme", &["api"]);
     let (mut agent, line) =
         start(http(&demo, port, &state).args(["--token", &token, "--name", "laptop"]));
-    let gateway_port = demo.gateway().address().port();
+    let gateway_port = demo.port();
     assert_eq!(
         line,
         format!("https://{HOST}:{gateway_port} -> http://localhost:{port}\n")
     );
     // The line is printed when the agent's tunnel is ready.
     assert_eq!(call(&demo, &key).status, 204);
-    let names = demo
-        .gateway()
-        .control()
-        .records()
-        .agents
-        .into_values()
-        .map(|agent| agent.name);
-    assert!(names.into_iter().any(|name| name == "laptop"));
+    let names = || -> Vec<Value> {
+        let agents = demo.api().agents("acme").into_iter();
+        agents.map(|mut agent| agent["name"].take()).collect()
+    };
+    assert_eq!(names(), ["laptop"]);
 
     // A second process with the folder does not displace the first.
     let second = http(&demo, port, &state).output().unwrap();
@@ -133,7 +131,7 @@ fn one_command_enrolls_and_relays_and_goes_on_without_a_token() {
         ["x-host", "location"].map(|name| response.header(name)),
         [&backend[7..], &format!("https://{HOST}/a")]
     );
-    assert_eq!(demo.gateway().control().records().agents.len(), 2);
+    assert_eq!(names(), ["laptop"]);
 
     the_state_of_another_gateway_is_refused(&demo, port, &state);
 }
@@ -176,7 +174,7 @@ fn doctor_needs_no_options_after_http() {
             command.env("GW_STATE_DIR", home.path().join("state"));
         }
     };
-    let token = setup::enrollment_token(demo.gateway().control(), "acme", &["api"]);
+    let token = demo.api().create_enrollment_token("acme", &["api"]);
     let mut command = gw_agent();
     command
         .args(["http", &backend, "--gateway", &demo.about.base_url])
@@ -190,7 +188,7 @@ fn doctor_needs_no_options_after_http() {
         doctor.args(["doctor", "--json"]);
         user(&mut doctor);
         let output = doctor.output().unwrap();
-        let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let found: Value = serde_json::from_slice(&output.stdout).unwrap();
         (output.status.code(), found.to_string())
     };
     let (code, found) = examine();
@@ -221,7 +219,7 @@ fn doctor_needs_no_options_after_http() {
 fn a_token_of_standard_input_is_in_the_arguments_of_no_process() {
     let demo = demo(None);
     let folder = tempfile::tempdir().unwrap();
-    let token = setup::enrollment_token(demo.gateway().control(), "demo", &["echo"]);
+    let token = demo.api().create_enrollment_token("demo", &["echo"]);
     let mut command = http(&demo, "localhost:1", folder.path());
     let mut child = command
         .args(["--token-file", "-"])
@@ -251,7 +249,7 @@ fn a_token_of_standard_input_is_in_the_arguments_of_no_process() {
 fn the_token_may_be_in_the_environment_and_a_closed_terminal_stops_the_agent() {
     let demo = demo(None);
     let folder = tempfile::tempdir().unwrap();
-    let token = setup::enrollment_token(demo.gateway().control(), "demo", &["echo"]);
+    let token = demo.api().create_enrollment_token("demo", &["echo"]);
     let mut command = http(&demo, "localhost:1", folder.path());
     let (mut agent, line) = start(
         command

@@ -8,17 +8,16 @@ use std::process::Command;
 use std::sync::mpsc::{self, Receiver};
 use std::{fs, thread};
 
-use gw_agent::identity::enroll::{EnrollmentOptions, TokenSource, enroll};
-use gw_gateway::demo::Demo;
-use gw_shared::identity::secret::Secret;
 use serde_json::Value;
 
+use crate::support::agents::in_process;
+use crate::support::demo::Demo;
 use crate::support::doctor::examine;
 use crate::support::peers::backend;
 use crate::support::peers::caller::connect_to;
 use crate::support::peers::tinyproxy::Tinyproxy;
 use crate::support::processes::process::{gw_agent, start_logged};
-use crate::support::{SOON, demo, eventually, programs, setup};
+use crate::support::{SOON, demo, eventually, programs};
 
 const SERVICE: &str = "demo--proxied.eu1.gw.localhost";
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
@@ -27,42 +26,25 @@ const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 /// serve it.
 fn gateway() -> (Demo, String) {
     let demo = demo(None);
-    setup::service(demo.gateway().control(), "demo", "proxied");
-    let (_, key) = setup::service_key(demo.gateway().control(), "demo", &["proxied"]);
+    demo.api().create_service("demo", "proxied");
+    let (_, key) = demo.api().create_service_key("demo", &["proxied"]);
     (demo, key)
 }
 
 /// Enrolls an agent for `proxied` into `state`; the gateway's address is 127.0.0.1.
-fn enroll_with(demo: &Demo, state: &Path, variables: &[(&str, &str)]) {
-    let port = demo.gateway().address().port();
-    let options = EnrollmentOptions {
-        state_dir: state.to_owned(),
-        gateway: Some(format!("https://eu1.gw.localhost:{port}")),
-        token: Some(TokenSource::Text(Secret::new(token(demo)))),
-        ca_file: Some(demo.about.ca_file.clone()),
-        connect_to: Some(("127.0.0.1".to_owned(), port)),
-        ..EnrollmentOptions::default()
-    };
-    let look = |name: &str| {
-        variables
-            .iter()
-            .find(|(set, _)| *set == name)
-            .map(|(_, value)| (*value).to_owned())
-    };
-    enroll(options, look).unwrap();
+fn enroll(demo: &Demo, state: &Path, proxy: Option<&str>) {
+    let ca_file = &demo.about.ca_file;
+    in_process::enroll_through(proxy, token(demo), demo.address(), ca_file, state);
 }
 
 fn token(demo: &Demo) -> String {
-    setup::enrollment_token(demo.gateway().control(), "demo", &["proxied"])
+    demo.api().create_enrollment_token("demo", &["proxied"])
 }
 
 /// `gw-agent enroll` at the demo.
 fn enroll_command(demo: &Demo, state: &Path) -> Command {
     let mut command = agent("enroll", state);
-    let url = format!(
-        "https://eu1.gw.localhost:{}",
-        demo.gateway().address().port()
-    );
+    let url = format!("https://eu1.gw.localhost:{}", demo.port());
     command
         .args(["--gateway", &url])
         .arg("--ca-file")
@@ -108,8 +90,8 @@ fn an_agent_enrolls_and_serves_through_a_proxy_that_may_be_restarted() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("state");
     let url = format!("http://agent:p%5fss%2eword@{}", proxy.address);
-    enroll_with(&demo, &state, &[("GW_PROXY", &url)]);
-    let target = format!("CONNECT 127.0.0.1:{}", demo.gateway().address().port());
+    enroll(&demo, &state, Some(&url));
+    let target = format!("CONNECT 127.0.0.1:{}", demo.port());
     let enrolled = proxy.log().matches(&target).count();
     assert!(
         enrolled >= 3,
@@ -167,7 +149,7 @@ fn a_wrong_password_and_an_unreachable_proxy_are_named_in_the_log() {
     let (demo, key) = gateway();
     let proxy = Tinyproxy::start(Some(("agent", "right")));
     let folder = tempfile::tempdir().unwrap();
-    enroll_with(&demo, folder.path(), &[]);
+    enroll(&demo, folder.path(), None);
     let at = format!("the proxy at {}", proxy.address);
     for (userinfo, expected) in [
         ("", "requires a user and password"),
@@ -244,14 +226,14 @@ fn head_of(client: &mut TcpStream) -> String {
 #[test]
 fn the_proxy_resolves_the_gateway_and_certificates_are_checked_as_without_it() {
     let (demo, key) = gateway();
-    let (proxy, targets) = proxy_to(demo.gateway().address());
+    let (proxy, targets) = proxy_to(demo.address());
     let folder = tempfile::tempdir().unwrap();
     let enrolled = enroll_command(&demo, folder.path())
         .env("GW_PROXY", format!("http://{proxy}"))
         .output()
         .unwrap();
     assert!(enrolled.status.success(), "{enrolled:?}");
-    let port = demo.gateway().address().port();
+    let port = demo.port();
     assert_eq!(
         targets.recv_timeout(SOON).unwrap(),
         format!("eu1.gw.localhost:{port}")
@@ -273,7 +255,7 @@ fn the_proxy_resolves_the_gateway_and_certificates_are_checked_as_without_it() {
     drop(agent);
 
     let (other_gateway, _) = gateway();
-    let (elsewhere, _) = proxy_to(other_gateway.gateway().address());
+    let (elsewhere, _) = proxy_to(other_gateway.address());
     let refused = enroll_command(&demo, &folder.path().join("other"))
         .env("GW_PROXY", format!("http://{elsewhere}"))
         .output();
@@ -301,7 +283,7 @@ fn peer(answer: impl Fn(&mut TcpStream) -> io::Result<()> + Send + 'static) -> S
 #[test]
 fn peers_that_are_no_proxies_are_errors_that_name_them() {
     let demo = demo(None);
-    setup::service(demo.gateway().control(), "demo", "proxied");
+    demo.api().create_service("demo", "proxied");
     let endless = |client: &mut TcpStream| {
         client.write_all(b"HTTP/1.1 200 OK\r\n")?;
         loop {

@@ -4,7 +4,6 @@
 mod interim;
 mod slots;
 
-use gw_gateway::demo::Demo;
 use gw_shared::tunnel::frame::{Kind, StreamId};
 use gw_shared::tunnel::response;
 use http::{Method, StatusCode};
@@ -15,6 +14,7 @@ use crate::support::agents::tunnel_frames::{
     response as framed, trailers,
 };
 use crate::support::demo;
+use crate::support::demo::Demo;
 use crate::support::peers::http1_peer::Response;
 
 /// The caller's response to a request that the agent answers with `answer`, called with the

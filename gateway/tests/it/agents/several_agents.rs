@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use bytes::Bytes;
-use gw_agent::AgentHandle;
-use gw_gateway::demo::About;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
+use crate::support::agents::in_process::Agent;
 use crate::support::agents::several::{Recording, Several};
+use crate::support::demo::About;
 use crate::support::eventually;
 use crate::support::peers::caller::{HOST, connect_to};
 use crate::support::peers::held_backend::HeldBackend;
@@ -294,7 +294,7 @@ fn an_upgrade_goes_to_the_other_agent_and_carries_bytes_both_ways() {
 fn agents_of_different_size_refuse_nothing_until_all_are_full() {
     let several = Several::start(&["small", "large"]);
     let held = HeldBackend::start();
-    let agents: [AgentHandle; 2] = [
+    let agents: [Agent; 2] = [
         several.run("small", 1, &held.url),
         several.run("large", 16, &held.url),
     ];

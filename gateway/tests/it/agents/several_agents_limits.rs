@@ -3,7 +3,6 @@
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
-use gw_data_plane::limits::SLOT_WAIT;
 use gw_shared::tunnel::endpoint::STREAMS_MAX;
 use gw_shared::tunnel::frame::{Kind, StreamId};
 
@@ -12,6 +11,7 @@ use crate::support::agents::several::{
     Attempt, Scripted, Several, answered, body, refused_unsent, statistics,
 };
 use crate::support::agents::tunnel_frames::{hello, ok, ping, reset, uploaded};
+use crate::support::limits::SLOT_WAIT;
 use crate::support::peers::caller::{Caller, HOST, use_once};
 use crate::support::peers::http1_peer::Response;
 use crate::support::processes::prepared::Prepared;
@@ -87,6 +87,10 @@ impl Holder {
     }
 }
 
+fn metric(gateway: &Served, name: &str, label: &str) -> usize {
+    gateway.metrics().count_with(name, label) as usize
+}
+
 fn body_of(number: usize) -> Vec<u8> {
     (0..BODY)
         .map(|at| b'a' + ((at + number) % 23) as u8)
@@ -129,7 +133,7 @@ fn uploads(prepared: &Prepared, gateway: &Served) -> (Vec<Caller>, [Holder; 2], 
             .flat_map(|agent| &agent.uploads)
             .filter(|upload| upload.is_whole)
             .count();
-        let refused = gateway.metric("gw_refusals_total", "GW_OVERLOADED");
+        let refused = metric(gateway, "gw_refusals_total", "GW_OVERLOADED");
         (held + refused == UPLOADS).then_some(())
     });
     (callers, agents, before)
@@ -147,7 +151,7 @@ fn kept_bodies_grow_the_process_by_no_more_than_the_relay_memory() {
     let gateway = prepared.serve_with(&config);
     let (mut callers, [mut one, mut two], before) = uploads(&prepared, &gateway);
     let growth = gateway.resident().saturating_sub(before);
-    let charged = || gateway.metric("gw_relay_memory_bytes", "worker");
+    let charged = || metric(&gateway, "gw_relay_memory_bytes", "worker");
     let opened = one.uploads.len() + two.uploads.len();
     let most = RELAY_MEMORY / 2;
     let figures = format!(
@@ -207,7 +211,7 @@ fn refuse_all(
             two.receive();
             match two.uploads.get(before) {
                 Some(again) => again.is_whole.then_some(true),
-                None => (gateway.metric("gw_refusals_total", "GW_BACKEND_UNREACHABLE")
+                None => (metric(gateway, "gw_refusals_total", "GW_BACKEND_UNREACHABLE")
                     > tried_once)
                     .then_some(false),
             }

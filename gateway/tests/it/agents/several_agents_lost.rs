@@ -6,9 +6,6 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use gw_control_plane::control::Actor;
-use gw_control_plane::control::records::agent;
-use gw_data_plane::limits::{FIRST_TUNNEL_BACK, WAITING_REQUESTS};
 use gw_shared::tunnel::frame::StreamId;
 use http::Method;
 
@@ -16,6 +13,7 @@ use crate::support::agents::modified_agent::Tunnel;
 use crate::support::agents::several::{Scripted, Several, answered, body, statistics};
 use crate::support::agents::tunnel_frames::{ok, ping, uploaded};
 use crate::support::eventually;
+use crate::support::limits::{FIRST_TUNNEL_BACK, WAITING_REQUESTS};
 use crate::support::peers::caller::{Caller, HOST, use_once};
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::peers::http1_peer::{Peer, Response};
@@ -23,7 +21,6 @@ use crate::support::peers::http2_caller;
 use crate::support::peers::http2_caller::on_a_reactor;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process;
-use crate::support::processes::successor::admin;
 use crate::support::stopwatch::{Stopwatch, in_time, within};
 
 /// GETs that the first of two agents holds when it becomes silent, with their streams.
@@ -123,11 +120,7 @@ fn a_killed_agent_costs_no_get() {
     let one = prepared.run_agent_of("one", served.address.port(), &backend.url);
     let _two = prepared.run_agent_of("two", served.address.port(), &backend.url);
     eventually("both agents have a tunnel", || {
-        let (_, metrics) = admin(served.admin_address, "/metrics");
-        metrics
-            .lines()
-            .any(|line| line == "gw_tunnels 2")
-            .then_some(())
+        (served.metrics().count("gw_tunnels") == 2).then_some(())
     });
     let mut callers: Vec<_> = (0..24)
         .map(|_| {
@@ -257,7 +250,7 @@ async fn more_than_may_wait(several: &Several, first: &Tunnel) -> Option<()> {
             (504, "AgentUnavailable")
         );
     }
-    assert_eq!(waiting, WAITING_REQUESTS);
+    assert_eq!(waiting, WAITING_REQUESTS as u64);
     for served in served {
         let text = String::from_utf8_lossy(&served.body);
         assert_eq!(served.status, 200, "{text}");
@@ -272,8 +265,7 @@ fn requests_do_not_wait_for_an_agent_that_was_revoked() {
     let several = Several::start(&["one"]);
     let mut tunnel = several.tunnel("one");
     let agent = several.tunnels()[0].agent_id.clone();
-    let control = several.gateway.control();
-    agent::revoke(control, &Actor::Admin, "demo", &agent).unwrap();
+    several.gateway.api().revoke_agent("demo", &agent);
     assert!(tunnel.is_cut());
     eventually("the tunnel is gone", || {
         several.tunnels().is_empty().then_some(())

@@ -4,23 +4,22 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use gw_control_plane::control::Actor;
-use gw_control_plane::control::records::agent;
-use gw_gateway::demo::Demo;
 use gw_shared::tunnel::cut_reason::CutReason;
 use gw_shared::tunnel::frame::{DATA_MAX, Kind, RESPONSE_HEAD, StreamId};
 use gw_shared::tunnel::window::{FIRST, MOST};
-use gw_telemetry::counters::EndedTunnel;
 use http::Method;
+use serde_json::Value;
 
+use crate::administration::console::browser::Browser;
 use crate::support::agents::modified_agent::{ACCOUNT, Enrolled, enroll};
 use crate::support::agents::tunnel_frames::{
     begun, credit, data, frame, head_text, hello, interim, last_data, message, of_tunnel, ok,
     refused, reset, response, trailers,
 };
+use crate::support::demo;
+use crate::support::demo::Demo;
 use crate::support::peers::caller;
 use crate::support::peers::caller::connect;
-use crate::support::{demo, reports, tunnels_ended};
 
 /// Streams of one tunnel: one without a response, one with the beginning of a response, and one
 /// that is over.
@@ -194,11 +193,14 @@ fn a_violation_ends_its_own_tunnel_only() {
         for (what, violation) in violations {
             end_a_tunnel(&demo, &enrolled, what, violation);
         }
-        let mut ended = tunnels_ended(&demo);
+        let mut ended = demo.tunnels_ended();
         let as_messages = ended.remove("too_many_messages").unwrap_or(0);
         assert_eq!(
             ended,
-            BTreeMap::from([("protocol_violation", violations.len() as u64 - as_messages)])
+            BTreeMap::from([(
+                "protocol_violation".to_owned(),
+                violations.len() as u64 - as_messages
+            )])
         );
     }
 }
@@ -326,72 +328,57 @@ fn a_tunnel_that_ends_within_a_frame_cuts_its_responses() {
     tunnel.close();
     assert!(caller.body(head.framing).is_err());
     assert_eq!(
-        tunnels_ended(&demo),
-        BTreeMap::from([("connection_lost", 1)])
+        demo.tunnels_ended(),
+        BTreeMap::from([("connection_lost".to_owned(), 1)])
     );
     let ended = last_end(&demo, &enrolled);
-    assert_eq!(
-        (ended.service.as_str(), ended.reason.as_str(), ended.advice),
-        ("mallory--evil", "connection_lost", None)
-    );
+    assert_eq!(ended["service"], "mallory--evil");
+    assert_eq!(ended["reason"], "connection_lost");
+    assert_eq!(ended.get("advice"), None);
 }
 
 /// The only end of a tunnel that administrators are shown of the agent.
-fn last_end(demo: &Demo, enrolled: &Enrolled) -> EndedTunnel {
-    let mut view = agent::show(demo.gateway().control(), ACCOUNT, enrolled.agent.as_str()).unwrap();
-    assert_eq!(view.ended_tunnels.len(), 1, "{:?}", view.ended_tunnels);
-    view.ended_tunnels.remove(0)
+fn last_end(demo: &Demo, enrolled: &Enrolled) -> Value {
+    let mut shown = demo.api().agent(ACCOUNT, &enrolled.agent);
+    let ended = &mut shown["ended_tunnels"];
+    assert_eq!(ended.as_array().map(Vec::len), Some(1), "{ended}");
+    ended[0].take()
 }
 
 #[test]
 fn agent_and_administrator_are_told_why_a_tunnel_ends() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
-    let revoke = || {
-        agent::revoke(
-            demo.gateway().control(),
-            &Actor::Admin,
-            ACCOUNT,
-            enrolled.agent.as_str(),
-        )
-        .unwrap()
-    };
+    let api = demo.api();
     let mut violating = enrolled.tunnel(&demo);
     violating.0.send(hello(100));
     assert_eq!(violating.reason_for_the_end(), "protocol_violation");
-    assert_eq!(last_end(&demo, &enrolled).reason, "protocol_violation");
+    assert_eq!(last_end(&demo, &enrolled)["reason"], "protocol_violation");
     let mut invalid = enrolled.tunnel(&demo);
     invalid.0.send(message("no JSON"));
     assert_eq!(invalid.reason_for_the_end(), "invalid_message");
     let mut revoked = enrolled.tunnel(&demo);
-    revoke();
+    api.revoke_agent(ACCOUNT, &enrolled.agent);
     assert_eq!(revoked.reason_for_the_end(), "agent_revoked");
     let ended = last_end(&demo, &enrolled);
-    assert_eq!(
-        (ended.reason.as_str(), ended.advice.as_deref()),
-        ("agent_revoked", CutReason::AgentRevoked.advice())
-    );
+    assert_eq!(ended["reason"], "agent_revoked");
+    assert_eq!(ended["advice"].as_str(), CutReason::AgentRevoked.advice());
     let reasons = ["protocol_violation", "invalid_message", "agent_revoked"];
     assert_eq!(
-        tunnels_ended(&demo),
-        reasons.map(|reason| (reason, 1)).into()
+        demo.tunnels_ended(),
+        reasons.map(|reason| (reason.to_owned(), 1)).into()
     );
+    let are_ends_shown = || {
+        let page = Browser::signed_in(&demo).get("/accounts/mallory/services/evil");
+        page.text.contains("Agents whose tunnel has ended")
+    };
+    crate::support::eventually("the end is shown", || are_ends_shown().then_some(()));
     // A deleted agent leaves nothing behind, also if its tunnel ends by that.
     let deleted = enroll(&demo);
     let mut tunnel = deleted.tunnel(&demo);
     for agent in [&enrolled, &deleted] {
-        agent::delete(
-            demo.gateway().control(),
-            &Actor::Admin,
-            ACCOUNT,
-            agent.agent.as_str(),
-        )
-        .unwrap();
+        api.delete_agent(ACCOUNT, &agent.agent);
     }
     assert_eq!(tunnel.reason_for_the_end(), "agent_revoked");
-    let kept: Vec<_> = reports(&demo)
-        .into_iter()
-        .flat_map(|report| report.ended_tunnels)
-        .collect();
-    assert_eq!(kept, []);
+    assert!(!are_ends_shown());
 }

@@ -1,75 +1,73 @@
 //! Tunnels: revocation, replacement, several agents of one service, and fairness.
 
 use std::collections::BTreeMap;
-use std::thread;
 use std::time::Duration;
+use std::{fs, thread};
 
-use gw_control_plane::control::Actor;
-use gw_control_plane::control::records::agent;
 use gw_shared::tunnel::frame::Kind;
-use gw_store::StoredRecord;
-use gw_telemetry::counters::TunnelReport;
 
-use gw_gateway::demo::Demo;
-
+use crate::support::agents::in_process::Agent;
 use crate::support::agents::modified_agent;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{connect, get};
+use crate::support::processes::prepared::Prepared;
+use crate::support::processes::process::{config_text, gw_gateway, hold, serve, serve_command};
 use crate::support::stopwatch::within_a_second;
-use crate::support::{demo, eventually, setup, tunnels, tunnels_ended};
+use crate::support::{demo, eventually};
 
-/// Starts a second agent of the demo's service, with its own identity, in front of `backend`.
-fn second_agent(demo: &Demo, state_dir: &std::path::Path, backend: &str) -> gw_agent::AgentHandle {
-    let port = demo.gateway().address().port();
-    setup::agent(
-        demo.gateway().control(),
-        "demo",
-        &["echo"],
-        port,
-        &demo.about.ca_file,
-        state_dir,
-    );
-    start_agent(state_dir, backend)
-}
-
-fn start_agent(state_dir: &std::path::Path, backend: &str) -> gw_agent::AgentHandle {
-    let config = gw_agent::Config::load(
-        None,
-        Some(state_dir.to_owned()),
-        &[backend.to_owned()],
-        |_| None,
-    )
-    .unwrap();
-    gw_agent::start(config).unwrap()
-}
+const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
 #[test]
 fn a_revoked_agents_tunnel_is_cut_within_a_second() {
     let demo = demo(None);
     let mut caller = connect(&demo);
-    let control = demo.gateway().control();
-    let agent = control.records().agents.into_values().next().unwrap();
     caller.send(get(&demo, "/slow?ms=60000"));
-    let has_it = |tunnel: &TunnelReport| tunnel.in_flight == 1;
-    eventually("the request is on the tunnel", || {
-        tunnels(&demo).iter().any(has_it).then_some(())
+    let tunnel = eventually("the request is on the tunnel", || {
+        let mut tunnels = demo.tunnels().into_iter();
+        tunnels.find(|tunnel| tunnel.in_flight == 1)
     });
-    agent::revoke(control, &Actor::Admin, "demo", agent.id.as_str()).unwrap();
+    demo.api().revoke_agent("demo", &tunnel.agent_id);
     let cut = within_a_second("the end of a revoked agent's tunnel", || caller.response());
     assert_eq!(cut.code(), "GW_RELAY_ERROR");
-    assert_eq!(tunnels_ended(&demo), BTreeMap::from([("agent_revoked", 1)]));
+    assert_eq!(
+        demo.tunnels_ended(),
+        BTreeMap::from([("agent_revoked".to_owned(), 1)])
+    );
     caller.send(get(&demo, "/"));
     let response = caller.response();
     assert_eq!(
         (response.status.as_u16(), response.code().as_str()),
         (504, "AGENT_UNAVAILABLE")
     );
-    // Once it is allowed again, the agent reconnects.
-    control.put(&StoredRecord::Agent(agent)).unwrap();
-    eventually("the tunnel is back", || {
-        caller.send(get(&demo, "/"));
-        (caller.response().status == 200).then_some(())
+}
+
+#[test]
+fn a_revoked_agent_reconnects_once_a_restored_backup_allows_it() {
+    let prepared = Prepared::new();
+    let (served, _agent) = prepared.start(&backend::answering(OK));
+    let address = served.address;
+    let _port = hold(address);
+    let api = prepared.api(served.admin_address);
+    let backup = prepared.path("backup");
+    fs::write(&backup, api.download("/backup").1).unwrap();
+    let agent = api.tunnels()[0].agent_id.clone();
+    api.revoke_agent("demo", &agent);
+    eventually("the tunnel is gone", || {
+        api.tunnels().is_empty().then_some(())
     });
+    drop(served);
+    fs::rename(prepared.path("data"), prepared.path("revoked")).unwrap();
+    let config = prepared.path("restored.toml");
+    fs::write(&config, config_text(&prepared.path("data"), address.port())).unwrap();
+    let mut restore = gw_gateway();
+    restore
+        .arg("restore")
+        .arg("--config")
+        .arg(&config)
+        .arg(backup);
+    assert!(restore.status().unwrap().success());
+    let _restored = serve(&mut serve_command(&config));
+    prepared.wait_for_tunnel(address);
 }
 
 #[test]
@@ -79,9 +77,10 @@ fn two_agents_share_a_service_and_each_can_drain() {
     )));
     let state = tempfile::tempdir().unwrap();
     let other = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n2");
-    let second = second_agent(&demo, state.path(), &other);
+    demo.enroll("demo", &["echo"], state.path());
+    let second = Agent::start(state.path().to_owned(), &other);
     eventually("both tunnels are open", || {
-        (tunnels(&demo).len() == 2).then_some(())
+        (demo.tunnels().len() == 2).then_some(())
     });
     let mut caller = connect(&demo);
     let mut ask = |target: &str| {
@@ -101,24 +100,27 @@ fn two_agents_share_a_service_and_each_can_drain() {
         }
     });
     eventually("one tunnel is left", || {
-        (tunnels(&demo).len() == 1).then_some(())
+        (demo.tunnels().len() == 1).then_some(())
     });
-    assert_eq!(tunnels_ended(&demo), BTreeMap::from([("agent_drained", 1)]));
+    assert_eq!(
+        demo.tunnels_ended(),
+        BTreeMap::from([("agent_drained".to_owned(), 1)])
+    );
 }
 
 #[test]
 fn a_newer_tunnel_of_the_same_agent_takes_over_and_the_older_one_is_its_reserve() {
     let demo = demo(None);
     let state_dir = demo.about.ca_file.parent().unwrap().join("agent");
-    let before = tunnels(&demo)[0].generation;
+    let before = demo.tunnels()[0].generation;
     // The folder is in use, so a copy of it starts the same agent.
     let copy = tempfile::tempdir().unwrap();
-    for file in std::fs::read_dir(state_dir).unwrap() {
+    for file in fs::read_dir(state_dir).unwrap() {
         let file = file.unwrap();
-        std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+        fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
     }
-    let newer = start_agent(
-        copy.path(),
+    let newer = Agent::start(
+        copy.path().to_owned(),
         &backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nnew"),
     );
     let mut caller = connect(&demo);
@@ -126,7 +128,7 @@ fn a_newer_tunnel_of_the_same_agent_takes_over_and_the_older_one_is_its_reserve(
         caller.send(get(&demo, "/"));
         (caller.response().body == b"new").then_some(())
     });
-    let now = tunnels(&demo);
+    let now = demo.tunnels();
     assert_eq!(now.len(), 1);
     assert!(now[0].generation > before);
     // The older tunnel has stayed open, and serves as soon as the newer one ends.
@@ -134,8 +136,11 @@ fn a_newer_tunnel_of_the_same_agent_takes_over_and_the_older_one_is_its_reserve(
     caller.send(get(&demo, "/"));
     let response = caller.response();
     assert!(response.status == 200 && response.body != b"new");
-    assert_eq!(tunnels(&demo)[0].generation, before);
-    assert_eq!(tunnels_ended(&demo), BTreeMap::from([("agent_drained", 1)]));
+    assert_eq!(demo.tunnels()[0].generation, before);
+    assert_eq!(
+        demo.tunnels_ended(),
+        BTreeMap::from([("agent_drained".to_owned(), 1)])
+    );
 }
 
 #[test]
@@ -192,6 +197,6 @@ fn cancelled_downloads_release_their_slots() {
         }
     });
     crate::support::wait_until_slots_are_free(&demo);
-    assert_eq!(tunnels(&demo)[0].slots, Some(128));
-    assert_eq!(tunnels(&demo)[0].generation, 1, "the tunnel survived");
+    assert_eq!(demo.tunnels()[0].slots, Some(128));
+    assert_eq!(demo.tunnels()[0].generation, 1, "the tunnel survived");
 }

@@ -8,24 +8,22 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::Duration;
 
-use gw_gateway::demo::{Demo, Options};
-use gw_interface::config::{Config, ProxyProtocol};
-use gw_telemetry::counters::WorkerReport;
 use http::Method;
 
+use crate::support::demo::{Demo, Options};
 use crate::support::peers::caller::{Caller, HOST, Tls, connect, get};
 use crate::support::peers::http2_frames::{
     CONTINUATION, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS,
     WINDOW_UPDATE, frame,
 };
-use crate::support::peers::proxy_protocol::{connect_through, tcp4_of, trusted};
+use crate::support::peers::proxy_protocol::{connect_through, tcp4_of};
 use crate::support::peers::{caller, http2_frames};
-use crate::support::{demo, eventually, reports};
+use crate::support::{demo, eventually};
 
-/// A demo with one worker.
-fn adjusted(adjust: fn(&mut Config)) -> Demo {
+/// A demo with one worker and these further lines of configuration.
+fn configured(configuration: &str) -> Demo {
     Demo::start(&Options {
-        adjust,
+        configuration: configuration.to_owned(),
         workers: 1,
         ..crate::support::options(None)
     })
@@ -34,13 +32,13 @@ fn adjusted(adjust: fn(&mut Config)) -> Demo {
 
 /// Number of connections that were refused or closed for `reason`.
 fn count(demo: &Demo, reason: &str) -> u64 {
-    let of = |report: &WorkerReport| -> u64 {
-        [&report.by_reason.turned_away, &report.by_reason.ended_early]
-            .iter()
-            .filter_map(|counts| counts.get(reason))
-            .sum()
-    };
-    reports(demo).iter().map(of).sum()
+    let metrics = demo.metrics();
+    let of = |name| metrics.count_with(name, &format!("\"{reason}\""));
+    of("gw_connections_turned_away_total") + of("gw_connections_ended_early_total")
+}
+
+fn connections(demo: &Demo) -> u64 {
+    demo.metrics().count("gw_connections")
 }
 
 fn is_served(demo: &Demo, caller: &mut Caller) {
@@ -64,10 +62,10 @@ fn is_refused(demo: &Demo) -> bool {
 
 #[test]
 fn connections_per_address_are_limited() {
-    let demo = adjusted(|config| config.connections_per_address = 4);
+    let demo = configured("connections_per_address = 4\n");
     // Waits until the connections of enrollment and of the tunnel handshake are closed.
     eventually("no connections are left", || {
-        (reports(&demo)[0].connections == 0).then_some(())
+        (connections(&demo) == 0).then_some(())
     });
     let mut callers: Vec<Caller> = (0..4).map(|_| connect(&demo)).collect();
     callers
@@ -87,9 +85,7 @@ fn connections_per_address_are_limited() {
 
 #[test]
 fn the_rate_of_new_connections_per_address_is_limited() {
-    let demo = adjusted(|config| {
-        config.new_connections = gw_base::service::rate::Rate::new(40, 1).unwrap();
-    });
+    let demo = configured("new_connections_per_minute = 40\n");
     let mut bystander = connect(&demo);
     is_served(&demo, &mut bystander);
     let sockets: Vec<TcpStream> = (0..40).map(|_| caller::socket(&demo.about)).collect();
@@ -97,16 +93,16 @@ fn the_rate_of_new_connections_per_address_is_limited() {
         (count(&demo, "address_rate") > 0).then_some(())
     });
     drop(sockets);
-    assert!(is_refused(&demo));
+    // There is a connection more every 1.5 seconds.
+    eventually("another connection is refused", || {
+        is_refused(&demo).then_some(())
+    });
     is_served(&demo, &mut bystander);
 }
 
 #[test]
 fn behind_a_trusted_proxy_limits_apply_to_the_announced_address() {
-    let demo = adjusted(|config| {
-        config.trusted_proxies = trusted(&[("127.0.0.1/32", ProxyProtocol::Guessed)]);
-        config.connections_per_address = 1;
-    });
+    let demo = configured("trusted_proxies = [\"127.0.0.1/32\"]\nconnections_per_address = 1\n");
     // Connections of the proxy itself are not limited.
     let mut own: Vec<Caller> = (0..5).map(|_| connect(&demo)).collect();
     own.iter_mut().for_each(|caller| is_served(&demo, caller));
@@ -158,8 +154,7 @@ fn handshakes_and_heads_that_take_too_long_are_closed() {
         ended.join().unwrap();
     }
     eventually("only the bystander is left", || {
-        let connections: usize = reports(&demo).iter().map(|report| report.connections).sum();
-        (connections == 1).then_some(())
+        (connections(&demo) == 1).then_some(())
     });
     is_served(&demo, &mut bystander);
 }
@@ -369,14 +364,9 @@ fn unread_error_responses_are_given_up() {
             .unwrap();
     }
     stream.flush().unwrap();
-    let given_up = || -> u64 {
-        reports(&demo)
-            .iter()
-            .map(|report| report.totals["requests_caller_gone"])
-            .sum()
-    };
     eventually("all refusals are given up", || {
-        (given_up() == u64::from(REQUESTS)).then_some(())
+        let given_up = demo.metrics().count("gw_requests_caller_gone_total");
+        (given_up == u64::from(REQUESTS)).then_some(())
     });
     is_served(&demo, &mut bystander);
 }

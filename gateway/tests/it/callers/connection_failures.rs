@@ -6,19 +6,18 @@ use std::sync::Mutex;
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
-use gw_gateway::demo::{Demo, Options};
-use gw_interface::config::HandOver;
 use gw_shared::http::Framing;
 use http::Method;
 use tokio::io::AsyncWriteExt;
 
+use crate::support::demo::{Demo, Options};
 use crate::support::peers::caller::{Caller, HOST, connect, connect_to, get, request};
 use crate::support::peers::http1_peer::{Peer, Response};
 use crate::support::peers::http2_frames::{
     END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame,
 };
 use crate::support::peers::{backend, http2_caller, http2_frames};
-use crate::support::{SOON, demo, eventually, tunnels, wait_until_slots_are_free};
+use crate::support::{SOON, demo, eventually, wait_until_slots_are_free};
 
 #[test]
 fn an_incomplete_response_is_never_relayed_as_complete() {
@@ -254,7 +253,7 @@ fn an_upload_that_nothing_reads_holds_its_slot_until_the_caller_leaves() {
         (413, b"no!".as_slice())
     );
     eventually("a slot in use", || {
-        (tunnels(&demo)[0].slots_in_use == Some(1)).then_some(())
+        (demo.tunnels()[0].slots_in_use == Some(1)).then_some(())
     });
     // A reset: the end of a direction would wait behind the bytes that nothing reads.
     socket2::SockRef::from(&caller.stream.sock)
@@ -355,9 +354,8 @@ fn breaking() -> Demo {
             }
         }
     });
-    let adjust = |config: &mut gw_interface::config::Config| config.hand_over = HandOver::Never;
     Demo::start(&Options {
-        adjust,
+        hand_over: "never",
         ..crate::support::options(Some(backend))
     })
     .unwrap()

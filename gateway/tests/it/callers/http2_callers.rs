@@ -6,20 +6,19 @@ use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
-use gw_gateway::demo::{Demo, Options};
-use gw_interface::config::HandOver;
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use http::{HeaderMap, Method, Request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use crate::support::demo::{Demo, Options};
 use crate::support::peers::caller::HOST;
 use crate::support::peers::http2_caller::{Connection, connect, data, on_a_reactor, tls, whole};
 use crate::support::peers::http2_frames::{
     END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, PRIORITY, RST_STREAM, SETTINGS, UNKNOWN, frame,
 };
 use crate::support::peers::{backend, http2_frames};
-use crate::support::{SOON, demo, reports, setup, tunnels, turn};
+use crate::support::{SOON, demo, turn};
 
 #[test]
 fn a_request_reaches_the_backend_unchanged() {
@@ -119,7 +118,7 @@ fn large_bodies_pass_on_many_streams_on_and_across_workers() {
             peer.send(body);
         }
     });
-    for hand_over in [HandOver::Always, HandOver::Never] {
+    for hand_over in ["always", "never"] {
         let options = Options {
             workers: 4,
             hand_over,
@@ -174,8 +173,8 @@ async fn refusal(caller: &Connection, request: http::request::Builder) -> String
 fn refusals_match_http1_and_keep_the_connection() {
     let demo = demo(None);
     let other = "demo--other.eu1.gw.localhost";
-    setup::service(demo.gateway().control(), "demo", "other");
-    let (_, other_key) = setup::service_key(demo.gateway().control(), "demo", &["other"]);
+    demo.api().create_service("demo", "other");
+    let (_, other_key) = demo.api().create_service_key("demo", &["other"]);
     on_a_reactor(async {
         let caller = connect(&demo).await;
         let key = &demo.about.service_key;
@@ -314,12 +313,7 @@ fn requests_that_are_reset_at_once_do_not_reach_the_backend() {
             peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
         }
     })));
-    let asked = || {
-        reports(&demo)
-            .iter()
-            .map(|report| report.totals["requests"])
-            .sum::<u64>()
-    };
+    let asked = || demo.metrics().count("gw_requests_total");
     let before = asked();
     on_a_reactor(async {
         let mut stream = tls(&demo.about).await;
@@ -449,13 +443,7 @@ fn repeated_stream_resets_end_the_connection() {
         );
         assert!((&mut caller.ended).await.unwrap().is_err());
     });
-    let abusive = |demo: &Demo| -> u64 {
-        reports(demo)
-            .iter()
-            .map(|report| report.totals["connections_abusive"])
-            .sum()
-    };
-    assert_eq!(abusive(&demo), 1);
+    assert_eq!(demo.metrics().count("gw_connections_abusive_total"), 1);
     crate::support::wait_until_slots_are_free(&demo);
     on_a_reactor(async {
         let answer = connect(&demo).await.get("/").await;
@@ -522,7 +510,7 @@ fn a_drain_sends_goaway_and_finishes_requests() {
     on_a_reactor(async move {
         let mut caller = connect(&demo).await;
         let (response, _) = caller.begin(caller.request(&Method::GET, "/"), true).await;
-        while tunnels(&demo)[0].in_flight == 0 {
+        while demo.tunnels()[0].in_flight == 0 {
             runtime::sleep(Duration::from_millis(5)).await;
         }
         let ready = format!("{}/readyz", demo.about.admin_url);

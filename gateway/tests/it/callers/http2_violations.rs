@@ -2,11 +2,11 @@
 
 use std::sync::mpsc;
 
-use gw_gateway::demo::Demo;
 use gw_shared::net::TlsStream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::demo;
+use crate::support::demo::Demo;
 use crate::support::peers::backend;
 use crate::support::peers::caller::HOST;
 use crate::support::peers::http2_caller::{on_a_reactor, tls};

@@ -3,9 +3,9 @@
 use std::io::{Read, Write};
 
 use bytes::Bytes;
-use gw_gateway::demo::About;
 use http::{HeaderName, HeaderValue, Response};
 
+use crate::support::demo::About;
 use crate::support::eventually;
 use crate::support::peers::caller::{HOST, Tls, session, socket};
 use crate::support::peers::http2_backend;

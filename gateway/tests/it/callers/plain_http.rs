@@ -247,9 +247,8 @@ fn a_slow_head_ends_and_does_not_keep_others_out() {
     }
     // Each of two workers keeps 64 of them.
     eventually("the oldest have given way", || {
-        let ended = gateway
-            .served
-            .metric("gw_connections_ended_early_total", "handshake");
+        let metrics = gateway.served.metrics();
+        let ended = metrics.count_with("gw_connections_ended_early_total", "handshake");
         (ended >= 300 - 2 * 64).then_some(())
     });
     drop(held);
@@ -280,7 +279,7 @@ fn requests_in_plain_http_that_do_not_arrive_are_bounded() {
     // process has kept since its start, or since an earlier attempt.
     let growth = (0..5).find_map(|_| {
         eventually("no connection of an earlier attempt is left", || {
-            (gateway.served.metric("gw_connections", "worker") == 0).then_some(())
+            (gateway.served.metrics().count("gw_connections") == 0).then_some(())
         });
         before = before.min(gateway.served.resident());
         // One more of the first address ends its first one, and the one of a fifth address the
@@ -312,9 +311,8 @@ fn connections_count_for_their_address() {
     // The kernel chooses the worker of each at random. Of so many, each worker gets at least four.
     let held: Vec<_> = (0..60).map(|_| gateway.connect_from(from)).collect();
     let refused = || {
-        gateway
-            .served
-            .metric("gw_connections_turned_away_total", "address_connections")
+        let metrics = gateway.served.metrics();
+        metrics.count_with("gw_connections_turned_away_total", "address_connections")
     };
     // Two workers hold four each.
     eventually("further connections are refused", || {

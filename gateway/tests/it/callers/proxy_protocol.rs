@@ -6,10 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use gw_interface::config::{Config, HandOver, ProxyProtocol};
-
-use gw_gateway::demo::{Demo, Options};
-
+use crate::support::demo::{Demo, Options};
 use crate::support::peers::caller;
 use crate::support::peers::caller::{Caller, HOST, Tls, get};
 use crate::support::peers::http1_peer::Peer;
@@ -18,7 +15,7 @@ use crate::support::peers::proxy_protocol::{
 };
 use crate::support::processes::process;
 use crate::support::processes::process::{Running, hold};
-use crate::support::{eventually, programs, reports};
+use crate::support::{eventually, programs};
 
 /// Address of a proxy that must announce its clients, of one that must not, and of a client.
 const ANNOUNCES: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
@@ -48,23 +45,21 @@ fn tcp6() -> Vec<u8> {
 /// A demo behind a proxy of which the configuration does not say what it sends. Hands over all
 /// connections.
 fn behind_a_proxy() -> Demo {
-    start(|config| config.trusted_proxies = trusted(&[("127.0.0.1/32", ProxyProtocol::Guessed)]))
+    start("trusted_proxies = [\"127.0.0.1/32\"]\n")
 }
 
 /// A demo behind [`ANNOUNCES`] and [`SILENT`].
 fn behind_declared_proxies() -> Demo {
-    start(|config| {
-        config.trusted_proxies = trusted(&[
-            ("127.0.0.2/31", ProxyProtocol::Required),
-            ("127.0.0.3/32", ProxyProtocol::Off),
-        ]);
-    })
+    start(&trusted(&[
+        ("127.0.0.2/31", "required"),
+        ("127.0.0.3/32", "off"),
+    ]))
 }
 
-fn start(adjust: fn(&mut Config)) -> Demo {
+fn start(configuration: &str) -> Demo {
     Demo::start(&Options {
-        adjust,
-        hand_over: HandOver::Always,
+        configuration: configuration.to_owned(),
+        hand_over: "always",
         ..crate::support::options(None)
     })
     .unwrap()
@@ -97,10 +92,7 @@ fn refused(mut socket: TcpStream, beginning: &[u8]) -> Vec<u8> {
 }
 
 fn handshake_failures(demo: &Demo) -> u64 {
-    reports(demo)
-        .iter()
-        .map(|report| report.totals["handshake_failures"])
-        .sum()
+    demo.metrics().count("gw_handshake_failures_total")
 }
 
 #[test]
@@ -145,7 +137,7 @@ fn local_headers_and_connections_without_a_header_are_accepted() {
         );
     }
     // The agent's tunnel was opened without a header as well.
-    assert_eq!(crate::support::tunnels(&demo).len(), 1);
+    assert_eq!(demo.tunnels().len(), 1);
 }
 
 #[test]
@@ -182,10 +174,8 @@ fn headers_of_untrusted_peers_are_refused() {
 
 /// Connections without a header where one is required.
 fn without_header(demo: &Demo) -> u64 {
-    reports(demo)
-        .iter()
-        .filter_map(|report| report.by_reason.turned_away.get("proxy_header_missing"))
-        .sum()
+    let metrics = demo.metrics();
+    metrics.count_with("gw_connections_turned_away_total", "proxy_header_missing")
 }
 
 /// Headers of the PROXY protocol, and the client address that each announces.
@@ -211,7 +201,7 @@ fn announcements() -> [(Vec<u8>, &'static str); 6] {
 #[test]
 fn a_proxy_that_announces_its_clients_must_do_so_on_every_connection() {
     let demo = behind_declared_proxies();
-    let connect = || socket_from(ANNOUNCES, demo.gateway().address());
+    let connect = || socket_from(ANNOUNCES, demo.address());
     let headers = announcements();
     for (header, client) in &headers {
         assert_eq!(
@@ -269,7 +259,7 @@ fn a_proxy_that_announces_its_clients_must_do_so_on_every_connection() {
 #[test]
 fn a_client_of_a_proxy_that_announces_none_cannot_announce_itself() {
     let demo = behind_declared_proxies();
-    let connect = || socket_from(SILENT, demo.gateway().address());
+    let connect = || socket_from(SILENT, demo.address());
     assert_eq!(refused(connect(), &tcp4())[0], 21, "an alert of TLS");
     assert_eq!(
         &refused(connect(), b"PROXY TCP4 198.51.100.7 192.0.2.1 1 2\r\n")[..9],
@@ -360,7 +350,7 @@ fn haproxy_announces_clients_in_both_versions() {
              server 1m\n\
              listen gw\n    bind 127.0.0.1:{port}\n    server gw1 {} source {ANNOUNCES} check \
              {option}\n",
-            demo.gateway().address()
+            demo.address()
         );
         let _haproxy = start_proxy(folder.path(), &["haproxy", "-db", "-f"], &config);
         assert_announced(&demo, port);
@@ -383,7 +373,7 @@ fn nginx_announces_clients_in_version_1() {
          master_process off;\npid {path}/nginx.pid;\nerror_log {path}/nginx.err;\nevents {{}}\n\
          stream {{ server {{ listen 127.0.0.1:{port} reuseport; proxy_pass {}; proxy_bind \
          {ANNOUNCES}; proxy_protocol on; }} }}\n",
-        demo.gateway().address()
+        demo.address()
     );
     let _nginx = start_proxy(folder.path(), &["nginx", "-c"], &config);
     assert_announced(&demo, port);

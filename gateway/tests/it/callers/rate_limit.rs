@@ -3,23 +3,17 @@
 use std::thread;
 use std::time::Instant;
 
-use gw_base::service::rate::Rate;
-use gw_interface::config::HandOver;
-
-use gw_gateway::demo::{Demo, Options};
-
+use crate::support::demo::{Demo, Options};
 use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, connect, get, request};
-use crate::support::reports;
 
 /// Sends 1,500 requests on 30 concurrent connections, with or without hand-over between workers.
-fn storm(workers: usize, hand_over: HandOver) {
+fn storm(workers: usize, hand_over: &'static str) {
     let backend = backend::answering("HTTP/1.1 204 No Content\r\n\r\n");
-    let rate = Rate::new(1000, 300).unwrap();
     let options = Options {
         workers,
         hand_over,
-        rate,
+        rate: (1000, 300),
         ..crate::support::options(Some(backend))
     };
     let demo = Demo::start(&options).unwrap();
@@ -68,10 +62,10 @@ fn call(demo: &Demo, count: usize) -> (u128, u128) {
 
 #[test]
 fn exactly_the_burst_passes_across_connections_and_workers() {
-    storm(1, HandOver::Auto);
-    storm(2, HandOver::Never);
-    storm(4, HandOver::Always);
-    storm(4, HandOver::Never);
+    storm(1, "auto");
+    storm(2, "never");
+    storm(4, "always");
+    storm(4, "never");
 }
 
 /// Requests with `Max-Forwards: 0`, each on a connection of its own, take from the one bucket of
@@ -81,8 +75,8 @@ fn answered_here(workers: usize) {
     let (_refusing, backend) = backend::refusing();
     let options = Options {
         workers,
-        hand_over: HandOver::Never,
-        rate: Rate::new(BURST, 1).unwrap(),
+        hand_over: "never",
+        rate: (BURST, 1),
         ..crate::support::options(Some(format!("http://{backend}")))
     };
     let demo = Demo::start(&options).unwrap();
@@ -100,10 +94,7 @@ fn answered_here(workers: usize) {
     let statuses: Vec<u16> = (0..4).map(ask).collect();
     let refused = statuses.iter().filter(|status| **status == 429).count();
     assert!(refused >= 3, "{statuses:?} of {workers} workers");
-    let crossings: u64 = reports(&demo)
-        .iter()
-        .map(|report| report.totals["requests_crossing"])
-        .sum();
+    let crossings = demo.metrics().count("gw_requests_crossing_total");
     assert_eq!(crossings > 0, workers > 1);
 }
 
@@ -115,9 +106,8 @@ fn requests_that_the_gateway_answers_take_tokens_of_the_owner() {
 
 #[test]
 fn unauthenticated_requests_take_no_tokens() {
-    let rate = Rate::new(1, 1).unwrap();
     let demo = Demo::start(&Options {
-        rate,
+        rate: (1, 1),
         ..crate::support::options(None)
     })
     .unwrap();

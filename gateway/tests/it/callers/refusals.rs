@@ -8,24 +8,24 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt as _;
 use futures_util::future::join;
 use futures_util::stream::FuturesUnordered;
-use gw_control_plane::control::records::{agent, service};
-use gw_control_plane::control::{Actor, Mode, ServiceChanges};
-use gw_data_plane::limits::HTTP2_STREAMS;
-use gw_gateway::demo::{Demo, Options};
 use http::{Method, Request};
+use serde_json::json;
 
+use crate::support::agents::in_process;
+use crate::support::demo::{Demo, Options};
+use crate::support::limits::HTTP2_STREAMS;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, connect, connect_to, get, request};
 use crate::support::peers::http2_caller::{self, on_a_reactor};
-use crate::support::{SOON, apex, demo, eventually, options, setup, tunnels};
+use crate::support::{SOON, apex, demo, eventually, options};
 
 #[test]
 fn policy_and_authentication_errors_have_codes() {
     let demo = demo(None);
     let key = demo.about.service_key.clone();
-    let control = demo.gateway().control();
-    setup::service(control, "demo", "other");
-    let (_, other_key) = setup::service_key(control, "demo", &["other"]);
+    let api = demo.api();
+    api.create_service("demo", "other");
+    let (_, other_key) = api.create_service_key("demo", &["other"]);
     let mut caller = connect(&demo);
     let mut code = |host: &str, fields: &str| {
         caller.send(format!("GET / HTTP/1.1\r\nHost: {host}\r\n{fields}\r\n"));
@@ -82,29 +82,19 @@ fn policy_and_authentication_errors_have_codes() {
 #[test]
 fn disabled_services_and_services_without_key_mode_are_refused() {
     let demo = demo(None);
-    let control = demo.gateway().control();
+    let api = demo.api();
     let mut caller = connect(&demo);
-    let mut code_soon = |wanted: &str| {
-        eventually(wanted, || {
-            caller.send(get(&demo, "/"));
-            let response = caller.response();
-            (response.status != 200 && response.code() == wanted).then_some(())
-        });
-    };
-    let change =
-        |changes| service::change(control, &Actor::Admin, "demo", "echo", &changes).unwrap();
-    change(ServiceChanges {
-        enabled: Some(false),
-        ..ServiceChanges::default()
-    });
-    code_soon("GW_SERVICE_DISABLED");
-    let modes = Some(vec![Mode::Jwt]);
-    change(ServiceChanges {
-        enabled: Some(true),
-        modes,
-        ..ServiceChanges::default()
-    });
-    code_soon("GW_AUTH_MODE_NOT_ALLOWED");
+    for (changes, code) in [
+        (json!({ "enabled": false }), "GW_SERVICE_DISABLED"),
+        (
+            json!({ "enabled": true, "modes": ["jwt"] }),
+            "GW_AUTH_MODE_NOT_ALLOWED",
+        ),
+    ] {
+        api.change_service("demo", "echo", &changes);
+        caller.send(get(&demo, "/"));
+        assert_eq!(caller.response().code(), code);
+    }
 }
 
 #[test]
@@ -341,7 +331,7 @@ fn requests_beyond_the_slots_are_refused() {
         })
         .collect();
     eventually("128 slots in use", || {
-        (tunnels(&demo)[0].slots_in_use == Some(128)).then_some(())
+        (demo.tunnels()[0].slots_in_use == Some(128)).then_some(())
     });
     let mut late = connect(&demo);
     late.send(get(&demo, "/"));
@@ -412,28 +402,14 @@ fn agents_of_another_version_get_no_tunnel() {
 #[test]
 fn an_agent_gets_tunnels_only_for_its_own_services() {
     let demo = demo(None);
-    let control = demo.gateway().control();
-    setup::service(control, "demo", "other");
+    let api = demo.api();
+    api.create_service("demo", "other");
     let state = tempfile::tempdir().unwrap();
-    let port = demo.gateway().address().port();
-    let agent = setup::agent(
-        control,
-        "demo",
-        &["other"],
-        port,
-        &demo.about.ca_file,
-        state.path(),
-    );
+    let agent = demo.enroll("demo", &["other"], state.path());
     let upgrade = |host: &str| {
-        let identity = gw_agent::identity::state::StateDir::new(state.path())
-            .identity()
-            .unwrap();
-        let mut caller = connect_to(
-            &demo.about,
-            host,
-            &[gw_shared::tunnel::ALPN],
-            Some((identity.certificate, identity.key)),
-        );
+        let identity = in_process::identity(state.path());
+        let alpn = &[gw_shared::tunnel::ALPN];
+        let mut caller = connect_to(&demo.about, host, alpn, Some(identity));
         caller.send(format!(
             "GET /tunnel HTTP/1.1\r\nHost: {host}\r\nConnection: upgrade\r\nUpgrade: gw-tunnel\r\n\
              X-Gw-Version: {}\r\n\r\n",
@@ -450,7 +426,7 @@ fn an_agent_gets_tunnels_only_for_its_own_services() {
         .response_head(&Method::GET)
         .unwrap();
     assert_eq!(accepted.status, 101);
-    agent::revoke(control, &Actor::Admin, "demo", agent.as_str()).unwrap();
+    api.revoke_agent("demo", &agent);
     eventually("the revocation reaches all workers", || {
         let response = upgrade("demo--other.eu1.gw.localhost")
             .try_response(&Method::GET)
@@ -509,7 +485,7 @@ fn a_certificate_of_another_authority_gets_no_tunnel() {
         b"GET /tunnel HTTP/1.1\r\n",
     ));
     assert!(stranger.try_response(&Method::GET).is_err());
-    assert_eq!(tunnels(&demo).len(), 1);
+    assert_eq!(demo.tunnels().len(), 1);
 }
 
 #[test]
@@ -522,9 +498,9 @@ fn refusals_of_one_account_leave_in_their_time_and_delay_no_other() {
     })
     .unwrap();
     // A service without an agent.
-    let control = demo.gateway().control();
-    setup::service(control, "flood", "none");
-    let (_, key) = setup::service_key(control, "flood", &["none"]);
+    let api = demo.api();
+    api.create_service("flood", "none");
+    let (_, key) = api.create_service_key("flood", &["none"]);
     let refused =
         || Request::get("https://flood--none.eu1.gw.localhost/").header("x-gw-service-key", &key);
     // Whether a request of another account, sent after all of these, is answered before the last

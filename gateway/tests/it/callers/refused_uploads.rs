@@ -6,16 +6,15 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use gw_base::service::rate::Rate;
-use gw_gateway::demo::{About, Demo, Options};
 use http::Method;
 
+use crate::support::demo::{About, Demo, Options};
 use crate::support::peers::caller::{Caller, HOST, Tls, connect, get, request, session};
 use crate::support::peers::http2_caller::on_a_reactor;
 use crate::support::peers::proxy_protocol::socket_from;
 use crate::support::peers::{backend, http2_caller, is_open};
 use crate::support::processes::prepared::Prepared;
-use crate::support::{demo, eventually, setup, wait_until_slots_are_free};
+use crate::support::{demo, eventually, wait_until_slots_are_free};
 
 const SIZES: [usize; 3] = [1, 200_000, 3_000_000];
 
@@ -41,7 +40,7 @@ fn upload(caller: &mut Caller, head: &str, size: usize, is_chunked: bool) -> u16
 /// Requests that are refused before their bodies are read: head, without framing and empty line,
 /// and status.
 fn refused(demo: &Demo) -> Vec<(String, u16)> {
-    let (_, key) = setup::service_key(demo.gateway().control(), "demo", &["lonely"]);
+    let (_, key) = demo.api().create_service_key("demo", &["lonely"]);
     vec![
         (format!("POST / HTTP/1.1\r\nHost: {HOST}\r\n"), 502),
         (
@@ -65,7 +64,7 @@ fn refused(demo: &Demo) -> Vec<(String, u16)> {
 #[test]
 fn a_connection_goes_on_after_a_refused_upload() {
     let demo = demo(None);
-    setup::service(demo.gateway().control(), "demo", "lonely");
+    demo.api().create_service("demo", "lonely");
     let mut caller = connect(&demo);
     for (head, status) in refused(&demo) {
         for size in SIZES {
@@ -84,9 +83,8 @@ fn a_connection_goes_on_after_a_refused_upload() {
 
 #[test]
 fn a_connection_goes_on_after_an_upload_beyond_the_rate_limit() {
-    let rate = Rate::new(1, 1).unwrap();
     let options = Options {
-        rate,
+        rate: (1, 1),
         ..crate::support::options(None)
     };
     let demo = Demo::start(&options).unwrap();

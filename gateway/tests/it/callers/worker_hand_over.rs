@@ -2,13 +2,10 @@
 
 use std::thread;
 
-use gw_interface::config::HandOver;
-
-use gw_gateway::demo::{Demo, Options};
-
+use crate::support::demo::{Demo, Options};
 use crate::support::peers::backend;
 use crate::support::peers::caller::{connect, connect_to, get, request};
-use crate::support::{eventually, reports, setup, tunnels, turn};
+use crate::support::{eventually, turn};
 
 /// A backend that echoes every body.
 fn mirror() -> String {
@@ -23,19 +20,15 @@ fn mirror() -> String {
     })
 }
 
-fn total(demo: &Demo, name: &str) -> u64 {
-    reports(demo).iter().map(|report| report.totals[name]).sum()
-}
-
 #[test]
 fn requests_and_large_bodies_cross_workers_in_every_mode() {
     let _turn = turn();
     for (workers, hand_over) in [
-        (1, HandOver::Auto),
-        (2, HandOver::Always),
-        (2, HandOver::Never),
-        (4, HandOver::Always),
-        (4, HandOver::Never),
+        (1, "auto"),
+        (2, "always"),
+        (2, "never"),
+        (4, "always"),
+        (4, "never"),
     ] {
         let options = Options {
             workers,
@@ -67,9 +60,10 @@ fn requests_and_large_bodies_cross_workers_in_every_mode() {
             }
         });
         let counts = || {
+            let metrics = demo.metrics();
             (
-                total(&demo, "requests_crossing"),
-                total(&demo, "connections_handed_over"),
+                metrics.count("gw_requests_crossing_total"),
+                metrics.count("gw_connections_handed_over_total"),
             )
         };
         if workers > 1 {
@@ -84,7 +78,7 @@ fn requests_and_large_bodies_cross_workers_in_every_mode() {
         let (crossed, handed) = counts();
         match (workers, hand_over) {
             (1, _) => assert_eq!((crossed, handed), (0, 0)),
-            (_, HandOver::Never) => assert!(
+            (_, "never") => assert!(
                 crossed > 0,
                 "with {workers} workers some connection was elsewhere"
             ),
@@ -100,7 +94,7 @@ fn requests_and_large_bodies_cross_workers_in_every_mode() {
 
 #[test]
 fn a_disconnected_caller_cancels_a_request_that_crosses_workers() {
-    for hand_over in [HandOver::Always, HandOver::Never] {
+    for hand_over in ["always", "never"] {
         let options = Options {
             workers: 4,
             hand_over,
@@ -117,7 +111,7 @@ fn a_disconnected_caller_cancels_a_request_that_crosses_workers() {
                 })
                 .collect();
             eventually("16 requests on the tunnel", || {
-                (tunnels(&demo)[0].in_flight == 16).then_some(())
+                (demo.tunnels()[0].in_flight == 16).then_some(())
             });
             drop(callers);
             crate::support::wait_until_slots_are_free(&demo);
@@ -129,18 +123,18 @@ fn a_disconnected_caller_cancels_a_request_that_crosses_workers() {
 fn a_connection_may_carry_requests_for_services_other_than_its_server_name() {
     let options = Options {
         workers: 4,
-        hand_over: HandOver::Always,
+        hand_over: "always",
         ..crate::support::options(None)
     };
     let demo = Demo::start(&options).unwrap();
     // Server names owned by other workers: requests for the demo's service cross from there.
     for number in 0..8 {
         let name = format!("other{number}");
-        setup::service(demo.gateway().control(), "demo", &name);
+        demo.api().create_service("demo", &name);
         let server_name = format!("demo--{name}.eu1.gw.localhost");
         let mut caller = connect_to(&demo.about, &server_name, &[b"http/1.1"], None);
         caller.send(get(&demo, "/coalesced"));
         assert_eq!(caller.response().json()["target"], "/coalesced");
     }
-    assert!(total(&demo, "requests_crossing") > 0);
+    assert!(demo.metrics().count("gw_requests_crossing_total") > 0);
 }

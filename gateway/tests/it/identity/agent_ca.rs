@@ -11,14 +11,15 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use gw_agent::identity::Identity;
-use gw_agent::identity::state::StateDir;
-use gw_gateway::demo::About;
 use gw_shared::files;
 use gw_shared::tunnel::{self, handshake};
 use http::Method;
 use serde_json::{Value, json};
 
+use crate::support::admin_api::Api;
+use crate::support::agents::in_process::{self, Identity};
+use crate::support::demo::About;
+use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, connect_to};
 use crate::support::peers::gate::Passage;
@@ -26,57 +27,30 @@ use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::{Served, gw_gateway};
 use crate::support::processes::region::Region;
 use crate::support::processes::successor;
-use crate::support::{SOON, eventually};
 
 const ANSWER: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A client of the administration API of one process.
-struct Api {
-    address: SocketAddr,
-    token: String,
-}
+/// The authority of agents, by the administration API of one process.
+struct AgentCa(Api);
 
-impl Api {
+impl AgentCa {
     fn new(address: SocketAddr, data_dir: &Path) -> Self {
-        let token = fs::read_to_string(data_dir.join("admin.token"))
-            .unwrap()
-            .trim()
-            .to_owned();
-        Self { address, token }
+        let token = fs::read_to_string(data_dir.join("admin.token")).unwrap();
+        Self(Api::at(address, &token))
     }
 
     fn ask(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
-        let config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_global(Some(SOON))
-            .build();
-        let request = http::Request::builder()
-            .method(method)
-            .uri(format!("http://{}/api/v1{path}", self.address))
-            .header("Authorization", format!("Bearer {}", self.token))
-            .header("Content-Type", "application/json")
-            .body(if body.is_null() {
-                String::new()
-            } else {
-                body.to_string()
-            })
-            .unwrap();
-        let mut response = ureq::Agent::from(config).run(request).unwrap();
-        (
-            response.status().as_u16(),
-            response.body_mut().read_json().unwrap_or(Value::Null),
-        )
+        let reply = self.0.ask(method, path, body);
+        (reply.status, reply.body)
     }
 
     fn status(&self) -> Value {
-        self.ask("GET", "/agent-ca", &Value::Null).1
+        self.0.get("/agent-ca").done()
     }
 
     fn replace(&self) -> Value {
-        let (status, view) = self.ask("POST", "/agent-ca/replace", &json!({}));
-        assert_eq!(status, 200, "{view}");
-        view
+        self.0.post("/agent-ca/replace", &json!({}))
     }
 
     fn finish(&self, force: bool) -> (u16, Value) {
@@ -98,9 +72,8 @@ impl Api {
     }
 
     fn actions(&self) -> Vec<String> {
-        let (_, page) = self.ask("GET", "/audit-log?limit=200", &Value::Null);
-        let items = page["items"].as_array().unwrap();
-        items
+        let entries = self.0.list("/audit-log?limit=200");
+        entries
             .iter()
             .map(|entry| entry["action"].as_str().unwrap().to_owned())
             .collect()
@@ -167,8 +140,8 @@ impl Callers {
 }
 
 /// Whether the gateway accepts this identity for a tunnel.
-fn is_accepted(about: &About, identity: &Identity) -> Result<(), String> {
-    let identity = (identity.certificate.clone(), identity.key.clone_key());
+fn is_accepted(about: &About, (certificate, key): &Identity) -> Result<(), String> {
+    let identity = (certificate.clone(), key.clone_key());
     let mut peer = connect_to(about, HOST, &[tunnel::ALPN], Some(identity));
     let sent = peer.stream.write_all(&handshake::request(HOST, None));
     let answered = sent
@@ -182,11 +155,11 @@ fn is_accepted(about: &About, identity: &Identity) -> Result<(), String> {
 fn the_authority_is_replaced_while_an_agent_serves_requests() {
     let prepared = Prepared::with_agents(&["agent", "late"]);
     let (served, _agent) = prepared.start(&backend::answering(ANSWER));
-    let api = Api::new(served.admin_address, &prepared.path("data"));
+    let api = AgentCa::new(served.admin_address, &prepared.path("data"));
     let about = prepared.about(served.address);
     let first = id(&api.status(), "issuing");
     assert_eq!(api.finish(false).0, 409, "nothing is replaced");
-    let before = StateDir::new(prepared.path("agent")).identity().unwrap();
+    let before = in_process::identity(&prepared.path("agent"));
     let enrolled = |name: &str| {
         let state: Value =
             serde_json::from_slice(&fs::read(prepared.path(name).join("agent.json")).unwrap())
@@ -271,13 +244,9 @@ fn an_agent_that_missed_the_replacement_comes_back_without_an_enrollment() {
     // Later it is sealed too.
     let token = fs::read_to_string(prepared.path("data/admin.token")).unwrap();
     let served = prepared.serve_with(&config);
-    let api = |served: &Served| Api {
-        address: served.admin_address,
-        token: token.trim().to_owned(),
-    };
-    let api_of = &api;
-    let api = api(&served);
-    let identity = || StateDir::new(prepared.path("agent")).identity().unwrap();
+    let api_of = |served: &Served| AgentCa(Api::at(served.admin_address, &token));
+    let api = api_of(&served);
+    let identity = || in_process::identity(&prepared.path("agent"));
     let before = identity();
     let issuing = id(&api.replace(), "issuing");
     assert_eq!(api.finish(false).0, 409);
@@ -286,10 +255,10 @@ fn an_agent_that_missed_the_replacement_comes_back_without_an_enrollment() {
     let agent = prepared.run_agent(served.address.port(), &backend::answering(ANSWER));
     prepared.wait_for_tunnel(served.address);
     let after = identity();
-    assert_ne!(after.certificate, before.certificate);
+    assert_ne!(after.0, before.0);
     assert_eq!(
-        after.key.secret_der(),
-        before.key.secret_der(),
+        after.1.secret_der(),
+        before.1.secret_der(),
         "its key was the proof"
     );
     assert_eq!(id(&api.status(), "issuing"), issuing);
@@ -303,7 +272,7 @@ fn an_agent_that_missed_the_replacement_comes_back_without_an_enrollment() {
     assert_eq!((status, id(&view, "ended")), (200, issuing), "{view}");
     assert!(is_accepted(&prepared.about(served.address), &after).is_err());
     eventually("the agent has a certificate of the new authority", || {
-        (identity().certificate != after.certificate).then_some(())
+        (identity().0 != after.0).then_some(())
     });
     prepared.wait_for_tunnel(served.address);
 
@@ -325,9 +294,9 @@ fn an_agent_that_missed_the_replacement_comes_back_without_an_enrollment() {
 fn an_agent_recovers_after_two_immediate_replacements() {
     let prepared = Prepared::new();
     let served = prepared.serve_with(&prepared.config());
-    let api = Api::new(served.admin_address, &prepared.path("data"));
+    let api = AgentCa::new(served.admin_address, &prepared.path("data"));
     let about = prepared.about(served.address);
-    let before = StateDir::new(prepared.path("agent")).identity().unwrap();
+    let before = in_process::identity(&prepared.path("agent"));
     let ended = |view: &Value| {
         let authorities = view["authorities"].as_array().unwrap();
         let ended = authorities
@@ -361,7 +330,7 @@ fn an_agent_recovers_after_two_immediate_replacements() {
 fn an_agent_that_lost_its_renewed_certificate_is_asked_again() {
     let prepared = Prepared::new();
     let (served, agent) = prepared.start(&backend::answering(ANSWER));
-    let api = Api::new(served.admin_address, &prepared.path("data"));
+    let api = AgentCa::new(served.admin_address, &prepared.path("data"));
     let file = prepared.path("agent/identity.pem");
     let before = fs::read(&file).unwrap();
     api.replace();
@@ -405,8 +374,9 @@ fn the_nodes_of_a_region_trust_the_next_authority_before_it_issues() {
     };
     let _agent = region.run_agent(&backend::answering(ANSWER));
     region.owner();
-    let api =
-        |region: &Region, node: usize| Api::new(region.node(node).admin_address, &region.data(0));
+    let api = |region: &Region, node: usize| {
+        AgentCa::new(region.node(node).admin_address, &region.data(0))
+    };
     let callers = Callers::start((0..3).map(|node| region.about(node)).collect());
     let first = id(&api(&region, 0).status(), "issuing");
 
@@ -542,14 +512,14 @@ fn a_region_forgets_authorities_that_have_replaced_the_first_one() {
         return;
     };
     let issuing = |region: &Region| {
-        let view = Api::new(region.node(0).admin_address, &region.data(0)).status();
+        let view = AgentCa::new(region.node(0).admin_address, &region.data(0)).status();
         (
             id(&view, "issuing"),
             view["authorities"].as_array().unwrap().len(),
         )
     };
     let first = issuing(&region).0;
-    Api::new(region.node(0).admin_address, &region.data(0)).replace();
+    AgentCa::new(region.node(0).admin_address, &region.data(0)).replace();
     let (replacing, authorities) = issuing(&region);
     assert_eq!((replacing == first, authorities), (false, 2));
     region.kill(0);

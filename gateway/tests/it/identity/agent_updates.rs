@@ -13,7 +13,6 @@ use std::process::{Command, Stdio};
 use std::thread::{self, JoinHandle};
 
 use aws_lc_rs::signature::Ed25519KeyPair;
-use gw_base::agent_releases::program_files;
 use gw_shared::identity::program::{ReleaseKey, SignedProgram, TARGET};
 use gw_shared::version::Version;
 use rustix::fs::inotify;
@@ -25,6 +24,13 @@ use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::{Running, Served, children, gw_agent};
 use crate::support::programs::usable;
+
+/// Path of the program for this machine in a folder, and of its description.
+fn program_files(folder: &Path) -> (PathBuf, PathBuf) {
+    let program = folder.join(format!("gw-agent-{TARGET}"));
+    let description = program.with_extension("json");
+    (program, description)
+}
 
 /// A release key, and programs signed with it that the gateway of `prepared` offers.
 struct Release<'a> {
@@ -47,7 +53,7 @@ impl Release<'_> {
     fn put(&self, signed: &SignedProgram, content: &[u8]) {
         let folder = self.prepared.path("data/agent-programs");
         fs::create_dir_all(&folder).unwrap();
-        let (program, description) = program_files(&folder, TARGET);
+        let (program, description) = program_files(&folder);
         fs::write(program, content).unwrap();
         fs::write(description, serde_json::to_vec(signed).unwrap()).unwrap();
     }

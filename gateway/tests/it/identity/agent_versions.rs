@@ -9,22 +9,18 @@ use std::{fs, thread};
 
 use aws_lc_rs::digest::{SHA256, digest};
 use aws_lc_rs::signature::Ed25519KeyPair;
-use gw_base::page::PageQuery;
-use gw_control_plane::control::Actor;
-use gw_control_plane::control::records::agent;
-use gw_gateway::demo::{Demo, Options};
-use gw_interface::config::Config;
 use gw_shared::identity::program::ReleaseKey;
 use gw_shared::text::hexadecimal;
 use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::handshake;
-use gw_shared::version::{AgentVersions, PREVIOUS, PREVIOUS_RELEASE, VERSION, Version};
+use gw_shared::version::{PREVIOUS, PREVIOUS_RELEASE, VERSION, Version};
 use http::Method;
 use serde_json::Value;
 
 use crate::support::agents::modified_agent;
 use crate::support::agents::modified_agent::{ACCOUNT, HOST, STREAMS, Tunnel};
 use crate::support::agents::tunnel_frames::{hello, last_head, ping};
+use crate::support::demo::{Demo, Options};
 use crate::support::peers::http1_peer::Response;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::{Running, config_text, gw_gateway};
@@ -53,14 +49,12 @@ fn ask(demo: &Demo, agent: &modified_agent::Enrolled, version: &str) -> Result<T
 fn a_refused_version_is_named_with_agent_and_service() {
     let demo = demo(None);
     let agent = modified_agent::enroll(&demo);
-    let control = demo.gateway().control();
-    let view = || {
-        agent::list(control, ACCOUNT, None, &PageQuery::default())
-            .unwrap()
-            .items
-            .remove(0)
+    let api = demo.api();
+    let refused_version = || {
+        let view = api.agent(ACCOUNT, &agent.agent);
+        view.get("refused_version").cloned()
     };
-    assert_eq!(view().refused_version, None);
+    assert_eq!(refused_version(), None);
     let previous = format!("{PREVIOUS}.0");
     let answer = ask(&demo, &agent, &previous).err().unwrap();
     assert_eq!(
@@ -72,30 +66,34 @@ fn a_refused_version_is_named_with_agent_and_service() {
         message.contains(&previous) && message.contains(VERSION),
         "{message}"
     );
-    let refused = eventually("the refusal is reported", || view().refused_version);
-    assert_eq!(
-        (refused.service.as_str(), refused.agent_version),
-        ("mallory--evil", previous)
-    );
-    assert_eq!(
-        (refused.agent_id.as_str(), refused.gateway_version.as_str()),
-        (agent.agent.as_str(), VERSION)
-    );
+    let refused = eventually("the refusal is reported", refused_version);
+    for (member, expected) in [
+        ("service", "mallory--evil"),
+        ("agent_version", &previous),
+        ("agent_id", &agent.agent),
+        ("gateway_version", VERSION),
+    ] {
+        assert_eq!(refused[member], expected, "{refused}");
+    }
     // Another patch version of the line is served, and the refusal is forgotten.
     let _tunnel = agent.tunnel(&demo);
     eventually("the refusal is forgotten", || {
-        view().refused_version.is_none().then_some(())
+        refused_version().is_none().then_some(())
     });
+}
+
+/// A demo that serves agents of the previous line too.
+fn demo_for_previous() -> Demo {
+    Demo::start(&Options {
+        configuration: "agent_versions = \"previous\"\n".to_owned(),
+        ..options(None)
+    })
+    .unwrap()
 }
 
 #[test]
 fn agents_of_the_previous_line_are_served_on_request() {
-    let adjust: fn(&mut Config) = |config| config.agent_releases.served = AgentVersions::Previous;
-    let demo = Demo::start(&Options {
-        adjust,
-        ..options(None)
-    })
-    .unwrap();
+    let demo = demo_for_previous();
     let agent = modified_agent::enroll(&demo);
     assert!(ask(&demo, &agent, &format!("{PREVIOUS}.7")).is_ok());
     assert_eq!(ask(&demo, &agent, "0.0.9").err().unwrap().status, 426);
@@ -103,12 +101,7 @@ fn agents_of_the_previous_line_are_served_on_request() {
 
 #[test]
 fn agents_of_the_previous_line_are_not_told_of_callers_connections() {
-    let adjust: fn(&mut Config) = |config| config.agent_releases.served = AgentVersions::Previous;
-    let demo = Demo::start(&Options {
-        adjust,
-        ..options(None)
-    })
-    .unwrap();
+    let demo = demo_for_previous();
     let agent = modified_agent::enroll(&demo);
     for (version, is_told) in [(format!("{PREVIOUS}.0"), false), (VERSION.to_owned(), true)] {
         let mut tunnel = ask(&demo, &agent, &version).ok().unwrap();
@@ -128,12 +121,7 @@ fn agents_of_the_previous_line_are_not_told_of_callers_connections() {
 
 #[test]
 fn agents_of_the_previous_line_get_an_upgrade_with_content_as_an_ordinary_request() {
-    let adjust: fn(&mut Config) = |config| config.agent_releases.served = AgentVersions::Previous;
-    let demo = Demo::start(&Options {
-        adjust,
-        ..options(None)
-    })
-    .unwrap();
+    let demo = demo_for_previous();
     let agent = modified_agent::enroll(&demo);
     for (version, is_upgrade) in [(format!("{PREVIOUS}.0"), false), (VERSION.to_owned(), true)] {
         let mut tunnel = ask(&demo, &agent, &version).ok().unwrap();
@@ -187,12 +175,7 @@ fn messages_until(tunnel: &mut Tunnel, last: Option<Kind>) -> Vec<String> {
 
 #[test]
 fn agents_of_the_previous_line_are_sent_no_messages_of_this_line() {
-    let adjust: fn(&mut Config) = |config| config.agent_releases.served = AgentVersions::Previous;
-    let demo = Demo::start(&Options {
-        adjust,
-        ..options(None)
-    })
-    .unwrap();
+    let demo = demo_for_previous();
     let previous = modified_agent::enroll(&demo);
     let current = modified_agent::enroll(&demo);
     let mut tunnels = [&previous, &current].map(|agent| {
@@ -212,13 +195,7 @@ fn agents_of_the_previous_line_are_sent_no_messages_of_this_line() {
         messages_until(tunnel, Some(Kind::Pong))
     });
     for agent in [&previous, &current] {
-        agent::revoke(
-            demo.gateway().control(),
-            &Actor::Admin,
-            ACCOUNT,
-            agent.agent.as_str(),
-        )
-        .unwrap();
+        demo.api().revoke_agent(ACCOUNT, &agent.agent);
     }
     let after = tunnels
         .each_mut()

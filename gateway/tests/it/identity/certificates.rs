@@ -3,13 +3,12 @@
 use std::fs;
 use std::path::Path;
 
-use gw_gateway::Gateway;
-use gw_gateway::demo::About;
-use gw_interface::config::Config;
 use rcgen::{CertificateParams, KeyPair};
 
-use crate::support::demo;
+use crate::support::demo::About;
 use crate::support::peers::caller::{Caller, HOST, connect_to};
+use crate::support::processes::prepared;
+use crate::support::processes::process::{config_text, serve, serve_command};
 
 /// Writes a self-signed certificate for the region.
 fn write_certificate(directory: &Path) -> Vec<u8> {
@@ -34,19 +33,14 @@ fn a_reload_loads_new_certificates_and_keeps_the_old_one_on_errors() {
     let file = |name: &str| directory.path().join(name);
     let first = write_certificate(directory.path());
     let text = format!(
-        "region = \"eu1\"\ndomain = \"gw.localhost\"\ndata_dir = \"{}\"\nlisten = \"127.0.0.1:0\"\n\
-         admin_listen = \"127.0.0.1:0\"\nworkers = 1\ntls_certificate = \"{}\"\ntls_key = \"{}\"\n",
-        file("data").display(),
-        file("server.crt").display(),
-        file("server.key").display(),
+        "{}tls_certificate = {:?}\ntls_key = {:?}\n",
+        config_text(&file("data"), 0),
+        file("server.crt"),
+        file("server.key"),
     );
-    let gateway = Gateway::start(&Config::parse(&text, |_| None).unwrap()).unwrap();
-    // The caller uses no other field.
-    let about = About {
-        base_url: format!("https://eu1.gw.localhost:{}", gateway.address().port()),
-        ca_file: file("server.crt"),
-        ..demo(None).about.clone()
-    };
+    fs::write(file("gateway.toml"), text).unwrap();
+    let gateway = serve(&mut serve_command(&file("gateway.toml")));
+    let about = prepared::about(gateway.address, "", file("server.crt"));
     let served = |about: &About| {
         let mut caller: Caller = connect_to(about, HOST, &[b"http/1.1"], None);
         caller.send("GET / HTTP/1.1\r\nHost: eu1.gw.localhost\r\n\r\n");
@@ -60,7 +54,8 @@ fn a_reload_loads_new_certificates_and_keeps_the_old_one_on_errors() {
     assert_eq!(certificate, first);
 
     let second = write_certificate(directory.path());
-    gateway.control().reload_certificates().unwrap();
+    gateway.process.signal("HUP");
+    gateway.log.line_with("certificates reloaded");
     crate::support::eventually("the new certificate", || {
         (served(&about).0 == second).then_some(())
     });
@@ -68,11 +63,8 @@ fn a_reload_loads_new_certificates_and_keeps_the_old_one_on_errors() {
     assert_eq!(kept.response().code(), "GW_NOT_FOUND");
 
     let refused = || {
-        gateway
-            .control()
-            .reload_certificates()
-            .unwrap_err()
-            .to_string()
+        gateway.process.signal("HUP");
+        gateway.log.line_with("cannot reload a certificate")
     };
     fs::write(file("server.key"), "not a key").unwrap();
     let error = refused();

@@ -6,22 +6,19 @@ mod certificates;
 use std::path::Path;
 use std::thread;
 
-use gw_base::service::rate::Rate;
-use gw_control_plane::control::records::{agent, enrollment_token};
-use gw_control_plane::control::{Actor, AgentChanges, NewEnrollmentToken};
-use gw_gateway::demo::{Demo, Options};
 use gw_shared::tunnel::handshake::{self, Proof};
-use gw_store::{AgentRecord, Approval};
 use http::Method;
 use rcgen::{CertificateParams, KeyPair};
 use rustls_pki_types::CertificateDer;
 use serde_json::{Value, json};
 
+use crate::support::agents::in_process;
 use crate::support::apex::{ask, post_json};
+use crate::support::demo::{Demo, Options};
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, HOST, connect, connect_to, get};
 use crate::support::peers::http1_peer::Response;
-use crate::support::{demo, eventually, setup, tunnels};
+use crate::support::{demo, eventually};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -62,39 +59,25 @@ fn outcome(response: &Response) -> String {
     format!("{} {code}", response.status.as_u16())
 }
 
-/// A demo with raised limits for requests to the apex.
-fn demo_with_high_limits() -> Demo {
-    let adjust = |config: &mut gw_interface::config::Config| {
-        config.enrollment_requests = Rate::new(10_000, 10_000).unwrap();
-    };
+/// A demo with further lines of configuration.
+fn demo_with(configuration: &str) -> Demo {
     Demo::start(&Options {
-        adjust,
+        configuration: configuration.to_owned(),
         ..crate::support::options(None)
     })
     .unwrap()
 }
 
+/// A demo with raised limits for requests to the apex.
+fn demo_with_high_limits() -> Demo {
+    demo_with("enrollment_requests_per_minute = 10000\n")
+}
+
 #[test]
 fn agents_that_wait_behind_one_address_are_limited_apart_from_it_and_each_other() {
-    let adjust = |config: &mut gw_interface::config::Config| {
-        config.enrollment_requests = Rate::new(8, 1).unwrap();
-    };
-    let demo = Demo::start(&Options {
-        adjust,
-        ..crate::support::options(None)
-    })
-    .unwrap();
+    let demo = demo_with("enrollment_requests_per_minute = 8\n");
     // The demo's agent has used up to three requests.
-    let services = vec!["echo".to_owned()];
-    let token = NewEnrollmentToken {
-        services,
-        approval: Approval::Manual,
-        uses: Some(5),
-        ..NewEnrollmentToken::default()
-    };
-    let token = enrollment_token::create(demo.gateway().control(), &Actor::Admin, "demo", &token)
-        .unwrap()
-        .token;
+    let token = manual_token(&demo, 5);
     let waiting: Vec<Value> = (0..5).map(|_| enroll(&demo, &token).json()).collect();
     let poll = |id: &str, secret: &str| {
         outcome(&ask(
@@ -115,7 +98,7 @@ fn agents_that_wait_behind_one_address_are_limited_apart_from_it_and_each_other(
         (guess() == "429 GW_RATE_LIMIT_EXCEEDED").then_some(())
     });
     // A worker that answers knows the agents that enrolled before.
-    crate::support::reports(&demo);
+    demo.api().await_workers();
     for _ in 0..12 {
         for agent in &waiting {
             assert_eq!(poll_of(agent), "200 ");
@@ -145,13 +128,18 @@ fn agents_that_wait_behind_one_address_are_limited_apart_from_it_and_each_other(
     assert_eq!(poll_of(&waiting[1]), "200 ");
 }
 
-/// The record of the demo's own agent.
-fn own_agent(demo: &Demo) -> AgentRecord {
-    let agents = demo.gateway().control().records().agents;
-    agents
-        .into_values()
-        .find(|agent| agent.name == "demo")
-        .unwrap()
+/// An enrollment token for so many agents, which have to wait for an administrator.
+fn manual_token(demo: &Demo, uses: u32) -> String {
+    let new = json!({ "services": ["echo"], "approval": "manual", "uses": uses });
+    let created = demo.api().post("/accounts/demo/enrollment-tokens", &new);
+    text(&created, "token").to_owned()
+}
+
+/// The id of the demo's agent with this name.
+fn agent_named(demo: &Demo, name: &str) -> String {
+    let agents = demo.api().agents("demo");
+    let agent = agents.iter().find(|agent| agent["name"] == name);
+    text(agent.unwrap(), "agent_id").to_owned()
 }
 
 fn enrollment_status(demo: &Demo, id: &str, fields: &str) -> Response {
@@ -162,8 +150,8 @@ fn enrollment_status(demo: &Demo, id: &str, fields: &str) -> Response {
 #[test]
 fn enrollment_endpoints_report_every_error() {
     let demo = demo_with_high_limits();
-    let control = demo.gateway().control();
-    let used = setup::enrollment_token(control, "demo", &["echo"]);
+    let api = demo.api();
+    let used = api.create_enrollment_token("demo", &["echo"]);
     let enrolled = enroll(&demo, &used);
     assert_eq!(enrolled.status, 201, "{}", enrolled.json());
     assert_eq!(enrolled.header("cache-control"), "no-store");
@@ -217,7 +205,7 @@ fn enrollment_endpoints_report_every_error() {
         outcome(&ask_for(&secret, &other_key)),
         "401 GW_ENROLLMENT_INVALID"
     );
-    agent::revoke(control, &Actor::Admin, "demo", &agent_id).unwrap();
+    api.revoke_agent("demo", &agent_id);
     assert_eq!(text(&status(id, &secret).json(), "status"), "revoked");
     assert_eq!(outcome(&ask_for(&secret, &good)), "401 GW_AGENT_REVOKED");
     assert_eq!(
@@ -227,11 +215,11 @@ fn enrollment_endpoints_report_every_error() {
 }
 
 fn tokens_versions_and_names_are_checked(demo: &Demo, used: &str) {
-    let control = demo.gateway().control();
-    let fresh = setup::enrollment_token(control, "demo", &["echo"]);
-    let withdrawn = setup::enrollment_token(control, "demo", &["echo"]);
+    let api = demo.api();
+    let fresh = api.create_enrollment_token("demo", &["echo"]);
+    let withdrawn = api.create_enrollment_token("demo", &["echo"]);
     let withdrawn_id = withdrawn["gw_et_".len()..].split('.').next().unwrap();
-    enrollment_token::delete(control, &Actor::Admin, "demo", withdrawn_id).unwrap();
+    api.delete(&format!("/accounts/demo/enrollment-tokens/{withdrawn_id}"));
     let body = |token: &str, name: &str, version: &str| {
         json!({
             "token": token,
@@ -350,7 +338,7 @@ fn certificate_requests_are_checked(demo: &Demo, secret: &str, good: &str, both:
 #[test]
 fn one_of_eight_concurrent_enrollments_with_one_token_succeeds() {
     let demo = demo(None);
-    let token = setup::enrollment_token(demo.gateway().control(), "demo", &["echo"]);
+    let token = demo.api().create_enrollment_token("demo", &["echo"]);
     let mut statuses: Vec<u16> = thread::scope(|scope| {
         let attempts: Vec<_> = (0..8)
             .map(|_| scope.spawn(|| enroll(&demo, &token).status.as_u16()))
@@ -367,16 +355,7 @@ fn one_of_eight_concurrent_enrollments_with_one_token_succeeds() {
 #[test]
 fn an_enrollment_token_can_require_manual_approval() {
     let demo = demo_with_high_limits();
-    let control = demo.gateway().control();
-    let manual = NewEnrollmentToken {
-        services: vec!["echo".to_owned()],
-        approval: Approval::Manual,
-        ..NewEnrollmentToken::default()
-    };
-    let token = enrollment_token::create(control, &Actor::Admin, "demo", &manual)
-        .unwrap()
-        .token;
-    let enrolled = enroll(&demo, &token).json();
+    let enrolled = enroll(&demo, &manual_token(&demo, 1)).json();
     assert_eq!(text(&enrolled, "status"), "pending");
     let secret = bearer(text(&enrolled, "enrollment_secret"));
     let status = || {
@@ -394,15 +373,10 @@ fn an_enrollment_token_can_require_manual_approval() {
     let ask_for_certificate =
         || post_json(&demo, "/csr", &secret, &json!({ "csr": plain_csr(&key) }));
     assert_eq!(outcome(&ask_for_certificate()), "409 GW_ENROLLMENT_PENDING");
-    let pending = control
-        .records()
-        .agents
-        .into_values()
-        .find(|agent| agent.name == "test")
-        .unwrap()
-        .id;
-    agent::approve(control, &Actor::Admin, "demo", pending.as_str()).unwrap();
-    assert_eq!(text(&status(), "agent_id"), pending.as_str());
+    let pending = agent_named(&demo, "test");
+    let approve = format!("/accounts/demo/agents/{pending}/approve");
+    demo.api().post(&approve, &Value::Null);
+    assert_eq!(text(&status(), "agent_id"), pending);
     assert_eq!(ask_for_certificate().status, 200);
 }
 
@@ -411,31 +385,28 @@ fn an_agent_follows_changes_of_its_services_without_a_restart() {
     let demo = demo(Some(backend::answering(
         "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1",
     )));
-    let control = demo.gateway().control();
-    setup::service(control, "demo", "second");
-    let agent = own_agent(&demo).id;
+    let api = demo.api();
+    api.create_service("demo", "second");
+    let agent = format!("/accounts/demo/agents/{}", agent_named(&demo, "demo"));
     let serve = |services: &[&str]| {
-        let services = Some(services.iter().map(|id| (*id).to_owned()).collect());
-        let changes = AgentChanges {
-            services,
-            ..AgentChanges::default()
-        };
-        agent::change(control, &Actor::Admin, "demo", agent.as_str(), &changes).unwrap();
+        api.patch(&agent, &json!({ "services": services }));
     };
     let served = || {
-        let mut served: Vec<String> = tunnels(&demo)
+        let mut served: Vec<String> = demo
+            .tunnels()
             .into_iter()
             .map(|tunnel| tunnel.service)
             .collect();
         served.sort();
         served
     };
-    let before = tunnels(&demo)[0].generation;
+    let before = demo.tunnels()[0].generation;
     serve(&["echo", "second"]);
     eventually("the tunnel of the second service", || {
         (served() == ["demo--echo", "demo--second"]).then_some(())
     });
-    let echo = tunnels(&demo)
+    let echo = demo
+        .tunnels()
         .into_iter()
         .find(|tunnel| tunnel.service == "demo--echo")
         .unwrap();
@@ -478,12 +449,7 @@ fn challenge_of(agent: &mut Caller) -> String {
 
 #[test]
 fn without_client_certificates_agents_sign_a_challenge() {
-    let adjust = |config: &mut gw_interface::config::Config| config.agent_mtls = false;
-    let demo = Demo::start(&Options {
-        adjust,
-        ..crate::support::options(None)
-    })
-    .unwrap();
+    let demo = demo_with("agent_mtls = false\n");
     let mut caller = connect(&demo);
     caller.send(get(&demo, "/"));
     assert_eq!(
@@ -493,15 +459,7 @@ fn without_client_certificates_agents_sign_a_challenge() {
     );
 
     let state = tempfile::tempdir().unwrap();
-    let port = demo.gateway().address().port();
-    setup::agent(
-        demo.gateway().control(),
-        "demo",
-        &["echo"],
-        port,
-        &demo.about.ca_file,
-        state.path(),
-    );
+    demo.enroll("demo", &["echo"], state.path());
     let (certificate, key) = identity(state.path());
     let sign =
         |key: &KeyPair, host: &str, challenge: &str| proof(&certificate, key, host, challenge);
@@ -550,22 +508,13 @@ fn without_client_certificates_agents_sign_a_challenge() {
 
 /// Certificate and key of a state folder.
 fn identity(state_dir: &Path) -> (CertificateDer<'static>, KeyPair) {
-    let identity = gw_agent::identity::state::StateDir::new(state_dir)
-        .identity()
-        .unwrap();
-    (
-        identity.certificate,
-        KeyPair::try_from(&identity.key).unwrap(),
-    )
+    let (certificate, key) = in_process::identity(state_dir);
+    (certificate, KeyPair::try_from(&key).unwrap())
 }
 
 #[test]
 fn enrollment_is_limited_by_address_separately() {
-    let demo = Demo::start(&Options {
-        adjust: |config| config.enrollment_requests = Rate::new(5, 1).unwrap(),
-        ..crate::support::options(None)
-    })
-    .unwrap();
+    let demo = demo_with("enrollment_requests_per_minute = 5\n");
     // The demo's own agent has used one request to enroll. Those with its secret were charged to
     // itself, unless a worker did not know it yet.
     let answers: Vec<Response> = (0..7).map(|_| enroll(&demo, "gw_et_x")).collect();
@@ -579,7 +528,7 @@ fn enrollment_is_limited_by_address_separately() {
         "{statuses:?}"
     );
     assert_eq!(answers[6].code(), "GW_RATE_LIMIT_EXCEEDED");
-    assert!((200..=300).contains(&answers[6].header("retry-after").parse::<u32>().unwrap()));
+    assert!((40..=60).contains(&answers[6].header("retry-after").parse::<u32>().unwrap()));
     assert_eq!(
         crate::support::apex::token(&demo, "x", "x", "x").status,
         401

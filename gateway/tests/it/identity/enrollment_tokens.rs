@@ -1,30 +1,23 @@
 //! Enrollment tokens that several agents use.
 
 use std::thread;
+use std::time::SystemTime;
 
-use gw_base::clock::Timestamp;
-use gw_base::service::rate::Rate;
-use gw_control_plane::control::records::enrollment_token;
-use gw_control_plane::control::{Actor, Control, NewEnrollmentToken, NewEnrollmentTokenView};
-use gw_gateway::demo::{About, Demo, Options};
-use gw_shared::identity::enrollment::EnrollmentStatus;
-use gw_store::{AgentRecord, EnrollmentTokenRecord, StoredRecord};
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
 use crate::support::apex::{APEX, ask, post_json};
+use crate::support::demo::{About, Demo, Options};
+use crate::support::eventually;
 use crate::support::peers::caller::connect_to;
 use crate::support::peers::http1_peer::Response;
 use crate::support::processes::region::Region;
 
 /// A demo with raised limits for enrollments.
 fn demo() -> Demo {
-    let adjust = |config: &mut gw_interface::config::Config| {
-        config.enrollment_requests = Rate::new(10_000, 10_000).unwrap();
-    };
     Demo::start(&Options {
-        adjust,
+        configuration: "enrollment_requests_per_minute = 10000\n".to_owned(),
         ..crate::support::options(None)
     })
     .unwrap()
@@ -57,29 +50,36 @@ fn refusal(response: &Response) -> String {
         .to_owned()
 }
 
-fn create(control: &Control, uses: u32) -> NewEnrollmentTokenView {
-    let new = NewEnrollmentToken {
-        services: vec!["echo".to_owned()],
-        uses: Some(uses),
-        ..NewEnrollmentToken::default()
-    };
-    enrollment_token::create(control, &Actor::Admin, "demo", &new).unwrap()
+/// An enrollment token for agents of the demo's service.
+struct Token {
+    /// Its path in the API.
+    path: String,
+    text: String,
+}
+
+impl Token {
+    /// Creates a token with these uses and lifetime.
+    fn create(api: &Api, uses: u32, seconds: u64) -> Self {
+        let tokens = "/accounts/demo/enrollment-tokens";
+        let new = json!({ "services": ["echo"], "uses": uses, "expires_in_seconds": seconds });
+        let created = api.post(tokens, &new);
+        let text = |member: &str| created[member].as_str().unwrap().to_owned();
+        Self {
+            path: format!("{tokens}/{}", text("id")),
+            text: text("token"),
+        }
+    }
 }
 
 /// A member of each item of a list.
-fn each(list: &Value, member: &str) -> Vec<Value> {
-    list["items"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|item| item[member].clone())
-        .collect()
+fn each(list: &[Value], member: &str) -> Vec<Value> {
+    list.iter().map(|item| item[member].clone()).collect()
 }
 
 #[test]
 fn a_token_enrolls_as_many_agents_as_it_has_uses_and_names_them() {
     let demo = demo();
-    let api = Api(&demo.about);
+    let api = Api::of(&demo.about);
     let new = json!({ "services": ["echo"], "uses": 3, "expires_in_seconds": 2_592_000 });
     let created = api.ask("POST", "/accounts/demo/enrollment-tokens", &new);
     assert_eq!(created.status, 201, "{}", created.body);
@@ -105,26 +105,15 @@ fn a_token_enrolls_as_many_agents_as_it_has_uses_and_names_them() {
         assert_eq!(shown(), (json!(3), json!(number), json!(agents)));
     }
     assert_eq!(refusal(&enroll(&demo.about, token)), "used up");
-    let list = api.get("/accounts/demo/enrollment-tokens").body;
-    assert!(
-        list["items"]
-            .as_array()
-            .unwrap()
-            .contains(&api.get(&item).body),
-        "{list}"
-    );
+    let list = api.list("/accounts/demo/enrollment-tokens");
+    assert!(list.contains(&api.get(&item).body), "{list:?}");
     let enrolled_with = |id: &str| {
-        api.get(&format!(
+        api.list(&format!(
             "/accounts/demo/agents?enrollment_token={id}&limit=10"
         ))
-        .body
     };
     assert_eq!(each(&enrolled_with(id), "agent_id"), agents);
-    assert_eq!(
-        api.get(&format!("/accounts/demo/agents/{}", agents[0]))
-            .body["enrollment_token"],
-        id
-    );
+    assert_eq!(api.agent("demo", &agents[0])["enrollment_token"], id);
 
     // The use of a deleted agent stays counted. The agents of a deleted token still name it.
     assert_eq!(
@@ -148,8 +137,8 @@ fn a_token_enrolls_as_many_agents_as_it_has_uses_and_names_them() {
     the_audit_log_has_each_use(&api, id);
 }
 
-fn the_audit_log_has_each_use(api: &Api<'_>, id: &str) {
-    let log = api.get("/audit-log?account=demo&limit=6").body;
+fn the_audit_log_has_each_use(api: &Api, id: &str) {
+    let log = api.list("/audit-log?account=demo&limit=6");
     let actor = format!("enrollment-token {id}");
     assert_eq!(
         each(&log, "actor"),
@@ -178,7 +167,7 @@ fn the_audit_log_has_each_use(api: &Api<'_>, id: &str) {
 #[test]
 fn values_out_of_range_are_refused_by_field() {
     let demo = demo();
-    let api = Api(&demo.about);
+    let api = Api::of(&demo.about);
     for (field, wrong) in [
         ("uses", 0),
         ("uses", 10_001),
@@ -199,9 +188,9 @@ fn values_out_of_range_are_refused_by_field() {
 #[test]
 fn concurrent_enrollments_get_exactly_the_uses_of_a_token() {
     let demo = demo();
-    let created = create(demo.gateway().control(), 5);
+    let token = Token::create(&demo.api(), 5, 600);
     let statuses: Vec<u16> = thread::scope(|scope| {
-        let enroll = || enroll(&demo.about, &created.token).status.as_u16();
+        let enroll = || enroll(&demo.about, &token.text).status.as_u16();
         let attempts: Vec<_> = (0..16).map(|_| scope.spawn(enroll)).collect();
         attempts
             .into_iter()
@@ -215,52 +204,45 @@ fn concurrent_enrollments_get_exactly_the_uses_of_a_token() {
 #[test]
 fn a_deleted_or_expired_token_enrolls_no_further_agent_and_agents_stay() {
     let demo = demo();
-    let control = demo.gateway().control();
-    let deleted = create(control, 10);
-    assert_eq!(enroll(&demo.about, &deleted.token).status, 201);
-    enrollment_token::delete(
-        control,
-        &Actor::Admin,
-        "demo",
-        deleted.enrollment_token.id.as_str(),
-    )
-    .unwrap();
+    let api = demo.api();
+    let deleted = Token::create(&api, 10, 600);
+    assert_eq!(enroll(&demo.about, &deleted.text).status, 201);
+    api.delete(&deleted.path);
     assert_eq!(
-        refusal(&enroll(&demo.about, &deleted.token)),
+        refusal(&enroll(&demo.about, &deleted.text)),
         "unknown or deleted"
     );
 
-    let expired = create(control, 10);
-    assert_eq!(enroll(&demo.about, &expired.token).status, 201);
-    let record = control.records().enrollment_tokens[&expired.enrollment_token.id].clone();
-    let record = EnrollmentTokenRecord {
-        expires_at: Timestamp(Timestamp::now().0 - 1),
-        ..record
-    };
-    control.put(&StoredRecord::EnrollmentToken(record)).unwrap();
-    assert_eq!(refusal(&enroll(&demo.about, &expired.token)), "expired");
+    // An agent may take longer than a token is valid.
+    let used = (1..60).find_map(|seconds| {
+        let token = Token::create(&api, 10, seconds);
+        (enroll(&demo.about, &token.text).status == 201).then_some(token)
+    });
+    let expired = used.unwrap();
+    let shown = api.get(&expired.path).done();
+    let end = humantime::parse_rfc3339(shown["expires_at"].as_str().unwrap()).unwrap();
+    eventually("the token has expired", || {
+        (SystemTime::now() > end).then_some(())
+    });
+    assert_eq!(refusal(&enroll(&demo.about, &expired.text)), "expired");
     // Only with its secret, a token says why it is refused.
-    let (id, _) = expired.token.split_once('.').unwrap();
+    let (id, _) = expired.text.split_once('.').unwrap();
     assert_eq!(
         refusal(&enroll(&demo.about, &format!("{id}.guessed"))),
         "unknown or deleted"
     );
 
-    let agents = control
-        .records()
-        .agents
-        .into_values()
-        .filter(|agent| agent.name == "machine");
-    let statuses: Vec<EnrollmentStatus> = agents.map(|agent| agent.status).collect();
-    assert_eq!(statuses, [EnrollmentStatus::Approved; 2]);
+    let mut agents = api.agents("demo");
+    agents.retain(|agent| agent["name"] == "machine");
+    assert_eq!(each(&agents, "status"), ["approved", "approved"]);
 }
 
 #[test]
 fn a_resumed_enrollment_is_one_use() {
     let demo = demo();
-    let control = demo.gateway().control();
-    let created = create(control, 2);
-    let enrolled = enroll(&demo.about, &created.token).json();
+    let api = demo.api();
+    let token = Token::create(&api, 2, 600);
+    let enrolled = enroll(&demo.about, &token.text).json();
     let text = |member: &str| enrolled[member].as_str().unwrap();
     let bearer = format!("Authorization: Bearer {}\r\n", text("enrollment_secret"));
     let csr = CertificateParams::default()
@@ -277,44 +259,11 @@ fn a_resumed_enrollment_is_one_use() {
             200
         );
     }
-    let token =
-        enrollment_token::show(control, "demo", created.enrollment_token.id.as_str()).unwrap();
-    assert_eq!((token.used, token.uses, token.agents.len()), (1, 2, 1));
-}
-
-#[test]
-fn a_token_and_an_agent_of_an_earlier_version_are_shown_together() {
-    let demo = demo();
-    let control = demo.gateway().control();
-    let created = create(control, 1);
-    let agent = enroll(&demo.about, &created.token).json()["agent_id"]
-        .as_str()
-        .unwrap()
-        .to_owned();
-    let records = control.records();
-    let token = EnrollmentTokenRecord {
-        used: 0,
-        ..records.enrollment_tokens[&created.enrollment_token.id].clone()
-    };
-    control.put(&StoredRecord::EnrollmentToken(token)).unwrap();
-    let record = AgentRecord {
-        enrollment_token: None,
-        ..records.agents[agent.as_str()].clone()
-    };
-    control.put(&StoredRecord::Agent(record)).unwrap();
-
-    let token =
-        enrollment_token::show(control, "demo", created.enrollment_token.id.as_str()).unwrap();
-    assert_eq!((token.used, token.uses), (1, 1));
+    let token = api.get(&token.path).done();
     assert_eq!(
-        token
-            .agents
-            .iter()
-            .map(|id| id.as_str())
-            .collect::<Vec<_>>(),
-        [agent.as_str()]
+        json!([token["used"], token["uses"], token["agents"]]),
+        json!([1, 2, [enrolled["agent_id"]]])
     );
-    assert_eq!(refusal(&enroll(&demo.about, &created.token)), "used up");
 }
 
 #[test]
@@ -323,10 +272,12 @@ fn enrollments_through_different_nodes_never_exceed_the_uses_of_a_token() {
         return;
     };
     let path = "/accounts/demo/enrollment-tokens";
-    let created = region.post(0, path, &json!({ "services": ["echo"], "uses": 7 }));
+    let created = region
+        .api(0)
+        .post(path, &json!({ "services": ["echo"], "uses": 7 }));
     let id = created["id"].as_str().unwrap();
     let token = created["token"].as_str().unwrap();
-    let item = format!("/api/v1{path}/{id}");
+    let item = format!("{path}/{id}");
     let abouts = [0, 1, 2].map(|node| region.about(node));
     let statuses: Vec<u16> = thread::scope(|scope| {
         let enroll = |number: usize| enroll(&abouts[number % 3], token).status.as_u16();
@@ -341,7 +292,7 @@ fn enrollments_through_different_nodes_never_exceed_the_uses_of_a_token() {
     let count = |status| statuses.iter().filter(|it| **it == status).count();
     assert_eq!((count(201), count(401)), (7, 11), "{statuses:?}");
     for (node, about) in abouts.iter().enumerate() {
-        let (_, token) = region.get(node, &item);
+        let token = region.get(node, &item).done();
         assert_eq!(
             (&token["used"], token["agents"].as_array().unwrap().len()),
             (&json!(7), 7),

@@ -2,7 +2,6 @@
 //! must not be served.
 
 mod connections;
-mod findings;
 mod kills;
 mod lost_proofs;
 mod many_orders;
@@ -385,8 +384,7 @@ fn every_node_of_a_region_serves_a_domain_and_answers_its_challenge() {
     let domains = [DOMAIN, OTHER, "a.customer.test"];
     for domain in domains {
         named.update(&[&format!("add {domain} 1 CNAME {HOST}")]);
-        let added = region.post(
-            0,
+        let added = region.api(0).post(
             "/accounts/demo/services/echo/domains",
             &json!({ "name": domain }),
         );

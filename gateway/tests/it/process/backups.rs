@@ -76,7 +76,8 @@ fn names(folder: &Path) -> Vec<String> {
 /// Creates the account of this number; returns the status of the answer.
 fn create_account(prepared: &Prepared, admin: SocketAddr, number: usize) -> u16 {
     let account = json!({ "id": format!("load{number}") });
-    prepared.administer(admin, "POST", "/accounts", &account)
+    let reply = prepared.api(admin).ask("POST", "/accounts", &account);
+    reply.status
 }
 
 /// Backs a gateway up while requests are relayed at `address`, and accounts are created at `admin`.
@@ -232,20 +233,14 @@ fn the_folder_is_private(folder: &Path) {
 fn changes_answered_before_a_backup_are_in_it() {
     let prepared = Prepared::new();
     let served = prepared.serve_with(&prepared.config());
-    let create =
-        |admin, id: &str| prepared.administer(admin, "POST", "/accounts", &json!({ "id": id }));
+    let create = |admin, id: &str| {
+        let api = prepared.api(admin);
+        api.ask("POST", "/accounts", &json!({ "id": id })).status
+    };
     assert_eq!(create(served.admin_address, "before"), 201);
     // The token may be used after the backup, which then has it unused.
-    let token = json!({ "services": ["echo"] });
-    assert_eq!(
-        prepared.administer(
-            served.admin_address,
-            "POST",
-            "/accounts/demo/enrollment-tokens",
-            &token
-        ),
-        201
-    );
+    let api = prepared.api(served.admin_address);
+    api.create_enrollment_token("demo", &["echo"]);
     let url = format!("http://{}", served.admin_address);
     let file = prepared.path("backup.tar.zst");
     let token = prepared.path("data/admin.token");
@@ -394,17 +389,9 @@ fn a_full_disk_leaves_no_half_file_and_is_named() {
     }
     // Secrets, so that the archive does not become smaller than a page.
     let served = prepared.serve_with(&prepared.config());
+    let api = prepared.api(served.admin_address);
     for _ in 0..64 {
-        let key = json!({ "allowed_services": ["echo"] });
-        assert_eq!(
-            prepared.administer(
-                served.admin_address,
-                "POST",
-                "/accounts/demo/service-keys",
-                &key
-            ),
-            201
-        );
+        api.create_service_key("demo", &["echo"]);
     }
     drop(served);
     // For the file of the backup, and for the data folder of a restore.

@@ -7,12 +7,12 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 use std::{fs, io};
 
-use gw_data_plane::limits::DRAIN_IDLE_SUCCEEDED;
-use gw_gateway::demo::About;
 use http::Method;
 use serde_json::{Value, json};
 
 use crate::support::admin_api::{Api, Reply};
+use crate::support::demo::About;
+use crate::support::limits::DRAIN_IDLE_SUCCEEDED;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, HOST, connect_to};
 use crate::support::processes::prepared::Prepared;
@@ -95,21 +95,21 @@ impl BusyCallers {
 
 /// Creates a service key. Returns its id and its text, and the answer.
 fn new_key(about: &About) -> (String, String, Reply) {
-    let reply = Api(about).ask("POST", KEYS, &json!({ "allowed_services": ["echo"] }));
+    let reply = Api::of(about).ask("POST", KEYS, &json!({ "allowed_services": ["echo"] }));
     assert_eq!(reply.status, 201, "{reply:?}");
     let text = |member: &str| reply.body[member].as_str().unwrap().to_owned();
     (text("key_id"), text("service_key"), reply)
 }
 
 fn delete_key(about: &About, id: &str) -> Reply {
-    let reply = Api(about).ask("DELETE", &format!("{KEYS}/{id}"), &Value::Null);
+    let reply = Api::of(about).ask("DELETE", &format!("{KEYS}/{id}"), &Value::Null);
     assert_eq!(reply.status, 204, "{reply:?}");
     reply
 }
 
 fn admit_all(about: &About) {
     let rate = json!({ "burst": 1_000_000, "refill_per_minute": 60_000_000 });
-    let reply = Api(about).ask("PATCH", SERVICE, &rate);
+    let reply = Api::of(about).ask("PATCH", SERVICE, &rate);
     assert_eq!(reply.status, 200, "{reply:?}");
 }
 

@@ -5,19 +5,16 @@ mod healthy;
 
 use std::net::TcpListener;
 
-use gw_gateway::demo::{Demo, Options};
-use gw_shared::id::AgentId;
-use gw_store::{AgentRecord, StoredRecord};
 use serde_json::{Value, json};
 
-use crate::support::admin_api::Api;
+use crate::support::demo::{Demo, Options};
 use crate::support::doctor::{OF_AGENT, examine};
 use crate::support::peers::caller::{connect, get};
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::process::{
     Served, config_text, gw_agent, gw_gateway, serve, serve_command,
 };
-use crate::support::{demo, eventually, options, tunnels};
+use crate::support::{demo, eventually, options};
 
 #[test]
 fn a_gateway_that_requires_a_proxy_header_of_this_machine_is_recognised() {
@@ -51,7 +48,7 @@ fn a_gateway_that_requires_a_proxy_header_of_this_machine_is_recognised() {
 #[test]
 fn doctor_does_not_disturb_a_running_agent() {
     let demo = demo(None);
-    let before = tunnels(&demo);
+    let before = demo.tunnels();
     let backend = TcpListener::bind("127.0.0.1:0").unwrap();
     let state = demo.about.ca_file.with_file_name("agent");
     let doctor = |backend: &str| {
@@ -65,7 +62,7 @@ fn doctor_does_not_disturb_a_running_agent() {
     };
     let backend = format!("http://{}", backend.local_addr().unwrap());
     examine(&mut doctor(&backend)).assert(&OF_AGENT, &[]);
-    let after = tunnels(&demo);
+    let after = demo.tunnels();
     assert_eq!(
         (after.len(), after[0].generation, after[0].draining),
         (1, before[0].generation, false)
@@ -88,8 +85,7 @@ fn a_service_with_one_ready_agent_of_several_has_a_warning() {
         ..options(None)
     })
     .unwrap();
-    let control = demo.gateway().control();
-    let api = Api(&demo.about);
+    let api = demo.api();
     let admin = demo
         .about
         .admin_url
@@ -113,18 +109,11 @@ fn a_service_with_one_ready_agent_of_several_has_a_warning() {
     assert!(entries.ends_with(" entries, as written"), "{entries}");
     found.assert_complaints(&[("certificate", "warning")]);
 
-    let ready = control.records().agents.into_values().next().unwrap();
-    let lost = AgentRecord {
-        id: AgentId::random(),
-        name: "lost".to_owned(),
-        key: None,
-        ..ready.clone()
-    };
-    control.put(&StoredRecord::Agent(lost.clone())).unwrap();
-    let found = format!(
-        "1 of 2 agents is ready, {} ({}); {} (lost): no tunnel",
-        ready.id, ready.name, lost.id
-    );
+    let ready = api.agents("demo").remove(0);
+    let id = ready["agent_id"].as_str().unwrap();
+    let name = ready["name"].as_str().unwrap();
+    let lost = demo.enroll("demo", &["echo"], &directory.path().join("lost"));
+    let found = format!("1 of 2 agents is ready, {id} ({name}); {lost} (test): no tunnel");
     let warning = &api.get("/warnings").body["items"][0];
     assert_eq!(
         (&warning["account"], &warning["service"]),
@@ -147,7 +136,7 @@ fn a_service_whose_tunnel_was_full_has_a_warning() {
         ..options(Some(backend.url.clone()))
     })
     .unwrap();
-    let api = Api(&demo.about);
+    let api = demo.api();
     assert_eq!(api.get("/warnings").body, json!({ "items": [] }));
     let mut caller = connect(&demo);
     caller.send(get(&demo, "/held"));

@@ -1,20 +1,14 @@
 //! Duration of a stop, and requests served during it.
 
 use std::net::TcpStream;
-use std::sync::Arc;
 use std::time::Duration;
-
-use gw_interface::config::Config;
-use gw_store::{SqliteStore, StoreSource};
-
-use gw_gateway::Gateway;
 
 use crate::support::eventually;
 use crate::support::peers::caller::Caller;
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::peers::http2_caller;
 use crate::support::processes::prepared::Prepared;
-use crate::support::processes::process::{Served, config_text};
+use crate::support::processes::process::Served;
 use crate::support::processes::successor::admin;
 use crate::support::stopwatch::{Stopwatch, within_a_second};
 
@@ -45,18 +39,6 @@ fn an_idle_gateway_stops_at_once() {
     });
     assert!(kept.is_closed());
     drop(ahead);
-}
-
-#[test]
-fn a_gateway_that_has_stopped_leaves_its_records_to_other_programs() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = Config::parse(&config_text(folder.path(), 0), |_| None).unwrap();
-    let gateway = Gateway::start(&config).unwrap();
-    // As a task of the runtime that is dropped after the stop.
-    let control = Arc::clone(gateway.control());
-    gateway.drain();
-    SqliteStore::open_existing(&StoreSource::sqlite_in(folder.path())).unwrap();
-    drop(control);
 }
 
 #[test]

@@ -26,12 +26,9 @@ const CALLERS: usize = 8;
 
 /// Creates an account, which requires write access to the store. Returns the status.
 fn create_account(prepared: &Prepared, address: SocketAddr, id: &str) -> u16 {
-    prepared.administer(
-        address,
-        "POST",
-        "/accounts",
-        &serde_json::json!({ "id": id }),
-    )
+    let account = serde_json::json!({ "id": id });
+    let reply = prepared.api(address).ask("POST", "/accounts", &account);
+    reply.status
 }
 
 fn wait_for_tunnels(admin_address: SocketAddr, count: usize) {

@@ -6,16 +6,10 @@ use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use gw_base::clock::Timestamp;
-use gw_base::service::service_settings::ServiceSettings;
-use gw_shared::id::{AccountId, ServiceId};
-use gw_shared::version::later_members::LaterMembers;
-use gw_store::{
-    AccountRecord, AuditEntry, Position, ServiceRecord, SqliteStore, Step, Store, StoreSource,
-    StoredRecord,
-};
+use rusqlite::Connection;
 use serde_json::{Value, json};
 
+use crate::support::gateway::Gateway;
 use crate::support::kept_connection::KeptConnection;
 use crate::support::peers::caller::Caller;
 use crate::support::peers::held_backend::HeldBackend;
@@ -31,14 +25,11 @@ const REVOKED_WITHIN: Duration = Duration::from_secs(1);
 const SERVICE: &str = "/accounts/demo/services/echo";
 /// Number of services whose records exceed 64 MiB, the longest message to a predecessor;
 /// `GW_TEST_SERVICES` overrides it.
-const MANY_SERVICES: usize = 25_000;
+const MANY_SERVICES: u32 = 25_000;
 
 fn set_rate(prepared: &Prepared, admin_address: SocketAddr, burst: u32) {
     let rate = json!({ "burst": burst, "refill_per_minute": 1 });
-    assert_eq!(
-        prepared.administer(admin_address, "PATCH", SERVICE, &rate),
-        200
-    );
+    prepared.api(admin_address).patch(SERVICE, &rate);
 }
 
 /// The status of one request.
@@ -240,33 +231,18 @@ fn revocations_reach_replaced_processes() {
     // A chain of three processes: the first two drain.
     let third = replace(second.0, &log);
 
-    let key = format!("/accounts/demo/service-keys/{}", prepared.key_id());
-    assert_eq!(
-        prepared.administer(admin_address, "DELETE", &key, &json!({})),
-        204
-    );
+    let api = prepared.api(admin_address);
+    api.delete(&format!(
+        "/accounts/demo/service-keys/{}",
+        prepared.key_id()
+    ));
     wait_until_refused(&prepared, others, "GW_SERVICE_KEY_INVALID");
-    assert_eq!(
-        prepared.administer(
-            admin_address,
-            "PATCH",
-            SERVICE,
-            &json!({ "enabled": false })
-        ),
-        200
-    );
+    api.patch(SERVICE, &json!({ "enabled": false }));
     wait_until_refused(&prepared, kept, "GW_SERVICE_DISABLED");
     // The running request is not affected, but needs its agent.
     let agents = fs::read(prepared.path("agent/agent.json")).unwrap();
     let agent: Value = serde_json::from_slice(&agents).unwrap();
-    let agent = format!(
-        "/accounts/demo/agents/{}/revoke",
-        agent["agent_id"].as_str().unwrap()
-    );
-    assert_eq!(
-        prepared.administer(admin_address, "POST", &agent, &json!({})),
-        200
-    );
+    api.revoke_agent("demo", agent["agent_id"].as_str().unwrap());
     assert_eq!(running.response().code(), "GW_RELAY_ERROR");
     drop(running);
     assert_eq!(process.exit_code(), Some(0));
@@ -275,47 +251,24 @@ fn revocations_reach_replaced_processes() {
 }
 
 /// Adds an account with `count` services. Their records are large.
-fn add_services(prepared: &Prepared, count: usize) {
-    let account = AccountId::new("many").unwrap();
-    // Few large records take less time than many small ones.
-    let members = json!({ "member of a later version": "x".repeat(2700) });
-    let later: LaterMembers = serde_json::from_value(members).unwrap();
-    let service = |number: usize| {
-        StoredRecord::Service(ServiceRecord {
-            account: account.clone(),
-            id: ServiceId::new(&format!("{number:0>56}")).unwrap(),
-            settings: ServiceSettings::default(),
-            created_at: Timestamp(1),
-            created_ms: None,
-            managed_by: None,
-            later: later.clone(),
-        })
-    };
-    assert!(serde_json::to_string(&service(0)).unwrap().len() * count > 64 * 1024 * 1024);
-    let of_account = StoredRecord::Account(AccountRecord {
-        id: account.clone(),
-        capture_allowed: false,
-        domains_max: Default::default(),
-        created_at: Timestamp(1),
-        created_ms: None,
-        managed_by: None,
-        later: Default::default(),
-    });
-    let steps: Vec<Step> = [of_account]
-        .into_iter()
-        .chain((0..count).map(service))
-        .map(Step::Put)
-        .collect();
-    let entry = AuditEntry {
-        at: Timestamp(1),
-        actor: "test".to_owned(),
-        action: "put".into(),
-        account: None,
-        target: String::new(),
-        detail: Value::Null,
-    };
-    let mut store = SqliteStore::open(&StoreSource::sqlite_in(&prepared.path("data"))).unwrap();
-    store.commit(&Position::default(), &steps, &entry).unwrap();
+fn add_services(prepared: &Prepared, count: u32) {
+    let gateway = Gateway::start(&prepared.config());
+    gateway.api().create_service("many", "first");
+    gateway.drain();
+    // Few large records take less time than many small ones, and copies of one less than changes.
+    let copies = r#"
+        WITH RECURSIVE numbers (number) AS (
+            SELECT 1 UNION ALL SELECT number + 1 FROM numbers WHERE number < ?1
+        ), ids (id) AS (SELECT printf('%056d', number) FROM numbers)
+        INSERT INTO records SELECT kind, 'many/' || ids.id, json_set(document, '$.id', ids.id,
+            '$."member of a later version"', ?2)
+        FROM ids, records WHERE kind = 'service' AND records.id = 'many/first'
+    "#;
+    let database = Connection::open(prepared.path("data/gw.sqlite")).unwrap();
+    let member = "x".repeat(2700);
+    let added = database.execute(copies, (count, &member)).unwrap();
+    assert_eq!(added, count as usize);
+    assert!(member.len() * added > 64 * 1024 * 1024);
 }
 
 #[test]
@@ -342,11 +295,11 @@ fn a_revocation_reaches_a_replaced_process_with_more_records_than_fit_into_a_mes
     let kept = kept_connections(&prepared, address, 30);
     running.send(prepared.get("/held"));
     let successor = replace(process.id(), &log);
-    let key = format!("/accounts/demo/service-keys/{}", prepared.key_id());
-    assert_eq!(
-        prepared.administer(admin_address, "DELETE", &key, &json!({})),
-        204
-    );
+    let api = prepared.api(admin_address);
+    api.delete(&format!(
+        "/accounts/demo/service-keys/{}",
+        prepared.key_id()
+    ));
     let asked = Instant::now();
     wait_until_refused(&prepared, kept, "GW_SERVICE_KEY_INVALID");
     eprintln!(
@@ -427,12 +380,11 @@ fn a_process_that_lacks_a_change_serves_its_connections_on_and_is_named_as_pendi
     for kept in &mut kept {
         assert_eq!(ask_next(&prepared, kept), 200);
     }
-    let token = fs::read_to_string(prepared.path("data/admin.token")).unwrap();
     let pending = |enabled: bool| {
-        let request = ureq::patch(format!("http://{admin_address}/api/v1{SERVICE}"))
-            .header("Authorization", format!("Bearer {}", token.trim()));
-        let response = request.send_json(json!({ "enabled": enabled })).unwrap();
-        response.headers().contains_key("x-gw-pending-nodes")
+        let api = prepared.api(admin_address);
+        let reply = api.ask("PATCH", SERVICE, &json!({ "enabled": enabled }));
+        assert_eq!(reply.status, 200, "{reply:?}");
+        !reply.pending_nodes.is_empty()
     };
     assert!(pending(false));
     backend.release();

@@ -49,7 +49,8 @@ fn requests_that_wait_for_their_agent_move_to_the_successor() {
         let (loss, waiting, _successor) = take_over(&served, agent, |loss| {
             let waiting = WaitingRequests::send(connect, prepared.service_key());
             loss.wait_for("the requests wait", || {
-                served.metric("gw_relay_memory_bytes", "") >= WaitingRequests::MEMORY
+                let charged = served.metrics().sum("gw_relay_memory_bytes");
+                charged >= WaitingRequests::MEMORY as f64
             })?;
             Some(waiting)
         })?;

@@ -31,9 +31,7 @@ fn signed_in(region: &Region, node: usize) -> Browser {
 }
 
 fn agents(region: &Region, node: usize) -> Value {
-    let (status, page) = region.get(node, "/api/v1/accounts/demo/agents");
-    assert_eq!(status, 200, "{page}");
-    page["items"].clone()
+    region.api(node).agents("demo").into()
 }
 
 /// A row of the table of nodes, as text without elements.
@@ -98,7 +96,7 @@ fn a_node_shows_what_all_have(region: &Region, node: usize, slot: &Value) {
     );
     assert_eq!(agents[0]["tunnels"][0]["node"], *slot);
     let id = agents[0]["agent_id"].as_str().unwrap();
-    let (_, agent) = region.get(node, &format!("/api/v1/accounts/demo/agents/{id}"));
+    let agent = region.api(node).agent("demo", id);
     assert_eq!(
         agent["tunnels"].as_array().unwrap().len(),
         1,

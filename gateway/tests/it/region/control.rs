@@ -4,7 +4,6 @@ use std::io::{self, Read};
 
 use serde_json::json;
 
-use crate::support::admin_api::Api;
 use crate::support::peers::http1_peer::Peer;
 use crate::support::peers::node_peer;
 use crate::support::peers::node_peer::{ALPN_CONTROL, alive, certificate};
@@ -127,9 +126,8 @@ fn connections_with_a_certificate_of_an_ended_authority_end() {
     let mut hello = [0; 12];
     link.read_exact(&mut hello).unwrap();
 
-    let replaced =
-        Api(&nodes.about(0)).ask("POST", "/agent-ca/replace", &json!({ "immediately": true }));
-    assert_eq!(replaced.status, 200, "{replaced:?}");
+    let api = nodes.api(0);
+    api.post("/agent-ca/replace", &json!({ "immediately": true }));
     for end in [
         control_plane.stream.read(&mut [0; 64]),
         link.read(&mut [0; 64]),

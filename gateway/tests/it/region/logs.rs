@@ -6,13 +6,14 @@ use std::net::TcpListener;
 use std::thread;
 use std::time::Duration;
 
-use gw_gateway::demo::About;
 use gw_shared::files;
 use gw_shared::id::{RequestId, RequestIds};
 use serde_json::{Value, json};
 
 use crate::administration::console::browser::Browser;
 use crate::support::admin_api::Api;
+use crate::support::agents::in_process::Agent;
+use crate::support::demo::About;
 use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::processes::nodes::Nodes;
@@ -23,14 +24,14 @@ use crate::support::request_log::{capture_bodies, record};
 /// Three nodes that capture bodies, with an agent in front of a backend that answers `ok`.
 struct World {
     nodes: Nodes,
-    _agent: gw_agent::AgentHandle,
+    _agent: Agent,
 }
 
 impl World {
     fn start() -> Self {
         let nodes = Nodes::start(3);
         for node in 0..3 {
-            capture_bodies(&Api(&nodes.about(node)));
+            capture_bodies(&nodes.api(node));
         }
         let (owner, other) = nodes.owner_and_other();
         let agent = nodes.run_agent(
@@ -58,12 +59,12 @@ impl World {
         let response = caller.response();
         assert_eq!(response.status, 200);
         let id = response.header("x-gw-request-id").to_owned();
-        record(&Api(&self.nodes.about(node)), &id);
+        record(&self.api(node), &id);
         id
     }
 
-    fn about(&self, node: usize) -> About {
-        self.nodes.about(node)
+    fn api(&self, node: usize) -> Api {
+        self.nodes.api(node)
     }
 }
 
@@ -73,22 +74,16 @@ fn slot(id: &str) -> u16 {
 
 /// Entries of reads of bodies in the audit log of a node. The nodes of these tests do not share
 /// their audit logs.
-fn body_reads(about: &About) -> usize {
-    let entries = Api(about).get("/audit-log?limit=1000").body;
-    entries["items"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter(|entry| entry["action"] == "request.read_body")
-        .count()
+fn body_reads(api: &Api) -> usize {
+    api.audit("request.read_body").len()
 }
 
 /// Ids on all pages of a search.
-fn search(about: &About, query: &str, limit: usize) -> Vec<String> {
+fn search(api: &Api, query: &str, limit: usize) -> Vec<String> {
     let mut ids = Vec::new();
     let mut cursor = String::new();
     loop {
-        let page = Api(about).get(&format!("/requests?limit={limit}{query}{cursor}"));
+        let page = api.get(&format!("/requests?limit={limit}{query}{cursor}"));
         assert_eq!(page.status, 200, "{page:?}");
         let items = page.body["items"].as_array().unwrap();
         assert!(items.len() <= limit);
@@ -111,14 +106,13 @@ fn a_request_is_found_at_every_node() {
         let id = world.call(received, "/orders");
         assert_eq!(usize::from(slot(&id)), received);
         for asked in 0..3 {
-            let about = world.about(asked);
-            let api = Api(&about);
+            let api = world.api(asked);
             let shown = api.get(&format!("/requests/{id}"));
             assert_eq!(
                 (shown.status, &shown.body["id"], &shown.body["status"]),
                 (200, &json!(id), &json!(200))
             );
-            let before: Vec<usize> = (0..3).map(|node| body_reads(&world.about(node))).collect();
+            let before: Vec<usize> = (0..3).map(|node| body_reads(&world.api(node))).collect();
             for (side, content) in [("request", b"hello".as_slice()), ("response", b"ok")] {
                 let (headers, body) = api.download(&format!("/requests/{id}/body/{side}"));
                 assert_eq!(
@@ -129,7 +123,7 @@ fn a_request_is_found_at_every_node() {
             for (node, before) in before.into_iter().enumerate() {
                 let more = if node == asked { 2 } else { 0 };
                 assert_eq!(
-                    body_reads(&world.about(node)),
+                    body_reads(&world.api(node)),
                     before + more,
                     "{received} {asked} {node}"
                 );
@@ -145,12 +139,8 @@ fn a_request_is_found_at_every_node() {
         &id[33..]
     );
     for asked in 0..3 {
-        assert_eq!(
-            Api(&world.about(asked))
-                .get(&format!("/requests/{other}"))
-                .status,
-            404
-        );
+        let unknown = world.api(asked).get(&format!("/requests/{other}"));
+        assert_eq!(unknown.status, 404);
     }
 }
 
@@ -164,16 +154,12 @@ fn a_search_has_the_requests_of_all_nodes_in_order() {
     assert!(ids.is_sorted_by(|newer, older| newer > older));
     for asked in 0..3 {
         for limit in [1, 4, 13, 100] {
-            assert_eq!(
-                search(&world.about(asked), "", limit),
-                ids,
-                "{asked} {limit}"
-            );
+            assert_eq!(search(&world.api(asked), "", limit), ids, "{asked} {limit}");
         }
     }
     let odd: Vec<String> = ids.iter().rev().skip(1).step_by(2).rev().cloned().collect();
-    assert_eq!(search(&world.about(1), "&path_prefix=/n1", 4), odd);
-    let refused = Api(&world.about(0)).get("/requests?status=abc");
+    assert_eq!(search(&world.api(1), "&path_prefix=/n1", 4), odd);
+    let refused = world.api(0).get("/requests?status=abc");
     assert_eq!(
         (refused.status, &refused.body["field"]),
         (422, &json!("status"))
@@ -184,8 +170,8 @@ fn a_search_has_the_requests_of_all_nodes_in_order() {
 fn a_request_is_replayed_at_another_node() {
     let world = World::start();
     let id = world.call(0, "/orders?x=1");
-    let about = world.about(2);
-    let replayed = Api(&about).ask(
+    let api = world.api(2);
+    let replayed = api.ask(
         "POST",
         &format!("/requests/{id}/replay"),
         &json!({ "target": "/again" }),
@@ -200,7 +186,7 @@ fn a_request_is_replayed_at_another_node() {
         (slot(new), &replayed.body["path"], &replayed.body["status"]),
         (2, &json!("/again"), &json!(200))
     );
-    let shown = Api(&world.about(1)).get(&format!("/requests/{new}"));
+    let shown = world.api(1).get(&format!("/requests/{new}"));
     assert_eq!(
         (shown.status, &shown.body["auth_mode"]),
         (200, &json!("admin"))
@@ -209,7 +195,7 @@ fn a_request_is_replayed_at_another_node() {
         shown.body["captured_request"]["headers"],
         replayed.body["captured_request"]["headers"]
     );
-    let (_, body) = Api(&about).download(&format!("/requests/{new}/body/request"));
+    let (_, body) = api.download(&format!("/requests/{new}/body/request"));
     assert_eq!(body, b"hello");
 }
 
@@ -221,8 +207,8 @@ fn a_node_that_does_not_answer_is_named() {
     let lost = (owner + 1) % 3;
     world.nodes.stop(lost);
     let asked = (owner + 2) % 3;
-    let about = world.about(asked);
-    let api = Api(&about);
+    let about = world.nodes.about(asked);
+    let api = world.api(asked);
     eventually("the node has stopped", || {
         (api.get("/requests").status == 503).then_some(())
     });
@@ -323,11 +309,9 @@ fn charts_have_the_sum_of_all_nodes() {
         }
     }
     for asked in 0..3 {
-        let about = world.about(asked);
         let total = |path: &str| {
-            let series = Api(&about).get(path);
-            assert_eq!(series.status, 200, "{series:?}");
-            let points = series.body["points"].as_array().unwrap().clone();
+            let series = world.api(asked).get(path).done();
+            let points = series["points"].as_array().unwrap();
             points
                 .iter()
                 .map(|point| point["requests"].as_u64().unwrap())
@@ -401,20 +385,20 @@ fn assert_lookups_end(archive: &TcpListener) {
     ids.use_node_slot(500);
     let lost = ids.next_id();
     for path in [
-        format!("/api/v1/requests/{lost}"),
-        "/api/v1/requests?path_prefix=/".to_owned(),
+        format!("/requests/{lost}"),
+        "/requests?path_prefix=/".to_owned(),
     ] {
-        let (status, problem) = region.get(0, &path);
-        let detail = problem["detail"].as_str().unwrap_or_default();
+        let refused = region.get(0, &path);
+        let detail = refused.body["detail"].as_str().unwrap_or_default();
         assert!(
-            status == 503 && detail.contains("the archive cannot be read"),
-            "{path}: {status} {problem}"
+            refused.status == 503 && detail.contains("the archive cannot be read"),
+            "{path}: {refused:?}"
         );
     }
-    let (status, page) = region.get(0, "/api/v1/requests?path_prefix=/&partial=true");
+    let page = region.get(0, "/requests?path_prefix=/&partial=true");
     assert_eq!(
-        (status, &page["missing_archive"]),
+        (page.status, &page.body["missing_archive"]),
         (200, &json!(true)),
-        "{page}"
+        "{page:?}"
     );
 }

@@ -59,11 +59,12 @@ fn agents_enroll_through_any_nodes() {
     let folder = tempfile::tempdir().unwrap();
     // The requests of an enrollment arrive at different nodes.
     for number in 0..20 {
-        let token = region.enrollment_token(number % 3, "demo", "echo");
+        let token = region
+            .api(number % 3)
+            .create_enrollment_token("demo", &["echo"]);
         region.enroll(token, &folder.path().join(number.to_string()));
     }
-    let (_, agents) = region.get(0, "/api/v1/accounts/demo/agents");
-    assert_eq!(agents["items"].as_array().unwrap().len(), 20);
+    assert_eq!(region.api(0).agents("demo").len(), 20);
 }
 
 #[test]
@@ -159,10 +160,8 @@ fn tunnels_through_a_replaced_process_move_before_it_ends() {
         agent = region.run_agent(&backend::answering(OK));
         region.owner();
     };
-    let generation = |region: &Region| {
-        region.get(owner, "/api/v1/accounts/demo/agents").1["items"][0]["tunnels"][0]["generation"]
-            .as_u64()
-    };
+    let generation =
+        |region: &Region| region.api(owner).agents("demo")[0]["tunnels"][0]["generation"].as_u64();
     let before = generation(&region);
     let began = Instant::now();
     let _successor = replace(region.node(between).process.id(), &region.node(between).log);
@@ -197,9 +196,13 @@ fn a_revocation_is_answered_when_all_nodes_refuse_and_names_those_that_do_not_an
         .next()
         .unwrap()
         .to_owned();
-    let path = format!("/api/v1/accounts/demo/service-keys/{key}");
-    let (status, pending) = region.patch(owner, &path, &serde_json::json!({ "enabled": false }));
-    assert_eq!((status, pending.as_deref()), (200, None));
+    let path = format!("/accounts/demo/service-keys/{key}");
+    let enable = |node, enabled: bool| {
+        let body = serde_json::json!({ "enabled": enabled });
+        let reply = region.api(node).ask("PATCH", &path, &body);
+        (reply.status, reply.pending_nodes)
+    };
+    assert_eq!(enable(owner, false), (200, String::new()));
     // Without waiting: all nodes refuse the key when the response is there.
     for node in 0..3 {
         assert_eq!(
@@ -208,18 +211,12 @@ fn a_revocation_is_answered_when_all_nodes_refuse_and_names_those_that_do_not_an
             "at node {node}"
         );
     }
-    let (status, pending) = region.patch(other, &path, &serde_json::json!({ "enabled": true }));
-    assert_eq!((status, pending.as_deref()), (200, None));
+    assert_eq!(enable(other, true), (200, String::new()));
     assert_eq!(region.request(third), "200");
     region.node(third).process.signal("STOP");
-    let (status, pending) = region.patch(owner, &path, &serde_json::json!({ "enabled": false }));
-    assert_eq!(
-        (status, pending),
-        (
-            200,
-            Some(region.status(owner)["nodes"][third]["slot"].to_string())
-        )
-    );
+    let pending = enable(owner, false);
+    let slot = region.status(owner)["nodes"][third]["slot"].to_string();
+    assert_eq!(pending, (200, slot));
     assert_eq!(region.request(other), "502 GW_SERVICE_KEY_INVALID");
     region.node(third).process.signal("CONT");
     eventually("the node refuses the key", || {
@@ -264,8 +261,8 @@ fn the_limit_of_a_service_holds_over_all_nodes_and_over_moves() {
     };
     // One request a second.
     let limit = serde_json::json!({ "burst": BURST, "refill_per_minute": 60 });
-    let (status, _) = region.patch(owner, "/api/v1/accounts/demo/services/echo", &limit);
-    assert_eq!(status, 200);
+    let api = region.api(owner);
+    api.patch("/accounts/demo/services/echo", &limit);
     let began = Instant::now();
     let mut admitted = 0;
     let mut send = |region: &Region, nodes: &[usize], times: usize| {
@@ -393,24 +390,11 @@ fn changes_are_refused_while_the_tables_are_two_versions_newer() {
         return;
     };
     let change = |burst: usize| {
-        let config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .build();
-        let url = format!(
-            "http://{}/api/v1/accounts/demo/services/echo",
-            region.node(0).admin_address
-        );
-        let authorization = format!("Bearer {}", region.admin_token().trim());
-        let request = ureq::Agent::from(config)
-            .patch(url)
-            .header("Authorization", authorization);
-        let mut response = request
-            .send_json(serde_json::json!({ "burst": burst }))
-            .unwrap();
-        (
-            response.status().as_u16(),
-            response.body_mut().read_to_string().unwrap(),
-        )
+        let body = serde_json::json!({ "burst": burst });
+        let reply = region
+            .api(0)
+            .ask("PATCH", "/accounts/demo/services/echo", &body);
+        (reply.status, reply.body.to_string())
     };
     let known: usize = region
         .postgres

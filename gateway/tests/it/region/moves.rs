@@ -38,8 +38,8 @@ fn send(region: &Region, nodes: impl IntoIterator<Item = usize>) -> Vec<WaitingR
 fn waiting(region: &Region, agent: Running, owner: usize) -> Option<(Loss, Vec<WaitingRequests>)> {
     // As many tokens as requests: one that is charged again after it has moved is refused.
     let limit = json!({ "burst": 3 * WaitingRequests::COUNT, "refill_per_minute": 1 });
-    let (status, _) = region.patch(owner, "/api/v1/accounts/demo/services/echo", &limit);
-    assert_eq!(status, 200);
+    let api = region.api(owner);
+    api.patch("/accounts/demo/services/echo", &limit);
     let loss = lose(region, agent, owner)?;
     let requests = send(region, 0..3);
     loss.wait_for("the requests wait", || {

@@ -9,13 +9,14 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use gw_gateway::demo::About;
 use http::Method;
 
+use crate::support::agents::in_process::{Agent, Identity};
+use crate::support::demo::About;
 use crate::support::peers::caller::{Caller, HOST};
 use crate::support::peers::http1_peer::{Peer, fields};
 use crate::support::peers::http2_caller::on_a_reactor;
-use crate::support::peers::node_peer::{Identity, certificate};
+use crate::support::peers::node_peer::certificate;
 use crate::support::peers::{backend, http2_caller, node_peer};
 use crate::support::processes::nodes::Nodes;
 use crate::support::{SOON, eventually};
@@ -90,7 +91,7 @@ fn double(peer: &mut Peer<TcpStream>) {
 
 /// Two nodes with an agent in front of `backend`; also returns the owner of the service and the
 /// other node.
-fn with_agent(backend: &str) -> (Nodes, gw_agent::AgentHandle, usize, usize) {
+fn with_agent(backend: &str) -> (Nodes, Agent, usize, usize) {
     let nodes = Nodes::start(2);
     let (owner, other) = nodes.owner_and_other();
     let agent = nodes.run_agent(other, backend);
@@ -101,29 +102,20 @@ fn with_agent(backend: &str) -> (Nodes, gw_agent::AgentHandle, usize, usize) {
 /// Waits until no request is left on any tunnel or link.
 fn wait_until_idle(nodes: &Nodes, owner: usize) {
     eventually("no request is left", || {
-        let reports = nodes.gateway(owner).control().reports();
-        let served: usize = reports
-            .iter()
-            .map(|report| report.node_requests + report.crossings_served)
-            .sum();
+        let metrics = nodes.metrics(owner);
+        let served = metrics.sum("gw_node_requests") + metrics.sum("gw_crossing_requests");
         let on_tunnels: usize = nodes
             .tunnels(owner)
             .iter()
             .map(|tunnel| tunnel.in_flight)
             .sum();
-        (served + on_tunnels == 0).then_some(())
+        (served == 0.0 && on_tunnels == 0).then_some(())
     });
 }
 
 /// Bytes that a node has charged for relayed requests.
 fn charged(nodes: &Nodes, node: usize) -> usize {
-    nodes
-        .gateway(node)
-        .control()
-        .reports()
-        .iter()
-        .map(|report| report.relay_bytes)
-        .sum()
+    nodes.metrics(node).count("gw_relay_memory_bytes") as usize
 }
 
 fn pattern(length: usize) -> Vec<u8> {
@@ -495,13 +487,8 @@ fn requests_that_wait_for_a_tunnel_are_never_more_at_once_than_its_slots() {
     let statuses = std::thread::scope(|scope| {
         scope.spawn(move || {
             eventually("all requests wait", || {
-                let reports = nodes.gateway(owner).control().reports();
-                (reports
-                    .iter()
-                    .map(|report| report.crossings_served)
-                    .sum::<usize>()
-                    == REQUESTS)
-                    .then_some(())
+                let waiting = nodes.metrics(owner).count("gw_crossing_requests");
+                (waiting == REQUESTS as u64).then_some(())
             });
             let _agent = nodes.run_agent(owner, &slow);
             // Fails when the test has failed.
@@ -535,15 +522,7 @@ fn a_node_with_another_session_opens_links_with_its_certificate() {
     let (owner, other) = nodes.owner_and_other();
     let _agent = nodes.run_agent(owner, &any_path());
     nodes.wait_for_tunnel(owner);
-    let links = || {
-        nodes
-            .gateway(other)
-            .control()
-            .reports()
-            .iter()
-            .map(|report| report.node_links)
-            .sum::<usize>()
-    };
+    let links = || nodes.metrics(other).count("gw_node_links");
     let send = || {
         let mut caller = nodes.connect(other);
         caller.send(nodes.request("GET /none", "\r\n"));

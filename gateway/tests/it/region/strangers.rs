@@ -20,9 +20,7 @@ fn connect(nodes: &Nodes, from: Ipv4Addr) -> TcpStream {
     socket
         .bind(&SocketAddr::new(IpAddr::V4(from), 0).into())
         .unwrap();
-    socket
-        .connect(&nodes.gateway(0).peer_address().unwrap().into())
-        .unwrap();
+    socket.connect(&nodes.peer_address(0).into()).unwrap();
     socket.into()
 }
 

@@ -5,22 +5,18 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use gw_gateway::Gateway;
-
+use crate::support::agents::in_process;
+use crate::support::gateway::Gateway;
 use crate::support::peers::caller::HOST;
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::postgres::Postgres;
 use crate::support::processes::process;
 use crate::support::processes::process::{Running, Served, hold};
-use crate::support::processes::successor::admin;
-use crate::support::{eventually, programs, setup};
+use crate::support::{eventually, programs};
 
 /// Starts a node in its own process. `port` is 0 for a free one.
 fn serve(postgres: &Postgres, folder: &Path, name: &str, port: u16) -> Served {
-    let config = postgres.config_text(&folder.join(name)).replace(
-        "127.0.0.1:0\"\nadmin",
-        &format!("127.0.0.1:{port}\"\nadmin"),
-    );
+    let config = postgres.config_at(&folder.join(name), port);
     let path = folder.join(format!("{name}.toml"));
     let proxy = "[[trusted_proxies]]\naddress = \"127.0.0.1\"\nproxy_protocol = \"required\"\n";
     fs::write(&path, format!("{config}{proxy}")).unwrap();
@@ -53,11 +49,7 @@ fn balancer(folder: &Path, port: u16, active: SocketAddr, standby: SocketAddr) -
 
 /// A metric without labels of a node.
 fn metric(node: &Served, name: &str) -> f64 {
-    let (_, text) = admin(node.admin_address, "/metrics");
-    let value = text
-        .lines()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
-    value.expect("the metric exists")
+    node.metrics().sum(name)
 }
 
 /// Waits until a request through the balancer is relayed. Requests fail while a node is lost.
@@ -105,20 +97,21 @@ fn another_node_takes_over_and_the_first_comes_back() {
     // The service, a key, and an agent that connects through the balancer.
     let ca = folder.path().join("a/dev-ca.crt");
     let state = folder.path().join("agent");
-    let gateway = Gateway::start(&postgres.config(&folder.path().join("setup"))).unwrap();
-    setup::service(gateway.control(), "demo", "echo");
-    let (_, key) = setup::service_key(gateway.control(), "demo", &["echo"]);
-    let token = setup::enrollment_token(gateway.control(), "demo", &["echo"]);
-    let revision = gateway.control().revision().0 as f64;
+    let gateway = Gateway::start(&postgres.config(&folder.path().join("setup")));
+    let api = gateway.api();
+    api.create_service("demo", "echo");
+    let (_, key) = api.create_service_key("demo", &["echo"]);
+    let token = api.create_enrollment_token("demo", &["echo"]);
+    let revision = gateway.metrics().sum("gw_store_revision");
     eventually("the nodes have followed", || {
         [&first, &second]
             .iter()
             .all(|node| metric(node, "gw_store_revision") >= revision)
             .then_some(())
     });
-    setup::agent_with(
+    in_process::enroll_with(
         token,
-        &format!("{}:{port}", gateway.control().region().base_url()),
+        &format!("https://eu1.gw.localhost:{port}"),
         &ca,
         &state,
     );

@@ -4,13 +4,12 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use gw_agent::identity::state::StateDir;
 use gw_shared::tunnel::handshake;
 use http::Method;
 use serde_json::{Value, json};
 
 use super::load::{self, Load};
-use crate::support::agents::modified_agent;
+use crate::support::agents::{in_process, modified_agent};
 use crate::support::apex::APEX;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, HOST, connect_to};
@@ -48,7 +47,7 @@ fn frozen(region: &Region, node: usize, change: impl FnOnce()) {
 /// A key or a credential of the demo's service.
 fn created(region: &Region, kind: &str) -> Value {
     let body = json!({ "name": "queued", "allowed_services": ["echo"] });
-    region.post(0, &format!("/accounts/demo/{kind}"), &body)
+    region.api(0).post(&format!("/accounts/demo/{kind}"), &body)
 }
 
 fn text<'a>(created: &'a Value, member: &str) -> &'a str {
@@ -80,14 +79,11 @@ fn ask(caller: &mut Caller, request: &str) -> Response {
 
 /// Disables a key or a credential at a node, and expects that its answer names `pending`.
 fn disable(region: &Region, node: usize, path: &str, pending: u64) {
-    let (status, named) = region.patch(
-        node,
-        &format!("/api/v1{path}"),
-        &json!({ "enabled": false }),
-    );
+    let body = json!({ "enabled": false });
+    let reply = region.api(node).ask("PATCH", path, &body);
     // On a slow machine it is declared dead meanwhile.
-    let named = named.as_deref().map(|node| node.trim_end_matches(";dead"));
-    assert_eq!((status, named), (200, Some(pending.to_string().as_str())));
+    let named = reply.pending_nodes.trim_end_matches(";dead");
+    assert_eq!((reply.status, named), (200, &*pending.to_string()));
 }
 
 #[test]
@@ -166,18 +162,13 @@ fn a_handshake_that_queued_in_a_freeze_is_refused_if_its_agent_was_revoked_meanw
         let _agent = region.run_agent(&backend::answering(OK));
         region.owner()
     };
-    let identity = StateDir::new(region.agent_folder()).identity().unwrap();
-    let identity = (identity.certificate.clone(), identity.key.clone_key());
+    let identity = in_process::identity(&region.agent_folder());
     let mut tunnel = modified_agent::connection(&region.about(owner), HOST, identity);
-    let agents = region.get(owner, "/api/v1/accounts/demo/agents").1;
-    let agent = text(&agents["items"][0], "agent_id");
+    let agents = region.api(owner).agents("demo");
+    let agent = text(&agents[0], "agent_id");
     frozen(&region, owner, || {
         tunnel.send(handshake::request(HOST, None));
-        region.post(
-            1 - owner,
-            &format!("/accounts/demo/agents/{agent}/revoke"),
-            &json!({}),
-        );
+        region.api(1 - owner).revoke_agent("demo", agent);
     });
     // The revocation may also close the connection before the answer.
     let answer = tunnel

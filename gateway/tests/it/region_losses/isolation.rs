@@ -8,11 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use gw_gateway::demo::About;
 use http::Method;
 use rustls::StreamOwned;
-use serde_json::json;
 
+use crate::support::demo::About;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, session};
 use crate::support::peers::http1_peer::Peer;
@@ -42,15 +41,10 @@ fn services(region: &Region) -> (Vec<Service>, Vec<Running>) {
     let mut services = Vec::new();
     let mut agents = Vec::new();
     for account in ["red", "green", "blue"] {
-        region.post(0, "/accounts", &json!({ "id": account }));
+        region.api(0).create_account(account);
         for id in ["one", "two", "three"] {
-            region.post(
-                1,
-                &format!("/accounts/{account}/services"),
-                &json!({ "id": id }),
-            );
-            let key = json!({ "name": id, "allowed_services": [id] });
-            let key = region.post(2, &format!("/accounts/{account}/service-keys"), &key);
+            region.api(1).create_service(account, id);
+            let (_, key) = region.api(2).create_service_key(account, &[id]);
             let answer = format!("{account}/{id}");
             let response = format!(
                 "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{answer}",
@@ -64,15 +58,11 @@ fn services(region: &Region) -> (Vec<Service>, Vec<Running>) {
             let name = format!("agent-{account}-{id}");
             agents.push(region.run_agent_in(
                 &name,
-                || region.enrollment_token(0, account, id),
+                || region.api(0).create_enrollment_token(account, &[id]),
                 &backend,
             ));
             let host = format!("{account}--{id}.eu1.gw.localhost");
-            services.push(Service {
-                host,
-                key: key["service_key"].as_str().unwrap().to_owned(),
-                answer,
-            });
+            services.push(Service { host, key, answer });
         }
     }
     (services, agents)

@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use gw_gateway::demo::About;
 use http::Method;
 use rustls::StreamOwned;
 
+use crate::support::demo::About;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, HOST, session};
 use crate::support::peers::http1_peer::Peer;

@@ -12,6 +12,7 @@ use crate::support::peers::gate::Passage;
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::process::Running;
 use crate::support::processes::region::Region;
+use crate::support::request_log::record;
 
 /// Longest time until a lost node costs nothing any more, on a slow machine: a region that has just
 /// started declares no node dead in its first 10 seconds. Without probes, connections to it end
@@ -78,13 +79,7 @@ impl World {
 
     /// The failed attempts in the record of a request at `other`.
     fn attempts(&self, id: &str) -> Value {
-        let find = || {
-            let (status, record) = self
-                .region
-                .get(self.other, &format!("/api/v1/requests/{id}"));
-            (status == 200).then_some(record)
-        };
-        eventually("the request is in the log", find)["attempts"].clone()
+        record(&self.region.api(self.other), id)["attempts"].clone()
     }
 
     fn wait_until_dead(&self, node: usize, at: usize) {
@@ -154,12 +149,11 @@ fn requests_and_tunnels_leave_a_lost_owner_when_it_is_declared_dead() {
 /// The id of the request at `other` with this method and path.
 fn sent_id(world: &World, method: &str, path: &str) -> String {
     let find = || {
-        let (_, found) = world
-            .region
-            .get(world.other, "/api/v1/requests?account=demo&service=echo");
-        let records = found["items"].as_array().cloned().unwrap_or_default();
+        let list = "/requests?account=demo&service=echo";
+        let found = world.region.get(world.other, list).body;
+        let records = found["items"].as_array()?;
         let record = records
-            .into_iter()
+            .iter()
             .find(|record| record["method"] == method && record["path"] == path)?;
         Some(record["id"].as_str()?.to_owned())
     };

@@ -14,7 +14,6 @@ use crate::support::eventually;
 use crate::support::peers::gate::{Gate, Passage, Target};
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::postgres::Postgres;
-use crate::support::processes::prepared::administer_at;
 use crate::support::processes::process::gw_gateway;
 use crate::support::processes::region::Region;
 use crate::support::processes::successor::{admin, replace};
@@ -47,16 +46,15 @@ fn restart_at(region: &mut Region, node: usize, store: &str) {
 }
 
 /// Status and `Retry-After` of a change at a node.
-fn change(region: &Region, node: usize) -> (u16, Option<String>) {
-    let body = json!({ "services": ["echo"] }).to_string();
-    let token = region.admin_token();
-    let address = region.node(node).admin_address;
+fn change(region: &Region, node: usize) -> (u16, String) {
+    let body = json!({ "services": ["echo"] });
     let path = "/accounts/demo/enrollment-tokens";
-    administer_at(address, token.trim(), "POST", path, &body)
+    let reply = region.api(node).ask("POST", path, &body);
+    (reply.status, reply.retry_after)
 }
 
-fn refused() -> (u16, Option<String>) {
-    (503, Some("1".to_owned()))
+fn refused() -> (u16, String) {
+    (503, "1".to_owned())
 }
 
 fn has_all(text: &str, words: &[String]) -> bool {
@@ -72,7 +70,7 @@ fn await_names(region: &Region, node: usize, names: &[String]) {
         assert!(status == 200 && text.starts_with("ready"), "{text}");
         has_all(&text, names).then_some(())
     });
-    let (_, warnings) = region.get(node, "/api/v1/warnings");
+    let warnings = region.get(node, "/warnings").body;
     let warning = warnings["store"].as_str().unwrap_or_default();
     assert!(has_all(warning, names), "{warnings}");
 }

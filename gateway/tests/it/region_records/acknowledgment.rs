@@ -18,22 +18,23 @@ const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 const REFUSED: &str = "502 GW_SERVICE_KEY_INVALID";
 
 /// Enables or disables the service key at a node. Returns the nodes that do not keep the change.
-fn enable_key(region: &Region, node: usize, enabled: bool) -> Option<String> {
+fn enable_key(region: &Region, node: usize, enabled: bool) -> String {
     let key = region
         .service_key()
         .trim_start_matches("gw_sk_")
         .split('.')
         .next()
         .unwrap();
-    let path = format!("/api/v1/accounts/demo/service-keys/{key}");
-    let (status, pending) = region.patch(node, &path, &json!({ "enabled": enabled }));
-    assert_eq!(status, 200);
-    pending
+    let path = format!("/accounts/demo/service-keys/{key}");
+    let body = json!({ "enabled": enabled });
+    let reply = region.api(node).ask("PATCH", &path, &body);
+    assert_eq!(reply.status, 200);
+    reply.pending_nodes
 }
 
-fn slot(region: &Region, node: usize) -> Option<String> {
+fn slot(region: &Region, node: usize) -> String {
     let text = fs::read_to_string(region.data(node).join("node.json")).unwrap();
-    Some(serde_json::from_str::<Value>(&text).unwrap()["slot"].to_string())
+    serde_json::from_str::<Value>(&text).unwrap()["slot"].to_string()
 }
 
 /// Makes it impossible to write this file of a data folder.
@@ -59,7 +60,7 @@ fn a_node_with_another_history_does_not_acknowledge_a_change() {
     let Some(region) = Region::start_gated(2) else {
         return;
     };
-    assert_eq!(enable_key(&region, 0, true), None);
+    assert_eq!(enable_key(&region, 0, true), "");
     region.postgres.sql(
         "CREATE TABLE kept_records AS TABLE gw.records;
          CREATE TABLE kept_changes AS TABLE gw.changes;
@@ -67,7 +68,7 @@ fn a_node_with_another_history_does_not_acknowledge_a_change() {
     );
     let kept = region.metric(0, "gw_store_revision");
     for account in ["red", "green", "blue"] {
-        region.post(0, "/accounts", &json!({ "id": account }));
+        region.api(0).create_account(account);
     }
     eventually("the other node follows", || {
         (region.metric(1, "gw_store_revision") == kept + 3.0).then_some(())
@@ -89,17 +90,12 @@ fn a_node_with_another_history_does_not_acknowledge_a_change() {
     });
     // On a slow machine it is declared dead meanwhile.
     let pending = enable_key(&region, 0, false);
-    assert_eq!(
-        pending
-            .as_deref()
-            .map(|node| node.trim_end_matches(";dead")),
-        named.as_deref()
-    );
+    assert_eq!(pending.trim_end_matches(";dead"), named);
     assert!(region.metric(1, "gw_store_revision") > region.metric(0, "gw_store_revision"));
 
     region.engine_gates[1].set(Passage::Open);
     eventually("all nodes acknowledge", || {
-        enable_key(&region, 0, false).is_none().then_some(())
+        enable_key(&region, 0, false).is_empty().then_some(())
     });
 }
 
@@ -111,7 +107,7 @@ fn a_node_that_acknowledged_a_revocation_refuses_after_a_crash_and_a_start_witho
     let _agent = region.run_agent(&backend::answering(OK));
     let owner = region.owner();
     block_copy(&region, owner);
-    assert_eq!(enable_key(&region, 1 - owner, false), None);
+    assert_eq!(enable_key(&region, 1 - owner, false), "");
     region.postgres.stop();
     region.kill(owner);
     // What a crash leaves of the next change.
@@ -135,9 +131,9 @@ fn a_single_node_refuses_after_a_replacement_a_crash_and_a_start_without_postgre
     };
     let successor = replace(region.node(0).process.id(), &region.node(0).log);
     region.wait_for_members(1);
-    assert_eq!(enable_key(&region, 0, true), None);
+    assert_eq!(enable_key(&region, 0, true), "");
     block_copy(&region, 0);
-    assert_eq!(enable_key(&region, 0, false), None);
+    assert_eq!(enable_key(&region, 0, false), "");
     assert!(send_signal(successor.0, "KILL"));
     eventually("the successor has ended", || {
         successor.has_ended().then_some(())
@@ -153,7 +149,7 @@ fn a_node_that_cannot_write_its_records_is_named_until_it_can() {
     let Some(mut region) = Region::start(2) else {
         return;
     };
-    assert_eq!(enable_key(&region, 0, true), None);
+    assert_eq!(enable_key(&region, 0, true), "");
     region.node(1).process.signal("TERM");
     assert_eq!(region.nodes[1].take().unwrap().process.exit_code(), Some(0));
     let files = ["records.sealed.new", "records.journal"].map(|file| region.data(1).join(file));
@@ -176,6 +172,6 @@ fn a_node_that_cannot_write_its_records_is_named_until_it_can() {
     eventually("the records are written", || {
         (region.metric(1, "gw_store_copy_failing") == 0.0).then_some(())
     });
-    assert_eq!(enable_key(&region, 0, false), None);
-    assert_eq!(enable_key(&region, 1, true), None);
+    assert_eq!(enable_key(&region, 0, false), "");
+    assert_eq!(enable_key(&region, 1, true), "");
 }

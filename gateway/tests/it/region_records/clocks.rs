@@ -1,14 +1,14 @@
 //! A region whose clocks differ: nodes run on machines with clocks of their own.
 
 use std::path::Path;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use gw_base::clock::Timestamp;
 use serde_json::{Value, json};
 
 use crate::support::apex::APEX;
+use crate::support::demo::About;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, connect_to};
 use crate::support::processes::machine::Machine;
@@ -78,15 +78,15 @@ fn clock_finding(found: &str) -> Value {
         .clone()
 }
 
-/// A new access token of a node for the demo's service.
-fn token(region: &Region, node: usize, credential: &Value) -> String {
+/// A new access token of a gateway for the demo's service.
+pub(super) fn token(about: &About, (id, secret): &(String, String)) -> String {
     let body = json!({
-        "client_id": credential["client_id"],
-        "client_secret": credential["client_secret"],
+        "client_id": id,
+        "client_secret": secret,
         "scope": SERVICE_SCOPE,
     })
     .to_string();
-    let mut caller = connect_to(&region.about(node), APEX, &[b"http/1.1"], None);
+    let mut caller = connect_to(about, APEX, &[b"http/1.1"], None);
     let head =
         format!("POST /oauth/token HTTP/1.1\r\nHost: {APEX}\r\nContent-Type: application/json\r\n");
     caller.send(format!(
@@ -98,17 +98,18 @@ fn token(region: &Region, node: usize, credential: &Value) -> String {
     response.json()["access_token"].as_str().unwrap().to_owned()
 }
 
-fn issued_at(token: &str) -> i64 {
+fn issued_at(token: &str) -> u64 {
     let claims = URL_SAFE_NO_PAD
         .decode(token.split('.').nth(1).unwrap())
         .unwrap();
     serde_json::from_slice::<Value>(&claims).unwrap()["iat"]
-        .as_i64()
+        .as_u64()
         .unwrap()
 }
 
-fn is_recent(unix_seconds: i64) -> bool {
-    unix_seconds.abs_diff(Timestamp::now().0) < 60
+fn is_recent(unix_seconds: u64) -> bool {
+    let now = UNIX_EPOCH.elapsed().unwrap().as_secs();
+    unix_seconds.abs_diff(now) < 60
 }
 
 /// Asserts that a node relays a request with this token, and dates its answer rightly.
@@ -121,7 +122,7 @@ fn assert_relayed(region: &Region, node: usize, token: &str) {
     assert_eq!(response.status, 200);
     let date = httpdate::parse_http_date(response.header("date")).unwrap();
     assert!(
-        is_recent(date.duration_since(UNIX_EPOCH).unwrap().as_secs() as i64),
+        is_recent(date.duration_since(UNIX_EPOCH).unwrap().as_secs()),
         "{date:?}"
     );
 }
@@ -197,12 +198,8 @@ fn steps_of_the_clock_of_running_nodes_have_no_effect() {
     region.wait_for_members(2);
     let _agent = region.run_agent(&backend::answering(OK));
     let owner = region.owner();
-    let credential = region.post(
-        0,
-        "/accounts/demo/credentials",
-        &json!({ "allowed_services": ["echo"] }),
-    );
-    let old = token(&region, 0, &credential);
+    let credential = region.api(0).create_credential("demo", &["echo"]);
+    let old = token(&region.about(0), &credential);
     let folder = tempfile::tempdir().unwrap();
     for step in STEPS {
         machine.set(step);
@@ -217,7 +214,7 @@ fn steps_of_the_clock_of_running_nodes_have_no_effect() {
                 "{difference}"
             );
         }
-        let new = token(&region, 0, &credential);
+        let new = token(&region.about(0), &credential);
         assert!(is_recent(issued_at(&new)), "{step}");
         for node in 0..2 {
             assert_relayed(&region, node, &old);
@@ -225,7 +222,7 @@ fn steps_of_the_clock_of_running_nodes_have_no_effect() {
             assert_eq!(region.status(node)["standing"], "member");
         }
         // The certificate of a new agent is valid now.
-        let enrolled = region.enrollment_token(1, "demo", "echo");
+        let enrolled = region.api(1).create_enrollment_token("demo", &["echo"]);
         region.enroll(enrolled, &folder.path().join(step));
         assert_eq!(region.metric(owner, "gw_tunnels"), 1.0, "{step}");
         assert_eq!(
@@ -247,16 +244,16 @@ fn steps_of_the_clock_of_running_nodes_have_no_effect() {
 }
 
 fn certificates_end_in_a_day(region: &Region) {
-    let (_, agents) = region.get(0, "/api/v1/accounts/demo/agents");
-    let agents = agents["items"].as_array().unwrap();
+    let agents = region.api(0).agents("demo");
     assert_eq!(agents.len(), 1 + STEPS.len());
-    let now = Timestamp::now();
+    let now = SystemTime::now();
     for agent in agents {
         let not_after = agent["certificate_not_after"]
             .as_str()
             .unwrap_or_else(|| panic!("{agent}"));
-        let [least, most] = [23 * 60, 24 * 60 + 1]
-            .map(|minutes| now.after(Duration::from_mins(minutes)).to_string());
-        assert!(*least < *not_after && *not_after < *most, "{not_after}");
+        let end = humantime::parse_rfc3339(not_after).unwrap();
+        let [least, most] =
+            [23 * 60, 24 * 60 + 1].map(|minutes| now + Duration::from_mins(minutes));
+        assert!(least < end && end < most, "{not_after}");
     }
 }

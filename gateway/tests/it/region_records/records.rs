@@ -3,77 +3,75 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use gw_control_plane::control::changes::audit;
-use gw_control_plane::control::records::{account, caller_secret};
-use gw_control_plane::control::{Actor, CallerSecretChanges, NewAccount};
-use gw_gateway::Gateway;
-use gw_gateway::demo::About;
-use gw_shared::id::KeyId;
+use serde_json::json;
 
-use crate::support::peers::caller;
-use crate::support::peers::caller::connect_to;
+use crate::support::admin_api::Api;
+use crate::support::demo::About;
+use crate::support::eventually;
+use crate::support::gateway::Gateway;
+use crate::support::peers::caller::{HOST, connect_to};
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::peers::http1_peer::Response;
 use crate::support::processes::postgres::Postgres;
-use crate::support::processes::prepared::administer_at;
-use crate::support::processes::process;
-use crate::support::processes::process::Running;
-use crate::support::processes::successor::admin;
-use crate::support::{eventually, setup};
+use crate::support::processes::prepared::about;
+use crate::support::processes::process::{self, Running};
+use crate::support::processes::successor::{admin, replace};
 
 /// A node in this process, with a data folder of its own.
 pub(crate) struct Node {
     pub(crate) gateway: Gateway,
-    pub(crate) data_dir: PathBuf,
 }
 
 impl Node {
     pub(crate) fn start(postgres: &Postgres, folder: &Path, name: &str) -> Self {
-        let data_dir = folder.join(name);
+        Self::with(&postgres.config(&folder.join(name)))
+    }
+
+    fn with(configuration: &str) -> Self {
         Self {
-            gateway: Gateway::start(&postgres.config(&data_dir)).unwrap(),
-            data_dir,
+            gateway: Gateway::start(configuration),
         }
+    }
+
+    /// Starts the node again, at the same port.
+    pub(crate) fn restart(self, postgres: &Postgres) -> Self {
+        let config = postgres.config_at(self.gateway.data_dir(), self.gateway.port());
+        let _port = process::hold(self.gateway.address());
+        self.gateway.drain();
+        Self::with(&config)
+    }
+
+    /// A file of the data folder.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.gateway.data_dir().join(name)
+    }
+
+    pub(crate) fn about(&self) -> About {
+        about(self.gateway.address(), "", self.gateway.ca_file())
     }
 
     /// Response to a request with this key at this node.
     pub(crate) fn response(&self, key: &str) -> Response {
-        let base_url = format!("https://eu1.gw.localhost:{}", self.gateway.address().port());
-        let about = About {
-            base_url,
-            tenant_url: String::new(),
-            account: "demo",
-            service: "echo",
-            client_id: String::new(),
-            client_secret: String::new(),
-            service_key: key.to_owned(),
-            ca_file: self.data_dir.join("dev-ca.crt"),
-            admin_url: String::new(),
-            console_url: String::new(),
-            admin_token: String::new(),
-            backend: None,
-        };
-        let mut caller = connect_to(&about, caller::HOST, &[b"http/1.1"], None);
-        let host = caller::HOST;
-        caller.send(format!(
-            "GET / HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
-        ));
+        self.response_to(&format!("X-Gw-Service-Key: {key}"))
+    }
+
+    /// Response to a request with this field at this node.
+    pub(crate) fn response_to(&self, field: &str) -> Response {
+        let mut caller = connect_to(&self.about(), HOST, &[b"http/1.1"], None);
+        caller.send(format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n{field}\r\n\r\n"));
         caller.response()
     }
 
-    fn wait_for(&self, other: &Self) {
+    pub(crate) fn wait_for(&self, other: &Self) {
         eventually("the node has followed", || {
-            (self.gateway.control().revision() >= other.gateway.control().revision()).then_some(())
+            (self.revision() >= other.revision()).then_some(())
         });
     }
 
     /// Enrolls an agent at this node and starts it in front of `backend`.
     pub(crate) fn agent(&self, folder: &Path, backend: &str) -> Running {
-        let control = self.gateway.control();
-        let port = self.gateway.address().port();
-        let ca = self.data_dir.join("dev-ca.crt");
-        let state = folder.join(format!("agent-{port}"));
-        setup::agent(control, "demo", &["echo"], port, &ca, &state);
+        let state = folder.join(format!("agent-{}", self.gateway.port()));
+        self.gateway.enroll("demo", &["echo"], &state);
         let mut command = process::gw_agent();
         command
             .arg("run")
@@ -84,12 +82,12 @@ impl Node {
     }
 
     pub(crate) fn metric(&self, name: &str) -> f64 {
-        let (_, text) = admin(self.gateway.admin_address(), "/metrics");
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix(name))
-            .expect("the metric exists");
-        line.trim().parse().unwrap()
+        self.gateway.metrics().sum(name)
+    }
+
+    /// Revision of the records that the node uses.
+    pub(crate) fn revision(&self) -> u64 {
+        self.gateway.metrics().count("gw_store_revision")
     }
 }
 
@@ -108,59 +106,29 @@ fn a_change_at_one_node_applies_at_all_nodes() {
         "dev-ca.crt",
         "dev-ca.key",
     ] {
-        let read = |node: &Node| fs::read(node.data_dir.join(file)).unwrap();
+        let read = |node: &Node| fs::read(node.file(file)).unwrap();
         assert_eq!(read(&first), read(&second), "{file}");
     }
     // A backup of a node would lack the records.
-    let token = fs::read_to_string(first.data_dir.join("admin.token")).unwrap();
-    assert_eq!(
-        administer_at(
-            first.gateway.admin_address(),
-            token.trim(),
-            "GET",
-            "/backup",
-            ""
-        )
-        .0,
-        409
-    );
+    let api = first.gateway.api();
+    assert_eq!(api.get("/backup").status, 409);
     let backend = HeldBackend::start();
-    setup::service(first.gateway.control(), "demo", "echo");
-    let (key_id, key) = setup::service_key(first.gateway.control(), "demo", &["echo"]);
+    api.create_service("demo", "echo");
+    let (key_id, key) = api.create_service_key("demo", &["echo"]);
     second.wait_for(&first);
     let _agent = second.agent(folder.path(), &backend.url);
     eventually("a request is relayed", || {
         (second.response(&key).status == 200).then_some(())
     });
-    let disabled = CallerSecretChanges {
-        enabled: Some(false),
-        ..CallerSecretChanges::default()
-    };
-    caller_secret::change::<KeyId>(
-        first.gateway.control(),
-        &Actor::Admin,
-        "demo",
-        &key_id,
-        &disabled,
-    )
-    .unwrap();
+    let path = format!("/accounts/demo/service-keys/{key_id}");
+    api.patch(&path, &json!({ "enabled": false }));
     eventually("the key is refused", || {
         let response = second.response(&key);
         (response.status != 200).then(|| assert_eq!(response.code(), "GW_SERVICE_KEY_INVALID"))
     });
     first.wait_for(&second);
-    assert_eq!(
-        first.metric("gw_store_revision "),
-        second.metric("gw_store_revision ")
-    );
-    let audit = |node: &Node| {
-        let query = gw_store::AuditQuery {
-            account: None,
-            before: None,
-            limit: 100,
-        };
-        format!("{:?}", audit::list(node.gateway.control(), &query).unwrap())
-    };
+    assert_eq!(first.revision(), second.revision());
+    let audit = |node: &Node| node.gateway.api().list("/audit-log?limit=100");
     assert_eq!(audit(&first), audit(&second));
 }
 
@@ -177,22 +145,16 @@ fn nodes_change_the_same_records_at_the_same_time() {
     std::thread::scope(|scope| {
         for node in &nodes {
             scope.spawn(|| {
-                for n in 0..50 {
-                    let new = NewAccount {
-                        id: format!("acme{n}"),
-                        capture_allowed: None,
-                        domains_max: None,
-                        managed_by: None,
-                    };
-                    account::create(node.gateway.control(), &Actor::Admin, &new).unwrap();
-                }
+                let api = node.gateway.api();
+                (0..50).for_each(|n| api.create_account(&format!("acme{n}")));
             });
         }
     });
     nodes[0].wait_for(&nodes[1]);
     nodes[1].wait_for(&nodes[0]);
     for node in &nodes {
-        assert_eq!(node.gateway.control().records().accounts.len(), 50);
+        let accounts = node.gateway.api().list("/accounts?limit=100");
+        assert_eq!(accounts.len(), 50);
     }
     // Each account was created once: the other node found it.
     assert_eq!(
@@ -202,15 +164,9 @@ fn nodes_change_the_same_records_at_the_same_time() {
 }
 
 /// Creates an account; returns status and `Retry-After` of the answer.
-fn create_account(node: &Node, token: &str) -> (u16, Option<String>) {
-    let address = node.gateway.admin_address();
-    administer_at(
-        address,
-        token.trim(),
-        "POST",
-        "/accounts",
-        r#"{"id":"later"}"#,
-    )
+fn create_account(api: &Api) -> (u16, String) {
+    let reply = api.ask("POST", "/accounts", &json!({ "id": "later" }));
+    (reply.status, reply.retry_after)
 }
 
 #[test]
@@ -221,57 +177,50 @@ fn relaying_goes_on_while_postgresql_is_away() {
     let folder = tempfile::tempdir().unwrap();
     let backend = HeldBackend::start();
     let node = Node::start(&postgres, folder.path(), "a");
-    setup::service(node.gateway.control(), "demo", "echo");
-    let (_, key) = setup::service_key(node.gateway.control(), "demo", &["echo"]);
+    let api = node.gateway.api();
+    api.create_service("demo", "echo");
+    let (_, key) = api.create_service_key("demo", &["echo"]);
     let _agent = node.agent(folder.path(), &backend.url);
     eventually("a request is relayed", || {
         (node.response(&key).status == 200).then_some(())
     });
-    let port = node.gateway.address().port();
-    let copy = node.data_dir.join("records.sealed");
-    let before = node.gateway.control().revision();
+    let copy = node.file("records.sealed");
+    let before = node.revision();
     eventually("the copy is written", || copy.exists().then_some(()));
     // A copy is at most some seconds old; the next one has all records.
     let written = || fs::metadata(&copy).unwrap().modified().unwrap();
     let first = written();
-    setup::service(node.gateway.control(), "demo", "other");
+    api.create_service("demo", "other");
     eventually("a later copy is written", || {
         (written() > first).then_some(())
     });
-    assert!(node.gateway.control().revision() > before);
+    assert!(node.revision() > before);
 
     postgres.stop();
     eventually("the node notices", || {
-        (node.metric("gw_store_away_seconds ") > 0.0).then_some(())
+        (node.metric("gw_store_away_seconds") > 0.0).then_some(())
     });
     assert_eq!(node.response(&key).status, 200);
     assert_eq!(admin(node.gateway.admin_address(), "/readyz").0, 200);
-    let token = fs::read_to_string(node.data_dir.join("admin.token")).unwrap();
-    let create = || create_account(&node, &token);
     assert_eq!(
-        create(),
-        (503, Some("1".to_owned())),
+        create_account(&api),
+        (503, "1".to_owned()),
         "a change is refused, with Retry-After"
     );
 
     // A restart in the meantime serves from the copy, and the agent comes back.
-    let _port = process::hold(node.gateway.address());
-    node.gateway.drain();
-    let mut config = postgres.config(&node.data_dir);
-    config.listen.set_port(port);
-    let node = Node {
-        gateway: Gateway::start(&config).unwrap(),
-        data_dir: node.data_dir,
-    };
+    let node = node.restart(&postgres);
     eventually("a request is relayed after the restart", || {
         (node.response(&key).status == 200).then_some(())
     });
 
     postgres.resume();
-    let create = || create_account(&node, &token);
-    eventually("a change is made", || (create().0 == 201).then_some(()));
+    let api = node.gateway.api();
+    eventually("a change is made", || {
+        (create_account(&api).0 == 201).then_some(())
+    });
     eventually("the node notices", || {
-        (node.metric("gw_store_away_seconds ") == 0.0).then_some(())
+        (node.metric("gw_store_away_seconds") == 0.0).then_some(())
     });
 }
 
@@ -282,28 +231,15 @@ fn a_successor_takes_over_with_postgresql() {
     };
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("gateway.toml");
-    fs::write(&path, postgres.config_text(&folder.path().join("data"))).unwrap();
+    fs::write(&path, postgres.config(&folder.path().join("data"))).unwrap();
     let served = process::serve(&mut process::serve_command(&path));
-    let successor = crate::support::processes::successor::replace(served.process.id(), &served.log);
+    let successor = replace(served.process.id(), &served.log);
     let token = fs::read_to_string(folder.path().join("data/admin.token")).unwrap();
+    let api = Api::at(served.admin_address, &token);
     let other = Node::start(&postgres, folder.path(), "b");
-    let new = NewAccount {
-        id: "acme".to_owned(),
-        capture_allowed: None,
-        domains_max: None,
-        managed_by: None,
-    };
-    account::create(other.gateway.control(), &Actor::Admin, &new).unwrap();
+    other.gateway.api().create_account("acme");
     eventually("the successor follows", || {
-        (administer_at(
-            served.admin_address,
-            token.trim(),
-            "GET",
-            "/accounts/acme",
-            "",
-        )
-        .0 == 200)
-            .then_some(())
+        (api.get("/accounts/acme").status == 200).then_some(())
     });
     successor.stop();
 }

@@ -5,21 +5,13 @@ use std::path::Path;
 use std::process::Output;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use gw_base::clock::Timestamp;
-use gw_gateway::process::region::rekey;
-use gw_region::RegionKey;
-use gw_shared::id::AuthorityId;
-use gw_shared::identity::secret::Secret;
-use gw_store::{
-    AuditEntry, AuthorityRecord, AuthorityRole, History, PostgresStore, SigningKey, Snapshot, Step,
-    Store, StoreError, StoredRecord,
-};
 use serde_json::{Value, json};
 
 use crate::region_losses::load::Load;
+use crate::region_records::clocks::token;
 use crate::region_records::records::Node;
-use crate::region_records::store::account;
 use crate::support::eventually;
+use crate::support::gateway::Gateway;
 use crate::support::peers::backend;
 use crate::support::processes::postgres::Postgres;
 use crate::support::processes::process::gw_gateway;
@@ -28,19 +20,21 @@ use crate::support::processes::successor::{Successor, replace};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
-fn entry(target: &str) -> AuditEntry {
-    AuditEntry {
-        at: Timestamp(7),
-        actor: "admin".into(),
-        action: "account.create".into(),
-        account: None,
-        target: target.to_owned(),
-        detail: json!({}),
+/// Runs `gw-gateway region rekey` with the configuration of a node that is not started. Returns
+/// what it prints; an error is what it says of a failure.
+fn rekey(postgres: &Postgres) -> Result<String, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("gateway.toml");
+    fs::write(&config, postgres.config(&folder.path().join("data"))).unwrap();
+    let mut command = gw_gateway();
+    command.args(["region", "rekey", "--config"]).arg(&config);
+    let ended = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    if ended.status.success() {
+        Ok(text(ended.stdout))
+    } else {
+        Err(text(ended.stderr))
     }
-}
-
-fn load(postgres: &Postgres, node: &str) -> Result<Snapshot, StoreError> {
-    PostgresStore::new(&postgres.source(node)).unwrap().load()
 }
 
 /// All rows that a key authenticates or seals.
@@ -53,88 +47,36 @@ fn rows(postgres: &Postgres) -> String {
     postgres.sql(ROWS)
 }
 
-/// An authority that has replaced the first one.
-fn authority() -> Step {
-    Step::Put(StoredRecord::Authority(AuthorityRecord {
-        id: AuthorityId::new(&"b".repeat(40)).unwrap(),
-        role: AuthorityRole::Issuing,
-        certificate: "certificate".to_owned(),
-        private_key: Some(Secret::new("private".to_owned())),
-        created_at: Timestamp(1),
-        later: Default::default(),
-    }))
-}
-
 /// A region with an account and a signing key, and a next key.
 fn region() -> Option<Postgres> {
     let postgres = Postgres::with_region()?;
     postgres.make_next_key();
-    let mut store = PostgresStore::new(&postgres.source("a")).unwrap();
-    let start = store.load().unwrap().position;
-    let signing = Step::Put(StoredRecord::SigningKey(
-        SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap(),
-    ));
-    store
-        .commit(
-            &start,
-            &[Step::Put(account("first")), signing],
-            &entry("first"),
-        )
-        .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let node = Node::start(&postgres, folder.path(), "first");
+    let api = node.gateway.api();
+    api.create_account("first");
+    assert_eq!(api.list("/signing-keys").len(), 1);
+    node.gateway.drain();
     Some(postgres)
-}
-
-/// The private keys in the records.
-fn private_keys(Snapshot { records, .. }: &Snapshot) -> Vec<String> {
-    let signing = records.signing_keys.values().map(|key| &key.private_key);
-    let of_authorities = records
-        .authorities
-        .values()
-        .filter_map(|authority| authority.private_key.as_ref());
-    signing
-        .chain(of_authorities)
-        .map(|key| key.reveal().to_owned())
-        .collect()
-}
-
-/// Creates accounts one after the other until `stop`.
-fn create_accounts(postgres: &Postgres, writer: usize, stop: &AtomicBool, made: &AtomicUsize) {
-    let mut store = PostgresStore::new(&postgres.source(&format!("writer{writer}"))).unwrap();
-    let mut at = store.load().unwrap().position;
-    for number in 0.. {
-        if stop.load(Ordering::SeqCst) {
-            break;
-        }
-        let name = format!("w{writer}n{number}");
-        at = loop {
-            match store.commit(&at, &[Step::Put(account(&name))], &entry(&name)) {
-                Ok(position) => break position,
-                Err(StoreError::Stale) => {}
-                Err(error) => panic!("{error}"),
-            }
-            at = match store.changes_after(&at).unwrap() {
-                History::Changes(changes) => {
-                    changes.last().map_or(at, |(position, _)| position.clone())
-                }
-                History::Forgotten | History::Replaced => store.load().unwrap().position,
-            };
-        };
-        made.fetch_add(1, Ordering::SeqCst);
-    }
 }
 
 #[test]
 fn changes_of_the_same_moment_are_kept_under_the_next_key() {
-    const WRITERS: usize = 3;
     let Some(postgres) = region() else { return };
-    let config = postgres.config(Path::new("/nowhere"));
-    let mut store = PostgresStore::new(&postgres.source("setup")).unwrap();
-    let start = store.load().unwrap().position;
-    store
-        .commit(&start, &[authority()], &entry("authority"))
-        .unwrap();
-    let before = private_keys(&load(&postgres, "before").unwrap());
-    assert_eq!(before.len(), 2);
+    let folder = tempfile::tempdir().unwrap();
+    let names = ["a", "b", "c"];
+    let nodes = names.map(|name| Node::start(&postgres, folder.path(), name));
+    let api = nodes[0].gateway.api();
+    api.create_service("demo", "echo");
+    let credential = api.create_credential("demo", &["echo"]);
+    api.post("/agent-ca/replace", &json!({ "immediately": true }));
+    api.await_workers();
+    let before = token(&nodes[0].about(), &credential);
+    let accounts = || -> usize {
+        let count = "SELECT count(*) FROM gw.records WHERE kind = 'account'";
+        postgres.sql(count).parse().unwrap()
+    };
+    let others = accounts();
     let stop = AtomicBool::new(false);
     let made = AtomicUsize::new(0);
     let wait_for_changes = |count: usize| {
@@ -144,14 +86,23 @@ fn changes_of_the_same_moment_are_kept_under_the_next_key() {
         });
     };
     std::thread::scope(|scope| {
-        for writer in 0..WRITERS {
-            let (postgres, stop, made) = (&postgres, &stop, &made);
-            scope.spawn(move || create_accounts(postgres, writer, stop, made));
+        for (name, node) in names.iter().zip(&nodes) {
+            let (api, stop, made) = (node.gateway.api(), &stop, &made);
+            scope.spawn(move || {
+                for number in (0..).take_while(|_| !stop.load(Ordering::SeqCst)) {
+                    api.create_account(&format!("acme{name}{number}"));
+                    made.fetch_add(1, Ordering::SeqCst);
+                }
+            });
         }
         wait_for_changes(20);
-        let replaced = rekey(&config, false).unwrap();
-        assert!(replaced.records >= 22, "{replaced:?}");
-        let repeated = rekey(&config, false).unwrap_err().to_string();
+        let replaced = rekey(&postgres).unwrap();
+        let written = replaced.split(' ').find_map(|word| word.parse().ok());
+        assert!(
+            written.is_some_and(|records: usize| records >= 22),
+            "{replaced}"
+        );
+        let repeated = rekey(&postgres).unwrap_err();
         assert!(
             repeated.contains("region_key_next is the key of the region already"),
             "{repeated}"
@@ -159,26 +110,38 @@ fn changes_of_the_same_moment_are_kept_under_the_next_key() {
         wait_for_changes(20);
         stop.store(true, Ordering::SeqCst);
     });
+    for node in nodes {
+        node.gateway.drain();
+    }
     // With the next key alone, all records are authentic, and all changes are there.
     let earlier = postgres.exchange_keys();
-    let after = load(&postgres, "after").unwrap();
-    assert_eq!(
-        after.records.accounts.len(),
-        made.load(Ordering::SeqCst) + 1
-    );
-    assert_eq!(private_keys(&after), before);
+    let node = Node::start(&postgres, folder.path(), "after");
+    assert_eq!(accounts(), made.load(Ordering::SeqCst) + others);
+    // The private keys are the same: of the authority of agents, and of tokens.
+    let _agent = node.agent(folder.path(), &backend::answering(OK));
+    assert_relayed(&node, &before);
+    assert_relayed(&node, &token(&node.about(), &credential));
     assert_eq!(
         postgres.sql("SELECT count(*) FROM gw.audit WHERE action = 'region.rekey'"),
         "1"
     );
-    // The earlier key opens nothing.
-    let mut source = postgres.source("earlier");
-    source.keys = RegionKey::load(&earlier).unwrap().into();
-    let refused = PostgresStore::new(&source)
-        .unwrap()
-        .load()
-        .unwrap_err()
-        .to_string();
+    the_earlier_key_opens_nothing(&postgres, &earlier);
+}
+
+/// Waits until a node relays a request with this token.
+fn assert_relayed(node: &Node, token: &str) {
+    let field = format!("X-Gw-Authorization: Bearer {token}");
+    eventually("a request is relayed", || {
+        (node.response_to(&field).status == 200).then_some(())
+    });
+}
+
+fn the_earlier_key_opens_nothing(postgres: &Postgres, earlier: &Path) {
+    let folder = tempfile::tempdir().unwrap();
+    let next = postgres.key_file().display().to_string();
+    let config = postgres.config(&folder.path().join("earlier"));
+    let config = config.replace(&next, &earlier.display().to_string());
+    let refused = Gateway::try_start(&config).err().unwrap();
     assert!(
         refused.contains("the region key differs from the key of the other nodes"),
         "{refused}"
@@ -190,17 +153,16 @@ fn the_copy_of_a_node_that_started_without_postgresql_is_written_again_with_the_
     let Some(mut postgres) = region() else { return };
     let folder = tempfile::tempdir().unwrap();
     let node = Node::start(&postgres, folder.path(), "a");
-    rekey(&postgres.config(Path::new("/nowhere")), false).unwrap();
-    let newest = postgres
+    rekey(&postgres).unwrap();
+    let newest: u64 = postgres
         .sql("SELECT revision FROM gw.region")
         .parse()
         .unwrap();
-    let keeps = |node: &Node| node.gateway.control().revision().0 >= newest;
+    let keeps = |node: &Node| node.revision() >= newest;
     eventually("the node has followed", || keeps(&node).then_some(()));
+    let [copy, journal] = ["records.sealed", "records.journal"].map(|file| node.file(file));
     node.gateway.drain();
     postgres.stop();
-    let [copy, journal] =
-        ["records.sealed", "records.journal"].map(|file| node.data_dir.join(file));
     let restart = |postgres: &Postgres, before: &[u8]| {
         let node = Node::start(postgres, folder.path(), "a");
         assert!(keeps(&node), "it knows all records");
@@ -244,7 +206,6 @@ const JOIN: &str = "
 #[test]
 fn a_node_that_joins_while_the_key_is_replaced_waits_and_gets_no_row_of_the_earlier_key() {
     let Some(postgres) = region() else { return };
-    let config = postgres.config(Path::new("/nowhere"));
     // Everything but the nodes is written; the replacement goes on when the other statement waits
     // for it.
     postgres.sql(
@@ -261,7 +222,7 @@ fn a_node_that_joins_while_the_key_is_replaced_waits_and_gets_no_row_of_the_earl
          CREATE TRIGGER await BEFORE INSERT ON gw.audit FOR EACH ROW EXECUTE FUNCTION await()",
     );
     std::thread::scope(|scope| {
-        let replaced = scope.spawn(|| rekey(&config, false).map(drop));
+        let replaced = scope.spawn(|| rekey(&postgres));
         let is_writing = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 7";
         eventually("the replacement writes", || {
             (postgres.sql(is_writing) == "1").then_some(())
@@ -278,9 +239,8 @@ fn a_node_that_joins_while_the_key_is_replaced_waits_and_gets_no_row_of_the_earl
 #[test]
 fn a_replacement_that_fails_changes_nothing() {
     let Some(postgres) = region() else { return };
-    let config = postgres.config(Path::new("/nowhere"));
     let before = rows(&postgres);
-    let refusal = || rekey(&config, false).unwrap_err().to_string();
+    let refusal = || rekey(&postgres).unwrap_err();
     postgres.sql("UPDATE gw.region SET schema = schema + 1");
     assert!(refusal().contains("too new for this program"));
     postgres.sql("UPDATE gw.region SET schema = schema - 1");
@@ -316,7 +276,6 @@ fn a_replacement_that_fails_changes_nothing() {
 #[test]
 fn a_replacement_whose_connection_breaks_leaves_the_earlier_key_and_can_be_repeated() {
     let Some(postgres) = region() else { return };
-    let config = postgres.config(Path::new("/nowhere"));
     let before = rows(&postgres);
     // Near the end of the transaction, which has written everything but the nodes.
     postgres.sql(
@@ -324,17 +283,19 @@ fn a_replacement_whose_connection_breaks_leaves_the_earlier_key_and_can_be_repea
          $$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NEW; END $$;
          CREATE TRIGGER stop BEFORE INSERT ON gw.audit FOR EACH ROW EXECUTE FUNCTION stop()",
     );
-    let broken = rekey(&config, false).unwrap_err().to_string();
+    let broken = rekey(&postgres).unwrap_err();
     assert!(
         broken.contains("whether the key was replaced is not known"),
         "{broken}"
     );
     assert_eq!(rows(&postgres), before);
-    load(&postgres, "b").unwrap();
     postgres.sql("DROP TRIGGER stop ON gw.audit");
-    rekey(&config, false).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let starts = |name| Node::start(&postgres, folder.path(), name).gateway.drain();
+    starts("b");
+    rekey(&postgres).unwrap();
     postgres.exchange_keys();
-    load(&postgres, "c").unwrap();
+    starts("c");
 }
 
 /// `gw-gateway region` with the configuration of a node.
@@ -430,12 +391,8 @@ fn no_request_and_no_change_fails_while_the_key_of_running_nodes_is_replaced() {
         before,
         "the agent did not enroll again"
     );
-    let accounts = load(&region.postgres, "reader")
-        .unwrap()
-        .records
-        .accounts
-        .len();
-    assert_eq!(accounts, made + 1);
+    let accounts = "SELECT count(*) FROM gw.records WHERE kind = 'account'";
+    assert_eq!(region.postgres.sql(accounts), (made + 1).to_string());
 
     a_file_with_the_earlier_key_is_refused(&region, &earlier);
 }
@@ -444,19 +401,12 @@ fn no_request_and_no_change_fails_while_the_key_of_running_nodes_is_replaced() {
 fn replace_the_key_while_accounts_are_created(region: &Region) -> usize {
     let stop = AtomicBool::new(false);
     let made = AtomicUsize::new(0);
-    let addresses: Vec<_> = (0..3).map(|node| region.node(node).admin_address).collect();
-    let authorization = format!("Bearer {}", region.admin_token().trim());
+    let nodes = [0, 1, 2].map(|node| region.api(node));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Ordering::SeqCst) {
                 let number = made.load(Ordering::SeqCst);
-                let id = json!({ "id": format!("acme{number}") });
-                let request =
-                    ureq::post(format!("http://{}/api/v1/accounts", addresses[number % 3]));
-                request
-                    .header("Authorization", &authorization)
-                    .send_json(id)
-                    .unwrap();
+                nodes[number % 3].create_account(&format!("acme{number}"));
                 made.fetch_add(1, Ordering::SeqCst);
             }
         });

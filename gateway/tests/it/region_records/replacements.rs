@@ -5,13 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gw_data_plane::limits::DRAIN_IDLE_SUCCEEDED;
-use gw_store::Store;
 use http::Method;
 use serde_json::json;
 
-use super::store::{create, open};
+use super::store::Writer;
 use crate::support::eventually;
+use crate::support::limits::DRAIN_IDLE_SUCCEEDED;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, HOST};
 use crate::support::processes::region::Region;
@@ -49,11 +48,12 @@ fn replaced(region: &Region, successors: &mut Vec<Successor>) -> Option<()> {
     let began = Instant::now();
     successors.push(replace(process, &node.log));
     // Without a node that is behind: the replaced process says that it uses the change.
-    let changes = json!({ "capture_allowed": true });
-    let patched = region.patch(0, "/api/v1/accounts/demo", &changes);
-    let back = json!({ "capture_allowed": false });
-    let patched_back = region.patch(0, "/api/v1/accounts/demo", &back);
-    assert_eq!([patched, patched_back], [(200, None), (200, None)]);
+    let api = region.api(0);
+    for allowed in [true, false] {
+        let changes = json!({ "capture_allowed": allowed });
+        let patched = api.ask("PATCH", "/accounts/demo", &changes);
+        assert_eq!((patched.status, &*patched.pending_nodes), (200, ""));
+    }
     let status = status(region, &mut kept);
     let is_late = began.elapsed() >= DRAIN_IDLE_SUCCEEDED;
     assert!(region.metric(0, "gw_background_panics_total") < 0.5);
@@ -82,13 +82,12 @@ fn replacements_beside_changes_of_another_node_pass_them_on() {
     thread::scope(|scope| {
         let _stopped = Stopped(&stop);
         scope.spawn(|| {
-            let mut store = open(&region.postgres, "other");
-            let mut position = store.load().unwrap().position;
+            let mut other = Writer::start(&region.postgres, "other");
             for number in 0.. {
                 if stop.load(Ordering::Relaxed) {
                     return;
                 }
-                create(&mut store, &mut position, &format!("account{number:06}"));
+                other.create(&format!("account{number:06}"));
                 // Leaves room for the changes of the node.
                 thread::sleep(Duration::from_millis(10));
             }

@@ -14,14 +14,14 @@ use gw_base::clock::Timestamp;
 use gw_shared::id::AccountId;
 use gw_store::{
     AccountRecord, AuditEntry, AuditQuery, History, Position, PostgresStore, Revision, SigningKey,
-    Step, Store, StoreError, StoreSource, StoredRecord,
+    Step, Store, StoreError, StoreSource, StoredRecord, UsageAmounts, UsageQuery, UsageRow,
 };
 
 use crate::support::processes::postgres::Postgres;
 use crate::support::processes::process::send_signal;
 use crate::support::{eventually, programs};
 
-pub(crate) fn account(id: &str) -> StoredRecord {
+fn account(id: &str) -> StoredRecord {
     StoredRecord::Account(AccountRecord {
         id: AccountId::new(id).unwrap(),
         capture_allowed: false,
@@ -44,25 +44,109 @@ fn entry(target: &str) -> AuditEntry {
     }
 }
 
-pub(crate) fn open(postgres: &Postgres, node: &str) -> PostgresStore {
+fn open(postgres: &Postgres, node: &str) -> PostgresStore {
     let mut store = PostgresStore::new(&postgres.source(node)).unwrap();
     store.load().unwrap();
     store
 }
 
-/// Commits the creation of an account, after catching up if necessary, as the control plane does.
-pub(crate) fn create(store: &mut PostgresStore, at: &mut Position, id: &str) {
-    loop {
-        match store.commit(at, &[Step::Put(account(id))], &entry(id)) {
-            Ok(position) => return *at = position,
-            Err(StoreError::Stale) => {
-                let History::Changes(changes) = store.changes_after(at).unwrap() else {
-                    panic!("history lost")
-                };
-                *at = changes.last().unwrap().0.clone();
+/// Creates accounts, as the control plane of a node does.
+pub(crate) struct Writer {
+    store: PostgresStore,
+    /// The newest change that it knows.
+    position: Position,
+}
+
+/// Date, label of a service, and its requests, refusals, bytes in and bytes out.
+type Usage = (String, String, [u64; 4]);
+
+impl Writer {
+    pub(crate) fn start(postgres: &Postgres, node: &str) -> Self {
+        Self::start_at(postgres, &postgres.url(), node)
+    }
+
+    /// As [`Self::start`], with the server at this URL.
+    fn start_at(postgres: &Postgres, url: &str, node: &str) -> Self {
+        let mut store = PostgresStore::new(&postgres.source_at(url, node)).unwrap();
+        let position = store.load().unwrap().position;
+        Self { store, position }
+    }
+
+    /// Creates an account, after catching up if necessary.
+    pub(crate) fn create(&mut self, id: &str) {
+        while let Err(reason) = self.try_create(id) {
+            assert_eq!(reason, "stale");
+            let History::Changes(changes) = self.store.changes_after(&self.position).unwrap()
+            else {
+                panic!("history lost")
+            };
+            self.position = changes.last().unwrap().0.clone();
+        }
+    }
+
+    /// Creates an account by one commit, unless the records have changed or the server does not
+    /// confirm it.
+    fn try_create(&mut self, id: &str) -> Result<(), &'static str> {
+        let steps = [Step::Put(account(id))];
+        match self.store.commit(&self.position, &steps, &entry(id)) {
+            Ok(position) => {
+                self.position = position;
+                Ok(())
             }
+            Err(StoreError::Stale) => Err("stale"),
+            Err(StoreError::Unavailable(_)) => Err("unavailable"),
             Err(error) => panic!("{error}"),
         }
+    }
+
+    /// Loads all records. Returns the number of accounts; `None` if the server does not answer.
+    fn reload(&mut self) -> Option<usize> {
+        let loaded = self.store.load().ok()?;
+        self.position = loaded.position;
+        Some(loaded.records.accounts.len())
+    }
+
+    /// Writes what a node has counted, and forgets days before `oldest`.
+    fn put_usage(&mut self, source: &str, rows: &[Usage], oldest: &str) {
+        let rows: Vec<UsageRow> = rows
+            .iter()
+            .map(
+                |(date, label, [requests, refusals, bytes_in, bytes_out])| UsageRow {
+                    date: date.clone(),
+                    label: label.clone(),
+                    amounts: UsageAmounts {
+                        requests: *requests,
+                        refusals: *refusals,
+                        bytes_in: *bytes_in,
+                        bytes_out: *bytes_out,
+                    },
+                },
+            )
+            .collect();
+        assert!(self.store.put_usage(source, &rows, oldest).unwrap());
+    }
+
+    /// The usage of services whose label has this prefix, after a row.
+    fn usage(&mut self, prefix: &str, after: Option<(&str, &str)>, limit: usize) -> Vec<Usage> {
+        let query = UsageQuery {
+            since: "0001-01-01".to_owned(),
+            until: "9999-12-31".to_owned(),
+            label_prefix: prefix.to_owned(),
+            after: after.map(|(date, label)| (date.to_owned(), label.to_owned())),
+            limit,
+        };
+        let rows = self.store.usage(&query).unwrap().unwrap().into_iter();
+        rows.map(|row| {
+            let of = row.amounts;
+            let amounts = [of.requests, of.refusals, of.bytes_in, of.bytes_out];
+            (row.date, row.label, amounts)
+        })
+        .collect()
+    }
+
+    /// Number and target of all entries of the audit log, the newest first.
+    fn audit(&mut self) -> Vec<(i64, String)> {
+        audit(&mut self.store)
     }
 }
 
@@ -174,23 +258,16 @@ fn a_load_knows_the_authentic_changes_before_it() {
     let Some(postgres) = Postgres::with_region() else {
         return;
     };
-    let mut store = open(&postgres, "a");
-    let mut position = at(&postgres, 0);
+    let mut writer = Writer::start(&postgres, "a");
     ["red", "green", "blue"]
         .iter()
-        .for_each(|id| create(&mut store, &mut position, id));
-    let recent = |store: &mut PostgresStore| store.load().unwrap().recent;
-    assert_eq!(
-        recent(&mut store),
-        [1, 2, 3].map(|revision| at(&postgres, revision))
-    );
+        .for_each(|id| writer.create(id));
+    let mut recent = || writer.store.load().unwrap().recent;
+    assert_eq!(recent(), [1, 2, 3].map(|revision| at(&postgres, revision)));
     postgres.sql("UPDATE gw.changes SET change_id = gen_random_uuid() WHERE revision = 1");
-    assert_eq!(
-        recent(&mut store),
-        [2, 3].map(|revision| at(&postgres, revision))
-    );
+    assert_eq!(recent(), [2, 3].map(|revision| at(&postgres, revision)));
     postgres.sql("DELETE FROM gw.changes");
-    assert_eq!(recent(&mut store), [position]);
+    assert_eq!(recent(), [writer.position]);
 }
 
 #[test]
@@ -199,22 +276,15 @@ fn concurrent_writers_lose_and_double_no_change() {
     let Some(postgres) = Postgres::with_region() else {
         return;
     };
-    let start = at(&postgres, 0);
     std::thread::scope(|scope| {
-        for writer in ["a", "b", "c"] {
-            let mut store = open(&postgres, writer);
-            let start = &start;
-            scope.spawn(move || {
-                let mut position = start.clone();
-                for n in 0..EACH {
-                    create(&mut store, &mut position, &format!("{writer}{n:03}"));
-                }
-            });
+        for name in ["a", "b", "c"] {
+            let mut writer = Writer::start(&postgres, name);
+            scope.spawn(move || (0..EACH).for_each(|n| writer.create(&format!("{name}{n:03}"))));
         }
     });
-    let mut store = open(&postgres, "reader");
-    assert_eq!(store.load().unwrap().records.accounts.len(), 3 * EACH);
-    let entries = audit(&mut store);
+    let mut reader = Writer::start(&postgres, "reader");
+    assert_eq!(reader.reload(), Some(3 * EACH));
+    let entries = reader.audit();
     let numbers: Vec<i64> = entries.iter().map(|(number, _)| *number).rev().collect();
     assert_eq!(
         numbers,
@@ -234,23 +304,18 @@ fn a_commit_with_a_lost_reply_is_made_once() {
         return;
     };
     let proxy = postgres.proxy();
-    let mut store = PostgresStore::new(&postgres.source_at(&proxy.url(), "a")).unwrap();
-    store.load().unwrap();
-    let mut position = at(&postgres, 0);
+    let mut writer = Writer::start_at(&postgres, &proxy.url(), "a");
     for n in 0..5 {
         // The statement is prepared by the first commit, so that later ones lose the reply of the
         // commit itself.
-        let id = format!("acme{n}");
         if n > 0 {
             proxy.lose_the_next_reply();
         }
-        position = store
-            .commit(&position, &[Step::Put(account(&id))], &entry(&id))
-            .unwrap();
+        writer.try_create(&format!("acme{n}")).unwrap();
         assert!(!proxy.has_lost_none());
     }
-    assert_eq!(position.revision, Revision(5));
-    assert_eq!(audit(&mut store).len(), 5);
+    assert_eq!(writer.position.revision, Revision(5));
+    assert_eq!(writer.audit().len(), 5);
 }
 
 #[test]
@@ -258,11 +323,14 @@ fn history_before_the_oldest_change_and_of_a_restored_database_is_lost() {
     let Some(postgres) = Postgres::with_region() else {
         return;
     };
-    let mut store = open(&postgres, "a");
-    let mut position = at(&postgres, 0);
-    for id in ["acme1", "acme2", "acme3"] {
-        create(&mut store, &mut position, id);
-    }
+    let mut writer = Writer::start(&postgres, "a");
+    ["acme1", "acme2", "acme3"]
+        .iter()
+        .for_each(|id| writer.create(id));
+    let Writer {
+        mut store,
+        position,
+    } = writer;
     let positions: Vec<Position> = (0..=3).map(|revision| at(&postgres, revision)).collect();
     let mut history = |position: &Position| match store.changes_after(position).unwrap() {
         History::Changes(changes) => changes.len().to_string(),
@@ -399,9 +467,8 @@ fn a_data_folder_has_one_process() {
 /// Creates accounts one after the other until `stop`. Returns those that the store has
 /// acknowledged.
 fn create_accounts(
-    mut store: PostgresStore,
-    writer: &str,
-    mut position: Position,
+    mut writer: Writer,
+    name: &str,
     stop: &AtomicBool,
     [made, unknown]: [&AtomicUsize; 2],
 ) -> Vec<String> {
@@ -411,25 +478,22 @@ fn create_accounts(
             break;
         }
         // After an unknown outcome, another account: the first may be committed late.
-        let id = format!("{writer}{number:06}");
-        while let Some(result) =
-            Some(store.commit(&position, &[Step::Put(account(&id))], &entry(&id)))
-        {
-            match result {
-                Ok(next) => {
-                    position = next;
-                    acknowledged.push(id);
-                    made.fetch_add(1, Ordering::Relaxed);
-                    break;
+        let id = format!("{name}{number:06}");
+        let created = loop {
+            match writer.try_create(&id) {
+                Err("stale") => {
+                    writer.reload();
                 }
-                Err(StoreError::Stale) => {
-                    position = store.load().map_or(position, |all| all.position);
-                }
-                Err(StoreError::Unavailable(_)) => {
-                    unknown.fetch_add(1, Ordering::Relaxed);
-                    break;
-                }
-                Err(error) => panic!("{error}"),
+                created => break created,
+            }
+        };
+        match created {
+            Ok(()) => {
+                acknowledged.push(id);
+                made.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(_) => {
+                unknown.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
@@ -443,15 +507,14 @@ fn acknowledged_changes_survive_kills_and_stops_of_the_server() {
     let Some(mut postgres) = Postgres::with_region() else {
         return;
     };
-    let start = at(&postgres, 0);
     let stop = AtomicBool::new(false);
     let made = AtomicUsize::new(0);
     let unknown = AtomicUsize::new(0);
     let acknowledged: Vec<String> = std::thread::scope(|scope| {
-        let writers = ["a", "b", "c"].map(|writer| {
-            let store = open(&postgres, writer);
-            let (start, stop, counts) = (start.clone(), &stop, [&made, &unknown]);
-            scope.spawn(move || create_accounts(store, writer, start, stop, counts))
+        let writers = ["a", "b", "c"].map(|name| {
+            let writer = Writer::start(&postgres, name);
+            let (stop, counts) = (&stop, [&made, &unknown]);
+            scope.spawn(move || create_accounts(writer, name, stop, counts))
         });
         let _stop = StopOnDrop(&stop);
         for round in 0..rounds {

@@ -53,8 +53,9 @@ fn bodies_between_nodes_share_a_room_and_changes_do_not_wait() {
         // Both nodes use a change at once: they hear of each other.
         for enabled in [false, true] {
             let change = serde_json::json!({ "enabled": enabled });
-            let changed = region.patch(0, "/api/v1/accounts/demo/services/echo", &change);
-            assert_eq!(changed, (200, None));
+            let path = "/accounts/demo/services/echo";
+            let changed = region.api(0).ask("PATCH", path, &change);
+            assert_eq!((changed.status, &*changed.pending_nodes), (200, ""));
             region.wait_for_members(2);
         }
         let grown = region.node(0).resident().saturating_sub(before);

@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use gw_gateway::demo::{Demo, Options};
 use http::Method;
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::crypto::aws_lc_rs;
@@ -22,6 +21,7 @@ use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
+use crate::support::demo::{Demo, Options};
 use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, connect, get, request};
 use crate::support::peers::http1_peer::Peer;

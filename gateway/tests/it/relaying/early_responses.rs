@@ -8,19 +8,15 @@ use std::net::TcpStream;
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use bytes::Bytes;
-use gw_control_plane::control::Actor;
-use gw_control_plane::control::records::agent;
-use gw_gateway::demo::{Demo, Options};
-use gw_interface::config::HandOver;
 use http::Method;
 
-use crate::support::admin_api::Api;
+use crate::support::demo::{Demo, Options};
 use crate::support::peers::caller::{Caller, connect, get, request};
 use crate::support::peers::http1_peer::Peer;
 use crate::support::peers::http2_caller::on_a_reactor;
 use crate::support::peers::{backend, http2_caller};
 use crate::support::processes::nodes::Nodes;
-use crate::support::{reports, request_log, tunnels, turn, wait_until_slots_are_free};
+use crate::support::{request_log, turn, wait_until_slots_are_free};
 
 /// More than all windows and socket buffers between caller and backend hold together.
 const BODY: usize = 24 * 1024 * 1024;
@@ -100,10 +96,7 @@ fn framing(is_chunked: bool) -> String {
 }
 
 fn crossings(demo: &Demo) -> u64 {
-    reports(demo)
-        .iter()
-        .map(|report| report.totals["requests_crossing"])
-        .sum()
+    demo.metrics().count("gw_requests_crossing_total")
 }
 
 /// A connection whose requests cross workers, or do not. The kernel may give any number of
@@ -131,7 +124,7 @@ fn the_rest_of_a_body_reaches_the_backend_on_and_across_workers() {
         let (url, bodies) = accepting();
         let options = Options {
             workers,
-            hand_over: HandOver::Never,
+            hand_over: "never",
             ..crate::support::options(Some(url))
         };
         let demo = Demo::start(&options).unwrap();
@@ -191,7 +184,7 @@ fn the_rest_of_a_body_reaches_the_backend_from_an_http2_caller() {
             .unwrap();
         // The receiver of the backend's thread blocks this one, so the frames have to be sent
         // first.
-        while tunnels(&demo)[0].in_flight > 0 {
+        while demo.tunnels()[0].in_flight > 0 {
             gw_shared::runtime::yield_now().await;
         }
         assert!(
@@ -212,7 +205,7 @@ fn the_request_log_shows_what_the_backend_took() {
         false,
         &bodies,
     );
-    let record = request_log::record(&Api(&demo.about), &id);
+    let record = request_log::record(&demo.api(), &id);
     assert_eq!(
         (
             &record["bytes_in"],
@@ -230,8 +223,8 @@ fn a_tunnel_that_is_lost_during_the_rest_of_a_body_resets_the_caller() {
     let mut caller = connect(&demo);
     caller.send(request(&demo, "POST /", &framing(false)));
     assert_eq!(caller.response().status, 202);
-    let agent = &tunnels(&demo)[0].agent_id;
-    agent::revoke(demo.gateway().control(), &Actor::Admin, "demo", agent).unwrap();
+    let agent = &demo.tunnels()[0].agent_id;
+    demo.api().revoke_agent("demo", agent);
     assert_eq!(
         caller.bytes(1).unwrap_err().kind(),
         ErrorKind::ConnectionReset

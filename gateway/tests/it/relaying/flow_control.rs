@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
 
-use gw_gateway::demo::{Demo, Options};
 use gw_shared::tunnel::window::{FIRST, LEAST, TUNNEL_BUDGET};
 use http::Method;
 
+use crate::support::demo::{Demo, Options};
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, connect, get, request};
 use crate::support::peers::http1_peer::Peer;
-use crate::support::{eventually, options, reports, tunnels, turn};
+use crate::support::{eventually, options, turn};
 
 const MIB: usize = 1024 * 1024;
 /// Bytes of a race that the test ends itself.
@@ -47,11 +47,16 @@ fn serve(mut peer: Peer<TcpStream>) {
     }
 }
 
-fn start(slots: u32, adjust: fn(&mut gw_interface::config::Config)) -> Demo {
+fn start(slots: u32) -> Demo {
+    start_with(slots, "")
+}
+
+/// As [`start`], with further lines of configuration.
+fn start_with(slots: u32, configuration: &str) -> Demo {
     let options = Options {
         workers: 1,
         slots: Some(slots),
-        adjust,
+        configuration: configuration.to_owned(),
         ..options(Some(backend::start(serve)))
     };
     Demo::start(&options).unwrap()
@@ -75,7 +80,7 @@ fn held_once_full(demo: &Demo, at_least: usize) -> usize {
     let mut before = 0;
     let mut unchanged = 0;
     eventually("streams are full", || {
-        let held = tunnels(demo)[0].held_bytes;
+        let held = demo.tunnels()[0].held_bytes;
         unchanged = if held == before { unchanged + 1 } else { 0 };
         before = held;
         (held >= at_least && unchanged >= 20).then_some(held)
@@ -92,10 +97,10 @@ fn is_answered(demo: &Demo) {
 fn stalled_callers_hold_at_most_the_budget_of_their_tunnel() {
     let _turn = turn();
     const CALLERS: usize = 300;
-    let demo = start(512, |_| {});
+    let demo = start(512);
     let callers = stalled_downloads(&demo, CALLERS);
     eventually("the windows shrink", || {
-        (tunnels(&demo)[0].window < FIRST).then_some(())
+        (demo.tunnels()[0].window < FIRST).then_some(())
     });
     let held = held_once_full(&demo, TUNNEL_BUDGET / 2);
     assert!(
@@ -109,7 +114,7 @@ fn stalled_callers_hold_at_most_the_budget_of_their_tunnel() {
     drop(callers);
     eventually("the windows grow again", || {
         is_answered(&demo);
-        let tunnel = &tunnels(&demo)[0];
+        let tunnel = &demo.tunnels()[0];
         (tunnel.window == FIRST && tunnel.held_bytes == 0).then_some(())
     });
 }
@@ -117,7 +122,7 @@ fn stalled_callers_hold_at_most_the_budget_of_their_tunnel() {
 #[test]
 fn a_small_request_passes_while_all_other_streams_are_full() {
     let _turn = turn();
-    let demo = start(200, |_| {});
+    let demo = start(200);
     let _down = stalled_downloads(&demo, 99);
     let chunk = vec![0; 64 * 1024];
     let _up: Vec<Caller> = (0..100)
@@ -151,14 +156,15 @@ fn a_small_request_passes_while_all_other_streams_are_full() {
 fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
     let _turn = turn();
     const STREAMS: usize = 64;
+    const MEMORY: usize = 40 * MIB;
     // One account may hold half of it, or a quarter while kernel memory of its callers takes the
     // most that it may. The first streams have large windows, and the others the least.
-    const MEMORY: usize = 10 * STREAMS * LEAST as usize;
-    let demo = start(8 * STREAMS as u32, |config| config.relay_memory = MEMORY);
+    const _: () = assert!(MEMORY == 10 * STREAMS * LEAST as usize);
+    let demo = start_with(8 * STREAMS as u32, "relay_memory_mib = 40\n");
     let mut callers = stalled_downloads(&demo, STREAMS);
     // How far depends on the time at which each stream began.
     eventually("the windows shrink", || {
-        (tunnels(&demo)[0].window < FIRST).then_some(())
+        (demo.tunnels()[0].window < FIRST).then_some(())
     });
     let held = held_once_full(&demo, MIB);
     // Each stream got at most its share at its start, and the shares of the first streams were
@@ -193,8 +199,8 @@ fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
             break late;
         }
     };
-    assert!(tunnels(&demo)[0].window < FIRST);
-    let held = tunnels(&demo)[0].held_bytes;
+    assert!(demo.tunnels()[0].window < FIRST);
+    let held = demo.tunnels()[0].held_bytes;
     assert!(held <= MEMORY, "{} KiB", held / 1024);
     callers.pop();
     eventually("a request is admitted again", || {
@@ -210,24 +216,25 @@ fn kernel_memory_of_stalled_callers_is_bounded_counted_and_released() {
     // slow the machine is: each socket starts with at most 128 KiB of unsent bytes and can hold
     // twice that.
     const CALLERS: usize = 100;
-    let demo = start(512, |config| config.relay_memory = 512 * MIB);
-    let report = || reports(&demo).remove(0);
+    let demo = start_with(512, "relay_memory_mib = 512\n");
+    let kernel_bytes = || demo.metrics().count("gw_connections_kernel_bytes") as usize;
     let callers = stalled_downloads(&demo, CALLERS);
     let held = eventually("the memory of every caller is counted", || {
-        let held = report().socket_bytes;
+        let held = kernel_bytes();
         (held > CALLERS * 8 * 1024).then_some(held)
     });
-    let limit = report().socket_limit;
+    let metrics = demo.metrics();
+    let limit = metrics.count("gw_connections_kernel_limit_bytes") as usize;
     assert!(limit <= 256 * MIB && held <= limit / 2, "{held} of {limit}");
     assert_eq!(
-        report().by_reason.ended_early.get("memory"),
-        None,
+        metrics.count_with("gw_connections_ended_early_total", "memory"),
+        0,
         "the account is within its share"
     );
     is_answered(&demo);
     drop(callers);
     eventually("no memory is counted", || {
-        (report().socket_bytes == 0).then_some(())
+        (kernel_bytes() == 0).then_some(())
     });
 }
 
@@ -262,7 +269,7 @@ fn race(
 #[test]
 fn streams_of_one_tunnel_share_it_evenly() {
     let _turn = turn();
-    let demo = start(128, |_| {});
+    let demo = start(128);
     let mut callers = stalled_downloads(&demo, 8);
     let mut shares = vec![0; callers.len()];
     let mut chunk = vec![0; 16 * 1024];
@@ -292,7 +299,7 @@ fn streams_of_one_tunnel_share_it_evenly() {
 #[test]
 fn a_small_request_does_not_wait_for_bulk_transfers() {
     let _turn = turn();
-    let demo = start(128, |_| {});
+    let demo = start(128);
     let (all, racers) = race(&demo, 8, FOR_EVER);
     let mut caller = connect(&demo);
     let mut beside = Vec::new();
@@ -312,7 +319,7 @@ fn a_small_request_does_not_wait_for_bulk_transfers() {
 #[test]
 fn windows_adjust_while_both_directions_are_full() {
     let _turn = turn();
-    let demo = start(512, |_| {});
+    let demo = start(512);
     let (all, racers) = race(&demo, 2, FOR_EVER);
     let uploads: Vec<_> = (0..2)
         .map(|_| {
@@ -335,11 +342,11 @@ fn windows_adjust_while_both_directions_are_full() {
         // Four busy streams on a short path share 1 MiB, and have 512 KiB each on a long one.
         let stalled = stalled_downloads(&demo, 300);
         eventually("the windows shrink", || {
-            (tunnels(&demo)[0].window < FIRST / 2).then_some(())
+            (demo.tunnels()[0].window < FIRST / 2).then_some(())
         });
         drop(stalled);
         eventually("the windows grow", || {
-            (tunnels(&demo)[0].window >= FIRST / 2).then_some(())
+            (demo.tunnels()[0].window >= FIRST / 2).then_some(())
         });
     }
     all.store(FOR_EVER, Ordering::Relaxed);

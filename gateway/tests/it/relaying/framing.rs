@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver};
 
 use bytes::Bytes;
-use gw_gateway::demo::Demo;
 use gw_shared::http::Fields;
 use h2::Reason;
 use h2::ext::Protocol;
@@ -12,6 +11,7 @@ use http::{HeaderMap, HeaderValue, Method};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::demo;
+use crate::support::demo::Demo;
 use crate::support::peers::caller::{HOST, connect, get, request};
 use crate::support::peers::http2_caller::{on_a_reactor, tls, whole};
 use crate::support::peers::http2_frames::{

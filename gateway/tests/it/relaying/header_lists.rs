@@ -3,9 +3,9 @@
 use std::io::{Read, Write};
 
 use bytes::Bytes;
-use gw_gateway::demo::Demo;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
+use crate::support::demo::Demo;
 use crate::support::peers::caller::{HOST, Tls};
 use crate::support::peers::http2_backend;
 use crate::support::peers::http2_caller::{connect, on_a_reactor, whole};
@@ -13,7 +13,7 @@ use crate::support::peers::http2_frames::{
     CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, SETTINGS, frame,
 };
 use crate::support::peers::{backend, caller, http2_frames};
-use crate::support::{demo, eventually, reports};
+use crate::support::{demo, eventually};
 
 const KIB: usize = 1024;
 const ENHANCE_YOUR_CALM: u8 = 11;
@@ -285,11 +285,9 @@ fn a_longer_block_ends_the_connection_without_a_response() {
         caller.send(&head);
         caller.assert_ended_for(ENHANCE_YOUR_CALM);
         assert!(caller.payloads(HEADERS).is_empty(), "{what}");
-        let ended = |reason: &str| -> u64 {
-            reports(&demo)
-                .iter()
-                .filter_map(|report| report.by_reason.ended_early.get(reason))
-                .sum()
+        let ended = |reason: &str| {
+            let name = "gw_connections_ended_early_total";
+            demo.metrics().count_with(name, &format!("\"{reason}\""))
         };
         eventually(what, || {
             ((ended("headers"), ended("http2")) == counts).then_some(())

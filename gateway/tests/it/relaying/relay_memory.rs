@@ -6,26 +6,25 @@ mod kernel_memory;
 use std::net::{SocketAddr, TcpStream};
 use std::{fs, thread};
 
-use gw_agent::identity::state::StateDir;
-use gw_gateway::Gateway;
-use gw_gateway::demo::{About, Demo, Options};
-use gw_interface::config::Config;
 use gw_shared::tunnel::endpoint::STREAMS_MAX;
 use gw_shared::tunnel::frame::{DATA_MAX, Kind, StreamId};
 use http::Method;
 
+use crate::support::agents::in_process;
 use crate::support::agents::modified_agent;
 use crate::support::agents::modified_agent::{HOST, Tunnel, enroll};
 use crate::support::agents::tunnel_frames::{
     CHUNKED, data, frame, head, head_text, hello, last_data, last_head, ping, response, trailers,
 };
+use crate::support::demo::{About, Demo, Options};
+use crate::support::gateway::Gateway;
 use crate::support::peers::caller::{Caller, Tls, session, use_once};
 use crate::support::peers::http1_peer::Peer;
 use crate::support::peers::http2_frames;
 use crate::support::peers::http2_frames::{END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS};
 use crate::support::processes::process::{Served, config_text};
 use crate::support::processes::{prepared, process};
-use crate::support::{eventually, options, reports, setup, turn};
+use crate::support::{eventually, options, turn};
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
@@ -54,21 +53,12 @@ impl Setup {
         let directory = tempfile::tempdir().unwrap();
         let data_dir = directory.path().join("data");
         let config = config_text(&data_dir, 0);
-        let gateway = Gateway::start(&Config::parse(&config, |_| None).unwrap()).unwrap();
-        let control = gateway.control();
-        let port = gateway.address().port();
+        let gateway = Gateway::start(&config);
+        let api = gateway.api();
         let key = |account: &&str| {
-            setup::service(control, account, "echo");
-            let ca = data_dir.join("dev-ca.crt");
-            setup::agent(
-                control,
-                account,
-                &["echo"],
-                port,
-                &ca,
-                &directory.path().join(account),
-            );
-            setup::service_key(control, account, &["echo"]).1
+            api.create_service(account, "echo");
+            gateway.enroll(account, &["echo"], &directory.path().join(account));
+            api.create_service_key(account, &["echo"]).1
         };
         let keys = accounts.iter().map(key).collect();
         gateway.drain();
@@ -99,10 +89,7 @@ impl Setup {
         let name = self.accounts[account];
         let about = self.about();
         let host = format!("{name}--echo.eu1.gw.localhost");
-        let identity = StateDir::new(self.directory.path().join(name))
-            .identity()
-            .unwrap();
-        let identity = (identity.certificate, identity.key.clone_key());
+        let identity = in_process::identity(&self.directory.path().join(name));
         let mut tunnel =
             Tunnel::upgrade(modified_agent::connection(&about, &host, identity), &host);
         tunnel.0.send(hello(u32::try_from(STREAMS_MAX).unwrap()));
@@ -162,7 +149,7 @@ impl Setup {
     }
 
     fn metric(&self, metric: &str, account: &str) -> usize {
-        self.gateway.metric(metric, account)
+        self.gateway.metrics().count_with(metric, account) as usize
     }
 }
 
@@ -420,21 +407,15 @@ fn complete_responses_count_until_http2_callers_have_them() {
 
 #[test]
 fn a_head_without_room_is_refused_and_ordinary_heads_pass() {
-    let adjust: fn(&mut Config) = |config| config.relay_memory = 4 * MIB;
     let demo = Demo::start(&Options {
         workers: 1,
-        adjust,
+        configuration: "relay_memory_mib = 16\n".to_owned(),
         ..options(None)
     })
     .unwrap();
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
-    let refusals = || -> u64 {
-        reports(&demo)
-            .iter()
-            .flat_map(|report| report.by_reason.refusals.values())
-            .sum()
-    };
+    let refusals = || demo.metrics().count("gw_refusals_total");
     let before = refusals();
     let mut callers = Vec::new();
     // Opens requests until the share of the account is full.

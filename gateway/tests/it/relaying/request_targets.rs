@@ -1,10 +1,9 @@
 //! Paths and queries pass unchanged, over every HTTP version on both sides.
 
-use gw_gateway::demo::Demo;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::admin_api::Api;
+use crate::support::demo::Demo;
 use crate::support::peers::caller::{connect, get};
 use crate::support::peers::http2_caller::{on_a_reactor, tls};
 use crate::support::peers::http2_frames::{
@@ -134,7 +133,7 @@ fn fragments_and_invalid_target_bytes_are_refused() {
 #[test]
 fn every_visible_byte_is_logged_and_replayed() {
     let demo = demo(Some(target_backend()));
-    let api = Api(&demo.about);
+    let api = demo.api();
     let changes = json!({ "capture_request_body": true, "capture_response_body": true });
     assert_eq!(
         api.ask("PATCH", "/accounts/demo/services/echo", &changes)

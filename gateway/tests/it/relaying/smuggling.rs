@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Mutex, PoisonError};
 
-use gw_gateway::demo::Demo;
 use gw_shared::http::Framing;
 use http::Method;
 
+use crate::support::demo::Demo;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, HOST, connect, get, request};
 use crate::support::{SOON, demo};

@@ -7,21 +7,20 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use gw_gateway::demo::{Demo, Options};
-use gw_interface::config::HandOver;
 use gw_shared::tunnel::window::LEAST;
 use http::Method;
 
 use crate::support::agents::modified_agent;
 use crate::support::agents::modified_agent::enroll;
 use crate::support::agents::tunnel_frames::{begun, data, trailers};
+use crate::support::demo::{Demo, Options};
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, connect, get};
 use crate::support::peers::http1_peer::Peer;
 use crate::support::peers::http2_frames::{
     ACK, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, block, frame,
 };
-use crate::support::{eventually, options, tunnels};
+use crate::support::{eventually, options};
 
 /// Size of a large piece.
 const BLOCK: usize = 16 * 1024;
@@ -85,16 +84,13 @@ fn is_answered(demo: &Demo) {
 }
 
 fn crossings(demo: &Demo) -> u64 {
-    crate::support::reports(demo)
-        .iter()
-        .map(|report| report.totals["requests_crossing"])
-        .sum()
+    demo.metrics().count("gw_requests_crossing_total")
 }
 
 /// Asserts that a stalled caller gets its complete response once it reads, and that its tunnel
 /// serves other requests until then.
 fn stalls_alone(demo: &Demo, more: Sender<()>, mut slow: Caller, tiny: usize) {
-    let tunnel = || tunnels(demo).swap_remove(0);
+    let tunnel = || demo.tunnels().swap_remove(0);
     let generation = tunnel().generation;
     slow.send(get(demo, "/tiny"));
     assert_eq!(slow.response_head(&Method::GET).unwrap().status, 200);
@@ -153,7 +149,7 @@ fn a_stalled_caller_of_another_worker_does_not_end_the_tunnel() {
     const TINY: usize = 120_000;
     let (demo, more) = start(
         Options {
-            hand_over: HandOver::Never,
+            hand_over: "never",
             ..options(None)
         },
         TINY,
@@ -191,7 +187,7 @@ fn pieces_and_trailers_keep_their_order() {
     // still has room.
     let mut sent = Vec::new();
     let waits = |demo: &Demo| {
-        tunnels(demo)
+        demo.tunnels()
             .iter()
             .any(|tunnel| tunnel.held_bytes >= 100_000)
     };

@@ -3,16 +3,14 @@
 use std::io::Write;
 use std::net::{Shutdown, TcpStream};
 
-use gw_gateway::demo::{Demo, Options};
-use gw_interface::config::HandOver;
 use h2::ext::Protocol;
 use http::Method;
 
+use crate::support::demo::{Demo, Options};
 use crate::support::peers::caller::{Caller, connect, request};
 use crate::support::peers::http1_peer::Peer;
 use crate::support::peers::http2_caller::{data, on_a_reactor};
 use crate::support::peers::{backend, http2_caller};
-use crate::support::tunnels;
 
 /// A backend that accepts the requested protocol, then echoes every byte twice. It ends its half
 /// after the other half has ended.
@@ -115,7 +113,7 @@ fn content_of_an_upgrade_comes_before_the_protocol() {
     const MOST: usize = 64 * 1024;
     let largest = "x".repeat(MOST);
     let too_large = "x".repeat(MOST + 1);
-    for hand_over in [HandOver::Always, HandOver::Never] {
+    for hand_over in ["always", "never"] {
         let options = Options {
             workers: 2,
             hand_over,
@@ -157,7 +155,7 @@ fn end(caller: &mut Caller) {
 
 #[test]
 fn http1_upgrades_end_each_half_separately() {
-    for hand_over in [HandOver::Always, HandOver::Never] {
+    for hand_over in ["always", "never"] {
         let options = Options {
             workers: 2,
             hand_over,
@@ -187,7 +185,7 @@ fn http1_upgrades_end_each_half_separately() {
                 caller.send([byte]);
                 assert_eq!(caller.bytes(2).unwrap(), [byte, byte]);
             }
-            assert_eq!(tunnels(&demo)[0].in_flight, 1);
+            assert_eq!(demo.tunnels()[0].in_flight, 1);
             end(&mut caller);
             assert_eq!(caller.bytes(3).unwrap(), b"bye");
             assert!(caller.is_closed());
@@ -227,7 +225,7 @@ fn the_backend_may_end_its_half_of_an_upgrade_first() {
 #[test]
 fn all_that_a_caller_sends_before_it_ends_its_half_arrives() {
     const SENT: usize = 4 * 1024 * 1024;
-    for hand_over in [HandOver::Always, HandOver::Never] {
+    for hand_over in ["always", "never"] {
         for ends_first in [false, true] {
             let (ended, seen) = std::sync::mpsc::channel();
             let backend = backend::start(move |mut peer| {

@@ -7,11 +7,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 
-use gw_gateway::demo::{Demo, Options};
-use gw_telemetry::request_log::AccessLogTarget;
 use serde_json::{Value, json};
 
-use crate::support::admin_api::Api;
+use crate::support::demo::{Demo, Options};
 use crate::support::kept_connection::KeptConnection;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, request};
@@ -48,15 +46,13 @@ fn every_request_has_a_line_with_the_fields_of_its_record() {
     let path = folder.path().join("access.jsonl");
     let demo = Demo::start(&Options {
         data_dir: Some(folder.path().to_owned()),
-        adjust: |config| {
-            config.access_log = Some(AccessLogTarget::File(config.data_dir.join("access.jsonl")));
-        },
+        configuration: format!("access_log = {path:?}\n"),
         ..options(Some(backend::answering(
             "HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone",
         )))
     })
     .unwrap();
-    let api = Api(&demo.about);
+    let api = demo.api();
     capture_bodies(&api);
     let key = &demo.about.service_key;
     let post = request(
@@ -93,7 +89,7 @@ fn every_request_has_a_line_with_the_fields_of_its_record() {
     let expected = format!("gw_access_log_written_total {}\n", lines(&path).len());
     // A line is counted after it is written.
     let metrics = eventually("all lines are counted", || {
-        let (_, metrics) = admin(demo.gateway().admin_address(), "/metrics");
+        let (_, metrics) = admin(demo.admin_address(), "/metrics");
         Some(metrics).filter(|metrics| metrics.contains(&expected))
     });
     assert!(
@@ -111,7 +107,7 @@ fn every_request_has_a_line_with_the_fields_of_its_record() {
 
 /// Requests of a service without the request log, and of no service.
 fn requests_that_the_request_log_does_not_have_have_lines(demo: &Demo, path: &Path) {
-    let api = Api(&demo.about);
+    let api = demo.api();
     let key = &demo.about.service_key;
     assert_eq!(
         api.ask(

@@ -2,10 +2,10 @@
 
 use std::fs;
 
-use gw_gateway::demo::{About, Demo};
 use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
+use crate::support::demo::{About, Demo};
 use crate::support::lossy_disk::LossyDisk;
 use crate::support::peers::caller::{Caller, HOST, get, request};
 use crate::support::peers::held_backend::HeldBackend;
@@ -14,7 +14,7 @@ use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::Served;
 use crate::support::processes::successor::admin;
 use crate::support::request_log::{call, capture_bodies, record};
-use crate::support::{demo, eventually, tunnels};
+use crate::support::{demo, eventually};
 
 const BODY: &str = "Content-Length: 2\r\n\r\nhi";
 
@@ -41,7 +41,7 @@ fn bodies_of_requests_that_reached_the_backend_are_captured() {
         ),
     ] {
         let demo = demo(Some(backend));
-        let api = Api(&demo.about);
+        let api = demo.api();
         capture_bodies(&api);
         // Some connections reach the owner of the service, others another worker.
         for _ in 0..4 {
@@ -68,7 +68,7 @@ fn bodies_of_requests_that_reached_the_backend_are_captured() {
 #[test]
 fn bodies_of_rate_limited_requests_are_not_captured() {
     let demo = demo(None);
-    let api = Api(&demo.about);
+    let api = demo.api();
     capture_bodies(&api);
     let waiting: Vec<_> = (0..128)
         .map(|_| {
@@ -78,7 +78,7 @@ fn bodies_of_rate_limited_requests_are_not_captured() {
         })
         .collect();
     eventually("128 slots in use", || {
-        (tunnels(&demo)[0].slots_in_use == Some(128)).then_some(())
+        (demo.tunnels()[0].slots_in_use == Some(128)).then_some(())
     });
     let not_kept = |code: &str| {
         let (_, id) = call(&demo, &request(&demo, "POST /", BODY));
@@ -125,7 +125,7 @@ fn bodies_of_rate_limited_requests_are_not_captured() {
         200
     );
     eventually("the tunnel is gone", || {
-        tunnels(&demo).is_empty().then_some(())
+        demo.tunnels().is_empty().then_some(())
     });
     eventually("the bucket has a token", || {
         (call(&demo, &get(&demo, "/hello")).0 == 504).then_some(())
@@ -134,7 +134,7 @@ fn bodies_of_rate_limited_requests_are_not_captured() {
 }
 
 /// Audit log entries about `id`, newest first.
-fn audited(api: &Api<'_>, id: &str) -> Vec<(String, Value)> {
+fn audited(api: &Api, id: &str) -> Vec<(String, Value)> {
     let entries = api.get("/audit-log").body["items"].clone();
     let entries = entries
         .as_array()
@@ -158,7 +158,7 @@ fn audited(api: &Api<'_>, id: &str) -> Vec<(String, Value)> {
 #[test]
 fn reads_and_replays_of_captures_are_audited() {
     let demo = demo(None);
-    let api = Api(&demo.about);
+    let api = demo.api();
     capture_bodies(&api);
     let (_, id) = call(&demo, &request(&demo, "POST /echo", BODY));
     record(&api, &id);
@@ -208,7 +208,7 @@ fn reads_and_replays_of_captures_are_audited() {
 #[test]
 fn bodies_are_captured_if_service_and_account_allow_it() {
     let demo = demo(None);
-    let api = Api(&demo.about);
+    let api = demo.api();
     capture_bodies(&api);
     let credentials = "Authorization: Bearer hidden\r\nCookie: a=hidden\r\nX-Plain: yes\r\n";
     let post = format!("{credentials}Content-Type: text/plain\r\nContent-Length: 5\r\n\r\nhello");
@@ -271,7 +271,7 @@ fn bodies_are_captured_if_service_and_account_allow_it() {
     assert_eq!(api.get(&format!("/requests/{id}/body/request")).status, 404);
 }
 
-fn large_bodies_are_truncated(demo: &Demo, api: &Api<'_>) {
+fn large_bodies_are_truncated(demo: &Demo, api: &Api) {
     let (_, id) = call(demo, &get(demo, "/bytes/3000000"));
     let kept = &record(api, &id)["captured_response"];
     assert_eq!(
@@ -328,7 +328,7 @@ fn captured_bodies_that_are_not_written_are_bounded() {
     let _agent = prepared.run_agent(gateway.address.port(), &backend.url);
     prepared.wait_for_tunnel(gateway.address);
     let about = about(&prepared, &gateway);
-    let api = Api(&about);
+    let api = Api::of(&about);
     capture_bodies(&api);
     let body = "b".repeat(LARGE);
     let post = |path: &str| {

@@ -1,28 +1,18 @@
 //! What strangers and accounts can make the request log write, measured on the disk.
 
-use gw_gateway::demo::{Demo, Options};
 use gw_shared::id::random_base62;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::support::admin_api::Api;
+use crate::support::demo::{Demo, Options};
 use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, connect, connect_to, request};
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::gw_gateway;
-use crate::support::processes::successor::admin;
 use crate::support::request_log::{call, capture_bodies, record};
-use crate::support::{eventually, on_disk, options, setup};
+use crate::support::{eventually, on_disk, options};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
 const MIB: u64 = 1024 * 1024;
-
-/// The value of a metric without labels.
-fn value(metrics: &str, name: &str) -> u64 {
-    let line = metrics
-        .lines()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    line.unwrap().parse().unwrap()
-}
 
 #[test]
 fn strangers_do_not_fill_the_disk() {
@@ -49,24 +39,21 @@ fn strangers_do_not_fill_the_disk() {
         assert_eq!(response.status, 200);
         known.push(response.header("x-gw-request-id").to_owned());
     }
+    let api = prepared.api(served.admin_address);
     for id in &known {
-        eventually("authenticated requests have a record", || {
-            let path = format!("/requests/{id}");
-            let status = prepared.administer(served.admin_address, "GET", &path, &Value::Null);
-            (status == 200).then_some(())
-        });
+        record(&api, id);
     }
     let grown = on_disk(&prepared.path("data")) - before;
     assert!(grown < 6 * MIB, "{grown} bytes for {} KiB", 9 * EACH * 8);
-    let left_out = served.metric("gw_service_records_left_out_total", "demo--echo");
-    assert!(left_out > 4 * EACH, "{left_out}");
-    let (_, metrics) = admin(served.admin_address, "/metrics");
-    assert!(value(&metrics, "gw_apex_records_left_out_total") > 0);
+    let metrics = served.metrics();
+    let left_out = metrics.count_with("gw_service_records_left_out_total", "demo--echo");
+    assert!(left_out > 4 * EACH as u64, "{left_out}");
+    assert!(metrics.count("gw_apex_records_left_out_total") > 0);
     for name in [
         "gw_request_log_dropped_total",
         "gw_request_log_over_share_total",
     ] {
-        assert_eq!(value(&metrics, name), 0, "{name}");
+        assert_eq!(metrics.count(name), 0, "{name}");
     }
 
     let token = std::fs::read_to_string(prepared.path("data/admin.token")).unwrap();
@@ -100,16 +87,13 @@ fn a_flood_of_one_account_does_not_cost_another_its_records() {
     let folder = tempfile::tempdir().unwrap();
     let demo = Demo::start(&Options {
         data_dir: Some(folder.path().to_owned()),
-        adjust: |config| config.request_log_max_bytes = Some(MAX),
+        configuration: format!("request_log_max_bytes = {MAX}\n"),
         ..options(Some(backend::answering(OK)))
     })
     .unwrap();
-    let api = Api(&demo.about);
+    let api = demo.api();
     capture_bodies(&api);
-    let metric = |name: &str| {
-        let address = demo.about.admin_url.strip_prefix("http://").unwrap();
-        value(&admin(address.parse().unwrap(), "/metrics").1, name)
-    };
+    let metric = |name: &str| demo.metrics().count(name);
     let body = random_base62(256 * 1024);
     let post = format!("Content-Length: {}\r\n\r\n{body}", body.len());
     let ids: Vec<String> = (0..30)
@@ -138,9 +122,8 @@ fn a_flood_of_one_account_does_not_cost_another_its_records() {
         sent += 100;
     }
 
-    let control = demo.gateway().control();
-    setup::service(control, "quiet", "api");
-    let (_, key) = setup::service_key(control, "quiet", &["api"]);
+    api.create_service("quiet", "api");
+    let (_, key) = api.create_service_key("quiet", &["api"]);
     let host = "quiet--api.eu1.gw.localhost";
     let tight = json!({ "burst": 1, "refill_per_minute": 1 });
     let path = "/accounts/quiet/services/api";

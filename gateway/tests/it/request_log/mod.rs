@@ -8,6 +8,3 @@ mod names;
 mod records;
 mod replay;
 mod usage;
-
-// Once, slow:
-mod durability;

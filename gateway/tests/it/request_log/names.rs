@@ -3,11 +3,11 @@
 
 use std::process::Output;
 
-use gw_gateway::demo::{About, Demo};
 use serde_json::{Value, json};
 
 use crate::administration::console::browser::Browser;
 use crate::support::admin_api::Api;
+use crate::support::demo::{About, Demo};
 use crate::support::peers::backend;
 use crate::support::peers::caller::{connect_to, request};
 use crate::support::processes::process::gw_gateway;
@@ -27,20 +27,17 @@ fn answering() -> Option<String> {
 /// Sends a request whose bodies are captured; returns its id once it is in the log.
 fn captured(demo: &Demo) -> String {
     let (_, id) = call(demo, &request(demo, "POST /orders", BODY));
-    assert_eq!(
-        record(&Api(&demo.about), &id)["captured_request"]["bytes"],
-        2
-    );
+    assert_eq!(record(&demo.api(), &id)["captured_request"]["bytes"], 2);
     id
 }
 
-fn done(api: &Api<'_>, method: &str, path: &str, body: &Value) {
+fn done(api: &Api, method: &str, path: &str, body: &Value) {
     let reply = api.ask(method, path, body);
     assert!((200..300).contains(&reply.status), "{reply:?}");
 }
 
 /// Requests in the usage and in the series of the last minutes.
-fn counted(api: &Api<'_>, query: &str) -> [u64; 2] {
+fn counted(api: &Api, query: &str) -> [u64; 2] {
     let sum = |list: &Value| -> u64 {
         let requests = list
             .as_array()
@@ -57,7 +54,7 @@ fn counted(api: &Api<'_>, query: &str) -> [u64; 2] {
 const QUERIES: [&str; 3] = ["account=demo&service=echo", "account=demo", ""];
 
 /// Ids that searches with and without a service find, which are the same.
-fn found(api: &Api<'_>) -> Vec<String> {
+fn found(api: &Api) -> Vec<String> {
     let [of_service, of_account, all] = QUERIES.map(|query| {
         let page = api.get(&format!("/requests?apex=false&{query}")).body;
         let items = page["items"].as_array().unwrap().iter();
@@ -71,7 +68,7 @@ fn found(api: &Api<'_>) -> Vec<String> {
 
 /// Nothing of the request is shown, and it is not replayed.
 fn is_hidden(about: &About, id: &str) {
-    let api = Api(about);
+    let api = Api::of(about);
     for path in ["", "/body/request", "/body/response"] {
         let reply = api.get(&format!("/requests/{id}{path}"));
         assert_eq!(reply.status, 404, "{path}: {reply:?}");
@@ -97,7 +94,7 @@ fn command(about: &About, arguments: &[&str]) -> Output {
 #[test]
 fn a_service_that_is_created_again_shows_nothing_of_the_one_before() {
     let demo = demo(answering());
-    let api = Api(&demo.about);
+    let api = demo.api();
     capture_bodies(&api);
     let earlier = [captured(&demo), captured(&demo)];
     eventually("the requests are counted", || {
@@ -179,7 +176,7 @@ fn the_console_shows_nothing_of_the_one_before(demo: &Demo, earlier: &str, secon
 #[test]
 fn captures_of_a_deleted_service_end_with_it_and_its_records_stay() {
     let demo = demo(answering());
-    let api = Api(&demo.about);
+    let api = demo.api();
     capture_bodies(&api);
     let id = captured(&demo);
     eventually("the request is counted", || {
@@ -208,7 +205,7 @@ fn captures_of_a_deleted_service_end_with_it_and_its_records_stay() {
 #[test]
 fn an_account_that_is_created_again_shows_nothing_of_the_one_before() {
     let demo = demo(answering());
-    let api = Api(&demo.about);
+    let api = demo.api();
     capture_bodies(&api);
     let id = captured(&demo);
     eventually("the request is counted", || {
@@ -256,7 +253,7 @@ fn no_node_of_a_region_shows_records_of_an_earlier_service() {
         admin_token: region.admin_token().trim().to_owned(),
         ..region.about(node)
     });
-    let apis = abouts.each_ref().map(Api);
+    let apis = abouts.each_ref().map(Api::of);
     let receive = |node: usize, key: &str| {
         let mut caller = connect_to(
             &abouts[node],

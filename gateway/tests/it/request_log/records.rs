@@ -1,24 +1,23 @@
 //! Records of finished requests in the request log.
 
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
 
-use gw_gateway::demo::{Demo, Options};
-use gw_interface::config::Config;
-use gw_telemetry::request_log::{RequestLog, SearchQuery};
 use http::Response;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
 use crate::support::admin_api::Api;
 use crate::support::apex::{self, APEX};
+use crate::support::demo::{Demo, Options};
+use crate::support::gateway::Gateway;
 use crate::support::peers::caller::{HOST, connect, get, request};
 use crate::support::peers::http2_caller::on_a_reactor;
 use crate::support::peers::{backend, http1_peer, http2_backend, http2_caller};
+use crate::support::processes::process::config_text;
 use crate::support::request_log::{call, capture_bodies, record};
 use crate::support::{demo, eventually};
 
-fn set_logging(api: &Api<'_>, request_logging: bool) {
+fn set_logging(api: &Api, request_logging: bool) {
     let change = json!({ "request_logging": request_logging });
     let changed = api.ask("PATCH", "/accounts/demo/services/echo", &change);
     assert_eq!(changed.status, 200);
@@ -29,7 +28,7 @@ fn every_request_of_a_service_is_in_the_log() {
     let demo = demo(Some(backend::answering(
         "HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone",
     )));
-    let api = Api(&demo.about);
+    let api = demo.api();
     let (_, id) = call(
         &demo,
         &request(
@@ -83,7 +82,7 @@ fn every_request_of_a_service_is_in_the_log() {
 }
 
 fn the_record_has_all_fields(demo: &Demo, relayed: &Value, id: &str) {
-    let api = Api(&demo.about);
+    let api = demo.api();
     let agents = api.get("/accounts/demo/agents").body;
     let key = demo
         .about
@@ -142,7 +141,7 @@ fn requests_of_disconnected_callers_are_in_the_log() {
             let _ = peer.request();
         }
     })));
-    let api = Api(&demo.about);
+    let api = demo.api();
     capture_bodies(&api);
     // Some connections reach the owner of the service, others another worker.
     for number in 0..8 {
@@ -196,7 +195,7 @@ fn a_response_of_announced_length_is_complete_before_its_stream_ends() {
             }
         }
     })));
-    let api = Api(&demo.about);
+    let api = demo.api();
     // Some connections reach the owner of the service, others another worker.
     for _ in 0..8 {
         let mut caller = connect(&demo);
@@ -231,10 +230,9 @@ fn requests_cut_by_a_drain_are_in_the_log() {
     });
     let folder = tempfile::tempdir().unwrap();
     let data_dir = Some(folder.path().to_owned());
-    let adjust: fn(&mut Config) = |config| config.drain = Duration::ZERO;
     let demo = Demo::start(&Options {
         data_dir,
-        adjust,
+        configuration: "drain_seconds = 0\n".to_owned(),
         ..crate::support::options(Some(backend))
     })
     .unwrap();
@@ -250,14 +248,8 @@ fn requests_cut_by_a_drain_are_in_the_log() {
     for mut caller in callers {
         assert_eq!(caller.response().code(), "GW_RELAY_ERROR");
     }
-    let log = RequestLog::open(&folder.path().join("requests")).unwrap();
-    let found = log
-        .search(&SearchQuery {
-            status: Some("502".to_owned()),
-            ..SearchQuery::default()
-        })
-        .unwrap();
-    assert_eq!(found.items.len(), 4);
+    let again = Gateway::start(&config_text(folder.path(), 0));
+    assert_eq!(again.api().list("/requests?status=502").len(), 4);
 }
 
 #[test]
@@ -274,7 +266,7 @@ fn an_upgrade_is_recorded_with_the_status_that_the_caller_got() {
             peer.send("HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno");
         }
     })));
-    let api = Api(&demo.about);
+    let api = demo.api();
     capture_bodies(&api);
     let upgrade = |path: &str| {
         request(
@@ -351,7 +343,7 @@ fn refused_heads(demo: &Demo) -> [(String, &'static str, String, &'static str); 
 #[test]
 fn refused_heads_that_name_a_service_are_recorded() {
     let demo = demo(None);
-    let api = Api(&demo.about);
+    let api = demo.api();
     let host = format!("Host: {HOST}\r\n");
     for (head, method, path, code) in refused_heads(&demo) {
         let (status, id) = call(&demo, &head);
@@ -401,7 +393,7 @@ fn refused_heads_that_name_a_service_are_recorded() {
     assert_eq!(api.get(&format!("/requests/{unlogged}")).status, 404);
 }
 
-fn a_refused_head_of_http2_is_recorded(demo: &Demo, api: &Api<'_>) {
+fn a_refused_head_of_http2_is_recorded(demo: &Demo, api: &Api) {
     on_a_reactor(async {
         let caller = http2_caller::connect(demo).await;
         let large = caller
@@ -474,7 +466,7 @@ fn ask_with_secrets(demo: &Demo) -> [(http1_peer::Response, u16, &'static str, V
 #[test]
 fn requests_to_the_apex_are_recorded_without_secrets_and_bodies() {
     let demo = demo(None);
-    let api = Api(&demo.about);
+    let api = demo.api();
     for (response, status, path, code) in ask_with_secrets(&demo) {
         assert_eq!(response.status, status);
         let record = record(&api, response.header("x-gw-request-id"));
@@ -532,7 +524,7 @@ fn records_of_unauthenticated_apex_requests_are_rate_limited() {
     const BURST: usize = 400;
     const MORE: usize = 200;
     let demo = demo(None);
-    let api = Api(&demo.about);
+    let api = demo.api();
     let mut caller = apex::connect(&demo);
     let mut ids = Vec::new();
     for _ in 0..BURST + MORE {
@@ -542,13 +534,7 @@ fn records_of_unauthenticated_apex_requests_are_rate_limited() {
         ids.push(caller.response().header("x-gw-request-id").to_owned());
     }
     record(&api, &ids[0]);
-    let left_out = || -> u64 {
-        let reports = demo.gateway().control().reports();
-        reports
-            .iter()
-            .map(|report| report.totals["apex_records_left_out"])
-            .sum()
-    };
+    let left_out = || demo.metrics().count("gw_apex_records_left_out_total");
     // Two records a second are admitted in the meantime.
     eventually("omitted records are counted", || {
         (left_out() > 0).then_some(())

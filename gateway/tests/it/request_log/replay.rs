@@ -20,7 +20,7 @@ fn a_captured_request_is_replayed() {
             peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
         }
     })));
-    let api = Api(&demo.about);
+    let api = demo.api();
     capture_bodies(&api);
     let fields = "Authorization: Basic eDp5\r\nX-A: 1\r\nContent-Length: 3\r\n\r\nabc";
     let (_, id) = call(&demo, &request(&demo, "PUT /orders?x=1", fields));
@@ -67,7 +67,7 @@ fn a_captured_request_is_replayed() {
     invalid_edits_and_ids_are_refused(&api, &id);
 }
 
-fn edits_are_sent(api: &Api<'_>, id: &str, requests: &Receiver<(RequestHead, Vec<u8>)>) {
+fn edits_are_sent(api: &Api, id: &str, requests: &Receiver<(RequestHead, Vec<u8>)>) {
     let replay = |edits: &Value| api.ask("POST", &format!("/requests/{id}/replay"), edits);
     let edits = json!({
         "method": "POST", "target": "/other", "body": "longer than before",
@@ -93,7 +93,7 @@ fn edits_are_sent(api: &Api<'_>, id: &str, requests: &Receiver<(RequestHead, Vec
     );
 }
 
-fn invalid_edits_and_ids_are_refused(api: &Api<'_>, id: &str) {
+fn invalid_edits_and_ids_are_refused(api: &Api, id: &str) {
     let replay = |edits: &Value| api.ask("POST", &format!("/requests/{id}/replay"), edits);
     for (edits, field) in [
         (json!({ "method": "a b" }), "method"),
@@ -137,7 +137,7 @@ fn invalid_edits_and_ids_are_refused(api: &Api<'_>, id: &str) {
 #[test]
 fn requests_without_a_complete_capture_are_not_replayed() {
     let demo = demo(None);
-    let api = Api(&demo.about);
+    let api = demo.api();
     let (_, unkept) = call(&demo, &get(&demo, "/hello"));
     record(&api, &unkept);
     let refused = api.ask("POST", &format!("/requests/{unkept}/replay"), &json!({}));
@@ -169,7 +169,7 @@ fn requests_without_a_complete_capture_are_not_replayed() {
 #[test]
 fn masked_values_must_be_supplied_for_a_replay() {
     let demo = demo(None);
-    let api = Api(&demo.about);
+    let api = demo.api();
     capture_bodies(&api);
     let key = "gw_sk_abc.secret";
     let (_, id) = call(
@@ -217,7 +217,7 @@ fn masked_values_must_be_supplied_for_a_replay() {
 #[test]
 fn rate_limits_apply_to_replays() {
     let demo = demo(None);
-    let api = Api(&demo.about);
+    let api = demo.api();
     capture_bodies(&api);
     let (_, id) = call(&demo, &get(&demo, "/hello"));
     record(&api, &id);

@@ -54,7 +54,8 @@ fn requests_and_bytes_of_a_day_survive_a_kill_and_are_printed_for_people_and_pro
         json.parse().unwrap()
     };
     // Waiting for the tunnel has made requests, too.
-    let before = served.metric("gw_service_requests_total", "demo--echo") as u64;
+    let metrics = served.metrics();
+    let before = metrics.count_with("gw_service_requests_total", "demo--echo");
     for _ in 0..3 {
         let mut caller = prepared.connect(served.address);
         caller.send(prepared.get("/"));
@@ -122,11 +123,8 @@ fn usage_of_a_lost_node_is_kept_and_counted_once() {
             assert_eq!(region.request(node), "504 AGENT_UNAVAILABLE");
         }
     };
-    let total = |region: &Region, node: usize| {
-        let (status, usage) = region.get(node, "/api/v1/usage?account=demo");
-        assert_eq!(status, 200, "{usage}");
-        sums(&usage)
-    };
+    let total =
+        |region: &Region, node: usize| sums(&region.get(node, "/usage?account=demo").done());
     let becomes = |region: &Region, node: usize, count: u64| {
         eventually("the usage of all nodes", || {
             (total(region, node) == (count, count)).then_some(())

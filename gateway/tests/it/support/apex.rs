@@ -1,7 +1,6 @@
 //! Requests to the regional apex host.
 
-use gw_gateway::demo::Demo;
-
+use super::demo::Demo;
 use super::peers::caller::{Caller, connect_to};
 use super::peers::http1_peer::Response;
 

@@ -8,21 +8,23 @@ pub(crate) mod acme_servers;
 pub(crate) mod admin_api;
 pub(crate) mod agents;
 pub(crate) mod apex;
+pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod forms;
+pub(crate) mod gateway;
 pub(crate) mod kept_connection;
+pub(crate) mod limits;
 pub(crate) mod lossy_disk;
+pub(crate) mod metrics;
 pub(crate) mod peers;
 pub(crate) mod processes;
 #[path = "../../../../shared/tests/programs/mod.rs"]
 pub(crate) mod programs;
 pub(crate) mod request_log;
-pub(crate) mod setup;
 pub(crate) mod small_disk;
 pub(crate) mod stopwatch;
 pub(crate) mod waiting_requests;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -30,11 +32,8 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use gw_base::service::rate::Rate;
-use gw_telemetry::counters::{TunnelReport, WorkerReport};
-
-use gw_gateway::Gateway;
-use gw_gateway::demo::{Demo, Options};
+use self::admin_api::Tunnel;
+use self::demo::{Demo, Options};
 
 /// Timeout for events that normally take milliseconds. Only a failing test reaches it.
 pub(crate) const SOON: Duration = Duration::from_secs(30);
@@ -50,7 +49,7 @@ pub(crate) fn options(backend: Option<String>) -> Options {
     Options {
         backend,
         workers: 2,
-        rate: Rate::new(1_000_000, 1_000_000).unwrap(),
+        rate: (1_000_000, 1_000_000),
         ..Options::default()
     }
 }
@@ -97,45 +96,10 @@ pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
     }
 }
 
-/// The reports of all workers. On a busy machine the report of a worker can be missing at first.
-///
-/// A worker reports after it has put in force what was published before, such as a change of the
-/// records.
-pub(crate) fn reports(demo: &Demo) -> Vec<WorkerReport> {
-    all_reports(demo.gateway())
-}
-
-/// As [`reports`], of a gateway.
-pub(crate) fn all_reports(gateway: &Gateway) -> Vec<WorkerReport> {
-    let control = gateway.control();
-    eventually("all workers report", || {
-        Some(control.reports()).filter(|reports| reports.len() == control.workers())
-    })
-}
-
-pub(crate) fn tunnels(demo: &Demo) -> Vec<TunnelReport> {
-    reports(demo)
-        .into_iter()
-        .flat_map(|report| report.tunnels)
-        .collect()
-}
-
-/// Number of tunnels that have ended, by reason.
-pub(crate) fn tunnels_ended(demo: &Demo) -> BTreeMap<&'static str, u64> {
-    let mut ended = BTreeMap::new();
-    for (reason, count) in reports(demo)
-        .into_iter()
-        .flat_map(|report| report.by_reason.tunnels_ended)
-    {
-        *ended.entry(reason).or_default() += count;
-    }
-    ended
-}
-
 /// Waits until both the gateway and the agent count no request on any tunnel.
 pub(crate) fn wait_until_slots_are_free(demo: &Demo) {
     eventually("all slots free", || {
-        let free = |tunnel: &TunnelReport| tunnel.in_flight == 0 && tunnel.slots_in_use == Some(0);
-        tunnels(demo).iter().all(free).then_some(())
+        let free = |tunnel: &Tunnel| tunnel.in_flight == 0 && tunnel.slots_in_use == Some(0);
+        demo.tunnels().iter().all(free).then_some(())
     });
 }

@@ -1,14 +1,14 @@
 //! Requests to a demo and their records in the request log.
 
-use gw_gateway::demo::Demo;
 use serde_json::{Value, json};
 
 use super::admin_api::Api;
+use super::demo::Demo;
 use super::eventually;
 use super::peers::caller::connect;
 
 /// Waits for the record of the request with this id.
-pub(crate) fn record(api: &Api<'_>, id: &str) -> Value {
+pub(crate) fn record(api: &Api, id: &str) -> Value {
     eventually("the request is in the log", || {
         let reply = api.get(&format!("/requests/{id}"));
         (reply.status == 200).then_some(reply.body)
@@ -16,7 +16,7 @@ pub(crate) fn record(api: &Api<'_>, id: &str) -> Value {
 }
 
 /// Turns on capture of request and response bodies for the demo's service.
-pub(crate) fn capture_bodies(api: &Api<'_>) {
+pub(crate) fn capture_bodies(api: &Api) {
     let changes = json!({ "capture_request_body": true, "capture_response_body": true });
     assert_eq!(
         api.ask("PATCH", "/accounts/demo/services/echo", &changes)

@@ -4,10 +4,10 @@ use std::io;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use gw_data_plane::limits::{FIRST_TUNNEL_BACK, PIPE_MEMORY};
 use http::Method;
 
 use super::eventually;
+use super::limits::{FIRST_TUNNEL_BACK, PIPE_MEMORY};
 use super::peers::caller::{Caller, HOST};
 use super::peers::http1_peer::Response;
 use super::processes::process::Running;

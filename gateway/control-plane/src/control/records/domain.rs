@@ -384,9 +384,14 @@ fn missing(account: &str, name: &str) -> ControlError {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use gw_store::{AccountRecord, DomainsMax};
+    use std::collections::BTreeSet;
+    use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+
+    use gw_store::{AccountRecord, AuditQuery, DomainsMax};
 
     use super::*;
+    use crate::control::changes::audit;
+    use crate::control::temporary::TemporaryControl;
 
     fn record(service: &str) -> DomainRecord {
         record_of("acme", service)
@@ -501,5 +506,81 @@ pub(crate) mod tests {
         ] {
             assert!(checked_name(&region, bad).is_err(), "{bad}");
         }
+    }
+
+    /// Starts a server that answers questions about TXT records with another text each time, and
+    /// every third one with a failure, until the test ends. Other questions get no record. Returns
+    /// its address.
+    fn changing_dns() -> SocketAddr {
+        // RFC 1035 §3.2.2.
+        const TXT: u8 = 16;
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = socket.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let mut message = [0; 1500];
+            let mut asked = 0;
+            while let Ok((_, peer)) = socket.recv_from(&mut message) {
+                let end = 12 + message[12..].iter().position(|byte| *byte == 0).unwrap() + 5;
+                let mut answer = message[..end].to_vec();
+                // QR, RD and RA; no records (RFC 1035 §4.1.1).
+                (answer[2], answer[3]) = (0x81, 0x80);
+                answer[6..12].fill(0);
+                if answer[end - 3] == TXT {
+                    asked += 1;
+                    let text = format!("text {asked}");
+                    let length = u8::try_from(text.len()).unwrap();
+                    match asked % 3 {
+                        // The server fails.
+                        0 => answer[3] |= 2,
+                        _ => {
+                            answer[7] = 1;
+                            answer.extend([0xC0, 12, 0, TXT, 0, 1]);
+                            answer.extend([0, 0, 0, 1, 0, length + 1, length]);
+                            answer.extend(text.into_bytes());
+                        }
+                    }
+                }
+                drop(socket.send_to(&answer, peer));
+            }
+        });
+        address
+    }
+
+    #[test]
+    fn a_dns_server_that_answers_with_another_text_at_each_look_makes_no_change() {
+        const NAME: &str = "api.customer.test";
+        const LOOKS: usize = 30;
+        let dns = changing_dns();
+        let control = TemporaryControl::start(|config| config.dns_servers = vec![dns]);
+        let new = NewDomain {
+            name: NAME.to_owned(),
+            managed_by: None,
+        };
+        let (added, _) = add(&control, &Actor::Admin, "acme", "api", &new).unwrap();
+        assert_eq!(added.status, DomainState::Pending);
+        // The number of the newest change.
+        let newest = || {
+            let query = AuditQuery {
+                account: None,
+                before: None,
+                limit: 1,
+            };
+            audit::list(&control, &query).unwrap().items[0].number
+        };
+
+        let before = newest();
+        let findings: BTreeSet<_> = (0..LOOKS)
+            .map(|_| {
+                check(&control, &Actor::Gateway, "acme", NAME).unwrap();
+                show(&control, "acme", NAME).unwrap().finding
+            })
+            .collect();
+        assert_eq!(newest(), before);
+        // The latest one is shown all the same.
+        assert!(findings.len() > LOOKS / 2, "{findings:?}");
+
+        // The look of an administrator is a change.
+        check(&control, &Actor::Admin, "acme", NAME).unwrap();
+        assert_eq!(newest(), before + 1);
     }
 }

@@ -324,7 +324,51 @@ fn find_token<'a>(
 
 #[cfg(test)]
 mod tests {
+    use gw_shared::identity::enrollment::EnrollRequest;
+    use gw_shared::version::VERSION;
+    use gw_store::AgentRecord;
+
     use super::*;
+    use crate::control::identity::enrollment;
+    use crate::control::temporary::TemporaryControl;
+
+    #[test]
+    fn a_token_and_an_agent_of_an_earlier_version_are_shown_together() {
+        let control = TemporaryControl::start(|_| {});
+        let new = NewEnrollmentToken {
+            services: vec!["api".to_owned()],
+            ..NewEnrollmentToken::default()
+        };
+        let created = create(&control, &Actor::Admin, "acme", &new).unwrap();
+        let id = created.enrollment_token.id;
+        let request = EnrollRequest {
+            token: created.token,
+            name: "machine".to_owned(),
+            version: VERSION.to_owned(),
+        };
+        let enroll = || enrollment::enroll(&control, &request);
+        let agent = enroll().unwrap().agent_id;
+        let records = control.records();
+        let token = EnrollmentTokenRecord {
+            used: 0,
+            ..records.enrollment_tokens[&id].clone()
+        };
+        let record = AgentRecord {
+            enrollment_token: None,
+            ..records.agents[&agent].clone()
+        };
+        let earlier = [
+            StoredRecord::EnrollmentToken(token),
+            StoredRecord::Agent(record),
+        ];
+        control.put_all(&earlier).unwrap();
+
+        let token = show(&control, "acme", id.as_str()).unwrap();
+        assert_eq!((token.used, token.uses), (1, 1));
+        assert_eq!(token.agents, [agent]);
+        let refused = enroll().err().unwrap().to_string();
+        assert!(refused.contains("used up"), "{refused}");
+    }
 
     #[test]
     fn a_lifetime_has_units_and_bounds() {

@@ -2,13 +2,9 @@
 
 use std::time::Instant;
 
-use gw_base::service::rate::Rate;
-use gw_interface::config::{Config, ProxyProtocol};
-
-use gw_gateway::demo::{Demo, Options};
-
 use super::{SCOPE, bearer, call, outcome};
 use crate::support::apex::{ask, demo_token, token};
+use crate::support::demo::{Demo, Options};
 use crate::support::peers::caller::connect;
 use crate::support::peers::proxy_protocol::trusted;
 
@@ -45,9 +41,14 @@ fn the_token_endpoint_allows_sixty_requests_a_minute_across_workers() {
 
 #[test]
 fn token_requests_are_limited_by_the_address_that_a_trusted_proxy_forwards() {
-    fn low_limits(config: &mut Config) {
-        config.token_requests = Rate::new(2, 1).unwrap();
-    }
+    let low_limit = "token_requests_per_minute = 2\n";
+    let start = |more: &str| {
+        Demo::start(&Options {
+            configuration: format!("{low_limit}{more}"),
+            ..crate::support::options(None)
+        })
+        .unwrap()
+    };
     let ask_as = |demo: &Demo, forwarded_for: &str| {
         ask(
             demo,
@@ -58,14 +59,7 @@ fn token_requests_are_limited_by_the_address_that_a_trusted_proxy_forwards() {
         .status
         .as_u16()
     };
-    let trusting = Demo::start(&Options {
-        adjust: |config| {
-            low_limits(config);
-            config.trusted_proxies = trusted(&[("127.0.0.0/8", ProxyProtocol::Off)]);
-        },
-        ..crate::support::options(None)
-    })
-    .unwrap();
+    let trusting = start(&trusted(&[("127.0.0.0/8", "off")]));
     let statuses: Vec<u16> = [
         "192.0.2.1",
         "192.0.2.1",
@@ -83,11 +77,7 @@ fn token_requests_are_limited_by_the_address_that_a_trusted_proxy_forwards() {
         [400, 400, 429, 400, 429, 400, 400, 429],
         "IPv6 addresses are counted by /64"
     );
-    let plain = Demo::start(&Options {
-        adjust: low_limits,
-        ..crate::support::options(None)
-    })
-    .unwrap();
+    let plain = start("");
     let statuses: Vec<u16> = (1..=4)
         .map(|n| ask_as(&plain, &format!("192.0.2.{n}")))
         .collect();
@@ -102,7 +92,7 @@ fn token_requests_are_limited_by_the_address_that_a_trusted_proxy_forwards() {
 fn failed_authentication_is_limited_without_locking_out_valid_callers() {
     let demo = Demo::start(&Options {
         workers: 1,
-        adjust: |config| config.auth_failures = Rate::new(5, 1).unwrap(),
+        configuration: "auth_failures_per_minute = 2\n".to_owned(),
         ..crate::support::options(None)
     })
     .unwrap();
@@ -112,15 +102,15 @@ fn failed_authentication_is_limited_without_locking_out_valid_callers() {
     let mut caller = connect(&demo);
     assert_eq!(outcome(&call(&mut caller, &known)), "200 ");
     let guess = "X-Gw-Service-Key: gw_sk_0123456789abcdef.guess\r\n";
-    let guesses: Vec<String> = (0..7).map(|_| outcome(&call(&mut caller, guess))).collect();
+    let guesses: Vec<String> = (0..4).map(|_| outcome(&call(&mut caller, guess))).collect();
     assert!(
-        guesses[..5]
+        guesses[..2]
             .iter()
             .all(|outcome| outcome == "502 GW_SERVICE_KEY_INVALID"),
         "{guesses:?}"
     );
     assert!(
-        guesses[5..]
+        guesses[2..]
             .iter()
             .all(|outcome| outcome == "429 GW_AUTH_RATE_LIMITED"),
         "{guesses:?}"

@@ -1,27 +1,50 @@
 //! Rotation of the keys that sign access tokens.
 
+use std::path::Path;
+
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use gw_base::service::rate::Rate;
-use gw_control_plane::control::records::signing_key;
-use gw_control_plane::control::{Actor, Rotation};
-use gw_gateway::demo::{Demo, Options};
-use gw_store::SigningKeyRecord;
 use jsonwebtoken::{Algorithm, EncodingKey};
+use rusqlite::Connection;
+use serde_json::{Value, json};
 
 use super::{bearer, call, outcome};
+use crate::support::admin_api::Api;
 use crate::support::apex::{ask, demo_token};
+use crate::support::demo::{Demo, Options};
 use crate::support::peers::caller::connect;
-use crate::support::{demo, eventually};
+use crate::support::{eventually, options};
+
+/// Makes a key that follows the active one, or that replaces it now. Returns its id.
+fn rotate(api: &Api, immediately: bool) -> String {
+    let key = api.post(
+        "/signing-keys/rotate",
+        &json!({ "immediately": immediately }),
+    );
+    api.await_workers();
+    key["kid"].as_str().unwrap().to_owned()
+}
+
+/// The signing keys in the folder of a gateway that has ended.
+pub(crate) fn stored(data_dir: &Path) -> Vec<Value> {
+    let store = Connection::open(data_dir.join("gw.sqlite")).unwrap();
+    let mut query = store
+        .prepare("SELECT document FROM records WHERE kind = 'signing_key'")
+        .unwrap();
+    let documents = query.query_map([], |row| row.get::<_, String>(0)).unwrap();
+    documents
+        .map(|document| serde_json::from_str(&document.unwrap()).unwrap())
+        .collect()
+}
 
 #[test]
 fn signing_keys_rotate_without_invalidating_tokens() {
     let demo = Demo::start(&Options {
-        adjust: |config| config.token_requests = Rate::new(10_000, 10_000).unwrap(),
-        ..crate::support::options(None)
+        configuration: "token_requests_per_minute = 10000\n".to_owned(),
+        ..options(None)
     })
     .unwrap();
-    let control = demo.gateway().control();
+    let api = demo.api();
     let kids = || -> Vec<String> {
         let keys = ask(&demo, "GET /.well-known/jwks.json", "", "").json();
         keys["keys"]
@@ -35,29 +58,17 @@ fn signing_keys_rotate_without_invalidating_tokens() {
         let header = URL_SAFE_NO_PAD
             .decode(token.split('.').next().unwrap())
             .unwrap();
-        let header: serde_json::Value = serde_json::from_slice(&header).unwrap();
+        let header: Value = serde_json::from_slice(&header).unwrap();
         header["kid"].as_str().unwrap().to_owned()
     };
     let first = demo_token(&demo);
     // The new key is published before use: the next token is still signed with the old key.
-    let next = signing_key::rotate(control, &Actor::Admin, &Rotation::default())
-        .unwrap()
-        .kid
-        .to_string();
-    eventually("the next key is published", || {
-        kids().contains(&next).then_some(())
-    });
+    let next = rotate(&api, false);
+    assert!(kids().contains(&next), "the next key is published");
     assert_eq!(kid_of(&demo_token(&demo)), kid_of(&first));
-    let repeated = signing_key::rotate(control, &Actor::Admin, &Rotation::default()).unwrap();
-    assert_eq!(
-        repeated.kid.as_str(),
-        next,
-        "the pending key is the next one"
-    );
-    let next = signing_key::rotate(control, &Actor::Admin, &Rotation { immediately: true })
-        .unwrap()
-        .kid
-        .to_string();
+    let repeated = rotate(&api, false);
+    assert_eq!(repeated, next, "the pending key is the next one");
+    let next = rotate(&api, true);
     let second = eventually("the new key signs", || {
         Some(demo_token(&demo)).filter(|token| kid_of(token) == next)
     });
@@ -66,41 +77,58 @@ fn signing_keys_rotate_without_invalidating_tokens() {
         assert_eq!(outcome(&call(&mut caller, &bearer(token))), "200 ");
     }
     // Tokens of a withdrawn key are refused, including tokens that were verified before.
-    signing_key::delete(control, &Actor::Admin, &kid_of(&first)).unwrap();
-    eventually("tokens of the withdrawn key are refused", || {
-        (outcome(&call(&mut caller, &bearer(&first))) == "502 GW_TOKEN_INVALID").then_some(())
-    });
+    api.delete(&format!("/signing-keys/{}", kid_of(&first)));
+    api.await_workers();
+    assert_eq!(
+        outcome(&call(&mut caller, &bearer(&first))),
+        "502 GW_TOKEN_INVALID"
+    );
     assert_eq!(kids(), [next.as_str()]);
     assert_eq!(outcome(&call(&mut caller, &bearer(&second))), "200 ");
-    let error = signing_key::delete(control, &Actor::Admin, &next).unwrap_err();
-    assert!(error.to_string().contains("is active"), "{error}");
+    let refused = api.ask("DELETE", &format!("/signing-keys/{next}"), &Value::Null);
+    let detail = refused.body["detail"].as_str().unwrap();
+    assert!(
+        refused.status == 409 && detail.contains("is active"),
+        "{refused:?}"
+    );
 }
 
 /// The remedy for stolen signing keys, as `docs/authentication.md` has it.
 #[test]
 fn a_stolen_waiting_key_signs_nothing_after_an_immediate_rotation() {
-    let demo = demo(None);
-    let control = demo.gateway().control();
-    let genuine = demo_token(&demo);
-    signing_key::rotate(control, &Actor::Admin, &Rotation::default()).unwrap();
-    let stolen = control.records().signing_keys;
-    assert_eq!(stolen.len(), 2, "the active key and the waiting one");
-    let new = signing_key::rotate(control, &Actor::Admin, &Rotation { immediately: true })
+    let folder = tempfile::tempdir().unwrap();
+    let start = || {
+        Demo::start(&Options {
+            data_dir: Some(folder.path().to_owned()),
+            ..options(None)
+        })
         .unwrap()
-        .kid;
-    let remedied = || {
-        let keys = control.records().signing_keys;
-        keys.keys()
-            .filter(|kid| **kid != new)
-            .all(|kid| signing_key::delete(control, &Actor::Admin, kid.as_str()).is_ok())
     };
-    eventually("the other keys are deleted", || remedied().then_some(()));
+    let demo = start();
+    rotate(&demo.api(), false);
+    demo.stop();
+    let stolen = stored(folder.path());
+    assert_eq!(stolen.len(), 2, "the active key and the waiting one");
+
+    let demo = start();
+    let api = demo.api();
+    let genuine = demo_token(&demo);
+    let new = rotate(&api, true);
+    let is_deleted = |key: &Value| {
+        let kid = key["kid"].as_str().unwrap();
+        let delete = || api.ask("DELETE", &format!("/signing-keys/{kid}"), &Value::Null);
+        kid == new || delete().status == 204
+    };
+    // The earlier key is active until the end of the second of its creation.
+    eventually("the other keys are deleted", || {
+        let keys = api.list("/signing-keys");
+        keys.iter().all(is_deleted).then_some(())
+    });
+    api.await_workers();
     let mut caller = connect(&demo);
-    for key in stolen.values() {
+    for key in &stolen {
         let forged = bearer(&signed_with(key, &genuine));
-        eventually("tokens of stolen keys are refused", || {
-            (outcome(&call(&mut caller, &forged)) == "502 GW_TOKEN_INVALID").then_some(())
-        });
+        assert_eq!(outcome(&call(&mut caller, &forged)), "502 GW_TOKEN_INVALID");
     }
     assert_eq!(
         outcome(&call(&mut caller, &bearer(&demo_token(&demo)))),
@@ -109,13 +137,14 @@ fn a_stolen_waiting_key_signs_nothing_after_an_immediate_rotation() {
 }
 
 /// The claims of `token`, signed with `key`.
-fn signed_with(key: &SigningKeyRecord, token: &str) -> String {
+fn signed_with(key: &Value, token: &str) -> String {
+    let text = |name: &str| key[name].as_str().unwrap();
     let header = URL_SAFE_NO_PAD.encode(format!(
         r#"{{"typ":"at+jwt","alg":"EdDSA","kid":"{}"}}"#,
-        key.id
+        text("id")
     ));
     let signed = format!("{header}.{}", token.split('.').nth(1).unwrap());
-    let private = URL_SAFE_NO_PAD.decode(key.private_key.reveal()).unwrap();
+    let private = URL_SAFE_NO_PAD.decode(text("private_key")).unwrap();
     let signature = jsonwebtoken::crypto::sign(
         signed.as_bytes(),
         &EncodingKey::from_ed_der(&private),

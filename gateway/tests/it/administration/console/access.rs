@@ -138,7 +138,8 @@ fn forms_without_a_valid_token_or_from_another_origin_are_refused() {
     let demo = demo(None);
     let mut browser = Browser::signed_in(&demo);
     let form_token = browser.get("/accounts").form_token();
-    let accounts = || demo.gateway().control().records().accounts.len();
+    let api = demo.api();
+    let accounts = || api.list("/accounts").len();
 
     // Without the session's form token, with the token of another session, and with a foreign
     // origin.

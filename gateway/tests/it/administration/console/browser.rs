@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use gw_control_plane::admin_client::AdminAddress;
+use gw_shared::net::https;
+use gw_shared::net::tls::Trusted;
 
-use gw_gateway::demo::Demo;
-
+use crate::support::demo::Demo;
 use crate::support::forms::{self, PageForm};
 
 /// A response.
@@ -164,10 +165,14 @@ impl Browser {
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
-            .timeout_global(Some(crate::support::SOON));
-        let agent = AdminAddress::at(&self.base, self.authority.as_deref())
-            .unwrap()
-            .agent(config);
+            .timeout_global(Some(crate::support::SOON))
+            .proxy(None)
+            .build();
+        let trusted = match &self.authority {
+            Some(file) => Trusted::read(file),
+            None => Trusted::only(Vec::new()),
+        };
+        let agent = https::agent(config, Arc::new(trusted.unwrap()));
         let mut request = http::Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.base));

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use super::browser::{Browser, Reply};
-use crate::support::admin_api::Api;
 use crate::support::demo;
+use crate::support::demo::Demo;
 use crate::support::forms::{self, PageForm};
 
 /// How a field is changed.
@@ -126,8 +126,8 @@ struct Console {
 
 const DOMAIN: &str = "/accounts/demo/domains/api.customer.test";
 
-fn console(demo: &gw_gateway::demo::Demo) -> Console {
-    let api = Api(&demo.about);
+fn console(demo: &Demo) -> Console {
+    let api = demo.api();
     let create = |path: &str, body| {
         let made = api.ask("POST", path, &body);
         assert_eq!(made.status, 201, "{path}: {}", made.body);

@@ -1,13 +1,11 @@
 //! Forms of the console: what they create, change, refuse and delete.
 
-use gw_shared::id::{AccountId, AgentId};
-use gw_store::{AgentRecord, StoredRecord};
 use serde_json::json;
 
 use super::browser::{Browser, Reply};
-use crate::support::admin_api::Api;
+use super::{enroll, with_fast_enrollment};
+use crate::support::demo;
 use crate::support::forms::{PageForm, attributes, texts};
-use crate::support::{demo, setup};
 
 /// Where a reply with status 303 leads to.
 fn leads_to(reply: &Reply) -> &str {
@@ -18,7 +16,7 @@ fn leads_to(reply: &Reply) -> &str {
 #[test]
 fn an_account_is_created_changed_and_deleted() {
     let demo = demo(None);
-    let api = Api(&demo.about);
+    let api = demo.api();
     let mut browser = Browser::signed_in(&demo);
     // The error is shown at its field, and the typed text is kept.
     let wrong = browser.fill("/accounts", "/accounts", |form| form.set("id", "NO WAY"));
@@ -42,7 +40,7 @@ fn an_account_is_created_changed_and_deleted() {
     let plan = (&account["capture_allowed"], &account["domains_max"]);
     assert_eq!(plan, (&json!(true), &json!(7)));
 
-    setup::service(demo.gateway().control(), "acme", "api");
+    api.create_service("acme", "api");
     let shown = browser.get(settings);
     let contents = texts(&shown.text, "section tbody td");
     assert_eq!(contents, ["services", "1", "api"]);
@@ -55,7 +53,7 @@ fn an_account_is_created_changed_and_deleted() {
 #[test]
 fn a_service_is_created_changed_and_deleted() {
     let demo = demo(None);
-    let api = Api(&demo.about);
+    let api = demo.api();
     let mut browser = Browser::signed_in(&demo);
     let (new, list) = ("/accounts/demo/new-service", "/accounts/demo");
     let default = browser.form(new, list);
@@ -172,7 +170,7 @@ fn credentials_and_service_keys_are_created_changed_and_deleted() {
 #[test]
 fn an_enrollment_token_is_created_and_withdrawn() {
     let demo = demo(None);
-    let api = Api(&demo.about);
+    let api = demo.api();
     let mut browser = Browser::signed_in(&demo);
     let page = "/accounts/demo/new-agent";
     browser.press(page, page).error("services");
@@ -225,12 +223,14 @@ fn an_enrollment_token_is_created_and_withdrawn() {
 #[test]
 fn items_beyond_the_listed_ones_are_kept_on_save() {
     let demo = demo(None);
-    let control = demo.gateway().control();
+    let api = demo.api();
     let mut browser = Browser::signed_in(&demo);
+    api.create_account("many");
     for number in 0..502 {
-        setup::service(control, "many", &format!("s{number:03}"));
+        let new = json!({ "id": format!("s{number:03}") });
+        api.post("/accounts/many/services", &new);
     }
-    let (id, _) = setup::credential(control, "many", &["s500"]);
+    let (id, _) = api.create_credential("many", &["s500"]);
     let page = format!("/accounts/many/credentials/{id}");
     let shown = browser.get(&page);
     assert!(shown.text.contains("has more services"));
@@ -241,11 +241,11 @@ fn items_beyond_the_listed_ones_are_kept_on_save() {
     assert!(!new.contains("value=\"s500\"") && new.contains("has more services"));
     let saved = browser.fill(&page, &page, |form| form.set("name", "ci"));
     assert_eq!(leads_to(&saved), format!("{page}?note=saved"));
-    let credential = Api(&demo.about).get(&page).body;
+    let credential = api.get(&page).body;
     assert_eq!(credential["allowed_services"], json!(["s500"]));
 
     for _ in 0..51 {
-        setup::enrollment_token(control, "many", &["s000"]);
+        api.create_enrollment_token("many", &["s000"]);
     }
     let first = browser.get("/accounts/many/agents").text;
     let next = attributes(&first, "a[rel=next]", "href").remove(0);
@@ -256,25 +256,13 @@ fn items_beyond_the_listed_ones_are_kept_on_save() {
 
 #[test]
 fn an_account_with_sixty_agents_and_keys_is_deleted_with_one_form() {
-    let demo = demo(None);
-    let control = demo.gateway().control();
+    let demo = with_fast_enrollment();
+    let api = demo.api();
     let mut browser = Browser::signed_in(&demo);
-    setup::service(control, "acme", "api");
-    let (key, _) = setup::service_key(control, "acme", &["api"]);
-    setup::credential(control, "acme", &["api"]);
-    let of_demo = control.records().agents.into_values().next().unwrap();
-    let agents: Vec<StoredRecord> = (0..60)
-        .map(|_| {
-            StoredRecord::Agent(AgentRecord {
-                id: AgentId::random(),
-                account: AccountId::new("acme").unwrap(),
-                enrollment: None,
-                key: None,
-                ..of_demo.clone()
-            })
-        })
-        .collect();
-    control.put_all(&agents).unwrap();
+    api.create_service("acme", "api");
+    let (key, _) = api.create_service_key("acme", &["api"]);
+    api.create_credential("acme", &["api"]);
+    enroll(&demo, "acme", "api", 60);
     let settings = "/accounts/acme/settings";
     let shown = browser.get(settings).text;
     let contents = texts(&shown, "section tbody td");
@@ -284,23 +272,27 @@ fn an_account_with_sixty_agents_and_keys_is_deleted_with_one_form() {
     let delete = "/accounts/acme/delete";
     let unsure = browser.press(settings, delete);
     unsure.error("confirm");
-    assert_eq!(control.records().agents.len(), 61, "nothing was deleted");
+    let all = "/accounts/acme/agents?limit=100";
+    assert_eq!(api.list(all).len(), 60, "nothing was deleted");
     let gone = browser.send_form(&unsure.form(delete).set("confirm", "acme"));
     assert_eq!(leads_to(&gone), "/accounts?note=deleted");
-    let left = control.records();
-    assert_eq!(
-        (left.agents.len(), left.services.len()),
-        (1, 1),
-        "of the demo"
-    );
-    assert!(
-        left.enrollment_tokens
-            .values()
-            .all(|token| token.account.as_str() != "acme")
-    );
     let audit = browser.get("/audit-log?account=acme").text;
     let entry = audit.split("account.delete").nth(1).unwrap();
+    let entry = entry.split("</tr>").next().unwrap();
     for deleted in ["60", &key, "cascade"] {
         assert!(entry.contains(deleted), "no {deleted}: {entry}");
+    }
+    // An account of the same name begins with nothing.
+    assert_eq!(api.get("/accounts/acme").status, 404);
+    api.create_account("acme");
+    for kind in [
+        "agents",
+        "services",
+        "credentials",
+        "service-keys",
+        "enrollment-tokens",
+    ] {
+        let count = |account: &str| api.list(&format!("/accounts/{account}/{kind}")).len();
+        assert_eq!((count("acme"), count("demo")), (0, 1), "{kind}");
     }
 }

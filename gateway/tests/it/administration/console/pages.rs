@@ -1,18 +1,23 @@
 //! Pages and forms of the console.
 
-use gw_control_plane::control::records::caller_secret;
-use gw_control_plane::control::{Actor, NewCallerSecret};
-use gw_shared::id::{AgentId, ClientId, KeyId};
-use gw_store::{AgentRecord, StoredRecord};
 use serde_json::json;
 
 use super::browser::{Browser, Reply};
-use crate::support::admin_api::Api;
+use super::{enroll, with_fast_enrollment};
 use crate::support::agents::modified_agent;
 use crate::support::agents::tunnel_frames::message;
+use crate::support::demo::Demo;
 use crate::support::forms::texts;
 use crate::support::peers::caller::{HOST, connect};
-use crate::support::{demo, eventually, setup};
+use crate::support::{demo, eventually};
+
+/// The id of the demo's agent.
+fn agent_of(demo: &Demo) -> String {
+    let [agent] = &demo.api().agents("demo")[..] else {
+        panic!("the demo has one agent");
+    };
+    agent["agent_id"].as_str().unwrap().to_owned()
+}
 
 fn assert_secure(page: &Reply, secrets: &[&String], path: &str) {
     let shown = secrets.iter().find(|it| page.text.contains(it.as_str()));
@@ -43,14 +48,14 @@ fn assert_secure(page: &Reply, secrets: &[&String], path: &str) {
 #[test]
 fn every_page_requires_a_session_and_sends_security_headers() {
     let demo = demo(None);
-    let control = demo.gateway().control();
+    let api = demo.api();
     let mut browser = Browser::signed_in(&demo);
-    let records = control.records();
-    let agent = records.agents.keys().next().unwrap();
-    let client = records.credentials.keys().next().unwrap();
-    let key = records.service_keys.keys().next().unwrap();
-    let token = setup::enrollment_token(control, "demo", &["echo"]);
     let about = &demo.about;
+    let agent = agent_of(&demo);
+    let client = &about.client_id;
+    let key = api.list("/accounts/demo/service-keys")[0]["key_id"].clone();
+    let key = key.as_str().unwrap();
+    let token = api.create_enrollment_token("demo", &["echo"]);
     let secrets = [
         &about.client_secret,
         &about.service_key,
@@ -75,7 +80,7 @@ fn every_page_requires_a_session_and_sends_security_headers() {
             "/accounts/demo/new-credentials".to_owned(),
             "Create credential",
         ),
-        ("/accounts/demo/service-keys".to_owned(), key.as_str()),
+        ("/accounts/demo/service-keys".to_owned(), key),
         (format!("/accounts/demo/service-keys/{key}"), "Disable"),
         (
             "/accounts/demo/new-service-keys".to_owned(),
@@ -180,12 +185,10 @@ fn the_overview_lists_the_errors_of_the_last_hour() {
 #[test]
 fn state_of_tunnels_and_lost_redundancy_are_shown() {
     let demo = demo(None);
-    let control = demo.gateway().control();
     let mut browser = Browser::signed_in(&demo);
-    let ready = control.records().agents.into_values().next().unwrap();
     for page in [
         "/tunnels".to_owned(),
-        format!("/accounts/demo/agents/{}", ready.id),
+        format!("/accounts/demo/agents/{}", agent_of(&demo)),
     ] {
         let state = browser
             .get(&page)
@@ -204,13 +207,9 @@ fn state_of_tunnels_and_lost_redundancy_are_shown() {
             page.text
         );
     }
-    let lost = AgentRecord {
-        id: AgentId::random(),
-        name: "<lost>".to_owned(),
-        key: None,
-        ..ready.clone()
-    };
-    control.put(&StoredRecord::Agent(lost.clone())).unwrap();
+    let (_, lost) = enroll(&demo, "demo", "echo", 1);
+    let path = format!("/accounts/demo/agents/{}", lost[0]);
+    demo.api().patch(&path, &json!({ "name": "<lost>" }));
     assert!(
         browser
             .get("/")
@@ -221,7 +220,7 @@ fn state_of_tunnels_and_lost_redundancy_are_shown() {
         let warning = browser.get(page).between("<p class=\"warning\">", "</p>");
         for holds in [
             "1 of 2 agents is ready",
-            lost.id.as_str(),
+            &lost[0],
             "lost&#62;): no tunnel. Remedy: ",
         ] {
             assert!(warning.contains(holds), "{page} has no {holds}: {warning}");
@@ -232,11 +231,10 @@ fn state_of_tunnels_and_lost_redundancy_are_shown() {
 #[test]
 fn agents_are_renamed_revoked_and_deleted() {
     let demo = demo(None);
-    let control = demo.gateway().control();
+    let api = demo.api();
     let mut browser = Browser::signed_in(&demo);
-    let agent = control.records().agents.keys().next().unwrap().to_string();
+    let agent = agent_of(&demo);
     let page = format!("/accounts/demo/agents/{agent}");
-    let api = Api(&demo.about);
     let kept = |name: &str| api.get(&page).body[name].clone();
     let renamed = browser.fill(&page, &page, |form| form.set("name", "edge <b>"));
     assert_eq!(renamed.status, 303, "{}", renamed.text);
@@ -313,37 +311,17 @@ fn release_keys_that_an_agent_accepts_are_shown() {
 
 #[test]
 fn the_agents_of_an_enrollment_token_are_listed() {
-    let demo = demo(None);
-    let control = demo.gateway().control();
+    let demo = with_fast_enrollment();
     let mut browser = Browser::signed_in(&demo);
-    let agent = control.records().agents.into_values().next().unwrap();
-    let token = agent.enrollment_token.clone().unwrap();
+    let other = agent_of(&demo);
     let page = browser.get("/accounts/demo/agents");
-    let link = format!(
-        "<a class=\"id\" href=\"/accounts/demo/agents/{0}\">{0}</a>",
-        agent.id
-    );
+    let link = format!("<a class=\"id\" href=\"/accounts/demo/agents/{other}\">{other}</a>");
     assert!(
         page.text.contains(&link) && page.text.contains(">1 of 1<"),
         "{}",
         page.text
     );
-    for number in 1..=60 {
-        let id = AgentId::new(&format!("ag_{number:020}")).unwrap();
-        control
-            .put(&StoredRecord::Agent(AgentRecord {
-                id,
-                ..agent.clone()
-            }))
-            .unwrap();
-    }
-    // Agents of no token are not listed.
-    let other = AgentRecord {
-        id: AgentId::random(),
-        enrollment_token: None,
-        ..agent.clone()
-    };
-    control.put(&StoredRecord::Agent(other.clone())).unwrap();
+    let (token, agents) = enroll(&demo, "demo", "echo", 61);
     let of_token = format!("/accounts/demo/agents?enrolled_with={token}");
     let page = browser.get("/accounts/demo/agents");
     assert!(
@@ -363,36 +341,24 @@ fn the_agents_of_an_enrollment_token_are_listed() {
         .collect();
     assert_eq!(rows, [50, 11]);
     assert!(
-        pages
-            .iter()
-            .all(|page| !page.text.contains(other.id.as_str()))
+        pages.iter().all(|page| !page.text.contains(&other)),
+        "agents of other tokens are not listed"
     );
-    let shown = browser.get(&format!("/accounts/demo/agents/{}", agent.id));
+    let shown = browser.get(&format!("/accounts/demo/agents/{}", agents[0]));
     assert!(shown.text.contains(&of_token), "{}", shown.text);
 }
 
 #[test]
 fn names_and_url_values_are_escaped_on_every_page() {
     let demo = demo(None);
-    let control = demo.gateway().control();
+    let api = demo.api();
     let mut browser = Browser::signed_in(&demo);
     let name = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>";
-    let new = NewCallerSecret {
-        name: Some(name.to_owned()),
-        allowed_services: vec!["echo".to_owned()],
-        enabled: None,
-        managed_by: Some("git".to_owned()),
-    };
-    caller_secret::create::<ClientId>(control, &Actor::Admin, "demo", &new).unwrap();
-    caller_secret::create::<KeyId>(control, &Actor::Admin, "demo", &new).unwrap();
-    let item = |records: &gw_store::Records| {
-        let named = records
-            .credentials
-            .values()
-            .find(|record| record.access.name.as_deref() == Some(name));
-        format!("/accounts/demo/credentials/{}", named.unwrap().id)
-    };
-    let item = item(&control.records());
+    let new = json!({ "name": name, "allowed_services": ["echo"], "managed_by": "git" });
+    let [made, _] = ["credentials", "service-keys"]
+        .map(|kind| api.post(&format!("/accounts/demo/{kind}"), &new));
+    let id = made["client_id"].as_str().unwrap();
+    let item = format!("/accounts/demo/credentials/{id}");
     let shown = browser.get(&item).text;
     assert!(
         shown.contains("<dt>Managed by</dt><dd>git, whose documents"),

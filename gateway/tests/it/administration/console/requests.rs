@@ -1,33 +1,26 @@
 //! Recorded requests in the console: search, display and replay.
 
 use std::sync::mpsc;
+use std::time::Duration;
 
-use gw_control_plane::control::changes::audit;
-use gw_control_plane::control::records::{caller_secret, service};
-use gw_control_plane::control::{Actor, CallerSecretChanges, ServiceChanges};
-use gw_gateway::demo::{Demo, Options};
 use gw_shared::http::head::RequestHead;
-use gw_shared::id::{AgentId, KeyId, RequestIds};
-use gw_store::AuditQuery;
-use gw_telemetry::request_log::{Batch, RecordedAttempt, RequestLog, RequestRecord};
+use serde_json::json;
 
 use super::browser::Browser;
+use crate::support::agents::several::{Scripted, Several, answered, refused_unsent};
+use crate::support::demo::Demo;
 use crate::support::forms::PageForm;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, connect};
-use crate::support::{demo, eventually, options};
+use crate::support::request_log::record;
+use crate::support::{demo, eventually};
 
 #[test]
 fn recorded_requests_are_found_shown_and_replayed() {
     let demo = demo(None);
-    let control = demo.gateway().control();
     let mut browser = Browser::signed_in(&demo);
-    let capture = ServiceChanges {
-        capture_request_body: Some(true),
-        capture_response_body: Some(true),
-        ..ServiceChanges::default()
-    };
-    service::change(control, &Actor::Admin, "demo", "echo", &capture).unwrap();
+    let capture = json!({ "capture_request_body": true, "capture_response_body": true });
+    demo.api().change_service("demo", "echo", &capture);
     let mut caller = connect(&demo);
     let key = &demo.about.service_key;
     let mut send = |method: &str, target: &str, body: &str| {
@@ -39,15 +32,12 @@ fn recorded_requests_are_found_shown_and_replayed() {
         caller.response().header("x-gw-request-id").to_owned()
     };
     let body = "<script>alert(1)</script>";
-    // Capture begins once the workers have the new directory.
-    let (id, page) = eventually("a request is captured with its body", || {
-        let id = send("POST", "/orders?q=%3Cb%3E", body);
-        let kept =
-            || Some(browser.get(&format!("/requests/{id}"))).filter(|page| page.status == 200);
-        let page = eventually("the request is in the log", kept);
-        page.text.contains("alert(1)").then_some((id, page))
+    let id = send("POST", "/orders?q=%3Cb%3E", body);
+    let page = eventually("the request is in the log", || {
+        Some(browser.get(&format!("/requests/{id}"))).filter(|page| page.status == 200)
     });
     for holds in [
+        "alert(1)",
         "/orders?q=",
         "demo--echo",
         "backend first byte",
@@ -157,7 +147,6 @@ fn a_replay_changes_only_the_edited_parts() {
             peer.send("HTTP/1.1 204 No Content\r\n\r\n");
         }
     })));
-    let control = demo.gateway().control();
     let mut browser = Browser::signed_in(&demo);
     let mut caller = connect(&demo);
     let key = demo.about.service_key.clone();
@@ -176,21 +165,12 @@ fn a_replay_changes_only_the_edited_parts() {
     let page = call(&mut browser);
     what_was_not_captured_is_not_replayed(&mut browser, &page);
 
-    let capture = ServiceChanges {
-        capture_request_body: Some(true),
-        ..ServiceChanges::default()
-    };
-    service::change(control, &Actor::Admin, "demo", "echo", &capture).unwrap();
-    // Capture begins once the workers have the new directory.
-    let address = eventually("a replayable request is captured", || {
-        let page = call(&mut browser);
-        let address = format!("{page}/replay");
-        browser
-            .get(&page)
-            .text
-            .contains(&format!("href=\"{address}\""))
-            .then_some(address)
-    });
+    let capture = json!({ "capture_request_body": true });
+    demo.api().change_service("demo", "echo", &capture);
+    let page = call(&mut browser);
+    let address = format!("{page}/replay");
+    let shown = browser.get(&page).text;
+    assert!(shown.contains(&format!("href=\"{address}\"")), "{shown}");
     a_field_and_the_body_are_edited(&mut browser, &address, &requests);
     a_preview_sends_nothing(&mut browser, &address, &requests);
     reads_and_replays_are_audited(&demo, &mut browser, &address);
@@ -282,13 +262,8 @@ fn reads_and_replays_are_audited(demo: &Demo, browser: &mut Browser, address: &s
         .trim_start_matches("/requests/")
         .trim_end_matches("/replay");
     let audited = || {
-        let query = AuditQuery {
-            account: Some("demo".to_owned()),
-            before: None,
-            limit: 500,
-        };
-        let mut entries = audit::list(demo.gateway().control(), &query).unwrap().items;
-        entries.retain(|entry| entry.target == id);
+        let mut entries = demo.api().list("/audit-log?account=demo&limit=500");
+        entries.retain(|entry| entry["target"] == id);
         entries
     };
     let before = audited().len();
@@ -304,12 +279,12 @@ fn reads_and_replays_are_audited(demo: &Demo, browser: &mut Browser, address: &s
     assert!(
         entries[..3]
             .iter()
-            .all(|entry| entry.action == "request.read_body" && entry.actor == "admin")
+            .all(|entry| entry["action"] == "request.read_body" && entry["actor"] == "admin")
     );
     assert_eq!(
         entries
             .iter()
-            .filter(|entry| entry.action == "request.replay")
+            .filter(|entry| entry["action"] == "request.replay")
             .count(),
         2
     );
@@ -317,37 +292,36 @@ fn reads_and_replays_are_audited(demo: &Demo, browser: &mut Browser, address: &s
 
 #[test]
 fn failed_attempts_are_found_and_shown() {
-    let folder = tempfile::tempdir().unwrap();
-    let demo = Demo::start(&Options {
-        data_dir: Some(folder.path().to_owned()),
-        ..options(None)
-    })
-    .unwrap();
-    // After the creation of the service.
-    let ids = RequestIds::new();
-    let agents = [AgentId::random(), AgentId::random()];
-    let record = |attempts: &[AgentId]| RequestRecord {
-        target: "/orders".into(),
-        agent: Some(AgentId::random()),
-        attempts: attempts
-            .iter()
-            .map(|agent| RecordedAttempt {
-                agent_id: Some(agent.clone()),
-                reason: "backend_unreachable",
-                duration_us: 1500,
-            })
-            .collect(),
-        ..RequestRecord::example(ids.next_id())
-    };
-    let plain = record(&[]);
-    let retried = record(&agents);
-    let [plain_id, id] = [plain.id, retried.id].map(|id| id.to_string());
-    let log = RequestLog::open(&folder.path().join("requests")).unwrap();
-    log.queue().push(Batch {
-        services: vec![("demo--echo".into(), vec![plain, retried])],
+    let names = ["one", "two", "three"];
+    let several = Several::start(&names);
+    let scripted = Scripted::new();
+    for (at, name) in names.iter().enumerate() {
+        scripted.serve(at, several.tunnel(name), |tunnel, attempt| {
+            tunnel.0.send(if attempt.nth < 2 {
+                refused_unsent(attempt.stream, "GW_BACKEND_UNREACHABLE")
+            } else {
+                answered(attempt, 0, b"")
+            });
+            true
+        });
+    }
+    let mut caller = several.connect();
+    let [id, plain_id] = [(); 2].map(|()| {
+        caller.send(several.get());
+        let response = caller.response();
+        assert_eq!(response.status, 200);
+        response.header("x-gw-request-id").to_owned()
     });
-    log.close();
-    let mut browser = Browser::signed_in(&demo);
+    let api = several.gateway.api();
+    record(&api, &plain_id);
+    let recorded = record(&api, &id);
+    let attempts = recorded["attempts"].as_array().unwrap();
+    assert_eq!(attempts.len(), 2);
+
+    let url = format!("http://{}", several.gateway.admin_address());
+    let mut browser = Browser::at(url);
+    let token = several.gateway.admin_token();
+    assert_eq!(browser.sign_in(&token, "/").status, 303);
     let all = browser.get("/requests").text;
     assert!(
         all.contains(&plain_id) && all.contains(&id) && all.contains("2 failed attempts"),
@@ -358,35 +332,36 @@ fn failed_attempts_are_found_and_shown() {
     let table = browser
         .get(&format!("/requests/{id}"))
         .between("<table class=\"list\" id=\"attempt-table\">", "</table>");
-    for holds in [
-        agents[0].as_str(),
-        agents[1].as_str(),
-        "backend_unreachable",
-        "1.5ms",
-    ] {
-        assert!(table.contains(holds), "no {holds}: {table}");
+    for attempt in attempts {
+        let took = Duration::from_micros(attempt["duration_us"].as_u64().unwrap());
+        let took = if took.as_millis() == 0 {
+            format!("{took:?}")
+        } else {
+            format!("{took:.1?}")
+        };
+        let agent = attempt["agent_id"].as_str().unwrap();
+        for holds in [agent, "backend_unreachable", &took] {
+            assert!(table.contains(holds), "no {holds}: {table}");
+        }
     }
+    assert_ne!(attempts[0]["agent_id"], attempts[1]["agent_id"]);
     assert!(
         !browser
             .get(&format!("/requests/{plain_id}"))
             .text
             .contains("attempt-table")
     );
-    demo.stop();
 }
 
 #[test]
 fn a_refused_request_shows_what_its_code_means_and_others_the_names_of_key_and_agent() {
     let demo = demo(None);
-    let control = demo.gateway().control();
+    let api = demo.api();
     let mut browser = Browser::signed_in(&demo);
-    let records = control.records();
-    let key_id = records.service_keys.keys().next().unwrap().to_string();
-    let named = CallerSecretChanges {
-        name: Some("deploy <key>".to_owned()),
-        ..CallerSecretChanges::default()
-    };
-    caller_secret::change::<KeyId>(control, &Actor::Admin, "demo", &key_id, &named).unwrap();
+    let keys = "/accounts/demo/service-keys";
+    let key_id = api.list(keys)[0]["key_id"].as_str().unwrap().to_owned();
+    let named = json!({ "name": "deploy <key>" });
+    api.patch(&format!("{keys}/{key_id}"), &named);
     let mut caller = connect(&demo);
     let mut page_of = |key: &str| {
         caller.send(format!(
@@ -398,7 +373,8 @@ fn a_refused_request_shows_what_its_code_means_and_others_the_names_of_key_and_a
         })
     };
     let right = page_of(&demo.about.service_key);
-    let agent = &records.agents.values().next().unwrap().name;
+    let agents = api.agents("demo");
+    let agent = agents[0]["name"].as_str().unwrap();
     for holds in ["deploy &#60;key&#62;", &key_id, agent] {
         assert!(right.contains(holds), "no {holds}: {right}");
     }

@@ -8,7 +8,7 @@ use crate::support::demo;
 #[test]
 fn a_label_is_set_compared_and_taken_away() {
     let demo = demo(None);
-    let api = Api(&demo.about);
+    let api = Api::of(&demo.about);
     let secret =
         json!({ "name": "labelled", "allowed_services": ["echo"], "managed_by": "git/one" });
     for (collection, new, id) in [
@@ -105,7 +105,7 @@ fn fields_that_name_a_document_are_bounded_ascii() {
         let (status, _) = send(&id, field, "x".repeat(longest).as_bytes());
         assert_eq!(status, 201);
     }
-    let entries = Api(&demo.about).get("/audit-log?limit=1").body;
+    let entries = Api::of(&demo.about).get("/audit-log?limit=1").body;
     let applied = &entries["items"][0]["detail"]["applied"];
     assert_eq!(*applied, json!({ "revision": "x".repeat(100) }));
 }

@@ -398,12 +398,9 @@ fn requests_that_are_refused() {
     let config = format!("{}enrollment_requests_per_minute = 1\n", prepared.config());
     let served = prepared.serve_with(&config);
     let rate = serde_json::json!({ "burst": 2, "refill_per_minute": 1 });
-    prepared.administer(
-        served.admin_address,
-        "PATCH",
-        "/accounts/demo/services/echo",
-        &rate,
-    );
+    prepared
+        .api(served.admin_address)
+        .change_service("demo", "echo", &rate);
     let ask = |request: String| {
         let mut caller = prepared.connect(served.address);
         caller.send(request);

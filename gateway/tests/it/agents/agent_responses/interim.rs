@@ -2,8 +2,6 @@
 
 use std::io::Write;
 
-use gw_gateway::demo::{Demo, Options};
-use gw_interface::config::HandOver;
 use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::response;
 use http::Method;
@@ -11,10 +9,11 @@ use http::Method;
 use crate::support::agents::modified_agent;
 use crate::support::agents::modified_agent::enroll;
 use crate::support::agents::tunnel_frames::{interim, ok};
+use crate::support::demo;
+use crate::support::demo::{Demo, Options};
 use crate::support::peers::http1_peer::Response;
 use crate::support::peers::http2_frames;
 use crate::support::peers::http2_frames::{END_HEADERS, END_STREAM, HEADERS, SETTINGS};
-use crate::support::{demo, reports};
 
 #[test]
 fn too_many_interim_responses_end_the_request_and_then_the_tunnel() {
@@ -88,18 +87,13 @@ fn too_many_interim_responses_end_the_request_and_then_the_tunnel() {
 fn small_interim_responses_are_bounded() {
     // Requests accepted by the other worker cross workers.
     let demo = Demo::start(&Options {
-        hand_over: HandOver::Never,
+        hand_over: "never",
         ..crate::support::options(None)
     })
     .unwrap();
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
-    let crossings = || -> u64 {
-        reports(&demo)
-            .iter()
-            .map(|report| report.totals["requests_crossing"])
-            .sum()
-    };
+    let crossings = || demo.metrics().count("gw_requests_crossing_total");
     let mut requests = 0;
     while crossings() == 0 || crossings() == requests {
         let mut caller = enrolled.caller(&demo);

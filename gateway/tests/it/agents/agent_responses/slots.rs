@@ -2,8 +2,6 @@
 
 use std::io::Write;
 
-use gw_gateway::demo::{Demo, Options};
-use gw_interface::config::HandOver;
 use gw_shared::tunnel::frame::{Kind, StreamId};
 use http::Method;
 
@@ -13,6 +11,7 @@ use crate::support::agents::tunnel_frames::{
     begun, credit, data, head, last_data, ok, reset, uploaded,
 };
 use crate::support::demo;
+use crate::support::demo::{Demo, Options};
 
 #[test]
 fn early_answers_resets_and_open_streams_release_their_slot() {
@@ -22,7 +21,7 @@ fn early_answers_resets_and_open_streams_release_their_slot() {
     let post = enrolled.request("POST /", "Content-Length: 1000000\r\n\r\nbegun");
     let is_free = || {
         crate::support::eventually("no request is left", || {
-            crate::support::tunnels(&demo)
+            demo.tunnels()
                 .iter()
                 .all(|tunnel| tunnel.in_flight == 0)
                 .then_some(())
@@ -71,7 +70,7 @@ fn early_answers_resets_and_open_streams_release_their_slot() {
 
 #[test]
 fn an_upgraded_request_is_in_flight_until_both_halves_end() {
-    for hand_over in [HandOver::Always, HandOver::Never] {
+    for hand_over in ["always", "never"] {
         let demo = Demo::start(&Options {
             hand_over,
             ..crate::support::options(None)
@@ -80,7 +79,7 @@ fn an_upgraded_request_is_in_flight_until_both_halves_end() {
         let enrolled = enroll(&demo);
         let mut tunnel = enrolled.tunnel(&demo);
         let in_flight = || {
-            crate::support::tunnels(&demo)
+            demo.tunnels()
                 .iter()
                 .map(|tunnel| tunnel.in_flight)
                 .sum::<usize>()

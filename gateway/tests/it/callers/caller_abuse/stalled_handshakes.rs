@@ -23,7 +23,8 @@ fn start(settings: &str) -> Served {
 }
 
 fn gave_way(served: &Served) -> usize {
-    served.metric("gw_connections_ended_early_total", "\"handshake\"")
+    let metrics = served.metrics();
+    metrics.count_with("gw_connections_ended_early_total", "\"handshake\"") as usize
 }
 
 /// Opens one connection more than the share of an address by `stall`, after two by `other`. The
@@ -32,7 +33,7 @@ fn ends_the_oldest(served: &Served, stall: impl Fn() -> TcpStream, other: impl F
     // On a busy machine the time of the handshakes may end meanwhile.
     let is_shown = (0..5).any(|_| {
         eventually("no connection of an earlier attempt is left", || {
-            (served.metric("gw_connections", "worker") == 0).then_some(())
+            (served.metrics().count("gw_connections") == 0).then_some(())
         });
         let (before, began) = (gave_way(served), Instant::now());
         let others = [other(), other()];

@@ -4,9 +4,9 @@
 use std::io::{Read, Write};
 use std::net::Ipv4Addr;
 
-use gw_gateway::demo::About;
 use http::Method;
 
+use crate::support::demo::About;
 use crate::support::eventually;
 use crate::support::peers::caller::{HOST, Tls, session, socket};
 use crate::support::peers::http2_frames::{

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Instant;
 
-use gw_base::clock::Timestamp;
+use time::OffsetDateTime;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{APEX, Connection, PATH, PROGRAMS, Prepared, RENEWED_WITHIN};
@@ -13,18 +13,10 @@ use crate::support::acme_servers::pebble::Options;
 use crate::support::doctor::{doctor_of, examine};
 use crate::support::eventually;
 use crate::support::processes::process::Served;
-use crate::support::processes::successor::admin;
 use crate::support::programs::usable;
 
 /// Lifetime of certificates: the renewal is due 2 to 3 seconds before the end of the last third.
 const LIFETIME_SECONDS: u64 = 9;
-
-/// The value of a metric without labels.
-fn metric(served: &Served, name: &str) -> f64 {
-    let (_, text) = admin(served.admin_address, "/metrics");
-    let value = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok();
-    text.lines().find_map(value).unwrap()
-}
 
 /// Verdict and finding of `doctor` about the certificate.
 fn doctor(prepared: &Prepared, served: &Served) -> (String, String) {
@@ -52,9 +44,10 @@ fn serves(served: &Served) -> bool {
     status.success()
 }
 
-fn end_of(certificate: &[u8]) -> Timestamp {
+/// When a certificate expires, in seconds since 1970.
+fn end_of(certificate: &[u8]) -> i64 {
     let (_, certificate) = X509Certificate::from_der(certificate).unwrap();
-    Timestamp(certificate.validity().not_after.timestamp())
+    certificate.validity().not_after.timestamp()
 }
 
 #[test]
@@ -74,8 +67,8 @@ fn the_alarms_grow_while_the_authority_is_away_for_the_whole_last_third() {
     let mut connection = Connection::open(&prepared, served.address).unwrap();
     let old = connection.certificate();
     let expiry = "gw_server_certificate_expiry_timestamp_seconds";
-    assert_eq!(metric(&served, expiry) as i64, end_of(&old).0);
-    let failures = || metric(&served, "gw_certificate_order_failures");
+    assert_eq!(served.metrics().sum(expiry) as i64, end_of(&old));
+    let failures = || served.metrics().sum("gw_certificate_order_failures");
 
     eventually("a failed renewal", || (failures() >= 1.0).then_some(()));
     let (verdict, found) = doctor(&prepared, &served);
@@ -84,7 +77,7 @@ fn the_alarms_grow_while_the_authority_is_away_for_the_whole_last_third() {
     assert!(found.contains(&prepared.pebble.directory()), "{found}");
     eventually("the end of the certificate", || {
         assert_eq!(connection.request(), 200);
-        (Timestamp::now() > end_of(&old)).then_some(())
+        (OffsetDateTime::now_utc().unix_timestamp() > end_of(&old)).then_some(())
     });
     eventually("another failed renewal", || {
         (failures() >= 2.0).then_some(())

@@ -87,7 +87,7 @@ impl Nodes {
         for order in 1..=ORDERS_MAX {
             let used = eventually("a certificate", || self.certificate(0));
             let before = self.passage.came();
-            self.region.post(1, "/certificates/renew", &json!({}));
+            self.region.api(1).post("/certificates/renew", &json!({}));
             let is_proved = eventually("the authority connects or issues", || {
                 let is_issued = self.certificate(0).is_some_and(|found| found != used);
                 let has_come = self.passage.came() > before;
@@ -182,7 +182,7 @@ fn an_issued_certificate_is_fetched_after_all_nodes_were_replaced() {
         Kind::Certificate => Verdict::Hold,
         _ => Verdict::Forward,
     });
-    nodes.region.post(1, "/certificates/renew", &json!({}));
+    nodes.region.api(1).post("/certificates/renew", &json!({}));
     eventually("the certificate is issued", || {
         (fetches() > before).then_some(())
     });
@@ -247,7 +247,7 @@ fn the_authority_is_told_once_all_live_nodes_use_the_proof() {
     assert!(send_signal(other, "STOP"));
     let before = nodes.passage.came();
     let is_published = (0..ORDERS_MAX).any(|_| {
-        nodes.region.post(0, "/certificates/renew", &json!({}));
+        nodes.region.api(0).post("/certificates/renew", &json!({}));
         await_publication(&nodes.region.node(0).log)
     });
     assert!(is_published, "the authority asks for a proof");

@@ -3,11 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, UNIX_EPOCH};
 
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
-use gw_base::clock::Timestamp;
 use serde_json::{Value, json};
+use time::OffsetDateTime;
 use x509_parser::extensions::ParsedExtension;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
@@ -38,7 +39,11 @@ fn id_of(certificate: &[u8]) -> String {
 
 /// A window that begins and ends these days from now.
 fn window(start: i64, end: i64) -> Value {
-    let at = |days: i64| Timestamp(Timestamp::now().0 + days * DAY).to_string();
+    let now = OffsetDateTime::now_utc().unix_timestamp();
+    let at = |days: i64| {
+        let seconds = u64::try_from(now + days * DAY).unwrap();
+        humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds)).to_string()
+    };
     json!({ "suggestedWindow": { "start": at(start), "end": at(end) } })
 }
 

@@ -57,7 +57,7 @@ fn arguments<'a>(command: &'a str, file: &'a str) -> [&'a str; 6] {
 }
 
 fn described(folder: &Path) -> SignedProgram {
-    let (program, description) = program_files(&folder.join("out"), TARGET);
+    let (program, description) = program_files(&folder.join("out"));
     let signed: SignedProgram = serde_json::from_slice(&fs::read(description).unwrap()).unwrap();
     assert_eq!(signed.verify_content(&fs::read(program).unwrap()), Ok(()));
     signed
@@ -177,7 +177,7 @@ fn agents_go_back_to_an_older_program_that_the_release_key_permits() {
     };
     let offer = || {
         let out = folder.path().join("out");
-        let (program, _) = program_files(&out, TARGET);
+        let (program, _) = program_files(&out);
         release.put(&described(folder.path()), &fs::read(program).unwrap());
         prepared.serve_with(&prepared.config())
     };

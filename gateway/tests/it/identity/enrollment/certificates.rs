@@ -1,32 +1,26 @@
 //! Contents, renewal and expiry of agents' certificates.
 
 use std::fs;
-use std::time::Duration;
 
-use gw_base::clock::Timestamp;
-use gw_control_plane::control::AgentProof;
-use gw_control_plane::control::changes::audit;
-use gw_control_plane::control::identity::certificate;
-use gw_gateway::demo::{Demo, Options};
-use gw_store::{AgentRecord, AuditQuery, StoredRecord};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, SanType};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::{Value, json};
+use time::OffsetDateTime;
 
 use super::{
-    bearer, csr, demo_with_high_limits, enroll, identity, outcome, own_agent, plain_csr, text,
+    agent_named, bearer, csr, demo_with_high_limits, enroll, identity, outcome, plain_csr, text,
 };
 use crate::support::agents::modified_agent::{self, ACCOUNT};
 use crate::support::apex::{APEX, post_json};
-use crate::support::peers::caller::{connect, connect_to, get};
+use crate::support::on_disk;
+use crate::support::peers::caller::connect_to;
 use crate::support::processes::prepared::Prepared;
-use crate::support::{demo, eventually, on_disk, setup, tunnels};
 
 #[test]
 fn a_certificate_has_only_contents_set_by_the_gateway() {
     let demo = demo_with_high_limits();
-    let token = setup::enrollment_token(demo.gateway().control(), "demo", &["echo"]);
+    let token = demo.api().create_enrollment_token("demo", &["echo"]);
     let enrolled = enroll(&demo, &token).json();
     let key = KeyPair::generate().unwrap();
     let mut greedy =
@@ -64,7 +58,8 @@ fn a_certificate_has_only_contents_set_by_the_gateway() {
         certificate.public_key().raw,
         rcgen::PublicKeyData::subject_public_key_info(&key)
     );
-    let lifetime = certificate.validity().not_after.timestamp() - Timestamp::now().0;
+    let lifetime = certificate.validity().not_after.timestamp();
+    let lifetime = lifetime - OffsetDateTime::now_utc().unix_timestamp();
     assert!((86_000..=86_400).contains(&lifetime), "{lifetime}");
     // The issuing authority signs only agent certificates.
     let authority = CertificateDer::from_pem_slice(text(&issued, "chain").as_bytes()).unwrap();
@@ -75,57 +70,10 @@ fn a_certificate_has_only_contents_set_by_the_gateway() {
 }
 
 #[test]
-fn certificate_renewal_does_not_interrupt_requests() {
-    let adjust = |config: &mut gw_interface::config::Config| {
-        config.agent_certificate_lifetime = Duration::from_secs(15);
-    };
-    let demo = Demo::start(&Options {
-        adjust,
-        ..crate::support::options(None)
-    })
-    .unwrap();
-    let begun = tunnels(&demo)[0].clone();
-    let first = own_agent(&demo);
-    // One request spans two renewals; short requests run beside it.
-    let mut long = connect(&demo);
-    long.send(get(&demo, "/slow?ms=26000"));
-    let mut caller = connect(&demo);
-    let mut renewals = 0;
-    let mut last = first.clone();
-    eventually("two renewals are done", || {
-        caller.send(get(&demo, "/"));
-        assert_eq!(caller.response().status, 200);
-        let now = own_agent(&demo);
-        if now.certificate_not_after > last.certificate_not_after {
-            assert_ne!(now.key, last.key, "each certificate is for a new key");
-            (renewals, last) = (renewals + 1, now);
-        }
-        (renewals == 2).then_some(())
-    });
-    assert_eq!(long.response().status, 200);
-    // The tunnel has outlived the first certificate.
-    assert_eq!(tunnels(&demo)[0].generation, begun.generation);
-    let log = audit::list(
-        demo.gateway().control(),
-        &AuditQuery {
-            account: None,
-            before: None,
-            limit: 1,
-        },
-    );
-    let entry = &log.unwrap().items[0];
-    assert_eq!(
-        (entry.action.as_str(), entry.actor.as_str()),
-        ("agent.certificate", &*format!("agent {}", first.id))
-    );
-}
-
-#[test]
 fn an_agent_that_asks_for_certificates_in_a_loop_makes_twenty_changes() {
     // Certificates of one agent at once (docs/limits.md).
     const MOST: usize = 20;
     let demo = demo_with_high_limits();
-    let control = demo.gateway().control();
     let enrolled = modified_agent::enroll(&demo);
     let key = KeyPair::try_from(&enrolled.key).unwrap();
     let request = json!({ "csr": plain_csr(&key), "agent_id": enrolled.agent });
@@ -137,64 +85,19 @@ fn an_agent_that_asks_for_certificates_in_a_loop_makes_twenty_changes() {
     assert!(issued.iter().all(|it| it.starts_with("200")), "{issued:?}");
     let is_refused = |it: &String| it == "503 GW_OVERLOADED";
     assert!(refused.iter().all(is_refused), "{refused:?}");
-    let proof = AgentProof::Tunnel(enrolled.agent.clone());
-    certificate::sign(control, &proof, &plain_csr(&key)).unwrap_err();
-    let query = AuditQuery {
-        account: Some(ACCOUNT.to_owned()),
-        before: None,
-        limit: 1000,
-    };
-    let entries = audit::list(control, &query).unwrap().items;
+    let answer = enrolled.tunnel(&demo).renew(&plain_csr(&key));
+    assert_eq!(answer["type"], "renewal_refused", "{answer}");
+    let log = format!("/audit-log?account={ACCOUNT}&limit=1000");
+    let entries = demo.api().list(&log);
     let actor = format!("agent {}", enrolled.agent);
-    let by_agent = entries.iter().filter(|it| it.actor == actor).count();
+    let by_agent = entries.iter().filter(|it| it["actor"] == actor).count();
     assert_eq!(by_agent, MOST);
-}
-
-#[test]
-fn an_agent_with_an_expired_certificate_recovers_within_the_grace_period() {
-    let demo = demo(None);
-    let control = demo.gateway().control();
-    let expired = |days: u64| {
-        let ago = Duration::from_secs(days * 24 * 3600 + 5);
-        let not_after = Timestamp(Timestamp::now().0 - ago.as_secs().cast_signed());
-        AgentRecord {
-            certificate_not_after: Some(not_after),
-            ..own_agent(&demo)
-        }
-    };
-    let record = expired(29);
-    control.put(&StoredRecord::Agent(record.clone())).unwrap();
-    // The gateway closes the tunnel; the agent recovers at /csr with its old key and reconnects.
-    eventually("a new certificate", || {
-        (own_agent(&demo).certificate_not_after > record.certificate_not_after).then_some(())
-    });
-    let mut caller = connect(&demo);
-    eventually("the tunnel is back", || {
-        caller.send(get(&demo, "/"));
-        (caller.response().status == 200).then_some(())
-    });
-    control.put(&StoredRecord::Agent(expired(31))).unwrap();
-    eventually("no tunnel is left", || {
-        tunnels(&demo).is_empty().then_some(())
-    });
-    let key = KeyPair::generate().unwrap();
-    let request = json!({ "csr": plain_csr(&key), "agent_id": record.id });
-    assert_eq!(
-        outcome(&post_json(&demo, "/csr", "", &request)),
-        "401 GW_AGENT_CERTIFICATE_EXPIRED"
-    );
-    // A recovery with another key is refused.
-    control.put(&StoredRecord::Agent(expired(1))).unwrap();
-    assert_eq!(
-        outcome(&post_json(&demo, "/csr", "", &request)),
-        "401 GW_ENROLLMENT_INVALID"
-    );
 }
 
 #[test]
 fn only_the_agent_can_use_up_its_certificate_allowance() {
     let demo = demo_with_high_limits();
-    let agent = own_agent(&demo).id;
+    let agent = agent_named(&demo, "demo");
     let ask_for = |csr: &str| {
         outcome(&post_json(
             &demo,

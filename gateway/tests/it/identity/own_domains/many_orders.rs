@@ -15,7 +15,7 @@ use crate::support::acme_servers::named::Named;
 use crate::support::acme_servers::pebble::{Options, Pebble};
 use crate::support::eventually;
 use crate::support::processes::region::Region;
-use crate::support::processes::successor::{admin, replace};
+use crate::support::processes::successor::replace;
 use crate::support::programs::usable;
 
 /// Domains, unless `GW_TEST_DOMAINS` has another number: at most those of one account, because of
@@ -89,10 +89,8 @@ fn domains_that_are_added_at_once_get_their_certificates_by_one_order_each() {
         .command(&["apply", "--file", file.to_str().unwrap()])
         .unwrap();
     let valid = || {
-        let (_, metrics) = admin(setup.served.admin_address, "/metrics");
-        let name = "gw_own_domain_certificates{state=\"valid\"} ";
-        let line = metrics.lines().find_map(|line| line.strip_prefix(name));
-        line.unwrap().parse::<usize>().unwrap()
+        let metrics = setup.served.metrics();
+        metrics.count_with("gw_own_domain_certificates", "state=\"valid\"") as usize
     };
     let mut issued = 0;
     while issued < domains {
@@ -133,13 +131,15 @@ fn orders_go_on_while_all_nodes_of_a_region_are_replaced() {
     for number in 0..domains {
         let service = format!("s{}", number / OF_SERVICE);
         if number % OF_SERVICE == 0 {
-            region.post(0, "/accounts/demo/services", &json!({ "id": service }));
+            region
+                .api(0)
+                .post("/accounts/demo/services", &json!({ "id": service }));
         }
         let name = format!("d{number}.customer.test");
         let hostname = format!("demo--{service}.eu1.gw.localhost");
         named.update(&[&format!("add {name} 1 CNAME {hostname}")]);
         let path = format!("/accounts/demo/services/{service}/domains");
-        region.post(0, &path, &json!({ "name": name }));
+        region.api(0).post(&path, &json!({ "name": name }));
     }
     front.await_different(Kind::Challenge, OPEN);
     let _successors = [0, 1, 2].map(|node| {
@@ -148,8 +148,7 @@ fn orders_go_on_while_all_nodes_of_a_region_are_replaced() {
     });
     front.set(|_| Verdict::Forward);
     let with_certificate = || {
-        let (_, list) = region.get(0, "/api/v1/accounts/demo/domains?limit=100");
-        let listed = list["items"].as_array().unwrap();
+        let listed = region.api(0).list("/accounts/demo/domains?limit=100");
         let has_one = |it: &&Value| it["certificate"]["source"] == "acme";
         listed.iter().filter(has_one).count()
     };

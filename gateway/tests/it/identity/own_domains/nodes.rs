@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::setup::{Pair, Setup, open};
 use super::{DOMAIN, OTHER, PROGRAMS};
@@ -15,7 +15,6 @@ use crate::support::eventually;
 use crate::support::kept_connection::KeptConnection;
 use crate::support::peers::caller::{Caller, HOST, client_config_of};
 use crate::support::peers::held_backend::HeldBackend;
-use crate::support::processes::prepared::administer_at;
 use crate::support::processes::region::Region;
 use crate::support::processes::successor::replace;
 use crate::support::programs::usable;
@@ -46,13 +45,15 @@ fn serve(
 ) -> impl Fn() -> Option<Caller> {
     named.update(&[&format!("add {domain} 1 CNAME {HOST}")]);
     let path = "/accounts/demo/services/echo/domains";
-    let added = region.post(node, path, &json!({ "name": domain }));
+    let added = region.api(node).post(path, &json!({ "name": domain }));
     assert_eq!(added["status"], "active", "{added}");
     let folder = region.data(0);
     let pair = Pair::write_in(&folder, domain, |_| {});
     let [chain, key] = [&pair.certificate, &pair.key].map(|it| fs::read_to_string(it).unwrap());
     let path = format!("/accounts/demo/domains/{domain}/certificate");
-    region.post(node, &path, &json!({ "chain": chain, "key": key }));
+    region
+        .api(node)
+        .post(&path, &json!({ "chain": chain, "key": key }));
     let versions = rustls::DEFAULT_VERSIONS;
     let config = client_config_of(versions, &pair.certificate, &[b"http/1.1"], None);
     let config = Arc::new(config);
@@ -64,17 +65,8 @@ fn serve(
 
 /// Removes a domain at a node.
 fn remove(region: &Region, domain: &str, node: usize) {
-    let address = region.node(node).admin_address;
-    let path = format!("/accounts/demo/domains/{domain}");
-    let token = region.admin_token();
-    let removed = administer_at(
-        address,
-        token.trim(),
-        "DELETE",
-        &path,
-        &Value::Null.to_string(),
-    );
-    assert_eq!(removed.0, 204);
+    let api = region.api(node);
+    api.delete(&format!("/accounts/demo/domains/{domain}"));
 }
 
 /// Sends a request on one connection after the other until one is refused. A process that drains

@@ -1,26 +1,24 @@
 //! Tokens and limits that a service and its domains share.
 
-use base64::Engine;
-use base64::prelude::BASE64_URL_SAFE_NO_PAD;
-use gw_store::{SigningKeyRecord, SqliteStore, Store, StoreSource};
-use jsonwebtoken::{Algorithm, EncodingKey};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::setup::Setup;
 use super::{DOMAIN, PROGRAMS};
 use crate::support::apex::APEX;
 use crate::support::peers::caller::{Caller, HOST, connect_to};
+use crate::support::peers::http1_peer::Response;
 use crate::support::programs::usable;
 
-/// An access token of the gateway for the demo's service.
-fn token(setup: &Setup) -> String {
-    let created = setup.command(&["credential", "create", "demo", "--service", "echo"]);
-    let created = created.unwrap();
+/// An access token of the gateway for a service of the demo's account.
+fn token(setup: &Setup, service: &str) -> String {
+    let api = setup.prepared.api(setup.served.admin_address);
+    let (client_id, client_secret) = api.create_credential("demo", &[service]);
+    api.await_workers();
     let body = json!({
         "grant_type": "client_credentials",
-        "client_id": created["client_id"],
-        "client_secret": created["client_secret"],
-        "scope": "account:demo service:echo",
+        "client_id": client_id,
+        "client_secret": client_secret,
+        "scope": format!("account:demo service:{service}"),
     });
     let body = body.to_string();
     let about = setup.prepared.about(setup.address());
@@ -35,30 +33,12 @@ fn token(setup: &Setup) -> String {
     response.json()["access_token"].as_str().unwrap().to_owned()
 }
 
-/// Status of a request for `host` with an access token.
-fn ask_with(caller: &mut Caller, host: &str, token: &str) -> u16 {
+/// The response to a request for `host` with an access token.
+fn ask_with(caller: &mut Caller, host: &str, token: &str) -> Response {
     caller.send(format!(
         "GET / HTTP/1.1\r\nHost: {host}\r\nX-Gw-Authorization: Bearer {token}\r\n\r\n"
     ));
-    caller.response().status.as_u16()
-}
-
-/// The claims of `token` for the service at `host`, signed with `key`.
-fn signed_for(host: &str, token: &str, key: &SigningKeyRecord) -> String {
-    let claims = token.split('.').nth(1).unwrap();
-    let claims = BASE64_URL_SAFE_NO_PAD.decode(claims).unwrap();
-    let mut claims: Value = serde_json::from_slice(&claims).unwrap();
-    claims["aud"] = format!("https://{host}").into();
-    let header = json!({ "typ": "at+jwt", "alg": "EdDSA", "kid": key.id });
-    let [header, claims] =
-        [header, claims].map(|part| BASE64_URL_SAFE_NO_PAD.encode(part.to_string()));
-    let signed = format!("{header}.{claims}");
-    let private = BASE64_URL_SAFE_NO_PAD
-        .decode(key.private_key.reveal())
-        .unwrap();
-    let key = EncodingKey::from_ed_der(&private);
-    let signature = jsonwebtoken::crypto::sign(signed.as_bytes(), &key, Algorithm::EdDSA);
-    format!("{signed}.{}", signature.unwrap())
+    caller.response()
 }
 
 #[test]
@@ -66,33 +46,17 @@ fn a_token_for_the_address_of_the_service_counts_under_its_domain() {
     if !usable(&PROGRAMS) {
         return;
     }
-    let mut setup = Setup::new();
+    let setup = Setup::new();
     setup.serve_uploaded(DOMAIN);
-    let token = token(&setup);
-    let mut keys = Vec::new();
-    setup.restart("TERM", |setup| {
-        let path = StoreSource::sqlite_in(&setup.prepared.path("data"));
-        let records = SqliteStore::open(&path).unwrap().load().unwrap().records;
-        keys.extend(records.signing_keys.into_values());
-    });
-    setup.prepared.wait_for_tunnel(setup.address());
-    let [key] = keys.as_slice() else {
-        panic!("one signing key: {}", keys.len());
-    };
+    let api = setup.prepared.api(setup.served.admin_address);
+    api.create_service("demo", "other");
+    let [accepted, refused] = ["echo", "other"].map(|service| token(&setup, service));
     let config = setup.caller(&[b"http/1.1"]);
     let mut by_domain = setup.connect(&config, DOMAIN).unwrap();
     let mut by_hostname = setup.prepared.connect(setup.address());
-    let accepted = signed_for(HOST, &token, key);
-    for token in [&token, &accepted] {
-        assert_eq!(ask_with(&mut by_domain, DOMAIN, token), 200);
-        assert_eq!(ask_with(&mut by_hostname, HOST, token), 200);
-    }
-    let refused = signed_for(DOMAIN, &token, key);
     for (caller, host) in [(&mut by_domain, DOMAIN), (&mut by_hostname, HOST)] {
-        caller.send(format!(
-            "GET / HTTP/1.1\r\nHost: {host}\r\nX-Gw-Authorization: Bearer {refused}\r\n\r\n"
-        ));
-        let code = caller.response().code();
+        assert_eq!(ask_with(caller, host, &accepted).status, 200);
+        let code = ask_with(caller, host, &refused).code();
         assert_eq!(code, "GW_TOKEN_AUDIENCE_MISMATCH", "{host}");
     }
 }
@@ -106,10 +70,8 @@ fn a_service_and_its_domain_share_one_rate_limit() {
     let setup = Setup::new();
     setup.serve_uploaded(DOMAIN);
     let rate = json!({ "burst": BURST, "refill_per_minute": 1 });
-    let address = setup.served.admin_address;
-    let path = "/accounts/demo/services/echo";
-    let changed = setup.prepared.administer(address, "PATCH", path, &rate);
-    assert_eq!(changed, 200);
+    let api = setup.prepared.api(setup.served.admin_address);
+    api.change_service("demo", "echo", &rate);
     let config = setup.caller(&[b"http/1.1"]);
     let mut by_domain = setup.connect(&config, DOMAIN).unwrap();
     let mut by_hostname = setup.prepared.connect(setup.address());

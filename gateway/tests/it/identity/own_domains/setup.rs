@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use gw_gateway::demo::About;
 use rcgen::{CertificateParams, KeyPair};
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use rustls_pki_types::ServerName;
@@ -16,6 +15,7 @@ use crate::support::acme_front::Front;
 use crate::support::acme_servers::free_address;
 use crate::support::acme_servers::named::Named;
 use crate::support::acme_servers::pebble::{Options as PebbleOptions, Pebble};
+use crate::support::demo::About;
 use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, HOST, client_config_of, socket};

@@ -8,9 +8,9 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use super::healthy::{NAMES, Site};
+use crate::support::admin_api::Api;
 use crate::support::doctor::{BACKEND, Findings, HEALTH_CHECK, OF_NODE, TUNNEL, examine};
 use crate::support::peers::backend;
-use crate::support::processes::prepared::administer_at;
 use crate::support::programs;
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
@@ -241,11 +241,7 @@ fn each_loss_of_an_agent_fails_its_check() {
     examine(&mut doctor(&works)).assert_complaints(&[]);
 
     let id = changed["agent_id"].as_str().unwrap();
-    let token = fs::read_to_string(site.path("data/admin.token")).unwrap();
-    let path = format!("/accounts/demo/agents/{id}/revoke");
-    let admin = site.served.admin_address;
-    let (status, _) = administer_at(admin, token.trim(), "POST", &path, "");
-    assert_eq!(status, 200);
+    Api::of(&site.about).revoke_agent("demo", id);
     examine(&mut doctor(&works)).assert_complaints(&[(TUNNEL, "failed")]);
     fs::write(state.join("identity.pem"), "none").unwrap();
     examine(&mut doctor(&works)).assert_complaints(&[("identity", "failed")]);

@@ -6,11 +6,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use gw_gateway::demo::About;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
+use crate::support::demo::About;
 use crate::support::doctor::{
     BACKEND, HEALTH_CHECK, OF_AGENT, OF_NODE, assert_quiet, assert_quiet_gateway, doctor_of,
     examine, of_development, with,
@@ -34,7 +34,7 @@ pub(super) const NAMES: [&str; 2] = ["eu1.gw.localhost", "*.eu1.gw.localhost"];
 pub(super) struct Site {
     pub(super) folder: tempfile::TempDir,
     pub(super) served: Served,
-    about: About,
+    pub(super) about: About,
     issuer: Issuer<'static, KeyPair>,
 }
 
@@ -103,7 +103,7 @@ impl Site {
     }
 
     fn create(&self, path: &str, body: &Value) -> Value {
-        let made = Api(&self.about).ask("POST", path, body);
+        let made = Api::of(&self.about).ask("POST", path, body);
         assert_eq!(made.status, 201, "{path}: {}", made.body);
         made.body
     }
@@ -125,7 +125,7 @@ impl Site {
     pub(super) fn run(&self, command: &mut Command) -> (Running, Log) {
         let agent = start_logged(command);
         eventually("the agent has a tunnel", || {
-            let agents = Api(&self.about).get("/accounts/demo/agents").body;
+            let agents = Api::of(&self.about).get("/accounts/demo/agents").body;
             (agents["items"][0]["tunnels"][0]["state"] == "ready").then_some(())
         });
         agent
@@ -171,7 +171,7 @@ impl Site {
         examine(&mut self.doctor()).assert(&with(&OF_NODE, "services", &["audit log"]), &[]);
         assert_quiet_gateway(&self.served);
         assert_eq!(
-            Api(&self.about).get("/warnings").body,
+            Api::of(&self.about).get("/warnings").body,
             json!({ "items": [] })
         );
     }
@@ -353,7 +353,7 @@ fn a_region_of_three_has_nothing_to_complain_of() {
             others.contains("node ") && others.contains(", node "),
             "{others}"
         );
-        let (_, warnings) = region.get(node, "/api/v1/warnings");
+        let warnings = region.get(node, "/warnings").body;
         assert_eq!(warnings, json!({ "items": [] }));
         assert_quiet_gateway(region.node(node));
     }

@@ -1,16 +1,19 @@
 //! Power cuts of the agent's machine: an enrollment is whole or can be continued, and an agent
 //! starts again.
 
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use gw_agent::identity::state::StateDir;
-use serde_json::json;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
+use serde_json::{Value, json};
 
 use super::Api;
 use super::power_cuts::{is_full_run, loss_of};
+use crate::support::agents::in_process;
 use crate::support::lossy_disk::LossyDisk;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::{Running, Served, gw_agent};
@@ -30,10 +33,11 @@ fn enroll(prepared: &Prepared, served: &Served, token: &str, state: &Path) -> Co
 }
 
 fn assert_enrolled(folder: &Path) {
-    let state = StateDir::new(folder);
-    state.enrollment().unwrap();
-    state.identity().map(drop).unwrap();
-    assert!(state.gateway_authorities().unwrap().is_some());
+    let enrollment: Value =
+        serde_json::from_slice(&fs::read(folder.join("agent.json")).unwrap()).unwrap();
+    assert!(enrollment["agent_id"].is_string(), "{enrollment}");
+    in_process::identity(folder);
+    CertificateDer::from_pem_file(folder.join("gateway-ca.crt")).unwrap();
     assert!(!folder.join("enrollment.json").exists());
 }
 

@@ -6,15 +6,18 @@
 mod quota;
 
 use std::fs;
-use std::net::SocketAddr;
 use std::path::Path;
 
-use gw_gateway::demo::About;
-use gw_store::SqliteStore;
+use rusqlite::Connection;
 use serde_json::{Value, json};
 
+use super::power_cuts::check_databases;
+use crate::support::admin_api::Api;
+use crate::support::agents::in_process;
 use crate::support::apex::APEX;
+use crate::support::demo::About;
 use crate::support::doctor::examine;
+use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, connect_to};
 use crate::support::processes::prepared::Prepared;
@@ -23,14 +26,12 @@ use crate::support::processes::region::Region;
 use crate::support::processes::successor::replace;
 use crate::support::small_disk::SmallDisk;
 use crate::support::stopwatch::within_a_second;
-use crate::support::{SOON, eventually, setup};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
 /// The administration API of one process, and the nodes that its changes are in force at.
 struct World {
-    admin: SocketAddr,
-    token: String,
+    api: Api,
     nodes: Vec<About>,
 }
 
@@ -77,35 +78,10 @@ impl Revocation {
 }
 
 impl World {
-    /// Status, the nodes that are named as pending, and the body.
-    fn ask(&self, method: &str, path: &str, body: &Value) -> (u16, Option<String>, Value) {
-        let config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .allow_non_standard_methods(true)
-            .timeout_global(Some(SOON));
-        let body = if body.is_null() {
-            String::new()
-        } else {
-            body.to_string()
-        };
-        let request = http::Request::builder()
-            .method(method)
-            .uri(format!("http://{}/api/v1{path}", self.admin))
-            .header("Authorization", format!("Bearer {}", self.token))
-            .header("Content-Type", "application/json")
-            .body(body)
-            .unwrap();
-        let mut response = ureq::Agent::from(config.build()).run(request).unwrap();
-        let pending = response.headers().get("x-gw-pending-nodes");
-        let pending = pending.map(|nodes| nodes.to_str().unwrap().to_owned());
-        let body = response.body_mut().read_json().unwrap_or(Value::Null);
-        (response.status().as_u16(), pending, body)
-    }
-
     fn create(&self, path: &str, body: &Value) -> Value {
-        let (status, _, created) = self.ask("POST", path, body);
-        assert_eq!(status, 201, "{path}: {created}");
-        created
+        let created = self.api.ask("POST", path, body);
+        assert_eq!(created.status, 201, "{path}: {created:?}");
+        created.body
     }
 
     /// Whether each node passes this request on.
@@ -133,9 +109,9 @@ impl World {
         } = revocation;
         disk.fill();
         within_a_second(what, || {
-            let (status, pending, answer) = self.ask(method, path, body);
-            assert!((200..300).contains(&status), "{what}: {status} {answer}");
-            assert_eq!(pending, None, "{what}");
+            let reply = self.api.ask(method, path, body);
+            assert!((200..300).contains(&reply.status), "{what}: {reply:?}");
+            assert_eq!(reply.pending_nodes, "", "{what}");
             if let Some(request) = request {
                 assert_eq!(self.lets_in(request), self.all(false), "{what}");
             }
@@ -182,13 +158,11 @@ impl World {
 
     /// The path of a new agent.
     fn agent(&self, state: &Path) -> String {
-        let token = self.create(
-            "/accounts/demo/enrollment-tokens",
-            &json!({ "services": ["echo", "second"] }),
-        );
-        let token = token["token"].as_str().unwrap().to_owned();
+        let token = self
+            .api
+            .create_enrollment_token("demo", &["echo", "second"]);
         let node = &self.nodes[0];
-        let id = setup::agent_with(token, &node.base_url, &node.ca_file, state);
+        let id = in_process::enroll_with(token, &node.base_url, &node.ca_file, state);
         format!("/accounts/demo/agents/{id}")
     }
 
@@ -261,7 +235,7 @@ impl World {
             let key = self.create("/accounts/demo/service-keys", &key);
             let key = key["key_id"].as_str().unwrap();
             let path = format!("/accounts/demo/service-keys/{key}");
-            assert_eq!(self.ask("PATCH", &path, &off).0, 200);
+            self.api.patch(&path, &off);
             let service = format!("/accounts/demo/services/{id}");
             Revocation::new(what, method, &service, body)
         })
@@ -323,8 +297,7 @@ impl World {
 
     /// Deletes the keys that do not sign any more.
     fn delete_signing_keys(&self, disk: &SmallDisk) {
-        let (_, _, keys) = self.ask("GET", "/signing-keys", &Value::Null);
-        for key in keys["items"].as_array().unwrap() {
+        for key in self.api.list("/signing-keys") {
             if key["status"] != "active" {
                 let path = format!("/signing-keys/{}", key["kid"].as_str().unwrap());
                 self.revoke(
@@ -353,8 +326,8 @@ impl World {
                     "burst" => json!(number),
                     _ => json!(format!("new{number}")),
                 };
-                let (status, _, problem) = self.ask(method, path, &json!({ member: value }));
-                (status == 507).then_some(problem)
+                let reply = self.api.ask(method, path, &json!({ member: value }));
+                (reply.status == 507).then_some(reply.body)
             });
             let detail = problem["detail"].as_str().unwrap();
             let parts = [
@@ -368,14 +341,13 @@ impl World {
 
     /// The audit log is valid, and a key is still enabled.
     fn assert_is_whole(&self, kept: &Value) {
-        let (_, _, verified) = self.ask("GET", "/audit-log/verification", &Value::Null);
+        let verified = self.api.get("/audit-log/verification").body;
         assert_eq!(verified["valid"], true, "{verified}");
         let path = format!(
             "/accounts/other/service-keys/{}",
             kept["key_id"].as_str().unwrap()
         );
-        let (status, _, found) = self.ask("GET", &path, &Value::Null);
-        assert_eq!((status, &found["enabled"]), (200, &json!(true)));
+        assert_eq!(self.api.get(&path).done()["enabled"], true);
     }
 }
 
@@ -391,10 +363,8 @@ fn id_of(text: &str) -> String {
 /// Starts the gateway of a prepared data folder, and its agent.
 fn start(prepared: &Prepared) -> (process::Served, process::Running, World) {
     let (served, agent) = prepared.start(&backend::answering(OK));
-    let token = fs::read_to_string(prepared.path("data/admin.token")).unwrap();
     let world = World {
-        admin: served.admin_address,
-        token: token.trim().to_owned(),
+        api: prepared.api(served.admin_address),
         nodes: vec![prepared.about(served.address)],
     };
     (served, agent, world)
@@ -427,7 +397,10 @@ fn each_revocation_is_in_force_within_a_second_on_a_full_disk() {
         stop(&mut served);
         drop(agent);
         // The write-ahead log begins again, without blocks of its own.
-        drop(SqliteStore::open_existing(&prepared.path("data/gw.sqlite")).unwrap());
+        let database = Connection::open(prepared.path("data/gw.sqlite")).unwrap();
+        let checkpoint = "PRAGMA wal_checkpoint(TRUNCATE)";
+        database.query_row(checkpoint, [], |_| Ok(())).unwrap();
+        drop(database);
         disk.fill();
         let (mut served, agent, world) = start(&prepared);
 
@@ -470,7 +443,7 @@ fn each_revocation_is_in_force_within_a_second_on_a_full_disk() {
         assert_eq!(fs::metadata(&reserve).unwrap().len(), whole);
         world.assert_is_whole(&kept);
         successor.stop();
-        SqliteStore::check(&prepared.path("data/gw.sqlite")).unwrap();
+        check_databases(&prepared.path("data"));
     }
 }
 
@@ -495,8 +468,7 @@ fn doctor_says_that_the_reserve_is_missing() {
 /// The API of node 1, whose changes are in force at both nodes.
 fn region_world(region: &Region) -> World {
     World {
-        admin: region.node(1).admin_address,
-        token: region.admin_token().trim().to_owned(),
+        api: region.api(1),
         nodes: vec![region.about(1), region.about(0)],
     }
 }
@@ -532,9 +504,9 @@ fn a_node_with_a_full_disk_acknowledges_each_revocation_within_a_second() {
         disk.fill();
         let add = |number: usize| {
             let new = json!({ "id": format!("new{number}") });
-            let (status, pending, _) = world.ask("POST", "/accounts", &new);
-            assert_eq!(status, 201);
-            pending
+            let reply = world.api.ask("POST", "/accounts", &new);
+            assert_eq!(reply.status, 201);
+            Some(reply.pending_nodes).filter(|nodes| !nodes.is_empty())
         };
         // The last block of the journal has room for some: a block of 4 KiB, and a record takes
         // over 100 bytes.
@@ -547,7 +519,7 @@ fn a_node_with_a_full_disk_acknowledges_each_revocation_within_a_second() {
         region.wait_for_members(2);
         world = region_world(&region);
         world.revoke(&disk, &deletion(&after_restart));
-        world.admin = region.node(0).admin_address;
+        world.api = region.api(0);
         world.revoke(&disk, &deletion(&at_the_node));
         world.revoke(&disk, &deletion(&last));
 

@@ -23,15 +23,16 @@ fn a_node_keeps_an_acknowledged_revocation_after_a_power_cut_and_a_start_without
         region.wait_for_members(1);
         let key = region.service_key().trim_start_matches("gw_sk_");
         let path = format!(
-            "/api/v1/accounts/demo/service-keys/{}",
+            "/accounts/demo/service-keys/{}",
             key.split('.').next().unwrap()
         );
         // Changes are kept in the journal as long as no copy of the records is due.
         for enabled in [true, false, true, false] {
             eventually("the node keeps the change", || {
-                let (status, pending) = region.patch(0, &path, &json!({ "enabled": enabled }));
-                assert_eq!(status, 200);
-                pending.is_none().then_some(())
+                let change = json!({ "enabled": enabled });
+                let reply = region.api(0).ask("PATCH", &path, &change);
+                assert_eq!(reply.status, 200);
+                reply.pending_nodes.is_empty().then_some(())
             });
         }
         region.kill(0);

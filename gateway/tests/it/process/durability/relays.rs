@@ -162,9 +162,8 @@ fn a_revoked_key_stays_refused_after_a_power_cut() {
     let backend = backend::answering(OK);
     let (served, agent) = prepared.start(&backend);
     let path = format!("/accounts/demo/service-keys/{}", prepared.key_id());
-    let revoked = json!({ "enabled": false });
-    let admin = served.admin_address;
-    assert_eq!(prepared.administer(admin, "PATCH", &path, &revoked), 200);
+    let api = prepared.api(served.admin_address);
+    api.patch(&path, &json!({ "enabled": false }));
     drop((served, agent));
     disk.cut_power(Loss::All);
     let served = prepared.serve_with(&prepared.config());

@@ -13,7 +13,7 @@ use http::Method;
 use serde_json::json;
 
 use super::{any_path, charged, pattern, with_agent};
-use crate::support::admin_api::Api;
+use crate::support::agents::in_process::Agent;
 use crate::support::agents::tunnel_frames;
 use crate::support::eventually;
 use crate::support::peers::caller::{Caller, HOST};
@@ -33,7 +33,7 @@ struct World {
     gates: [Gate; 2],
     /// Connections of the owner to the other node.
     back: Gate,
-    _agent: gw_agent::AgentHandle,
+    _agent: Agent,
 }
 
 impl World {
@@ -44,12 +44,12 @@ impl World {
     fn with(mut nodes: Nodes, backend: &str) -> Self {
         let (owner, other) = nodes.owner_and_other();
         let third = 3 - owner - other;
-        let address = nodes.gateway(owner).peer_address().unwrap();
+        let address = nodes.peer_address(owner);
         let gates = [(); 2].map(|()| Gate::to(Target::Tcp(address)));
         for (node, gate) in [other, third].into_iter().zip(&gates) {
             nodes.place_with(node, &[0, 1, 2], owner, gate.address);
         }
-        let address = nodes.gateway(other).peer_address().unwrap();
+        let address = nodes.peer_address(other);
         let back = Gate::to(Target::Tcp(address));
         nodes.place_with(owner, &[0, 1, 2], other, back.address);
         let agent = nodes.run_agent(owner, backend);
@@ -216,10 +216,7 @@ fn a_body_that_waits_by_way_of_a_third_node_is_not_lost_with_the_owner() {
     let head = format!("Content-Length: {BODY}\r\n\r\n");
     caller.send(nodes.request("POST /", &head));
     caller.send(pattern(BODY));
-    let requests = |node| {
-        let reports = nodes.gateway(node).control().reports();
-        reports.iter().map(|it| it.node_requests).sum::<usize>()
-    };
+    let requests = |node| nodes.metrics(node).count("gw_node_requests");
     eventually("the request waits at the owner without its body", || {
         let waits = requests(owner) == 1 && requests(third) == 1;
         let holds_no_body = WAITING.contains(&charged(&nodes, third));
@@ -272,9 +269,8 @@ fn an_attempt_that_is_lost_after_a_wait_at_another_owner_is_in_the_record() {
     world.nodes.place_at(world.other, &[world.other]);
     let mut caller = world.send("GET /held", "\r\n");
     eventually("the request waits", || {
-        let reports = world.nodes.gateway(world.other).control().reports();
-        let served: usize = reports.iter().map(|report| report.crossings_served).sum();
-        (served == 1).then_some(())
+        let metrics = world.nodes.metrics(world.other);
+        (metrics.count("gw_crossing_requests") == 1).then_some(())
     });
     let owner = world.gates[0].address;
     world.lead_to_owner(owner);
@@ -284,8 +280,8 @@ fn an_attempt_that_is_lost_after_a_wait_at_another_owner_is_in_the_record() {
     (0..2).for_each(|_| held.release());
     let response = caller.response();
     assert_eq!(response.status, 200);
-    let about = world.nodes.about(world.other);
-    let record = record(&Api(&about), response.header("x-gw-request-id"));
+    let api = world.nodes.api(world.other);
+    let record = record(&api, response.header("x-gw-request-id"));
     assert_eq!(record["attempts"][0]["reason"], "node_lost", "{record}");
 }
 
@@ -438,8 +434,7 @@ fn a_tunnel_that_is_spliced_past_a_cut_ends_at_both_nodes() {
 fn a_request_that_arrives_with_its_reset_takes_no_token() {
     let (nodes, _agent, owner, other) = with_agent(&any_path());
     let limit = json!({ "burst": 1, "refill_per_minute": 1 });
-    let changed = Api(&nodes.about(owner)).ask("PATCH", "/accounts/demo/services/echo", &limit);
-    assert_eq!(changed.status, 200, "{changed:?}");
+    nodes.api(owner).change_service("demo", "echo", &limit);
 
     let identity = node_peer::node_certificate(&nodes, other);
     let mut link = node_peer::connect(&nodes, owner, b"gw-peer/2", Some(identity));

@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use gw_agent::identity::state::StateDir;
 use gw_shared::tunnel::endpoint::STREAMS_MAX;
 
+use crate::support::agents::in_process;
 use crate::support::agents::modified_agent::{self, Tunnel};
 use crate::support::agents::tunnel_frames::hello;
 use crate::support::peers::caller::{Caller, HOST};
@@ -40,8 +40,7 @@ fn reconfigure(region: &mut Region, node: usize, lines: &str) {
 
 /// A tunnel of a modified agent, which reads nothing of requests.
 fn tunnel(region: &Region) -> Tunnel {
-    let identity = StateDir::new(region.agent_folder()).identity().unwrap();
-    let identity = (identity.certificate, identity.key.clone_key());
+    let identity = in_process::identity(&region.agent_folder());
     let about = region.about(0);
     let mut tunnel = Tunnel::upgrade(modified_agent::connection(&about, HOST, identity), HOST);
     tunnel.0.send(hello(u32::try_from(STREAMS_MAX).unwrap()));
@@ -54,7 +53,7 @@ fn requests_of_another_node_grow_the_owner_by_no_more_than_the_share_of_the_acco
     let Some(mut region) = Region::start(2) else {
         return;
     };
-    let token = region.enrollment_token(0, "demo", "echo");
+    let token = region.api(0).create_enrollment_token("demo", &["echo"]);
     region.enroll(token, &region.agent_folder());
     let found = tunnel(&region);
     let owner = region.owner();
@@ -80,12 +79,9 @@ fn requests_of_another_node_grow_the_owner_by_no_more_than_the_share_of_the_acco
         caller
     };
     let _callers: Vec<Caller> = (0..REQUESTS).map(send).collect();
-    let refused = || {
-        region
-            .node(1 - owner)
-            .metric("gw_refusals_total", "GW_OVERLOADED")
-    };
-    let in_flight = || region.node(owner).metric("gw_tunnel_in_flight", "demo");
+    let count = |node, name, label| region.metrics(node).count_with(name, label) as usize;
+    let refused = || count(1 - owner, "gw_refusals_total", "GW_OVERLOADED");
+    let in_flight = || count(owner, "gw_tunnel_in_flight", "demo");
     let opened = eventually("all requests are opened or refused", || {
         let opened = in_flight();
         (opened + refused() == REQUESTS).then_some(opened)

@@ -1,14 +1,10 @@
 //! What the node that owns a service refuses, and requests whose owner changes or is lost.
 
-use gw_base::service::rate::Rate;
-use gw_control_plane::control::Actor;
-use gw_control_plane::control::records::caller_secret;
-use gw_data_plane::limits::NODE_RETRIES;
-use gw_shared::id::KeyId;
-use gw_store::StoredRecord;
+use serde_json::json;
 
 use super::{any_path, with_agent};
 use crate::support::eventually;
+use crate::support::limits::NODE_RETRIES;
 use crate::support::peers::backend;
 use crate::support::peers::caller::Caller;
 use crate::support::processes::nodes::Nodes;
@@ -48,11 +44,8 @@ fn errors_of_the_owner_pass() {
             (504, "AGENT_UNAVAILABLE")
         );
     }
-    let control = nodes.gateway(owner).control();
-    let mut service = control.records().services.into_values().next().unwrap();
-    service.settings.rate = Rate::new(1, 1).unwrap();
-    control.put(&StoredRecord::Service(service)).unwrap();
-    // Once its worker uses the change.
+    let limit = json!({ "burst": 1, "refill_per_minute": 1 });
+    nodes.api(owner).change_service("demo", "echo", &limit);
     let response = eventually("the bucket is empty", || {
         Some(ask("\r\n")).filter(|response| response.status == 429)
     });
@@ -65,10 +58,8 @@ fn errors_of_the_owner_pass() {
 fn requests_that_the_gateway_answers_take_tokens_of_the_owner() {
     let (_refusing, address) = backend::refusing();
     let (nodes, _agent, owner, other) = with_agent(&format!("http://{address}"));
-    let control = nodes.gateway(owner).control();
-    let mut service = control.records().services.into_values().next().unwrap();
-    service.settings.rate = Rate::new(5, 1).unwrap();
-    control.put(&StoredRecord::Service(service)).unwrap();
+    let limit = json!({ "burst": 5, "refill_per_minute": 1 });
+    nodes.api(owner).change_service("demo", "echo", &limit);
     let ask = |line, rest: &str| {
         let mut caller = nodes.connect(other);
         caller.send(nodes.request(line, &format!("Max-Forwards: {rest}")));
@@ -99,7 +90,6 @@ fn requests_that_the_gateway_answers_take_tokens_of_the_owner() {
             .all(|part| !text.contains(part)),
         "{text}"
     );
-    // Once its worker uses the change.
     let refused = eventually("the bucket is empty", || {
         Some(ask("OPTIONS /", "0\r\n\r\n")).filter(|response| response.status == 429)
     });
@@ -113,9 +103,8 @@ fn the_owner_refuses_what_an_administrator_has_revoked_there() {
     caller.send(nodes.request("GET /whole", "\r\n"));
     assert_eq!(caller.response().status, 200);
     // The other node does not know of it yet.
-    let control = nodes.gateway(owner).control();
-    let id = nodes.prepared.key_id().to_owned();
-    caller_secret::delete::<KeyId>(control, &Actor::Admin, "demo", &id).unwrap();
+    let path = format!("/accounts/demo/service-keys/{}", nodes.prepared.key_id());
+    nodes.api(owner).delete(&path);
     let refused = eventually("the key is refused", || {
         caller.send(nodes.request("GET /whole", "\r\n"));
         Some(caller.response()).filter(|response| response.status != 200)

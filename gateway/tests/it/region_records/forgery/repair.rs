@@ -1,15 +1,17 @@
 //! A forged key, and the repair of the region.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Output;
 
-use gw_control_plane::control::CallerSecretChanges;
-use gw_control_plane::control::records::caller_secret;
+use serde_json::{Value, json};
 
-use super::*;
+use super::{forge, hash_of};
+use crate::region_records::records::Node;
+use crate::support::eventually;
+use crate::support::gateway::Gateway;
 use crate::support::peers::held_backend::HeldBackend;
-use crate::support::processes::process::hold;
-use crate::support::setup;
+use crate::support::processes::postgres::Postgres;
+use crate::support::processes::process::gw_gateway;
 
 #[test]
 fn a_forged_key_gives_no_access_and_the_region_is_repaired() {
@@ -19,21 +21,18 @@ fn a_forged_key_gives_no_access_and_the_region_is_repaired() {
     let folder = tempfile::tempdir().unwrap();
     let backend = HeldBackend::start();
     let node = Node::start(&postgres, folder.path(), "a");
-    let control = node.gateway.control();
-    setup::service(control, "demo", "echo");
-    let (key_id, good) = setup::service_key(control, "demo", &["echo"]);
-    let (revoked_id, revoked) = setup::service_key(control, "demo", &["echo"]);
-    let disabled = CallerSecretChanges {
-        enabled: Some(false),
-        ..CallerSecretChanges::default()
-    };
-    caller_secret::change::<KeyId>(control, &Actor::Admin, "demo", &revoked_id, &disabled).unwrap();
+    let api = node.gateway.api();
+    api.create_service("demo", "echo");
+    let (key_id, good) = api.create_service_key("demo", &["echo"]);
+    let (revoked_id, revoked) = api.create_service_key("demo", &["echo"]);
+    let path = format!("/accounts/demo/service-keys/{revoked_id}");
+    api.patch(&path, &json!({ "enabled": false }));
     let _agent = node.agent(folder.path(), &backend.url);
     eventually("a request is relayed", || {
         (node.response(&good).status == 200).then_some(())
     });
     let copied = || {
-        std::fs::metadata(node.data_dir.join("records.sealed"))
+        std::fs::metadata(node.file("records.sealed"))
             .and_then(|file| file.modified())
             .ok()
     };
@@ -44,26 +43,20 @@ fn a_forged_key_gives_no_access_and_the_region_is_repaired() {
     wait_for_refused_records(&node, |count| count > 0.0);
     let outcomes = |node: &Node| [&good, evil, &revoked].map(|key| node.response(key).status);
     assert_eq!(outcomes(&node), [200, 502, 502]);
-    let new = NewAccount {
-        id: "acme".to_owned(),
-        capture_allowed: None,
-        domains_max: None,
-        managed_by: None,
-    };
-    a_change_is_refused(&node, &new);
+    a_change_is_refused(&node);
 
-    let node = start_again(&postgres, node);
+    // It uses the copy in its data folder.
+    let node = node.restart(&postgres);
     eventually("a request is relayed", || {
         (node.response(&good).status == 200).then_some(())
     });
     assert_eq!(outcomes(&node), [200, 502, 502]);
     wait_for_refused_records(&node, |count| count == 2.0);
 
-    let empty = folder.path().join("b");
-    a_node_without_a_copy_does_not_start(&postgres, &empty);
+    a_node_without_a_copy_does_not_start(&postgres, &folder.path().join("b"));
 
     let path = folder.path().join("gateway.toml");
-    std::fs::write(&path, postgres.config_text(&node.data_dir)).unwrap();
+    std::fs::write(&path, postgres.config(node.gateway.data_dir())).unwrap();
     let ended = repair(&path, &[]);
     assert!(ended.status.success(), "{ended:?}");
     assert!(
@@ -72,8 +65,8 @@ fn a_forged_key_gives_no_access_and_the_region_is_repaired() {
     );
     wait_for_refused_records(&node, |count| count == 0.0);
     assert_eq!(outcomes(&node), [200, 502, 502]);
-    account::create(node.gateway.control(), &Actor::Admin, &new).unwrap();
-    let _other = a_node_without_a_copy_starts_again(&postgres, empty);
+    node.gateway.api().create_account("acme");
+    let _other = a_node_without_a_copy_starts_again(&postgres, folder.path());
     let ended = repair(&path, &[]);
     assert!(
         String::from_utf8_lossy(&ended.stderr).contains("there is nothing to repair"),
@@ -88,10 +81,8 @@ fn forge_keys(postgres: &Postgres, key_id: &str, revoked_id: &str) {
     let document = postgres.sql(&format!(
         "SELECT document FROM gw.records WHERE id = '{key_id}'"
     ));
-    let hash = serde_json::to_string(&SecretHash::of("secret")).unwrap();
     let mut forged: Value = serde_json::from_str(&document).unwrap();
-    (forged["id"], forged["secret"]) =
-        ("e".repeat(16).into(), serde_json::from_str(&hash).unwrap());
+    (forged["id"], forged["secret"]) = ("e".repeat(16).into(), hash_of("secret"));
     forge(
         postgres,
         "service_key",
@@ -109,46 +100,28 @@ fn forge_keys(postgres: &Postgres, key_id: &str, revoked_id: &str) {
     );
 }
 
-fn a_change_is_refused(node: &Node, new: &NewAccount) {
-    let refused = account::create(node.gateway.control(), &Actor::Admin, new)
-        .unwrap_err()
-        .to_string();
+fn a_change_is_refused(node: &Node) {
+    let body = json!({ "id": "acme" });
+    let reply = node.gateway.api().ask("POST", "/accounts", &body);
+    let detail = reply.body["detail"].as_str().unwrap_or_default();
     assert!(
-        refused.contains("gw.changes has no valid tag") && refused.contains("region repair"),
-        "{refused}"
+        detail.contains("gw.changes has no valid tag") && detail.contains("region repair"),
+        "{reply:?}"
     );
 }
 
-/// Starts a node again, at the same port. It uses the copy in its data folder.
-fn start_again(postgres: &Postgres, node: Node) -> Node {
-    let port = node.gateway.address().port();
-    let _port = hold(node.gateway.address());
-    node.gateway.drain();
-    let mut config = postgres.config(&node.data_dir);
-    config.listen.set_port(port);
-    Node {
-        gateway: Gateway::start(&config).unwrap(),
-        data_dir: node.data_dir,
-    }
-}
-
 fn a_node_without_a_copy_does_not_start(postgres: &Postgres, folder: &Path) {
-    let refused = Gateway::start(&postgres.config(folder))
-        .err()
-        .unwrap()
-        .to_string();
+    let refused = Gateway::try_start(&postgres.config(folder)).err().unwrap();
     assert!(
         refused.contains("service_key eeeeeeeeeeeeeeee"),
         "{refused}"
     );
 }
 
-fn a_node_without_a_copy_starts_again(postgres: &Postgres, data_dir: PathBuf) -> Node {
-    let other = Node {
-        gateway: Gateway::start(&postgres.config(&data_dir)).unwrap(),
-        data_dir,
-    };
-    assert_eq!(other.gateway.control().records().service_keys.len(), 2);
+fn a_node_without_a_copy_starts_again(postgres: &Postgres, folder: &Path) -> Node {
+    let other = Node::start(postgres, folder, "b");
+    let keys = other.gateway.api().list("/accounts/demo/service-keys");
+    assert_eq!(keys.len(), 2);
     assert_eq!(
         postgres.sql("SELECT actor FROM gw.audit WHERE action = 'region.repair'"),
         "operator"
@@ -158,7 +131,7 @@ fn a_node_without_a_copy_starts_again(postgres: &Postgres, data_dir: PathBuf) ->
 
 fn wait_for_refused_records(node: &Node, is_expected: fn(f64) -> bool) {
     eventually("the node refuses this number of records", || {
-        is_expected(node.metric("gw_store_refused_records ")).then_some(())
+        is_expected(node.metric("gw_store_refused_records")).then_some(())
     });
 }
 

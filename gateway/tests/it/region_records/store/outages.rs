@@ -3,23 +3,18 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use gw_store::{Position, PostgresStore, Step, Store, StoreError};
-
-use super::{account, at, audit, create, entry, open};
+use super::Writer;
 use crate::support::eventually;
 use crate::support::peers::gate::{Gate, Passage, Target};
 use crate::support::processes::postgres::Postgres;
 use crate::support::stopwatch::within;
 
 /// Asserts that a change is refused within two seconds.
-fn is_refused_soon(store: &mut PostgresStore, position: &Position) {
+fn is_refused_soon(writer: &mut Writer) {
     let refused = within(Duration::from_secs(2), "the refusal of a change", || {
-        store.commit(position, &[Step::Put(account("acme2"))], &entry("acme2"))
+        writer.try_create("acme2")
     });
-    assert!(
-        matches!(refused, Err(StoreError::Unavailable(_))),
-        "{refused:?}"
-    );
+    assert_eq!(refused, Err("unavailable"));
 }
 
 #[test]
@@ -29,21 +24,18 @@ fn changes_are_refused_soon_while_the_server_does_not_answer() {
     };
     let gate = Gate::to(Target::Unix(postgres.socket()));
     let url = format!("postgres://gw@{}/postgres", gate.address);
-    let mut store = PostgresStore::new(&postgres.source_at(&url, "a")).unwrap();
-    let mut position = store.load().unwrap().position;
-    create(&mut store, &mut position, "acme1");
+    let mut writer = Writer::start_at(&postgres, &url, "a");
+    writer.create("acme1");
     gate.set(Passage::Stalled);
     // The first one waits on its connection, the others for a new one.
     for _ in 0..4 {
-        is_refused_soon(&mut store, &position);
+        is_refused_soon(&mut writer);
     }
     gate.set(Passage::Open);
     // What was sent meanwhile may be committed now.
     eventually("the server takes changes", || {
-        position = store.load().ok()?.position;
-        store
-            .commit(&position, &[Step::Put(account("acme3"))], &entry("acme3"))
-            .ok()
+        writer.reload()?;
+        writer.try_create("acme3").ok()
     });
 }
 
@@ -52,17 +44,16 @@ fn changes_are_refused_soon_while_the_server_is_stopped() {
     let Some(mut postgres) = Postgres::with_region() else {
         return;
     };
-    let mut store = open(&postgres, "a");
-    let mut position = at(&postgres, 0);
-    create(&mut store, &mut position, "acme1");
+    let mut writer = Writer::start(&postgres, "a");
+    writer.create("acme1");
     postgres.stop();
     // A commit waits some time for another primary.
     for _ in 0..3 {
-        is_refused_soon(&mut store, &position);
+        is_refused_soon(&mut writer);
     }
     postgres.resume();
-    create(&mut store, &mut position, "acme2");
-    assert_eq!(store.load().unwrap().records.accounts.len(), 2);
+    writer.create("acme2");
+    assert_eq!(writer.reload(), Some(2));
 }
 
 #[test]
@@ -80,8 +71,7 @@ fn a_change_that_the_standby_does_not_confirm_is_not_acknowledged() {
         });
     };
     set("absent");
-    let mut store = open(&postgres, "a");
-    let before = at(&postgres, 0);
+    let mut writer = Writer::start(&postgres, "a");
     let has_ended = AtomicBool::new(false);
     let refused = std::thread::scope(|scope| {
         // A cancelled wait ends with a warning, and the change can be seen.
@@ -93,18 +83,15 @@ fn a_change_that_the_standby_does_not_confirm_is_not_acknowledged() {
                 );
             }
         });
-        let refused = store.commit(&before, &[Step::Put(account("acme"))], &entry("acme"));
+        let refused = writer.try_create("acme");
         has_ended.store(true, Ordering::Relaxed);
         refused
     });
-    assert!(
-        matches!(refused, Err(StoreError::Unavailable(_))),
-        "{refused:?}"
-    );
+    assert_eq!(refused, Err("unavailable"));
     set("");
     // It was made all the same. The server makes it visible when the wait ends.
     eventually("the change can be seen", || {
-        (store.load().unwrap().records.accounts.len() == 1).then_some(())
+        (writer.reload() == Some(1)).then_some(())
     });
-    assert_eq!(audit(&mut store), [(1, "acme".to_owned())], "once");
+    assert_eq!(writer.audit(), [(1, "acme".to_owned())], "once");
 }

@@ -1,8 +1,6 @@
 //! Usage of services in PostgreSQL.
 
-use gw_store::{Store, UsageAmounts, UsageQuery, UsageRow};
-
-use super::open;
+use super::{Usage, Writer};
 use crate::support::processes::postgres::Postgres;
 
 const SOURCES: [&str; 2] = [
@@ -10,17 +8,9 @@ const SOURCES: [&str; 2] = [
     "019aa000-0000-7000-8000-000000000002",
 ];
 
-fn row(date: &str, label: &str, requests: u64) -> UsageRow {
-    UsageRow {
-        date: date.to_owned(),
-        label: label.to_owned(),
-        amounts: UsageAmounts {
-            requests,
-            refusals: requests / 2,
-            bytes_in: 10 * requests,
-            bytes_out: 100 * requests,
-        },
-    }
+fn row(date: &str, label: &str, requests: u64) -> Usage {
+    let amounts = [requests, requests / 2, 10 * requests, 100 * requests];
+    (date.to_owned(), label.to_owned(), amounts)
 }
 
 #[test]
@@ -28,16 +18,10 @@ fn counts_of_several_nodes_are_added_and_a_repetition_changes_nothing() {
     let Some(postgres) = Postgres::with_region() else {
         return;
     };
-    let mut store = open(&postgres, "a");
-    let everything = UsageQuery {
-        since: "0001-01-01".to_owned(),
-        until: "9999-12-31".to_owned(),
-        limit: 100,
-        ..UsageQuery::default()
-    };
-    let mut put = |source: usize, rows: &[UsageRow], oldest: &str| {
-        assert!(store.put_usage(SOURCES[source], rows, oldest).unwrap());
-        store.usage(&everything).unwrap().unwrap()
+    let mut node = Writer::start(&postgres, "a");
+    let mut put = |source: usize, rows: &[Usage], oldest: &str| {
+        node.put_usage(SOURCES[source], rows, oldest);
+        node.usage("", None, 100)
     };
     let first = [
         row("2026-11-20", "acme--api", 4),
@@ -65,41 +49,27 @@ fn counts_of_several_nodes_are_added_and_a_repetition_changes_nothing() {
         put(0, &[row("2026-11-21", "acme--api", 2)], "2026-01-01"),
         expected
     );
-    assert_eq!(
-        put(0, &[row("2026-11-21", "acme--api", 8)], "2026-11-21")[0]
-            .amounts
-            .requests,
-        16
-    );
+    let later = put(0, &[row("2026-11-21", "acme--api", 8)], "2026-11-21");
+    assert_eq!(later[0].2[0], 16);
 
-    counts_are_found_by_label_and_position(&postgres, &everything);
+    counts_are_found_by_label_and_position(&postgres);
 }
 
-fn counts_are_found_by_label_and_position(postgres: &Postgres, everything: &UsageQuery) {
-    let of = |query: UsageQuery| -> Vec<String> {
-        let rows = open(postgres, "b").usage(&query).unwrap().unwrap();
+fn counts_are_found_by_label_and_position(postgres: &Postgres) {
+    let of = |prefix: &str, after: Option<(&str, &str)>, limit: usize| -> Vec<String> {
+        let rows = Writer::start(postgres, "b").usage(prefix, after, limit);
         rows.into_iter()
-            .map(|row| format!("{} {}", row.date, row.label))
+            .map(|(date, label, _)| format!("{date} {label}"))
             .collect()
     };
-    let prefix = UsageQuery {
-        label_prefix: "acme--".to_owned(),
-        ..everything.clone()
-    };
     assert_eq!(
-        of(prefix),
+        of("acme--", None, 100),
         ["2026-11-21 acme--api"],
         "the day before is forgotten"
     );
-    let after = UsageQuery {
-        after: Some(("2026-11-21".to_owned(), "acme--api".to_owned())),
-        ..everything.clone()
-    };
-    assert_eq!(of(after), ["2026-11-21 acme-x--b"]);
-    let label = UsageQuery {
-        label_prefix: "acme-x--b".to_owned(),
-        limit: 1,
-        ..everything.clone()
-    };
-    assert_eq!(of(label), ["2026-11-21 acme-x--b"]);
+    assert_eq!(
+        of("", Some(("2026-11-21", "acme--api")), 100),
+        ["2026-11-21 acme-x--b"]
+    );
+    assert_eq!(of("acme-x--b", None, 1), ["2026-11-21 acme-x--b"]);
 }

@@ -3,11 +3,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use gw_gateway::demo::{About, Demo, Options};
-use gw_interface::config::HandOver;
 use http::{Method, StatusCode};
 
 use crate::support::agents::several::Several;
+use crate::support::demo::{About, Demo, Options};
 use crate::support::peers::caller::{Caller, HOST, connect_to};
 use crate::support::peers::http1_peer::Response;
 use crate::support::peers::{backend, http2_caller};
@@ -137,7 +136,7 @@ fn served(response: &Response, name: &str) {
 
 #[test]
 fn callers_are_never_served_as_another_user() {
-    for hand_over in [HandOver::Always, HandOver::Never] {
+    for hand_over in ["always", "never"] {
         let options = Options {
             workers: 4,
             hand_over,

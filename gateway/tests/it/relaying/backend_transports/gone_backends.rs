@@ -12,6 +12,7 @@ use gw_shared::net::Socket;
 use http::{Method, Response};
 use socket2::{SockFilter, SockRef};
 
+use crate::support::demo::Demo;
 use crate::support::peers::caller::{Caller, connect, get, request};
 use crate::support::peers::http1_peer::Peer;
 use crate::support::peers::http2_caller::{data, on_a_reactor};
@@ -79,7 +80,7 @@ fn serve(mut peer: Peer<TcpStream>, accepted: &Accepted, begun: &Sender<()>, pau
 
 type Resumed = Mutex<Receiver<()>>;
 
-fn begin(demo: &gw_gateway::demo::Demo, head: String) -> Caller {
+fn begin(demo: &Demo, head: String) -> Caller {
     let mut caller = connect(demo);
     caller.stream.sock.set_read_timeout(Some(4 * SOON)).unwrap();
     caller

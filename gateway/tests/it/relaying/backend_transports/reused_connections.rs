@@ -2,7 +2,6 @@
 
 use serde_json::json;
 
-use crate::support::admin_api::Api;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{connect, request};
 use crate::support::{demo, eventually};
@@ -30,7 +29,9 @@ fn a_safe_request_is_repeated_unless_retries_of_the_service_is_off() {
     }
     let set = |retries: bool| {
         let path = "/accounts/demo/services/echo";
-        let changed = Api(&demo.about).ask("PATCH", path, &json!({ "retries": retries }));
+        let changed = demo
+            .api()
+            .ask("PATCH", path, &json!({ "retries": retries }));
         assert_eq!(changed.status, 200, "{changed:?}");
     };
     set(false);

@@ -10,12 +10,10 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
 use bytes::Bytes;
-use gw_gateway::demo::{Demo, Options};
-use gw_interface::config::HandOver;
 use http::Method;
 
 use super::{FIRST, crossings, pattern};
-use crate::support::admin_api::Api;
+use crate::support::demo::{Demo, Options};
 use crate::support::peers::caller::{Caller, HOST, connect, connect_to, request};
 use crate::support::peers::http1_peer::Peer;
 use crate::support::peers::http2_caller::on_a_reactor;
@@ -181,7 +179,7 @@ fn upload_and_leave(
 }
 
 fn record(demo: &Demo, id: &str) -> serde_json::Value {
-    request_log::record(&Api(&demo.about), id)
+    request_log::record(&demo.api(), id)
 }
 
 #[test]
@@ -192,7 +190,7 @@ fn a_whole_body_reaches_the_backend_on_and_across_workers() {
         let backend = SlowBackend::start();
         let options = Options {
             workers,
-            hand_over: HandOver::Never,
+            hand_over: "never",
             ..crate::support::options(Some(backend.url.clone()))
         };
         let demo = Demo::start(&options).unwrap();
@@ -243,7 +241,7 @@ const UPGRADE: &str = "Connection: upgrade\r\nUpgrade: x\r\n\r\n";
 fn the_bytes_of_an_upgraded_connection_arrive_before_its_end() {
     let _turn = turn();
     let body = pattern(BODY);
-    for hand_over in [HandOver::Always, HandOver::Never] {
+    for hand_over in ["always", "never"] {
         let backend = SlowBackend::start();
         let options = Options {
             hand_over,

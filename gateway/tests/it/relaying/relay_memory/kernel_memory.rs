@@ -110,8 +110,9 @@ fn strangers_that_read_nothing_hold_little_kernel_memory() {
     let about = prepared.about(gateway.address);
     // Refusals fill what the gateway may send, and then requests what it may receive.
     let requests = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n").repeat(20);
-    let reset = || gateway.metric("gw_connections_ended_early_total", "memory");
-    let counted = || gateway.metric("gw_connections_kernel_bytes", "worker");
+    let metrics = || gateway.metrics();
+    let reset = || metrics().count_with("gw_connections_ended_early_total", "memory");
+    let counted = || metrics().count("gw_connections_kernel_bytes");
     let refused = || {
         let session = session(&about, HOST, &[b"http/1.1"], None);
         let mut stranger = Peer::new(Tls::new(session, small_socket(&about)));

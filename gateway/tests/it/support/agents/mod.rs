@@ -1,5 +1,6 @@
 //! Agents, real ones or those that a test controls.
 
+pub(crate) mod in_process;
 pub(crate) mod modified_agent;
 pub(crate) mod several;
 pub(crate) mod supervised_agent;

@@ -5,19 +5,19 @@ use std::net::Shutdown;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gw_gateway::demo::{About, Demo};
-use gw_shared::id::AgentId;
 use gw_shared::tunnel::frame::{FrameHeader, HEADER, Kind, StreamId};
 use gw_shared::tunnel::{self, handshake};
-use gw_telemetry::counters::TunnelReport;
 use http::Method;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use serde_json::{Value, json};
 
-use super::tunnel_frames::{frame, hello, ping, reset};
+use super::in_process;
+use super::tunnel_frames::{frame, hello, message, ping, reset};
+use crate::support::demo::{About, Demo};
 use crate::support::peers::caller;
 use crate::support::peers::caller::{Caller, Tls, connect_to};
 use crate::support::peers::http1_peer::Peer;
-use crate::support::{SOON, setup, tunnels};
+use crate::support::{SOON, admin_api};
 
 /// Account of the agent. Another one than that of the demo's service.
 pub(crate) const ACCOUNT: &str = "mallory";
@@ -30,7 +30,7 @@ pub(crate) const STREAMS: u32 = 256;
 
 /// An enrolled agent, and a key for callers of its service.
 pub(crate) struct Enrolled {
-    pub(crate) agent: AgentId,
+    pub(crate) agent: String,
     certificate: CertificateDer<'static>,
     pub(crate) key: PrivateKeyDer<'static>,
     service_key: String,
@@ -68,26 +68,16 @@ pub(crate) struct Tunnel(pub(crate) Peer<Tls>);
 
 /// Creates the service and enrolls its agent through `/enroll` and `/csr`.
 pub(crate) fn enroll(demo: &Demo) -> Enrolled {
-    let control = demo.gateway().control();
-    setup::service(control, ACCOUNT, "evil");
+    let api = demo.api();
+    api.create_service(ACCOUNT, "evil");
     let state = tempfile::tempdir().unwrap();
-    let port = demo.gateway().address().port();
-    let agent = setup::agent(
-        control,
-        ACCOUNT,
-        &["evil"],
-        port,
-        &demo.about.ca_file,
-        state.path(),
-    );
-    let identity = gw_agent::identity::state::StateDir::new(state.path())
-        .identity()
-        .unwrap();
-    let (_, service_key) = setup::service_key(control, ACCOUNT, &["evil"]);
+    let agent = demo.enroll(ACCOUNT, &["evil"], state.path());
+    let (certificate, key) = in_process::identity(state.path());
+    let (_, service_key) = api.create_service_key(ACCOUNT, &["evil"]);
     Enrolled {
         agent,
-        certificate: identity.certificate,
-        key: identity.key.clone_key(),
+        certificate,
+        key,
         service_key,
     }
 }
@@ -116,10 +106,10 @@ impl Enrolled {
     }
 
     /// The gateway's report of the agent's tunnel, if there is one.
-    pub(crate) fn report(&self, demo: &Demo) -> Option<TunnelReport> {
-        tunnels(demo)
+    pub(crate) fn report(&self, demo: &Demo) -> Option<admin_api::Tunnel> {
+        demo.tunnels()
             .into_iter()
-            .find(|report| report.agent_id == self.agent.as_str())
+            .find(|tunnel| tunnel.agent_id == self.agent)
     }
 
     /// A caller of the service.
@@ -205,6 +195,19 @@ impl Tunnel {
         Err(io::Error::new(ErrorKind::TimedOut, message))
     }
 
+    /// Asks for a certificate for the key of a PEM certificate request. Returns the answer.
+    pub(crate) fn renew(&mut self, csr: &str) -> Value {
+        let request = json!({ "type": "renew", "csr": csr });
+        self.0.send(message(request.to_string()));
+        loop {
+            let answer = self.next_of(Kind::Message).unwrap();
+            let answer: Value = serde_json::from_slice(&answer.payload).unwrap();
+            if answer["type"] == "certificate" || answer["type"] == "renewal_refused" {
+                return answer;
+            }
+        }
+    }
+
     /// The stream of the next request.
     pub(crate) fn request(&mut self) -> StreamId {
         self.next_of(Kind::Request).unwrap().stream
@@ -277,7 +280,7 @@ impl Tunnel {
     pub(crate) fn reason_for_the_end(&mut self) -> String {
         let reason = loop {
             let message = self.next_of(Kind::Message).unwrap();
-            let message: serde_json::Value = serde_json::from_slice(&message.payload).unwrap();
+            let message: Value = serde_json::from_slice(&message.payload).unwrap();
             if message["type"] == "ended" {
                 break message["reason"].as_str().unwrap().to_owned();
             }

@@ -6,17 +6,16 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use gw_agent::AgentHandle;
-use gw_gateway::Gateway;
-use gw_gateway::demo::About;
-use gw_interface::config::Config;
 use gw_shared::tunnel::frame::{DATA_MAX, Kind, StreamId};
-use gw_telemetry::counters::{TunnelReport, WorkerReport};
 use serde_json::json;
 
+use super::in_process::Agent;
 use super::modified_agent::{Frame, STREAMS, Tunnel};
 use super::tunnel_frames::{self, begun, credit, data, frame, hello, last_data, message};
+use crate::support::admin_api;
+use crate::support::demo::About;
 use crate::support::eventually;
+use crate::support::gateway::Gateway;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, HOST, connect_to};
 use crate::support::processes::prepared::Prepared;
@@ -31,23 +30,15 @@ impl Several {
     /// Starts a gateway; `agents` are the names of the agents.
     pub(crate) fn start(agents: &[&str]) -> Self {
         let prepared = Prepared::with_agents(agents);
-        let gateway =
-            Gateway::start(&Config::parse(&prepared.config(), |_| None).unwrap()).unwrap();
+        let gateway = Gateway::start(&prepared.config());
         Self { prepared, gateway }
     }
 
     /// Starts an agent with this number of slots in front of `backend`, and waits for its tunnel.
-    pub(crate) fn run(&self, name: &str, slots: usize, backend: &str) -> AgentHandle {
+    pub(crate) fn run(&self, name: &str, slots: usize, backend: &str) -> Agent {
         let before = self.tunnels().len();
-        self.prepared
-            .set_port_of(name, self.gateway.address().port());
-        let environment = |name: &str| {
-            (name == "GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS").then(|| slots.to_string())
-        };
-        let state = Some(self.prepared.path(name));
-        let config =
-            gw_agent::Config::load(None, state, &[backend.to_owned()], environment).unwrap();
-        let agent = gw_agent::start(config).unwrap();
+        self.prepared.set_port_of(name, self.gateway.port());
+        let agent = Agent::with_slots(self.prepared.path(name), backend, slots);
         self.wait_for_tunnels(before + 1);
         agent
     }
@@ -95,42 +86,21 @@ impl Several {
         self.request("GET /", "\r\n")
     }
 
-    /// The tunnels that the workers report.
-    pub(crate) fn tunnels(&self) -> Vec<TunnelReport> {
-        self.reports()
-            .into_iter()
-            .flat_map(|report| report.tunnels)
-            .collect()
+    pub(crate) fn tunnels(&self) -> Vec<admin_api::Tunnel> {
+        self.gateway.tunnels()
     }
 
     /// Number of requests that were left to a task of the owner and have not ended. A request that
     /// waits for a tunnel or a slot is one of them.
-    pub(crate) fn left_to_owner(&self) -> usize {
-        self.reports()
-            .iter()
-            .map(|report| report.crossings_served)
-            .sum()
-    }
-
-    fn reports(&self) -> Vec<WorkerReport> {
-        let control = self.gateway.control();
-        eventually("all workers report", || {
-            Some(control.reports()).filter(|all| all.len() == control.workers())
-        })
+    pub(crate) fn left_to_owner(&self) -> u64 {
+        self.gateway.metrics().count("gw_crossing_requests")
     }
 
     /// Changes the setting `retries` of the service by the administration API. Returns once it is
     /// in force.
     pub(crate) fn set_retries(&self, retries: bool) {
-        let address = self.gateway.admin_address();
         let changes = json!({ "retries": retries });
-        assert_eq!(
-            self.prepared
-                .administer(address, "PATCH", "/accounts/demo/services/echo", &changes),
-            200
-        );
-        // A worker reports after it has put changes in force.
-        self.reports();
+        self.gateway.api().change_service("demo", "echo", &changes);
     }
 
     /// Waits until the gateway counts no request on any tunnel.

@@ -4,7 +4,6 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
 
-use gw_gateway::demo::{About, Demo};
 use http::Method;
 use rustls::client::UnbufferedClientConnection;
 use rustls::crypto::CryptoProvider;
@@ -16,6 +15,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 
 use super::SOON;
 use super::http1_peer::Peer;
+use crate::support::demo::{About, Demo};
 
 pub(crate) type Tls = StreamOwned<ClientConnection, TcpStream>;
 pub(crate) type Caller = Peer<Tls>;

@@ -4,7 +4,6 @@ use std::future::poll_fn;
 use std::net::SocketAddr;
 
 use bytes::Bytes;
-use gw_gateway::demo::{About, Demo};
 use gw_shared::net::{Socket, TlsStream};
 use gw_shared::runtime::{self, Driver};
 use h2::client::{Builder, ResponseFuture, SendRequest};
@@ -13,6 +12,7 @@ use http::{HeaderMap, Method, Request, StatusCode};
 
 use super::SOON;
 use super::caller::{self, HOST};
+use crate::support::demo::{About, Demo};
 
 /// Runs `test` on a reactor; panics if it takes longer than [`SOON`].
 pub(crate) fn on_a_reactor<T>(test: impl Future<Output = T>) -> T {

@@ -14,10 +14,9 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::caller::HOST;
 use super::http1_peer::Peer;
+use crate::support::agents::in_process::{self, Identity};
 use crate::support::processes::nodes::Nodes;
 use crate::support::processes::process;
-
-pub(crate) type Identity = (CertificateDer<'static>, PrivateKeyDer<'static>);
 
 /// A certificate of the region's authority with this URI, for clients.
 pub(crate) fn certificate(nodes: &Nodes, uri: &str) -> Identity {
@@ -143,10 +142,7 @@ pub(crate) fn ended_certificate(nodes: &Nodes, node: usize) -> Identity {
 
 /// The certificate of the agent.
 pub(crate) fn agent_certificate(nodes: &Nodes) -> Identity {
-    let state = gw_agent::identity::state::StateDir::new(nodes.prepared.path("agent"))
-        .identity()
-        .unwrap();
-    (state.certificate.clone(), state.key.clone_key())
+    in_process::identity(&nodes.prepared.path("agent"))
 }
 
 /// ALPN of HTTP between control planes.

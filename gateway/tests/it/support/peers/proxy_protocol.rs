@@ -3,13 +3,10 @@
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 
-use gw_interface::config::{ProxyProtocol, TrustedProxies};
-
-use gw_gateway::demo::Demo;
-
 use super::caller::{self, Caller, HOST, Tls};
 use super::http1_peer::Peer;
 use crate::support::SOON;
+use crate::support::demo::Demo;
 
 /// Signature of a version 2 header (proxy-protocol.txt §2.2).
 pub(crate) const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
@@ -25,12 +22,13 @@ pub(crate) fn tcp4_of(source: [u8; 4]) -> Vec<u8> {
     .concat()
 }
 
-/// These proxies, as the configuration names them.
-pub(crate) fn trusted(proxies: &[(&str, ProxyProtocol)]) -> TrustedProxies {
-    proxies
-        .iter()
-        .map(|(block, setting)| (block.parse().unwrap(), *setting))
-        .collect()
+/// The line of a configuration with these proxies: addresses, and what they send.
+pub(crate) fn trusted(proxies: &[(&str, &str)]) -> String {
+    let proxy = |(address, setting): &(&str, &str)| {
+        format!("{{ address = \"{address}\", proxy_protocol = \"{setting}\" }}")
+    };
+    let proxies: Vec<String> = proxies.iter().map(proxy).collect();
+    format!("trusted_proxies = [{}]\n", proxies.join(", "))
 }
 
 /// A TCP connection from `source`, an address on loopback, to `to`.

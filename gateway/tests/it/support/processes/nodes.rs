@@ -6,17 +6,17 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use gw_agent::AgentHandle;
-use gw_gateway::Gateway;
-use gw_gateway::demo::About;
-use gw_interface::config::Config;
 use gw_region::{Member, NodeSlot, Owner, Placement};
-use gw_telemetry::counters::{TunnelReport, WorkerReport};
 
 use super::prepared::Prepared;
 use super::process::config_text;
+use crate::support::admin_api::{Api, Tunnel};
+use crate::support::agents::in_process::Agent;
+use crate::support::demo::About;
+use crate::support::gateway::Gateway;
+use crate::support::metrics::Metrics;
 use crate::support::peers::caller::{Caller, HOST, connect_to};
-use crate::support::{SOON, all_reports, eventually};
+use crate::support::{SOON, eventually};
 
 /// Secret of the region.
 pub(crate) const KEY: [u8; 32] = [7; 32];
@@ -37,7 +37,12 @@ impl Nodes {
 
     /// As [`Self::start`], with more lines of configuration.
     pub(crate) fn start_with(count: usize, configuration: &str) -> Self {
-        let mut nodes = Self::start_unplaced_with(count, configuration);
+        Self::start_of(Prepared::new(), count, configuration)
+    }
+
+    /// As [`Self::start_with`], with copies of this data folder.
+    pub(crate) fn start_of(prepared: Prepared, count: usize, configuration: &str) -> Self {
+        let mut nodes = Self::start_prepared(prepared, count, configuration);
         let all: Vec<usize> = (0..count).collect();
         nodes.place(&all);
         nodes
@@ -45,19 +50,12 @@ impl Nodes {
 
     /// Starts `count` gateways that know of no other node yet.
     pub(crate) fn start_unplaced(count: usize) -> Self {
-        Self::start_unplaced_with(count, "")
+        Self::start_prepared(Prepared::new(), count, "")
     }
 
     /// As [`Self::start`], with agents of these names.
     pub(crate) fn start_with_agents(count: usize, agents: &[&str]) -> Self {
-        let mut nodes = Self::start_prepared(Prepared::with_agents(agents), count, "");
-        let all: Vec<usize> = (0..count).collect();
-        nodes.place(&all);
-        nodes
-    }
-
-    fn start_unplaced_with(count: usize, configuration: &str) -> Self {
-        Self::start_prepared(Prepared::new(), count, configuration)
+        Self::start_of(Prepared::with_agents(agents), count, "")
     }
 
     fn start_prepared(prepared: Prepared, count: usize, configuration: &str) -> Self {
@@ -67,11 +65,11 @@ impl Nodes {
         let start = |number: usize| {
             let data = prepared.path(&format!("node{number}"));
             copy(&prepared.path("data"), &data);
-            let text = format!("{}{configuration}", config_text(&data, 0));
-            let mut config = Config::parse(&text, |_| None).unwrap();
-            config.peer_listen = Some("127.0.0.1:0".parse().unwrap());
-            config.region_key = Some(key.clone());
-            Some(Gateway::start(&config).unwrap())
+            Some(Gateway::start(&format!(
+                "{}peer_listen = \"127.0.0.1:0\"\nregion_key = \"{}\"\n{configuration}",
+                config_text(&data, 0),
+                key.display()
+            )))
         };
         let gateways = (0..count).map(start).collect();
         Self {
@@ -83,6 +81,15 @@ impl Nodes {
 
     pub(crate) fn gateway(&self, node: usize) -> &Gateway {
         self.gateways[node].as_ref().unwrap()
+    }
+
+    pub(crate) fn api(&self, node: usize) -> Api {
+        self.gateway(node).api()
+    }
+
+    /// Address at which a node listens for other nodes.
+    pub(crate) fn peer_address(&self, node: usize) -> SocketAddr {
+        self.gateway(node).inner().peer_address().unwrap()
     }
 
     /// Stops a node at once, as if its machine were lost.
@@ -104,7 +111,7 @@ impl Nodes {
         let member = |node: &usize| Member {
             slot: Self::slot(*node),
             session: Self::session(*node),
-            peer_address: self.gateway(*node).peer_address().unwrap(),
+            peer_address: self.peer_address(*node),
         };
         Placement::new(
             self.epoch,
@@ -169,10 +176,11 @@ impl Nodes {
             .map(|node| (Self::slot(node), Self::session(node)))
             .collect();
         gateway
+            .inner()
             .set_placement(placement, session, &processes)
             .unwrap();
         // A worker answers after it has handled earlier messages.
-        all_reports(gateway);
+        gateway.api().await_workers();
     }
 
     /// The node that owns the demo's service if all running nodes are members, and another one.
@@ -191,29 +199,26 @@ impl Nodes {
     }
 
     /// Starts the agent, which connects to `node`.
-    pub(crate) fn run_agent(&self, node: usize, backend: &str) -> AgentHandle {
+    pub(crate) fn run_agent(&self, node: usize, backend: &str) -> Agent {
         self.run_agent_of("agent", node, backend)
     }
 
     /// As [`Self::run_agent`], for the agent of this name.
-    pub(crate) fn run_agent_of(&self, name: &str, node: usize, backend: &str) -> AgentHandle {
-        self.run_agent_at(name, self.gateway(node).address().port(), backend)
+    pub(crate) fn run_agent_of(&self, name: &str, node: usize, backend: &str) -> Agent {
+        self.run_agent_at(name, self.gateway(node).port(), backend)
     }
 
     /// As [`Self::run_agent_of`]; the agent connects to this port.
-    pub(crate) fn run_agent_at(&self, name: &str, port: u16, backend: &str) -> AgentHandle {
-        let state = self.prepared.path(name);
+    pub(crate) fn run_agent_at(&self, name: &str, port: u16, backend: &str) -> Agent {
         self.prepared.set_port_of(name, port);
-        let config =
-            gw_agent::Config::load(None, Some(state), &[backend.to_owned()], |_| None).unwrap();
-        gw_agent::start(config).unwrap()
+        Agent::start(self.prepared.path(name), backend)
     }
 
     pub(crate) fn about(&self, node: usize) -> About {
         let gateway = self.gateway(node);
         About {
             admin_url: format!("http://{}", gateway.admin_address()),
-            admin_token: gateway.control().admin_token().reveal().to_owned(),
+            admin_token: gateway.admin_token(),
             ..self.prepared.about(gateway.address())
         }
     }
@@ -225,7 +230,7 @@ impl Nodes {
 
     /// A connection to the listener of `node` for other nodes.
     pub(crate) fn connect_as_node(&self, node: usize) -> TcpStream {
-        let socket = TcpStream::connect(self.gateway(node).peer_address().unwrap()).unwrap();
+        let socket = TcpStream::connect(self.peer_address(node)).unwrap();
         socket.set_read_timeout(Some(SOON)).unwrap();
         socket
     }
@@ -236,17 +241,16 @@ impl Nodes {
         format!("{line} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n{rest}")
     }
 
-    /// The reports of all workers of `node`. On a busy machine the report of a worker can be
-    /// missing at first.
-    fn reports(&self, node: usize) -> Vec<WorkerReport> {
-        all_reports(self.gateway(node))
+    /// The tunnels of the workers of `node`.
+    pub(crate) fn tunnels(&self, node: usize) -> Vec<Tunnel> {
+        let is_here = |tunnel: &Tunnel| tunnel.node.is_none_or(|slot| usize::from(slot) == node);
+        let mut tunnels = self.gateway(node).tunnels();
+        tunnels.retain(is_here);
+        tunnels
     }
 
-    pub(crate) fn tunnels(&self, node: usize) -> Vec<TunnelReport> {
-        self.reports(node)
-            .into_iter()
-            .flat_map(|report| report.tunnels)
-            .collect()
+    pub(crate) fn metrics(&self, node: usize) -> Metrics {
+        self.gateway(node).metrics()
     }
 
     /// Waits until `node` has a tunnel that takes requests.
@@ -259,32 +263,22 @@ impl Nodes {
         });
     }
 
-    /// The sum of a counter over the workers of `node`.
+    /// The sum over the workers of `node` of a metric whose name is `gw_`, this name and `_total`.
     pub(crate) fn total(&self, node: usize, name: &str) -> u64 {
-        self.reports(node)
-            .iter()
-            .map(|report| report.totals[name])
-            .sum()
+        self.metrics(node).count(&format!("gw_{name}_total"))
     }
 
     /// Counters of connections that a node did not take, for the message of a failed assertion.
     pub(crate) fn refusals(&self, node: usize) -> String {
-        let reports = self.gateway(node).control().reports();
-        let counters = reports.iter().map(|report| {
-            (
-                report.totals["connections_shed"],
-                &report.by_reason.turned_away,
-            )
-        });
-        format!("{:?}", counters.collect::<Vec<_>>())
+        let metrics = self.metrics(node);
+        let reasons = metrics.by_label("gw_connections_turned_away_total", "reason");
+        format!("{} {reasons:?}", metrics.count("gw_connections_shed_total"))
     }
 
     /// Connections to `node` that were not taken for this reason.
     pub(crate) fn turned_away(&self, node: usize, reason: &str) -> u64 {
-        self.reports(node)
-            .iter()
-            .filter_map(|report| report.by_reason.turned_away.get(reason))
-            .sum()
+        let name = "gw_connections_turned_away_total";
+        self.metrics(node).count_with(name, reason)
     }
 }
 

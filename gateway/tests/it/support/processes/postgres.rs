@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gw_interface::config::{Config, StoreSettings};
+use gw_interface::config::Config;
 use gw_local_region::{Listen, Server, Sleep, Starter};
 use gw_region::RegionKey;
 use gw_store::{KnownRecords, PostgresSettings, PostgresSource, PostgresStore};
@@ -231,30 +231,27 @@ impl Postgres {
         PostgresSource {
             settings: PostgresSettings::new(url, None, None).unwrap(),
             apex: APEX.to_owned(),
-            keys: self
-                .config(Path::new("/nowhere"))
-                .region_keys()
-                .unwrap()
-                .unwrap(),
+            keys: self.parsed_config().region_keys().unwrap().unwrap(),
             node: node.to_owned(),
             lock: self.folder.path().join(format!("{node}.lock")),
             known: KnownRecords::default(),
         }
     }
 
-    /// The configuration of a node on free ports.
-    pub(crate) fn config(&self, data_dir: &Path) -> Config {
-        let mut config = Config::parse(&config_text(data_dir, 0), |_| None).unwrap();
+    /// The configuration of a node that is not started, for commands on the database.
+    pub(crate) fn parsed_config(&self) -> Config {
+        let config = Config::parse(&self.config(Path::new("/nowhere")), |_| None).unwrap();
         assert_eq!(config.region.apex(), APEX);
-        config.store =
-            StoreSettings::Postgres(PostgresSettings::new(&self.url(), None, None).unwrap());
-        config.region_key = Some(self.key_file());
-        config.region_key_next = Some(self.next_key_file()).filter(|file| file.exists());
         config
     }
 
-    /// The configuration of [`Self::config`] as text.
-    pub(crate) fn config_text(&self, data_dir: &Path) -> String {
+    /// The configuration of a node on free ports.
+    pub(crate) fn config(&self, data_dir: &Path) -> String {
+        self.config_at(data_dir, 0)
+    }
+
+    /// As [`Self::config`], with this port for callers.
+    pub(crate) fn config_at(&self, data_dir: &Path, port: u16) -> String {
         let key = |setting: &str, file: PathBuf| format!("{setting} = \"{}\"\n", file.display());
         let next = self.next_key_file();
         let next = if next.exists() {
@@ -265,7 +262,7 @@ impl Postgres {
         let store = self.url();
         format!(
             "{}store = \"{store}\"\n{}{next}",
-            config_text(data_dir, 0),
+            config_text(data_dir, port),
             key("region_key", self.key_file())
         )
     }

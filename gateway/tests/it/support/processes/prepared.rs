@@ -5,17 +5,16 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use gw_agent::identity::state::StateDir;
-use gw_base::tls::CertificateSource;
-use gw_gateway::Gateway;
-use gw_gateway::demo::About;
 use serde_json::Value;
 
 use super::process::{self, Running, Served, config_text, gw_agent};
-use crate::support::agents::modified_agent;
-use crate::support::agents::modified_agent::Tunnel;
+use crate::support::admin_api::Api;
+use crate::support::agents::in_process;
+use crate::support::agents::modified_agent::{self, Tunnel};
+use crate::support::demo::About;
+use crate::support::eventually;
+use crate::support::gateway::Gateway;
 use crate::support::peers::caller::{Caller, HOST, connect_to};
-use crate::support::{SOON, eventually, setup};
 
 /// A data folder with the demo's account, service, key and agent. No process is running.
 pub(crate) struct Prepared {
@@ -33,29 +32,12 @@ impl Prepared {
     pub(crate) fn with_agents(names: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let data_dir = directory.path().join("data");
-        let config =
-            gw_interface::config::Config::parse(&config_text(&data_dir, 0), |_| None).unwrap();
-        assert_eq!(
-            config.certificate,
-            CertificateSource::Development {
-                data_dir: data_dir.clone()
-            }
-        );
-        let gateway = Gateway::start(&config).unwrap();
-        let control = gateway.control();
-        setup::service(control, "demo", "echo");
-        let (_, service_key) = setup::service_key(control, "demo", &["echo"]);
+        let gateway = Gateway::start(&config_text(&data_dir, 0));
+        let api = gateway.api();
+        api.create_service("demo", "echo");
+        let (_, service_key) = api.create_service_key("demo", &["echo"]);
         for name in names {
-            let ca = data_dir.join("dev-ca.crt");
-            let state = directory.path().join(name);
-            setup::agent(
-                control,
-                "demo",
-                &["echo"],
-                gateway.address().port(),
-                &ca,
-                &state,
-            );
+            gateway.enroll("demo", &["echo"], &directory.path().join(name));
         }
         gateway.drain();
         Self {
@@ -142,16 +124,10 @@ impl Prepared {
         command
     }
 
-    /// Sends a request to the administration API; returns the status.
-    pub(crate) fn administer(
-        &self,
-        admin_address: SocketAddr,
-        method: &str,
-        path: &str,
-        body: &Value,
-    ) -> u16 {
+    /// The administration API of a gateway with this data folder.
+    pub(crate) fn api(&self, admin_address: SocketAddr) -> Api {
         let token = fs::read_to_string(self.path("data/admin.token")).unwrap();
-        administer_at(admin_address, token.trim(), method, path, &body.to_string()).0
+        Api::at(admin_address, &token)
     }
 
     pub(crate) fn about(&self, address: SocketAddr) -> About {
@@ -164,8 +140,7 @@ impl Prepared {
 
     /// An upgraded connection of the agent of this name, on which it has sent no frame.
     pub(crate) fn upgraded(&self, name: &str, address: SocketAddr) -> Tunnel {
-        let identity = StateDir::new(self.path(name)).identity().unwrap();
-        let identity = (identity.certificate, identity.key.clone_key());
+        let identity = in_process::identity(&self.path(name));
         Tunnel::upgrade(
             modified_agent::connection(&self.about(address), HOST, identity),
             HOST,
@@ -186,33 +161,6 @@ impl Prepared {
             (caller.response().status == 200).then_some(())
         });
     }
-}
-
-/// Sends a request to the administration API; returns the status and `Retry-After`.
-pub(crate) fn administer_at(
-    admin_address: SocketAddr,
-    token: &str,
-    method: &str,
-    path: &str,
-    body: &str,
-) -> (u16, Option<String>) {
-    let config = ureq::Agent::config_builder()
-        .http_status_as_error(false)
-        .timeout_global(Some(SOON))
-        .allow_non_standard_methods(true);
-    let request = http::Request::builder()
-        .method(method)
-        .uri(format!("http://{admin_address}/api/v1{path}"))
-        .header("Authorization", format!("Bearer {token}"))
-        .header("Content-Type", "application/json")
-        .body(body.to_owned())
-        .unwrap();
-    let response = ureq::Agent::from(config.build()).run(request).unwrap();
-    let retry_after = response
-        .headers()
-        .get("retry-after")
-        .map(|value| value.to_str().unwrap().to_owned());
-    (response.status().as_u16(), retry_after)
 }
 
 /// How to reach the demo's service at a gateway.

@@ -10,7 +10,8 @@ use std::sync::mpsc::{self, Receiver};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::successor::admin;
+use crate::support::admin_api::Api;
+use crate::support::metrics::Metrics;
 use crate::support::{SOON, eventually};
 
 pub(crate) fn gw_gateway() -> Command {
@@ -152,12 +153,8 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// The sum of a metric over its series with a label that contains `label`.
-    pub(crate) fn metric(&self, metric: &str, label: &str) -> usize {
-        let of = |line: &&str| line.starts_with(&format!("{metric}{{")) && line.contains(label);
-        let value = |line: &str| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap() as usize;
-        let (_, text) = admin(self.admin_address, "/metrics");
-        text.lines().filter(of).map(value).sum()
+    pub(crate) fn metrics(&self) -> Metrics {
+        Api::at(self.admin_address, "").metrics()
     }
 
     /// Resident memory of the process, in bytes.

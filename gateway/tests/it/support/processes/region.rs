@@ -7,18 +7,21 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
 
-use gw_gateway::Gateway;
-use gw_gateway::demo::About;
 use gw_local_region::{Balancer, is_settled};
 use serde_json::Value;
 
 use super::postgres::Postgres;
 use super::prepared::about;
 use super::process::{self, Running, Served};
-use super::successor::admin;
+use crate::support::admin_api::{Api, Reply};
+use crate::support::agents::in_process;
+use crate::support::demo::About;
+use crate::support::gateway::Gateway;
+use crate::support::limits::ENGINE_GRACE;
+use crate::support::metrics::Metrics;
 use crate::support::peers::caller::{Caller, HOST, connect_to};
 use crate::support::peers::gate::{Gate, Target};
-use crate::support::{SOON, eventually, setup};
+use crate::support::{SOON, eventually};
 
 pub(crate) struct Region {
     /// Dropped before the database that they use.
@@ -54,10 +57,11 @@ impl Region {
     pub(crate) fn start_with(count: usize, is_gated: bool, configuration: &str) -> Option<Self> {
         let postgres = Postgres::with_region()?;
         let folder = tempfile::tempdir().unwrap();
-        let gateway = Gateway::start(&postgres.config(&folder.path().join("setup"))).unwrap();
-        setup::service(gateway.control(), "demo", "echo");
-        let (_, service_key) = setup::service_key(gateway.control(), "demo", &["echo"]);
-        let token = setup::enrollment_token(gateway.control(), "demo", &["echo"]);
+        let gateway = Gateway::start(&postgres.config(&folder.path().join("setup")));
+        let api = gateway.api();
+        api.create_service("demo", "echo");
+        let (_, service_key) = api.create_service_key("demo", &["echo"]);
+        let token = api.create_enrollment_token("demo", &["echo"]);
         gateway.drain();
         let mut region = Self {
             nodes: Vec::new(),
@@ -105,11 +109,7 @@ impl Region {
             self.ports.push(held);
             port
         });
-        let text = self.postgres.config_text(&self.data(node));
-        let text = text.replace(
-            "127.0.0.1:0\"\nadmin",
-            &format!("127.0.0.1:{port}\"\nadmin"),
-        ) + &self.configuration;
+        let text = self.postgres.config_at(&self.data(node), port) + &self.configuration;
         let listen = format!("peer_listen = \"127.0.0.1:{peer_port}\"\n");
         if !self.is_gated {
             fs::write(self.config(node), text + &listen).unwrap();
@@ -160,76 +160,20 @@ impl Region {
         fs::read_to_string(self.data(0).join("admin.token")).unwrap()
     }
 
+    /// The administration API of a node.
+    pub(crate) fn api(&self, node: usize) -> Api {
+        Api::at(self.node(node).admin_address, &self.admin_token())
+    }
+
     /// An answer of the administration API of a node.
-    pub(crate) fn get(&self, node: usize, path: &str) -> (u16, Value) {
-        let address = self.node(node).admin_address;
-        let config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_global(Some(SOON))
-            .build();
-        let request = ureq::Agent::from(config).get(format!("http://{address}{path}"));
-        let authorization = format!("Bearer {}", self.admin_token().trim());
-        let mut response = request
-            .header("Authorization", authorization)
-            .call()
-            .unwrap();
-        let text = response.body_mut().read_to_string().unwrap();
-        (
-            response.status().as_u16(),
-            serde_json::from_str(&text).unwrap_or(Value::Null),
-        )
-    }
-
-    /// Status of a PATCH of the administration API of a node, and the nodes that do not use the
-    /// change yet.
-    pub(crate) fn patch(&self, node: usize, path: &str, body: &Value) -> (u16, Option<String>) {
-        let config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_global(Some(SOON))
-            .build();
-        let request = ureq::Agent::from(config)
-            .patch(format!("http://{}{path}", self.node(node).admin_address));
-        let authorization = format!("Bearer {}", self.admin_token().trim());
-        let request = request
-            .header("Authorization", authorization)
-            .header("Content-Type", "application/json");
-        let response = request.send(body.to_string()).unwrap();
-        let pending = response
-            .headers()
-            .get("x-gw-pending-nodes")
-            .map(|nodes| nodes.to_str().unwrap().to_owned());
-        (response.status().as_u16(), pending)
-    }
-
-    /// The answer to a POST of the administration API of a node, which must succeed.
-    pub(crate) fn post(&self, node: usize, path: &str, body: &Value) -> Value {
-        let config = ureq::Agent::config_builder()
-            .timeout_global(Some(SOON))
-            .build();
-        let url = format!("http://{}/api/v1{path}", self.node(node).admin_address);
-        let authorization = format!("Bearer {}", self.admin_token().trim());
-        let request = ureq::Agent::from(config)
-            .post(url)
-            .header("Authorization", authorization);
-        request
-            .send_json(body)
-            .unwrap()
-            .body_mut()
-            .read_json()
-            .unwrap()
-    }
-
-    /// A new enrollment token for a service, which a node makes.
-    pub(crate) fn enrollment_token(&self, node: usize, account: &str, service: &str) -> String {
-        let path = format!("/accounts/{account}/enrollment-tokens");
-        let token = self.post(node, &path, &serde_json::json!({ "services": [service] }));
-        token["token"].as_str().unwrap().to_owned()
+    pub(crate) fn get(&self, node: usize, path: &str) -> Reply {
+        self.api(node).get(path)
     }
 
     /// Enrolls an agent, each of whose requests goes to another node.
     pub(crate) fn enroll(&self, token: String, state_dir: &std::path::Path) {
         let url = format!("https://eu1.gw.localhost:{}", self.balancer.address.port());
-        setup::agent_with(token, &url, &self.ca(), state_dir);
+        in_process::enroll_with(token, &url, &self.ca(), state_dir);
     }
 
     pub(crate) fn service_key(&self) -> &str {
@@ -242,7 +186,7 @@ impl Region {
         let called = SystemTime::now();
         // A node writes a copy after a change.
         let node = self.running().next().unwrap();
-        self.enrollment_token(node, "demo", "echo");
+        self.api(node).create_enrollment_token("demo", &["echo"]);
         let written = |path: PathBuf| fs::metadata(path).and_then(|file| file.modified());
         eventually("the nodes have copies", || {
             self.running()
@@ -256,7 +200,7 @@ impl Region {
 
     /// The region as a node sees it.
     pub(crate) fn status(&self, node: usize) -> Value {
-        self.get(node, "/api/v1/region").1
+        self.get(node, "/region").body
     }
 
     /// Waits until every running node knows `count` live nodes and no service moves.
@@ -271,7 +215,7 @@ impl Region {
     /// declares another one dead as soon as that refuses connections. Waits in vain on a machine
     /// that is always too busy for PostgreSQL.
     pub(crate) fn wait_for_trust(&self) {
-        let within = gw_region::timing::ENGINE_GRACE + Duration::from_secs(1);
+        let within = ENGINE_GRACE + Duration::from_secs(1);
         let began = Instant::now();
         let mut since = began;
         while since.elapsed() < within && began.elapsed() < SOON {
@@ -309,18 +253,13 @@ impl Region {
         });
     }
 
+    pub(crate) fn metrics(&self, node: usize) -> Metrics {
+        self.node(node).metrics()
+    }
+
     /// The sum of a metric of a node over its labels.
     pub(crate) fn metric(&self, node: usize, name: &str) -> f64 {
-        let (_, text) = admin(self.node(node).admin_address, "/metrics");
-        let of_metric = |line: &str| {
-            line.strip_prefix(name)
-                .is_some_and(|rest| rest.starts_with([' ', '{']))
-        };
-        let values = text
-            .lines()
-            .filter(|line| of_metric(line))
-            .map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
-        values.map(|value| value.expect("a number")).sum()
+        self.metrics(node).sum(name)
     }
 
     /// Starts the agent, which connects through the balancer.

@@ -11,8 +11,8 @@ use crate::support::stopwatch::within_a_second;
 /// Deletes a key that a caller has used.
 fn revoke(world: &World, (request, path): &(String, String)) {
     within_a_second("deletion of a key", || {
-        let (status, _, answer) = world.ask("DELETE", path, &Value::Null);
-        assert_eq!(status, 204, "{answer}");
+        let reply = world.api.ask("DELETE", path, &Value::Null);
+        assert_eq!(reply.status, 204, "{reply:?}");
         assert_eq!(world.lets_in(request), world.all(false));
     });
 }
@@ -39,8 +39,8 @@ fn a_revocation_uses_the_reserve_beyond_a_quota_and_where_room_is_missing_at_a_s
         eventually("the change is refused", || {
             disk.fill(at);
             let account = json!({ "id": format!("new{}", numbers.next()?) });
-            let (status, _, _) = world.ask("POST", "/accounts", &account);
-            (status == 507).then_some(())
+            let reply = world.api.ask("POST", "/accounts", &account);
+            (reply.status == 507).then_some(())
         });
     }
 }

@@ -1,21 +1,19 @@
 //! The request log of a killed process and on a full disk.
 
+#[path = "../../../../../shared/tests/programs/mod.rs"]
+mod programs;
+
 use std::collections::BTreeSet;
 use std::env;
-use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use gw_base::process::background::Background;
 use gw_base::process::disk::DiskSpace;
-use gw_shared::id::{RequestId, RequestIds, random_base62};
-use gw_shared::telemetry::mask::Masker;
-use gw_telemetry::request_log::{Batch, CallerId, Names, RequestLog, RequestRecord, SearchQuery};
+use gw_shared::id::{RequestIds, random_base62};
 
-use crate::support::programs;
+use super::*;
 
 /// Number of kills of the writing process.
 const KILLS: usize = 20;
