@@ -9,6 +9,8 @@
 
 #[path = "tidy/groups.rs"]
 mod groups;
+#[path = "tidy/inside.rs"]
+mod inside;
 #[path = "tidy/log_fields.rs"]
 mod log_fields;
 #[path = "tidy/rfc.rs"]
