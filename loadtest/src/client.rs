@@ -327,12 +327,6 @@ impl Connection {
         })
     }
 
-    /// Like [`Self::ask`], with further header fields, each ended by CRLF.
-    pub(crate) fn ask_with(&mut self, path: &str, fields: &str) -> Result<Answer, Failure> {
-        self.send_head("GET", path, fields)?;
-        self.answer()
-    }
-
     /// Sends `form` to `path` and reads the complete response, which must be small.
     pub(crate) fn post_form(&mut self, path: &str, form: &str) -> Result<Answer, Failure> {
         let fields = format!(

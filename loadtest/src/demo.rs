@@ -3,50 +3,57 @@
 use std::env;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use serde::Deserialize;
 use tempfile::TempDir;
 
+use crate::admin_api::{AdminApi, text};
 use crate::client::Target;
 use crate::failure::Failure;
-use crate::machine::process;
 use crate::machine::process::Process;
+use crate::machine::{process, procfs};
+use crate::metrics;
 
-/// A rate that is never reached, for scenarios that do not test the rate limit.
+/// A rate that is never reached.
 pub(crate) const UNLIMITED: u32 = 1_000_000_000;
 /// Default number of workers, enough for connections to cross between cores.
 const WORKERS: usize = 2;
 const START_WITHIN: Duration = Duration::from_secs(90);
+/// Environment variables of the agent's slots and of the log filter.
+pub(crate) const SLOTS: &str = "GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS";
+const LOG: &str = "GW_LOG";
+const ECHO_THREAD: &str = "gw-echo";
 
 /// Options of the demo.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) workers: usize,
-    /// Burst and refill per minute; `None` for the product's default.
-    pub(crate) rate: Option<u32>,
     /// Backend URL; `None` for the demo's echo.
     pub(crate) backend: Option<String>,
     /// Cores that the demo may use; all if empty.
     pub(crate) cores: Vec<usize>,
     pub(crate) slots: Option<u32>,
+    /// Nodes of a region; 1 for a single gateway.
+    pub(crate) nodes: usize,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Self {
             workers: WORKERS,
-            rate: Some(UNLIMITED),
             backend: None,
             cores: Vec::new(),
             slots: None,
+            nodes: 1,
         }
     }
 }
 
-/// A running demo: gateway, agent and (without another backend) echo in one process.
+/// A running demo: gateway, agent and (without another backend) echo in one process, or the nodes
+/// of a region as processes of their own.
 pub(crate) struct Demo {
     process: Process,
     /// Target of requests to the demo's service.
@@ -56,9 +63,19 @@ pub(crate) struct Demo {
     pub(crate) ca_file: PathBuf,
     /// `http://address:port`
     pub(crate) admin_url: String,
-    pub(crate) admin_token: String,
+    pub(crate) api: AdminApi,
+    /// Nodes of a region; empty for a single gateway.
+    pub(crate) nodes: Vec<Node>,
     client_id: String,
     client_secret: String,
+}
+
+/// A node of a region.
+#[derive(Deserialize)]
+pub(crate) struct Node {
+    pub(crate) pid: u32,
+    pub(crate) port: u16,
+    pub(crate) admin_url: String,
 }
 
 /// Used fields of the demo's JSON line.
@@ -72,17 +89,16 @@ struct About {
     admin_token: String,
     client_id: String,
     client_secret: String,
+    #[serde(default)]
+    nodes: Vec<Node>,
 }
 
 impl Demo {
     /// Starts the product and waits until it serves requests.
     pub(crate) fn start(gateway: &Path, options: &Options) -> Result<Self, Failure> {
         // A folder created by the demo itself would stay behind after a kill.
-        Self::start_in(
-            tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?,
-            gateway,
-            options,
-        )
+        let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
+        Self::start_in(folder, gateway, options)
     }
 
     /// Starts the product with this data folder.
@@ -91,62 +107,32 @@ impl Demo {
         gateway: &Path,
         options: &Options,
     ) -> Result<Self, Failure> {
-        let mut command = process::command(gateway, &options.cores)?;
-        command.args([
-            "demo",
-            "--json",
-            "--port",
-            "0",
-            "--admin-port",
-            "0",
-            "--workers",
-            &options.workers.to_string(),
-        ]);
-        command.arg("--data-dir").arg(folder.path());
-        if let Some(rate) = options.rate {
-            command.args([
-                "--burst",
-                &rate.to_string(),
-                "--refill-per-minute",
-                &rate.to_string(),
-            ]);
-        }
-        if let Some(backend) = &options.backend {
-            command.args(["--backend", backend]);
-        }
-        // The environment must not change the measured configuration.
-        command.env_remove(SLOTS);
-        if let Some(slots) = options.slots {
-            command.env(SLOTS, slots.to_string());
-        }
-        if env::var_os(LOG).is_none() {
-            // wrk sends its target address as server name, and rustls logs a warning for each
-            // connection. Every stop is logged as a warning, too.
-            command.env(LOG, "warn,rustls=error,gw_gateway::process::signals=error");
-        }
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut command = command(gateway, options, folder.path())?;
         let mut process = Process::spawn("gw-gateway", &mut command)?.with_folder(folder);
         let about: About = serde_json::from_str(&first_line(&mut process)?)?;
-        let target = Target::new(&about.tenant_url, &about.ca_file, &about.service_key)?;
-        let About {
-            base_url,
-            ca_file,
-            admin_url,
-            admin_token,
-            client_id,
-            client_secret,
-            ..
-        } = about;
         Ok(Self {
             process,
-            target,
-            base_url,
-            ca_file,
-            admin_url,
-            admin_token,
-            client_id,
-            client_secret,
+            target: Target::new(&about.tenant_url, &about.ca_file, &about.service_key)?,
+            api: AdminApi::new(&about.admin_url, &about.admin_token),
+            base_url: about.base_url,
+            ca_file: about.ca_file,
+            admin_url: about.admin_url,
+            nodes: about.nodes,
+            client_id: about.client_id,
+            client_secret: about.client_secret,
         })
+    }
+
+    /// Target of requests to a service with this key.
+    pub(crate) fn target_of(
+        &self,
+        account: &str,
+        service: &str,
+        key: &str,
+    ) -> Result<Target, Failure> {
+        let (_, zone) = self.target.host.split_once('.').unwrap_or_default();
+        let host = format!("{account}--{service}.{zone}");
+        self.target.for_service(&host, key)
     }
 
     /// Target of requests with a new access token in place of the service key.
@@ -158,11 +144,22 @@ impl Demo {
             self.client_id, self.client_secret
         );
         let answer = apex.connect()?.post_form("/oauth/token", &form)?;
-        let body: serde_json::Value = serde_json::from_slice(&answer.body)?;
-        let token = body["access_token"]
-            .as_str()
-            .ok_or_else(|| Failure::new(format!("no access token: {body}")))?;
-        Ok(self.target.with_token(token.to_owned()))
+        let token = text(&serde_json::from_slice(&answer.body)?, "access_token")?;
+        Ok(self.target.with_token(token))
+    }
+
+    /// Tunnels of the gateway, or of all nodes that answer.
+    pub(crate) fn tunnels(&self) -> u64 {
+        let urls = self.nodes.iter().map(|node| &node.admin_url);
+        let own = Some(&self.admin_url).filter(|_| self.nodes.is_empty());
+        urls.chain(own)
+            .filter_map(|url| metrics::read(url, "gw_tunnels").ok())
+            .sum()
+    }
+
+    /// CPU time of gateway and agent.
+    pub(crate) fn cpu_without_echo(&self) -> Duration {
+        procfs::cpu(self.pid()).saturating_sub(procfs::cpu_of_thread(self.pid(), ECHO_THREAD))
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -180,9 +177,32 @@ impl Demo {
     }
 }
 
-/// Environment variables of the agent's slots and of the log filter.
-const SLOTS: &str = "GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS";
-const LOG: &str = "GW_LOG";
+fn command(gateway: &Path, options: &Options, folder: &Path) -> Result<Command, Failure> {
+    let mut command = process::command(gateway, &options.cores)?;
+    let unlimited = UNLIMITED.to_string();
+    command
+        .args(["demo", "--json", "--port", "0", "--admin-port", "0"])
+        .args(["--workers", &options.workers.to_string()])
+        .args(["--burst", &unlimited, "--refill-per-minute", &unlimited])
+        .arg("--data-dir")
+        .arg(folder);
+    if options.nodes > 1 {
+        command.args(["--nodes", &options.nodes.to_string()]);
+    }
+    if let Some(backend) = &options.backend {
+        command.args(["--backend", backend]);
+    }
+    // The environment must not change the measured configuration.
+    command.env_remove(SLOTS);
+    command.envs(options.slots.map(|slots| (SLOTS, slots.to_string())));
+    if env::var_os(LOG).is_none() {
+        // wrk sends its target address as server name, and rustls logs a warning for each
+        // connection. Every stop is logged as a warning, too.
+        command.env(LOG, "warn,rustls=error,gw_gateway::process::signals=error");
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    Ok(command)
+}
 
 /// The first line that a program prints. A thread reads the rest, because a full or closed pipe
 /// would stop the program.

@@ -2,6 +2,9 @@
 
 use std::fmt;
 use std::io;
+use std::time::{Duration, Instant};
+
+const TICK: Duration = Duration::from_millis(20);
 
 /// A violated guarantee, or an error that prevented the check.
 #[derive(Debug)]
@@ -75,4 +78,20 @@ pub(crate) fn ensure(kept: bool, otherwise: impl FnOnce() -> String) -> Result<(
     } else {
         Err(Failure::new(otherwise()))
     }
+}
+
+/// Looks until `holds` is true. Fails with the message of `otherwise` after `within`.
+pub(crate) fn wait_until(
+    within: Duration,
+    otherwise: impl FnOnce() -> String,
+    mut holds: impl FnMut() -> Result<bool, Failure>,
+) -> Result<(), Failure> {
+    let deadline = Instant::now() + within;
+    while !holds()? {
+        if Instant::now() >= deadline {
+            return Err(Failure::new(otherwise()));
+        }
+        std::thread::sleep(TICK);
+    }
+    Ok(())
 }

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use crate::client::{Answer, Connection, Target};
 use crate::failure::{Failure, ensure};
 
+const SMALL: &str = "/hello";
+
 /// Opens `count` connections.
 pub(crate) fn connect(target: &Target, count: usize) -> Result<Vec<Connection>, Failure> {
     (0..count).map(|_| target.connect()).collect()
@@ -41,44 +43,23 @@ pub(crate) fn at_once<T: Send>(
     })
 }
 
-/// Results of a run of requests.
-pub(crate) struct Run {
-    /// Time from the first request to the last response.
-    pub(crate) elapsed: Duration,
-    /// Responses with their latencies, in no particular order.
-    pub(crate) answers: Vec<(Answer, Duration)>,
-}
+/// Responses of a run with their latencies, in no particular order.
+pub(crate) struct Run(pub(crate) Vec<(Answer, Duration)>);
 
 impl Run {
-    /// Sorted latencies. Fails unless each response is a success; `what` names the requests.
-    pub(crate) fn latencies(self, what: &str) -> Result<Vec<Duration>, Failure> {
-        let count = self.answers.len();
-        let failed = self
-            .answers
-            .iter()
-            .filter(|(answer, _)| answer.head.status != 200)
-            .count();
-        ensure(failed == 0, || format!("{failed} of {count} {what} failed"))?;
-        let mut latencies: Vec<Duration> = self
-            .answers
-            .into_iter()
-            .map(|(_, latency)| latency)
-            .collect();
+    /// Sorted latencies.
+    pub(crate) fn latencies(self) -> Vec<Duration> {
+        let mut latencies: Vec<Duration> = self.0.iter().map(|(_, latency)| *latency).collect();
         latencies.sort_unstable();
-        Ok(latencies)
+        latencies
     }
 }
 
-/// Sends `requests` requests for `path` on `callers` keep-alive connections, back to back.
-pub(crate) fn requests(
-    target: &Target,
-    callers: usize,
-    requests: usize,
-    path: &str,
-) -> Result<Run, Failure> {
+/// Sends `requests` requests on `callers` keep-alive connections, back to back. Fails unless each
+/// response is a success.
+pub(crate) fn requests(target: &Target, callers: usize, requests: usize) -> Result<Run, Failure> {
     let connections = connect(target, callers)?;
     let sent = AtomicUsize::new(0);
-    let start = Instant::now();
     let per_caller = at_once(connections, |mut connection| {
         let mut answers = Vec::new();
         while sent.fetch_add(1, Ordering::Relaxed) < requests {
@@ -86,13 +67,30 @@ pub(crate) fn requests(
                 connection = target.connect()?;
             }
             let asked = Instant::now();
-            let answer = connection.ask(path)?;
+            let answer = connection.ask(SMALL)?;
             answers.push((answer, asked.elapsed()));
         }
         Ok(answers)
     })?;
-    Ok(Run {
-        elapsed: start.elapsed(),
-        answers: per_caller.into_iter().flatten().collect(),
-    })
+    let answers: Vec<_> = per_caller.into_iter().flatten().collect();
+    let failed = answers
+        .iter()
+        .filter(|(answer, _)| answer.head.status != 200)
+        .count();
+    ensure(failed == 0, || {
+        format!("{failed} of {requests} requests failed")
+    })?;
+    Ok(Run(answers))
+}
+
+/// CPU time in microseconds that a request costs, by the difference of `spent`.
+pub(crate) fn cpu_per_request(
+    spent: impl Fn() -> Duration,
+    target: &Target,
+    callers: usize,
+    count: usize,
+) -> Result<f64, Failure> {
+    let before = spent();
+    requests(target, callers, count)?;
+    Ok(spent().saturating_sub(before).as_secs_f64() * 1e6 / count as f64)
 }

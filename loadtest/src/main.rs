@@ -1,11 +1,11 @@
 //! `gw-loadtest`: runs a scenario against the product.
 
 mod admin_api;
+mod agents;
 mod backend;
 mod callers;
 mod client;
 mod demo;
-mod enrolled;
 mod failure;
 mod http2;
 mod latency;
@@ -51,12 +51,6 @@ enum Scenario {
     Compare(scenarios::compare::Options),
     /// Large bodies in both directions: bytes unchanged, memory bounded.
     Bulk(scenarios::bulk::Options),
-    /// Callers that stop reading do not delay others.
-    Stalled,
-    /// Callers that disconnect release their slots; slots are neither lost nor exceeded.
-    Cancel,
-    /// The rate limit admits exactly the configured rate.
-    Bucket,
     /// Attacks do not slow down other callers.
     Abuse(scenarios::abuse::Options),
     /// CPU cost of the request log, and its completeness at full speed.
@@ -73,15 +67,13 @@ enum Scenario {
     Domains(scenarios::domains::Options),
     /// A gateway with many services: cost of a change, start, memory, and CPU time per request.
     Services(scenarios::services::Options),
-    /// Three nodes: cost of crossing requests, losses, replacements, revocations, silence of
-    /// PostgreSQL.
+    /// Three nodes: cost of crossing requests, time of a revocation, and of the return of tunnels.
     Region(scenarios::region::Options),
-    /// Gateway and agents are stopped, started and upgraded under load.
-    Restarts(scenarios::restarts::Options),
-    /// Several agents of one service, of which one is sick, lost, slow or restarted.
-    Agents(scenarios::agents::Options),
-    /// Backends as they are: nginx, gRPC, gunicorn, Docker, NTLM, and a name server that falls
-    /// silent.
+    /// A region under load, to which faults are applied one after another.
+    Soak(scenarios::soak::Options),
+    /// Two agents of one service, of which one is slow.
+    SlowAgent,
+    /// Backends as they are: Docker, and a name server that falls silent.
     Backends(scenarios::backends::Options),
     /// CPU time of the request log's thread, and speed of searches.
     Log(scenarios::request_log::Options),
@@ -114,9 +106,6 @@ fn run(scenario: Scenario, gateway: &Path) -> Result<(), Failure> {
     match scenario {
         Scenario::Compare(options) => scenarios::compare::run(gateway, &options),
         Scenario::Bulk(options) => scenarios::bulk::run(gateway, &options),
-        Scenario::Stalled => scenarios::stalled::run(gateway),
-        Scenario::Cancel => scenarios::cancel::run(gateway),
-        Scenario::Bucket => scenarios::bucket::run(gateway),
         Scenario::Abuse(options) => scenarios::abuse::run(gateway, &options),
         Scenario::Logging => scenarios::logging::run(gateway),
         Scenario::Expiry => scenarios::expiry::run(gateway),
@@ -124,8 +113,8 @@ fn run(scenario: Scenario, gateway: &Path) -> Result<(), Failure> {
         Scenario::Domains(options) => scenarios::domains::run(gateway, &options),
         Scenario::Services(options) => scenarios::services::run(gateway, &options),
         Scenario::Region(options) => scenarios::region::run(gateway, &options),
-        Scenario::Restarts(options) => scenarios::restarts::run(gateway, &options),
-        Scenario::Agents(options) => scenarios::agents::run(gateway, &options),
+        Scenario::Soak(options) => scenarios::soak::run(gateway, &options),
+        Scenario::SlowAgent => scenarios::slow_agent::run(gateway),
         Scenario::Backends(options) => scenarios::backends::run(gateway, &options),
         Scenario::Log(options) => scenarios::request_log::run(&options),
         Scenario::NullRelay(options) => null_relay::run(&options),

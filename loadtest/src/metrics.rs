@@ -1,50 +1,14 @@
 //! The Prometheus metrics of the product.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::failure::{Failure, ensure};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 const ANSWER_MAX: u64 = 4 * 1024 * 1024;
-const POLL: Duration = Duration::from_millis(100);
-/// Agents report their slots once a second, so a zero that lasts longer is current.
-const SETTLED_FOR: Duration = Duration::from_millis(1500);
-
-/// Waits until no request is in a slot of the agent or in flight in the gateway. Returns the
-/// elapsed time.
-pub(crate) fn wait_until_idle(admin_url: &str, within: Duration) -> Result<Duration, Failure> {
-    let start = Instant::now();
-    let mut idle_since = None;
-    loop {
-        let text = scrape(admin_url)?;
-        let now = Instant::now();
-        let busy =
-            ["gw_tunnel_slots_in_use", "gw_tunnel_in_flight"].map(|name| (name, sum(&text, name)));
-        if let Some((name, _)) = busy.iter().find(|(_, value)| value.is_none()) {
-            return Err(Failure::new(format!("the metrics have no {name}")));
-        }
-        // Without a tunnel the sums are zero as well.
-        ensure(
-            sum(&text, "gw_tunnels").is_some_and(|tunnels| tunnels > 0),
-            || "the tunnel is closed".to_owned(),
-        )?;
-        if busy.iter().all(|(_, value)| *value == Some(0)) {
-            let since = *idle_since.get_or_insert(now);
-            if now - since >= SETTLED_FOR {
-                return Ok(since - start);
-            }
-        } else {
-            idle_since = None;
-        }
-        ensure(now - start < within + SETTLED_FOR, || {
-            format!("not idle after {within:?}: {busy:?}")
-        })?;
-        std::thread::sleep(POLL);
-    }
-}
 
 /// Current sum of the samples of one metric.
 pub(crate) fn read(admin_url: &str, name: &str) -> Result<u64, Failure> {
@@ -52,33 +16,21 @@ pub(crate) fn read(admin_url: &str, name: &str) -> Result<u64, Failure> {
         .ok_or_else(|| Failure::new(format!("the metrics have no {name}")))
 }
 
-/// Current value of the sample of one service; 0 without one.
-pub(crate) fn read_of_service(admin_url: &str, name: &str, label: &str) -> Result<u64, Failure> {
-    let text = scrape(admin_url)?;
-    let label = format!("service=\"{label}\"");
-    let samples: String = text
-        .lines()
-        .filter(|line| line.contains(&label))
-        .map(|line| format!("{line}\n"))
-        .collect();
-    Ok(sum(&samples, name).unwrap_or_default())
-}
-
-/// Services that have a sample of this metric above 0.
-pub(crate) fn services_with(admin_url: &str, name: &str) -> Result<HashSet<String>, Failure> {
+/// Current value of this metric of each service that has one.
+pub(crate) fn of_services(admin_url: &str, name: &str) -> Result<HashMap<String, u64>, Failure> {
     Ok(services_in(&scrape(admin_url)?, name))
 }
 
-fn services_in(text: &str, name: &str) -> HashSet<String> {
-    let labels = text.lines().filter_map(|line| {
+fn services_in(text: &str, name: &str) -> HashMap<String, u64> {
+    let samples = text.lines().filter_map(|line| {
         let (labels, value) = line
             .strip_prefix(name)?
             .strip_prefix('{')?
             .rsplit_once("} ")?;
         let label = labels.split_once("service=\"")?.1.split('"').next()?;
-        (value.trim() != "0").then(|| label.to_owned())
+        Some((label.to_owned(), value.trim().parse().ok()?))
     });
-    labels.collect()
+    samples.collect()
 }
 
 /// Reasons for refused and closed connections, with their counts.
@@ -142,12 +94,10 @@ mod tests {
     }
 
     #[test]
-    fn services_with_a_sample_above_0() {
+    fn samples_have_the_names_of_their_services() {
         let text = "gw_tunnels{service=\"a--b\"} 1\ngw_tunnels{service=\"a--c\"} 0\n\
                     gw_tunnels_max{service=\"a--d\"} 1\n";
-        assert_eq!(
-            services_in(text, "gw_tunnels"),
-            HashSet::from(["a--b".to_owned()])
-        );
+        let expected = [("a--b".to_owned(), 1), ("a--c".to_owned(), 0)];
+        assert_eq!(services_in(text, "gw_tunnels"), HashMap::from(expected));
     }
 }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io::{self, Write};
 use std::time::Duration;
 
+use crate::failure::{Failure, ensure};
+
 /// Prints one line of the report.
 pub(crate) fn say(line: fmt::Arguments<'_>) {
     // A closed output does not stop the checks.
@@ -37,6 +39,84 @@ pub(crate) fn per_mille(sorted: &[Duration], per_mille: usize) -> Duration {
         .get(rank.saturating_sub(1))
         .copied()
         .unwrap_or_default()
+}
+
+/// A row of a table: its names, and the figures that were measured.
+pub(crate) struct Row {
+    names: Vec<String>,
+    figures: Vec<String>,
+    missed: Vec<String>,
+}
+
+/// Rows under the headings of their names.
+pub(crate) struct Table {
+    headings: Vec<&'static str>,
+    rows: Vec<Row>,
+}
+
+impl Row {
+    pub(crate) fn new(names: impl IntoIterator<Item = String>) -> Self {
+        Self {
+            names: names.into_iter().collect(),
+            figures: Vec::new(),
+            missed: Vec::new(),
+        }
+    }
+
+    /// Adds a figure that must hold.
+    pub(crate) fn check(mut self, holds: bool, figure: impl Into<String>) -> Self {
+        let list = if holds {
+            &mut self.figures
+        } else {
+            &mut self.missed
+        };
+        list.push(figure.into());
+        self
+    }
+
+    /// Adds a figure for information.
+    pub(crate) fn note(self, figure: impl Into<String>) -> Self {
+        self.check(true, figure)
+    }
+
+    pub(crate) fn has_missed(&self) -> bool {
+        !self.missed.is_empty()
+    }
+
+    fn say(&self) {
+        let missed = self.missed.iter().map(|figure| format!("MISSED: {figure}"));
+        let figures: Vec<String> = missed.chain(self.figures.iter().cloned()).collect();
+        let names = self.names.join(" | ");
+        say(format_args!("| {names} | {} |", figures.join("; ")));
+    }
+}
+
+impl Table {
+    pub(crate) fn new(headings: impl IntoIterator<Item = &'static str>) -> Self {
+        Self {
+            headings: headings.into_iter().collect(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// Prints a row, and keeps it for the end.
+    pub(crate) fn add(&mut self, row: Row) {
+        row.say();
+        self.rows.push(row);
+    }
+
+    /// Prints all rows. Fails if one has missed a figure.
+    pub(crate) fn conclude(self) -> Result<(), Failure> {
+        let rule = "---|".repeat(self.headings.len() + 1);
+        let headings = self.headings.join(" | ");
+        say(format_args!("\n| {headings} | figures |\n|{rule}"));
+        self.rows.iter().for_each(Row::say);
+        let missed = self.rows.iter().filter(|row| row.has_missed());
+        let missed = missed.count();
+        ensure(missed == 0, || {
+            format!("{missed} of {} rows miss a figure", self.rows.len())
+        })
+    }
 }
 
 #[cfg(test)]

@@ -197,6 +197,18 @@ pub(crate) fn find(program: &str, package: &str) -> Result<PathBuf, Failure> {
         })
 }
 
+/// Runs a command, and returns its output if it succeeds.
+pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>, Failure> {
+    let output = command
+        .output()
+        .map_err(|error| Failure::during(format!("{command:?}"), error))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure(output.status.success(), || {
+        format!("{command:?}: {}: {said}", output.status)
+    })?;
+    Ok(output.stdout)
+}
+
 /// Unused ports.
 pub(crate) fn free_ports<const COUNT: usize>() -> Result<[u16; COUNT], Failure> {
     let mut ports = [0; COUNT];

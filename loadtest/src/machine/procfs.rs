@@ -48,11 +48,6 @@ fn stat(pid: u32) -> Option<Stat> {
     process(pid).and_then(|process| process.stat()).ok()
 }
 
-/// Name of the program of a process, at most 15 bytes; `None` if it has ended.
-pub(crate) fn name(pid: u32) -> Option<String> {
-    Some(stat(pid)?.comm)
-}
-
 /// Whether a process runs. One that has ended and was not waited for does not.
 pub(crate) fn runs(pid: u32) -> bool {
     stat(pid).is_some_and(|stat| stat.state != 'Z')

@@ -9,8 +9,6 @@ use clap::Args;
 use gw_base::clock::Timestamp;
 use gw_control_plane::control::records::{account, service};
 use gw_control_plane::control::{Actor, NewAccount, NewService};
-use gw_gateway::Gateway;
-use gw_interface::config::Config;
 use gw_shared::id::{AccountId, DomainName, ServiceId};
 use gw_shared::identity::secret::Secret;
 use gw_shared::version::later_members::LaterMembers;
@@ -26,6 +24,7 @@ use crate::demo::{Demo, Options as DemoOptions};
 use crate::failure::{Failure, ensure};
 use crate::machine::procfs;
 use crate::report::{mebibytes, median, say};
+use crate::scenarios::services::start_on;
 
 /// Rounds of handshakes with few and with many domains, in turns, so that noise of the machine
 /// affects both.
@@ -188,14 +187,7 @@ fn start(gateway: &Path, authority: &Authority, domains: usize) -> Result<Starte
 }
 
 fn fill(folder: &TempDir, authority: &Authority, domains: usize) -> Result<(), Failure> {
-    let text = format!(
-        "region = \"eu1\"\ndomain = \"gw.localhost\"\nlisten = \"127.0.0.1:0\"\n\
-         admin_listen = \"127.0.0.1:0\"\nworkers = 1\ndata_dir = {:?}\n",
-        folder.path()
-    );
-    let config =
-        Config::parse(&text, |_| None).map_err(|error| Failure::during("configuration", error))?;
-    let gateway = Gateway::start(&config).map_err(|error| Failure::during("start", error))?;
+    let gateway = start_on(folder.path())?;
     let control = gateway.control();
     let made = |error| Failure::during("a change", error);
     let new = NewAccount {

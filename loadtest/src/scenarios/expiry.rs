@@ -3,10 +3,10 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::demo::{Demo, Options};
-use crate::failure::{Failure, ensure};
+use crate::failure::{Failure, ensure, wait_until};
 use crate::latency::Latency;
 use crate::report::{millis, say};
 
@@ -47,13 +47,8 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
             (before - after) >> 20
         ));
         beside_it = beside_it.min(measured);
-        let began = Instant::now();
-        while left(&log)? > 0 {
-            ensure(began.elapsed() < GONE_WITHIN, || {
-                "the expired day was not removed".to_owned()
-            })?;
-            Latency::measure(&demo.target, LENGTH / 5)?;
-        }
+        let stays = || "the expired day was not removed".to_owned();
+        wait_until(GONE_WITHIN, stays, || Ok(left(&log)? == 0))?;
         quiet = quiet.min(Latency::measure(&demo.target, LENGTH)?);
         demo.stop()?;
     }

@@ -7,12 +7,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::agents::{self, Agent, Plan};
 use crate::client::{Stream, Target};
 use crate::demo::{Demo, Options};
-use crate::enrolled::{self, administer};
 use crate::failure::{Failure, ensure};
 use crate::http2::{self, NO_WINDOW};
-use crate::machine::process::Process;
 use crate::machine::procfs;
 use crate::machine::procfs::Memory;
 use crate::report::{mebibytes, millis, percentile, say};
@@ -90,15 +89,14 @@ pub(crate) fn run(gateway: &Path, short: bool) -> Result<(), Failure> {
             stalled(&demo.target, MEGABYTE, count)
         }),
         ("tunnels", TUNNELS, &|demo, count| {
-            let services = enrolled::create_services(demo, ACCOUNT, count)?;
-            Ok(Box::new(enrolled::connect(
-                gateway,
-                demo,
-                ACCOUNT,
-                &services,
-                &site.backend_url(),
-                &[],
-            )?))
+            let services: Vec<String> = (0..count).map(|it| format!("service-{it}")).collect();
+            let created = services
+                .iter()
+                .try_for_each(|id| demo.api.create_service(ACCOUNT, id));
+            created?;
+            let plan = Plan::new(site.backend_url());
+            let agent = agents::connect(gateway, demo, ACCOUNT, &services, plan)?;
+            Ok(Box::new(agent))
         }),
     ];
     let mut failed = Vec::new();
@@ -130,52 +128,18 @@ type Open<'a> = &'a dyn Fn(&Demo, usize) -> Result<Held, Failure>;
 /// A service of another account, with its own agent.
 struct OtherAccount {
     target: Target,
-    _agent: Process,
+    _agent: Agent,
 }
 
 impl OtherAccount {
     fn start(gateway: &Path, demo: &Demo, backend: &str) -> Result<Self, Failure> {
-        administer(gateway, demo, &["account", "create", OTHER_ACCOUNT])?;
-        administer(
-            gateway,
-            demo,
-            &["service", "create", OTHER_ACCOUNT, OTHER_SERVICE],
-        )?;
-        let unlimited = ["--burst", "1000000000", "--refill-per-minute", "1000000000"];
-        let change = ["service", "change", OTHER_ACCOUNT, OTHER_SERVICE];
-        administer(gateway, demo, &[&change[..], &unlimited[..]].concat())?;
-        let key = administer(
-            gateway,
-            demo,
-            &["key", "create", OTHER_ACCOUNT, "--service", OTHER_SERVICE],
-        )?;
-        let key = key["service_key"]
-            .as_str()
-            .ok_or_else(|| Failure::new("no service key in the client's JSON"))?;
         let services = [OTHER_SERVICE.to_owned()];
-        let agent = enrolled::start(gateway, demo, OTHER_ACCOUNT, &services, backend, &[])?;
-        let host = demo.target.host.replacen(
-            "demo--echo",
-            &format!("{OTHER_ACCOUNT}--{OTHER_SERVICE}"),
-            1,
-        );
-        let target = demo.target.for_service(&host, key)?;
-        let deadline = Instant::now() + enrolled::TUNNELS_WITHIN;
-        while !target
-            .connect()?
-            .ask("/hello")
-            .is_ok_and(|answer| answer.head.status == 200)
-        {
-            ensure(Instant::now() < deadline, || {
-                format!(
-                    "no tunnel of the other account within {:?}",
-                    enrolled::TUNNELS_WITHIN
-                )
-            })?;
-            std::thread::sleep(TICK);
-        }
+        demo.api.create_account(OTHER_ACCOUNT)?;
+        demo.api.create_service(OTHER_ACCOUNT, OTHER_SERVICE)?;
+        let key = demo.api.create_key(OTHER_ACCOUNT, "other", &services)?;
+        let agent = agents::connect(gateway, demo, OTHER_ACCOUNT, &services, Plan::new(backend))?;
         Ok(Self {
-            target,
+            target: demo.target_of(OTHER_ACCOUNT, OTHER_SERVICE, &key.secret)?,
             _agent: agent,
         })
     }
@@ -264,8 +228,8 @@ impl Scenario<'_> {
     fn latency(&self) -> Result<Duration, Failure> {
         let mut best = Duration::MAX;
         for _ in 0..ATTEMPTS {
-            let run = load::requests(self.other, CALLERS, REQUESTS, "/hello")?;
-            let latencies = run.latencies("requests of the other account")?;
+            let run = load::requests(self.other, CALLERS, REQUESTS)?;
+            let latencies = run.latencies();
             best = best.min(percentile(&latencies, 99));
         }
         Ok(best)

@@ -21,8 +21,6 @@ use crate::report::{mebibytes, median, millis, per_mille, say};
 const ROUNDS: usize = 10;
 const REQUESTS_PER_ROUND: usize = 20_000;
 const CALLERS: usize = 32;
-/// Thread of the echo, whose CPU time is not counted.
-const ECHO_THREAD: &str = "gw-echo";
 /// Services of the gateway for comparison.
 const FEW: usize = 10;
 const CHANGE_MAX: Duration = Duration::from_millis(10);
@@ -102,14 +100,7 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
 /// Makes records through the control plane, one change after another, as the API does.
 fn fill(services: usize, accounts: usize) -> Result<Filled, Failure> {
     let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
-    let text = format!(
-        "region = \"eu1\"\ndomain = \"gw.localhost\"\nlisten = \"127.0.0.1:0\"\n\
-         admin_listen = \"127.0.0.1:0\"\nworkers = 1\ndata_dir = {:?}\n",
-        folder.path()
-    );
-    let config =
-        Config::parse(&text, |_| None).map_err(|error| Failure::during("configuration", error))?;
-    let gateway = Gateway::start(&config).map_err(|error| Failure::during("start", error))?;
+    let gateway = start_on(folder.path())?;
     let control = gateway.control();
     let made = |error| Failure::during("a change", error);
     for number in 0..accounts {
@@ -144,6 +135,17 @@ fn fill(services: usize, accounts: usize) -> Result<Filled, Failure> {
     Ok(Filled { folder, changes })
 }
 
+/// Starts a gateway in this process, whose control plane makes records.
+pub(super) fn start_on(folder: &Path) -> Result<Gateway, Failure> {
+    let text = format!(
+        "region = \"eu1\"\ndomain = \"gw.localhost\"\nlisten = \"127.0.0.1:0\"\n\
+         admin_listen = \"127.0.0.1:0\"\nworkers = 1\ndata_dir = {folder:?}\n"
+    );
+    let config =
+        Config::parse(&text, |_| None).map_err(|error| Failure::during("configuration", error))?;
+    Gateway::start(&config).map_err(|error| Failure::during("start", error))
+}
+
 struct Started {
     demo: Demo,
     took: Duration,
@@ -164,15 +166,10 @@ fn start(gateway: &Path, filled: Filled) -> Result<Started, Failure> {
 
 /// CPU time per request in microseconds.
 fn round(demo: &Demo) -> Result<f64, Failure> {
-    let pid = demo.pid();
-    let spent = || procfs::cpu(pid).saturating_sub(procfs::cpu_of_thread(pid, ECHO_THREAD));
-    let before = spent();
-    let run = load::requests(&demo.target, CALLERS, REQUESTS_PER_ROUND, "/hello")?;
-    let failed = run
-        .answers
-        .iter()
-        .filter(|(answer, _)| answer.head.status != 200)
-        .count();
-    ensure(failed == 0, || format!("{failed} requests failed"))?;
-    Ok(spent().saturating_sub(before).as_secs_f64() * 1e6 / REQUESTS_PER_ROUND as f64)
+    load::cpu_per_request(
+        || demo.cpu_without_echo(),
+        &demo.target,
+        CALLERS,
+        REQUESTS_PER_ROUND,
+    )
 }

@@ -10,7 +10,6 @@ use rustix::thread::gettid;
 use serde_json::json;
 
 use self::attacks::{ATTACKS, Attack, Attacked};
-use crate::admin_api::AdminApi;
 use crate::client::Target;
 use crate::demo::{Demo, Options as DemoOptions, UNLIMITED};
 use crate::failure::{Failure, ensure};
@@ -148,18 +147,13 @@ fn attacked_service(demo: &Demo, on: Attacked) -> Result<Target, Failure> {
         Attacked::AnotherAccount => UNLIMITED,
         Attacked::AnotherAccountLimited => 1,
     };
-    let api = AdminApi::new(&demo.admin_token);
-    let create = |path: &str, body| api.change(&demo.admin_url, "POST", path, &body);
-    create("/accounts", json!({ "id": "flood" }))?;
-    let service = json!({ "id": "none", "burst": limit, "refill_per_minute": limit });
-    create("/accounts/flood/services", service)?;
-    let key = create(
-        "/accounts/flood/service-keys",
-        json!({ "allowed_services": ["none"] }),
-    )?;
-    let (_, zone) = demo.target.host.split_once('.').unwrap_or_default();
-    let key = key["service_key"].as_str().unwrap_or_default();
-    demo.target.for_service(&format!("flood--none.{zone}"), key)
+    let [account, id] = ["flood", "none"];
+    demo.api.create_account(account)?;
+    let service = json!({ "id": id, "burst": limit, "refill_per_minute": limit });
+    demo.api
+        .change("POST", "/accounts/flood/services", &service)?;
+    let key = demo.api.create_key(account, "flood", &[id.to_owned()])?;
+    demo.target_of(account, id, &key.secret)
 }
 
 /// Latency of callers whose threads have the highest scheduling class.

@@ -12,16 +12,17 @@ use std::time::Duration;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::{Bench, Figures, Missed, find, need_root, wait_until};
+use super::{Bench, Figures, Missed, find, need_root};
+use crate::agents::Plan;
 use crate::client::Target;
-use crate::enrolled::output;
-use crate::failure::{Failure, ensure};
-use crate::machine::process::{self, Process};
+use crate::failure::{Failure, ensure, wait_until};
+use crate::machine::process::{self, Process, output};
 
 const IMAGE: &str = "gw-loadtest";
 const APPLETS: [&str; 4] = ["sh", "echo", "sha256sum", "tty"];
 const LINE: &str = "hello\n";
 const UPLOAD: usize = 1_000_000;
+const STARTED_WITHIN: Duration = Duration::from_secs(30);
 
 /// Commands with what they read and their exit codes; CONTAINER is a container that waits for a
 /// line.
@@ -71,9 +72,10 @@ fn start(folder: TempDir) -> Result<Process, Missed> {
     command.stdin(Stdio::null()).stderr(fs::File::create(&log)?);
     let mut process = Process::spawn("dockerd", &mut command)?.with_folder(folder);
     let mut has_ended = false;
-    let started = wait_until("it does not accept connections", || {
-        has_ended = !matches!(process.wait(Duration::ZERO), Ok(None));
-        has_ended || UnixStream::connect(&socket).is_ok()
+    let silent = || "it does not accept connections".to_owned();
+    let started = wait_until(STARTED_WITHIN, silent, || {
+        has_ended = process.wait(Duration::ZERO)?.is_some();
+        Ok(has_ended || UnixStream::connect(&socket).is_ok())
     });
     if has_ended || started.is_err() {
         let log = fs::read_to_string(&log)?;
@@ -88,13 +90,13 @@ fn start(folder: TempDir) -> Result<Process, Missed> {
 
 fn compare(bench: &Bench, docker: &Path, folder: &Path) -> Result<String, Failure> {
     let socket = folder.join("docker.sock");
-    let pool = bench.pool(&format!("unix:{}", socket.display()))?;
+    let pool = bench.pool(Plan::new(format!("unix:{}", socket.display())))?;
     let ways = Ways {
         docker: docker.to_owned(),
         folder: folder.to_owned(),
-        target: pool.targets()?[0].clone(),
+        target: pool.target.clone(),
     };
-    ways.prepare(bench.site.ca_file())?;
+    ways.prepare(&bench.demo.ca_file)?;
     make_image(&ways)?;
     let mut different = Vec::new();
     for (arguments, input, code) in COMMANDS {

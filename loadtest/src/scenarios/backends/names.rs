@@ -1,16 +1,18 @@
 //! A backend with a name whose name server stops answering, as a machine that is lost does.
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::io::Write;
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::{Bench, Figures, Missed, need_root, nginx};
-use crate::callers::{Callers, Load, Methods, PER_CONNECTION};
+use super::{Bench, Figures, Missed, need_root};
+use crate::agents::Plan;
+use crate::callers::Callers;
 use crate::failure::{Failure, ensure};
 use crate::report::millis;
-use crate::scenarios::agents::site::Plan;
+use crate::sink;
 
 /// Address of the name server. A file of name servers cannot name a port, so it has the usual one.
 const NAME_SERVER: Ipv4Addr = Ipv4Addr::new(127, 77, 0, 53);
@@ -24,16 +26,6 @@ const CALLERS: u32 = 64;
 /// Fewer than the requests of the time that a lookup without an answer takes.
 const SLOTS: u32 = 16;
 
-/// Ends each connection after its response, so that each request needs a new one, and a known
-/// address.
-const SERVER: &str = "
-  keepalive_timeout 0;
-  server {
-    listen 127.0.0.1:PORT;
-    location / { return 200 'ok'; }
-  }
-";
-
 pub(super) fn run(bench: &Bench) -> Figures {
     need_root()?;
     let names = NameServer::start().map_err(|error| {
@@ -42,21 +34,20 @@ pub(super) fn run(bench: &Bench) -> Figures {
             error,
         ))
     })?;
-    let (_nginx, path, port) = nginx::start(SERVER)?;
-    let resolv_conf = path.join("resolv.conf");
+    let folder = tempfile::tempdir()?;
+    let resolv_conf = folder.path().join("resolv.conf");
     fs::write(&resolv_conf, format!("nameserver {NAME_SERVER}\n"))?;
-    let pool = bench.site.pool(vec![Plan {
-        slots: SLOTS,
+    // Each request needs a new connection, and a known address.
+    let backend = sink::listen("names", |_, _, socket| {
+        socket.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok")?;
+        socket.shutdown(Shutdown::Write)
+    })?;
+    let pool = bench.pool(Plan {
+        slots: Some(SLOTS),
         name_servers: Some(resolv_conf),
-        ..Plan::new(format!("http://{NAME}:{port}"))
-    }])?;
-    let callers = Callers::send(&Load {
-        targets: pool.targets()?,
-        callers: CALLERS,
-        rate: Some(RATE),
-        methods: Methods::Get,
-        per_connection: PER_CONNECTION,
-    });
+        ..Plan::new(format!("http://{NAME}:{}", backend.port()))
+    })?;
+    let callers = Callers::start(&pool.target, CALLERS, RATE);
     let wait_for = |sent: usize| {
         while callers.sent() < sent {
             std::thread::sleep(Duration::from_millis(5));

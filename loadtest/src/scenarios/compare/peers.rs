@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -13,7 +13,7 @@ use super::programs::rathole::Rathole;
 use super::{LOAD_CORE, MEASURED_CORE};
 use crate::client::Target;
 use crate::demo::first_line;
-use crate::failure::{Failure, ensure};
+use crate::failure::{Failure, wait_until};
 use crate::machine::process;
 use crate::machine::process::Process;
 
@@ -34,7 +34,6 @@ const HOST: &str = "demo--echo.eu1.gw.localhost";
 /// callers.
 const UNUSED_KEY: &str = "gw_sk_0000000000000000.0000000000000000000000000000000000000000000";
 const LISTEN_WITHIN: Duration = Duration::from_secs(10);
-const TICK: Duration = Duration::from_millis(10);
 
 /// An alternative to the product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -357,16 +356,13 @@ const RATHOLE: [Server; 2] = [
 
 fn wait_until_listening(process: &mut Process, port: u16) -> Result<(), Failure> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let deadline = Instant::now() + LISTEN_WITHIN;
-    while TcpStream::connect_timeout(&address, LISTEN_WITHIN).is_err() {
-        if let Some(status) = process.wait(TICK)? {
-            return Err(Failure::new(format!("ended with {status}")));
+    let otherwise = || format!("does not listen after {LISTEN_WITHIN:?}");
+    wait_until(LISTEN_WITHIN, otherwise, || {
+        match process.wait(Duration::ZERO)? {
+            Some(status) => Err(Failure::new(format!("ended with {status}"))),
+            None => Ok(TcpStream::connect_timeout(&address, LISTEN_WITHIN).is_ok()),
         }
-        ensure(Instant::now() < deadline, || {
-            format!("does not listen after {LISTEN_WITHIN:?}")
-        })?;
-    }
-    Ok(())
+    })
 }
 
 /// Writes one certificate for both hops of every peer, with the key type of the product's.

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use super::peers::{self, Peer, Site};
 use super::{LOAD_CORE, MEASURED_CORE};
 use crate::client::Target;
-use crate::demo::{Demo, Options as DemoOptions, UNLIMITED};
+use crate::demo::{Demo, Options as DemoOptions};
 use crate::failure::{Failure, ensure};
 use crate::machine::process::Process;
 use crate::machine::procfs::{self, Cpu};
@@ -194,10 +194,10 @@ fn http(port: u16) -> String {
 fn product_before(backend: String) -> DemoOptions {
     DemoOptions {
         workers: 1,
-        rate: Some(UNLIMITED),
         backend: Some(backend),
         cores: vec![MEASURED_CORE],
         slots: Some(SLOTS),
+        ..DemoOptions::default()
     }
 }
 

@@ -7,10 +7,9 @@ use super::figures::{Case, Column, Row, Sample, Work};
 use super::load::Generator;
 use super::setups::{Kind, Setup, product};
 use super::{Bench, LOAD_CORE};
+use crate::agents::{self, Agent, Plan};
 use crate::demo::Demo;
-use crate::enrolled;
 use crate::failure::Failure;
-use crate::machine::process::Process;
 use crate::machine::procfs;
 
 const ACCOUNT: &str = "demo";
@@ -30,7 +29,12 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
     let few = start()?;
     let many = start()?;
     // Before the tunnels, so that the memory of services is not counted.
-    let services = enrolled::create_services(&many, ACCOUNT, TUNNELS_OF_AGENT + count)?;
+    let services = 0..TUNNELS_OF_AGENT + count;
+    let services: Vec<String> = services.map(|it| format!("service-{it}")).collect();
+    let created = services
+        .iter()
+        .try_for_each(|id| many.api.create_service(ACCOUNT, id));
+    created?;
     let (of_agent, of_gateway) = services.split_at(TUNNELS_OF_AGENT);
     let agent = connect(bench, &many, of_agent)?;
     std::thread::sleep(SETTLES);
@@ -75,13 +79,10 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
     ])
 }
 
-fn connect(bench: &Bench<'_>, demo: &Demo, services: &[String]) -> Result<Process, Failure> {
-    enrolled::connect(
-        bench.gateway,
-        demo,
-        ACCOUNT,
-        services,
-        &bench.site.backend_url(),
-        &[LOAD_CORE],
-    )
+fn connect(bench: &Bench<'_>, demo: &Demo, services: &[String]) -> Result<Agent, Failure> {
+    let plan = Plan {
+        cores: vec![LOAD_CORE],
+        ..Plan::new(bench.site.backend_url())
+    };
+    agents::connect(bench.gateway, demo, ACCOUNT, services, plan)
 }

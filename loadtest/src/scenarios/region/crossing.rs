@@ -1,12 +1,13 @@
 //! Cost of a request that crosses nodes, beside a request at the owner.
 
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::nodes::{NODES, Region};
+use super::{NODES, owner};
 use crate::client::Target;
+use crate::demo::Demo;
 use crate::failure::{Failure, ensure};
 use crate::load;
+use crate::machine::procfs;
 use crate::report::{median, percentile, say};
 
 /// Rounds at the owner and at another node, in turns, so that noise of the machine affects both.
@@ -25,17 +26,17 @@ struct Cost {
     p50: f64,
 }
 
-pub(super) fn run(gateway: &Path) -> Result<(), Failure> {
-    let region = Region::start(gateway, None)?;
-    let owner = region.owner()?;
-    let targets = [owner, (owner + 1) % NODES].map(|node| region.target(node));
+pub(super) fn run(region: &Demo) -> Result<(), Failure> {
+    let owner = owner(region)?;
+    let targets = [owner, (owner + 1) % NODES];
+    let targets = targets.map(|node| region.target.at_port(region.nodes[node].port));
     let mut costs = [Vec::new(), Vec::new()];
     for target in &targets {
-        round(&region, target)?;
+        round(region, target)?;
     }
     for _ in 0..ROUNDS {
         for (target, costs) in targets.iter().zip(&mut costs) {
-            costs.push(round(&region, target)?);
+            costs.push(round(region, target)?);
         }
     }
     let [here, crossing] = costs.map(|costs| Cost {
@@ -50,7 +51,6 @@ pub(super) fn run(gateway: &Path) -> Result<(), Failure> {
          rounds",
         here.cpu, here.p50, crossing.cpu, crossing.p50
     ));
-    region.stop()?;
     ensure(more_cpu <= MORE_CPU_MAX, || {
         format!("a crossing request costs {more_cpu:.1} µs of CPU more")
     })?;
@@ -59,16 +59,10 @@ pub(super) fn run(gateway: &Path) -> Result<(), Failure> {
     })
 }
 
-fn round(region: &Region, target: &Target) -> Result<Cost, Failure> {
-    let before = region.cpu();
-    let run = load::requests(target, CALLERS, REQUESTS_PER_ROUND, "/hello")?;
-    let cpu = region.cpu().saturating_sub(before);
-    let failed = run
-        .answers
-        .iter()
-        .filter(|(answer, _)| answer.head.status != 200)
-        .count();
-    ensure(failed == 0, || format!("{failed} requests failed"))?;
+fn round(region: &Demo, target: &Target) -> Result<Cost, Failure> {
+    // Without agent, backend and PostgreSQL.
+    let spent = || region.nodes.iter().map(|node| procfs::cpu(node.pid)).sum();
+    let cpu = load::cpu_per_request(spent, target, CALLERS, REQUESTS_PER_ROUND)?;
     let mut connection = target.connect()?;
     let mut took = Vec::with_capacity(SEQUENTIAL);
     for _ in 0..SEQUENTIAL {
@@ -80,9 +74,8 @@ fn round(region: &Region, target: &Target) -> Result<Cost, Failure> {
         })?;
     }
     took.sort_unstable();
-    let per_request = |cpu: Duration| cpu.as_secs_f64() * 1e6 / REQUESTS_PER_ROUND as f64;
     Ok(Cost {
-        cpu: per_request(cpu),
+        cpu,
         p50: percentile(&took, 50).as_secs_f64() * 1e6,
     })
 }

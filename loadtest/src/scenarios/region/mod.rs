@@ -1,66 +1,29 @@
-//! A region of three nodes: cost of a request that crosses nodes, losses, replacements,
-//! revocations, a store that does not answer, and faults of machines and links.
+//! A region of three nodes (`gw-gateway demo --nodes 3`): what a request costs that crosses nodes,
+//! how soon a revocation is in force, and how soon thousands of tunnels are back.
 
 mod crossing;
-mod engine;
-mod faults;
-mod haproxy;
-mod losses;
-pub(crate) mod nodes;
-mod replacement;
 mod revocations;
 mod tunnels;
 
 use std::path::Path;
-use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use self::faults::Fault;
-use crate::failure::Failure;
-use crate::report::say;
+use crate::demo::{Demo, Options as DemoOptions};
+use crate::failure::{Failure, ensure};
+use crate::metrics;
+
+const NODES: usize = 3;
 
 /// A part of the scenario.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
+    /// Cost of a request at another node than the owner of its service
     Crossing,
-    Losses,
-    Replacement,
+    /// Time until a revoked key is refused at all nodes
     Revocations,
+    /// Time until thousands of tunnels are back after the loss of a node
     Tunnels,
-    Engine,
-    /// A node without packets
-    Lost,
-    /// A node is frozen, declared dead, and rejoins
-    Rejoin,
-    /// Keys are revoked during faults of ten kinds
-    Revoked,
-    /// One-way cuts between machines
-    Cuts,
-    /// The clock of a node is wrong
-    Clock,
-    /// The token endpoint of a node that is cut off
-    Tokens,
-}
-
-impl Part {
-    /// The fault that the part tries in network namespaces.
-    fn fault(self) -> Option<Fault> {
-        match self {
-            Self::Lost => Some(Fault::Lost),
-            Self::Rejoin => Some(Fault::Rejoin),
-            Self::Revoked => Some(Fault::Revoked),
-            Self::Cuts => Some(Fault::Cuts),
-            Self::Clock => Some(Fault::Clock),
-            Self::Tokens => Some(Fault::Tokens),
-            Self::Crossing
-            | Self::Losses
-            | Self::Replacement
-            | Self::Revocations
-            | Self::Tunnels
-            | Self::Engine => None,
-        }
-    }
 }
 
 #[derive(Args)]
@@ -68,54 +31,47 @@ pub(crate) struct Options {
     /// Parts to run; all if not given
     #[arg(long, value_delimiter = ',', value_enum)]
     only: Vec<Part>,
-    /// Length of the losses and of the silence of PostgreSQL, and a third of it for the comparison
-    #[arg(long, default_value_t = 60)]
-    seconds: u64,
-    /// Requests during the replacement of all nodes
-    #[arg(long, default_value_t = 100_000)]
-    requests: usize,
     #[arg(long, default_value_t = 1000)]
     revocations: usize,
     #[arg(long, default_value_t = 2000)]
     tunnels: usize,
-    #[command(flatten)]
-    faults: faults::FaultOptions,
 }
 
 pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
-    let length = Duration::from_secs(options.seconds);
-    let is_chosen = |part: Part| options.only.is_empty() || options.only.contains(&part);
-    if is_chosen(Part::Crossing) {
-        crossing::run(gateway)?;
+    for part in Part::value_variants() {
+        if !options.only.is_empty() && !options.only.contains(part) {
+            continue;
+        }
+        let region = start(gateway)?;
+        match part {
+            Part::Crossing => crossing::run(&region)?,
+            Part::Revocations => revocations::run(&region, options.revocations)?,
+            Part::Tunnels => tunnels::run(gateway, &region, options.tunnels)?,
+        }
+        region.stop()?;
     }
-    if is_chosen(Part::Replacement) {
-        replacement::run(gateway, options.requests)?;
+    Ok(())
+}
+
+fn start(gateway: &Path) -> Result<Demo, Failure> {
+    let options = DemoOptions {
+        workers: 1,
+        nodes: NODES,
+        ..DemoOptions::default()
+    };
+    let region = Demo::start(gateway, &options)?;
+    ensure(region.nodes.len() == NODES, || {
+        "the demo has another number of nodes".to_owned()
+    })?;
+    Ok(region)
+}
+
+/// The node that has the tunnel of the demo's service.
+fn owner(region: &Demo) -> Result<usize, Failure> {
+    for (number, node) in region.nodes.iter().enumerate() {
+        if metrics::read(&node.admin_url, "gw_tunnels")? > 0 {
+            return Ok(number);
+        }
     }
-    if is_chosen(Part::Losses) {
-        losses::run(gateway, length)?;
-    }
-    if is_chosen(Part::Revocations) {
-        revocations::run(gateway, options.revocations)?;
-    }
-    if is_chosen(Part::Tunnels) {
-        tunnels::run(gateway, options.tunnels)?;
-    }
-    if is_chosen(Part::Engine) {
-        engine::run(gateway, length)?;
-    }
-    let chosen = Part::value_variants()
-        .iter()
-        .filter(|part| is_chosen(**part));
-    let chosen: Vec<Fault> = chosen.filter_map(|part| part.fault()).collect();
-    if options.only.is_empty() && !faults::is_possible() {
-        say(format_args!(
-            "region: faults of machines are left out: network namespaces need root"
-        ));
-        return Ok(());
-    }
-    if chosen.is_empty() {
-        Ok(())
-    } else {
-        faults::run(gateway, &chosen, &options.faults, options.revocations)
-    }
+    Err(Failure::new("no node has a tunnel"))
 }

@@ -1,17 +1,19 @@
 //! Thousands of tunnels, of which a third are on a node that is killed.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use gw_local_region::Balancer;
+use rustix::process::Signal;
 
-use super::haproxy::Balancer;
-use super::nodes::{NODES, Region};
+use super::{NODES, owner};
+use crate::agents::{Agent, Plan};
 use crate::backend::Received;
 use crate::callers::{CALLERS, Callers};
-use crate::enrolled::Enrolled;
-use crate::failure::{Failure, ensure};
-use crate::machine::process::Process;
+use crate::demo::{Demo, Node};
+use crate::failure::{Failure, ensure, wait_until};
+use crate::machine::procfs;
 use crate::report::{millis, per_mille, say};
 
 /// Services of one agent; the most that an enrollment token can have.
@@ -21,42 +23,42 @@ const OPEN_WITHIN: Duration = Duration::from_secs(60);
 const BACK_WITHIN: Duration = Duration::from_secs(10);
 /// Length of the measurement before and after the kill.
 const LENGTH: Duration = Duration::from_secs(10);
-const TICK: Duration = Duration::from_millis(50);
 /// Largest allowed ratio of the p99 of callers of other services. Below half a millisecond the
 /// scheduler decides.
 const SLOWER_MAX: f64 = 2.0;
 const NOISE: Duration = Duration::from_micros(500);
 
-pub(super) fn run(gateway: &Path, count: usize) -> Result<(), Failure> {
+pub(super) fn run(gateway: &Path, region: &Demo, count: usize) -> Result<(), Failure> {
     let backend = Received::default().start()?;
-    let mut region = Region::start(gateway, None)?;
-    let owner = region.owner()?;
-    let balancer = Balancer::start(&region.addresses())?;
+    let owner = owner(region)?;
+    let address = |node: &Node| SocketAddr::from((Ipv4Addr::LOCALHOST, node.port));
+    let balancer = Balancer::start(region.nodes.iter().map(address).collect())?;
+    let (apex, _) = region.base_url.rsplit_once(':').unwrap_or_default();
+    let url = format!("{apex}:{}", balancer.address.port());
+    let opening = Instant::now();
     let mut agents = Vec::new();
     for number in 0..count.div_ceil(OF_AGENT) {
         let services = OF_AGENT.min(count - number * OF_AGENT);
         agents.push(start_agent(
-            &region,
-            gateway,
-            &format!("account{number}"),
-            services,
-            &backend,
-            balancer.port,
+            gateway, region, &url, number, services, &backend,
         )?);
     }
     // The demo's own tunnel is one more.
-    let opened = wait_for_tunnels(&region, count + 1, OPEN_WITHIN)?;
-    let callers = Callers::start(&region.target_at(balancer.port), CALLERS, RATE);
+    let are_open = || Ok(region.tunnels() > count as u64);
+    let missing = || format!("{} of {count} tunnels", region.tunnels());
+    wait_until(OPEN_WITHIN, missing, are_open)?;
+    let opened = opening.elapsed();
+    let target = region.target.at_port(balancer.address.port());
+    let callers = Callers::start(&target, CALLERS, RATE);
     let began = Instant::now();
     std::thread::sleep(LENGTH);
     let killed = Instant::now();
-    region.kill((owner + 1) % NODES)?;
-    let back = wait_for_tunnels(&region, count + 1, OPEN_WITHIN)?;
-    std::thread::sleep(LENGTH.saturating_sub(killed.elapsed()));
+    procfs::signal_all(&[region.nodes[(owner + 1) % NODES].pid], Signal::KILL);
+    wait_until(OPEN_WITHIN, missing, || Ok(region.tunnels() < count as u64))?;
+    wait_until(OPEN_WITHIN, missing, are_open)?;
+    let back = killed.elapsed();
+    std::thread::sleep(LENGTH.saturating_sub(back));
     let outcome = callers.stop()?;
-    drop(balancer);
-    drop(agents);
-    region.stop()?;
     let [before, after] = [(began, killed), (killed, Instant::now())]
         .map(|(from, to)| per_mille(&outcome.durations(from, to), 990));
     let slower = after.max(NOISE).as_secs_f64() / before.max(NOISE).as_secs_f64();
@@ -80,52 +82,20 @@ pub(super) fn run(gateway: &Path, count: usize) -> Result<(), Failure> {
 /// Creates an account with services, and starts an agent for them that connects through the
 /// balancer.
 fn start_agent(
-    region: &Region,
     gateway: &Path,
-    account: &str,
+    region: &Demo,
+    url: &str,
+    number: usize,
     services: usize,
     backend: &str,
-    port: u16,
-) -> Result<Process, Failure> {
-    let create = |path: &str, body: &Value| {
-        let (status, answer) = region.administer(0, "POST", path, body)?;
-        ensure(status == 201, || format!("POST {path}: {status} {answer}"))?;
-        Ok::<Value, Failure>(answer)
-    };
-    create("/accounts", &json!({ "id": account }))?;
-    let services: Vec<String> = (0..services)
-        .map(|number| format!("service{number}"))
-        .collect();
-    for id in &services {
-        create(
-            &format!("/accounts/{account}/services"),
-            &json!({ "id": id }),
-        )?;
-    }
-    let token = create(
-        &format!("/accounts/{account}/enrollment-tokens"),
-        &json!({ "services": services }),
-    )?;
-    let token = token["token"]
-        .as_str()
-        .ok_or_else(|| Failure::new(format!("no token in {token}")))?;
-    let url = format!("https://{}:{port}", region.apex());
-    let enrolled = Enrolled::new(gateway, &url, region.ca_file(), token)?;
-    let run = enrolled.command(backend, &[])?;
-    enrolled.into_process(run)
-}
-
-/// Waits until the running nodes have `count` tunnels.
-fn wait_for_tunnels(region: &Region, count: usize, within: Duration) -> Result<Duration, Failure> {
-    let began = Instant::now();
-    loop {
-        let tunnels = region.tunnels();
-        if tunnels >= count as u64 {
-            return Ok(began.elapsed());
-        }
-        ensure(began.elapsed() < within, || {
-            format!("{tunnels} of {count} tunnels after {within:?}")
-        })?;
-        std::thread::sleep(TICK);
-    }
+) -> Result<Agent, Failure> {
+    let account = format!("account{number}");
+    region.api.create_account(&account)?;
+    let services: Vec<String> = (0..services).map(|it| format!("service{it}")).collect();
+    let created = services
+        .iter()
+        .try_for_each(|id| region.api.create_service(&account, id));
+    created?;
+    let token = region.api.enrollment_token(&account, &services, 1)?;
+    Agent::start(gateway, url, &region.ca_file, &token, Plan::new(backend))
 }

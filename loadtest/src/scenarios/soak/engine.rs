@@ -2,18 +2,17 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gw_local_region::{Listen, Server, Sleep, Starter};
 use rustix::process::Signal;
 
 use super::world::{Machine, World};
-use crate::enrolled::output;
-use crate::failure::{Failure, ensure};
+use crate::failure::{Failure, ensure, wait_until};
+use crate::machine::process::output;
 use crate::machine::procfs;
 
 const READY_WITHIN: Duration = Duration::from_secs(30);
-const TICK: Duration = Duration::from_millis(50);
 
 pub(super) struct Engine {
     machine: Machine,
@@ -75,18 +74,11 @@ impl Engine {
     /// Waits until this standby has what `primary` has now.
     pub(super) fn wait_for(&self, primary: &Self, world: &World) -> Result<(), Failure> {
         let position = primary.sql(world, "SELECT pg_current_wal_lsn()")?;
-        let deadline = Instant::now() + READY_WITHIN;
-        while self.sql(
-            world,
-            &format!("SELECT pg_last_wal_replay_lsn() >= '{position}'"),
-        )? != "t"
-        {
-            ensure(Instant::now() < deadline, || {
-                "the standby does not follow".to_owned()
-            })?;
-            std::thread::sleep(TICK);
-        }
-        Ok(())
+        let has_it = format!("SELECT pg_last_wal_replay_lsn() >= '{position}'");
+        let otherwise = || "the standby does not follow".to_owned();
+        wait_until(READY_WITHIN, otherwise, || {
+            Ok(self.sql(world, &has_it)? == "t")
+        })
     }
 
     pub(super) fn machine(&self) -> Machine {

@@ -3,14 +3,13 @@
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::failure::{Failure, ensure};
+use crate::failure::{Failure, wait_until};
 use crate::machine::process;
 use crate::machine::process::Process;
 
 const LISTEN_WITHIN: Duration = Duration::from_secs(10);
-const TICK: Duration = Duration::from_millis(10);
 
 pub(super) struct Balancer {
     _process: Process,
@@ -41,13 +40,11 @@ impl Balancer {
         let mut command = process::command(&process::find("haproxy", "haproxy")?, &[])?;
         command.args(["-q", "-f"]).arg(&file).stdin(Stdio::null());
         let process = Process::spawn("haproxy", &mut command)?.with_folder(folder);
-        let deadline = Instant::now() + LISTEN_WITHIN;
-        while TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).is_err() {
-            ensure(Instant::now() < deadline, || {
-                "haproxy does not listen".to_owned()
-            })?;
-            std::thread::sleep(TICK);
-        }
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let otherwise = || "haproxy does not listen".to_owned();
+        wait_until(LISTEN_WITHIN, otherwise, || {
+            Ok(TcpStream::connect(address).is_ok())
+        })?;
         Ok(Self {
             _process: process,
             port,

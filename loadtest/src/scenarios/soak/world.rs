@@ -9,10 +9,9 @@ use std::process::{Command, Stdio};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::enrolled::output;
+use super::NODES;
 use crate::failure::{Failure, ensure};
-use crate::machine::process;
-use crate::scenarios::region::nodes::NODES;
+use crate::machine::process::{self, output};
 
 /// Begins the names of all namespaces of this program. Those of an earlier run that was killed are
 /// removed.
@@ -75,7 +74,9 @@ impl Machine {
 impl World {
     /// Makes the machines. Needs root.
     pub(super) fn start() -> Result<Self, Failure> {
-        ensure(is_possible(), || "network namespaces need root".to_owned())?;
+        ensure(geteuid().is_root(), || {
+            "network namespaces need root".to_owned()
+        })?;
         let lock = File::create(LOCK)?;
         lock.try_lock().map_err(|_| {
             Failure::new("another load test uses the network namespaces: wait for its end")
@@ -131,23 +132,12 @@ impl World {
     }
 
     /// Drops all packets from one machine to another.
-    pub(super) fn cut_one_way(&self, from: Machine, to: Machine) -> Result<(), Failure> {
+    pub(super) fn cut(&self, from: Machine, to: Machine) -> Result<(), Failure> {
         ip_in(&from.namespace(), &neighbour(to, UNREACHABLE))
     }
 
-    pub(super) fn heal_one_way(&self, from: Machine, to: Machine) -> Result<(), Failure> {
+    pub(super) fn heal(&self, from: Machine, to: Machine) -> Result<(), Failure> {
         ip_in(&from.namespace(), &neighbour(to, &to.link_address()))
-    }
-
-    /// Drops all packets between two machines.
-    pub(super) fn cut(&self, one: Machine, other: Machine) -> Result<(), Failure> {
-        self.cut_one_way(one, other)?;
-        self.cut_one_way(other, one)
-    }
-
-    pub(super) fn heal(&self, one: Machine, other: Machine) -> Result<(), Failure> {
-        self.heal_one_way(one, other)?;
-        self.heal_one_way(other, one)
     }
 
     /// Drops all packets to and from a machine, without a sign that it could see.
@@ -168,11 +158,6 @@ impl Drop for World {
         // A namespace that is left is removed by the next run.
         let _ = remove_namespaces();
     }
-}
-
-/// Whether this process may make network namespaces.
-pub(super) fn is_possible() -> bool {
-    geteuid().is_root()
 }
 
 fn hub() -> String {

@@ -1,0 +1,175 @@
+//! Agents as processes of their own, and services that have some.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::client::Target;
+use crate::demo::{Demo, SLOTS};
+use crate::failure::{Failure, wait_until};
+use crate::machine::process::{self, Process, output};
+use crate::metrics;
+
+/// Timeout for the tunnels of one agent.
+pub(crate) const TUNNELS_WITHIN: Duration = Duration::from_secs(30);
+const ACCOUNT: &str = "demo";
+
+/// What an agent is started with.
+#[derive(Clone, Default)]
+pub(crate) struct Plan {
+    pub(crate) backend: String,
+    /// Its default if `None`.
+    pub(crate) slots: Option<u32>,
+    /// Cores that it may use; all if empty.
+    pub(crate) cores: Vec<usize>,
+    /// Name servers in place of the machine's, as root: a file like `/etc/resolv.conf`.
+    pub(crate) name_servers: Option<PathBuf>,
+    /// More variables of its environment.
+    pub(crate) environment: Vec<(&'static str, String)>,
+}
+
+/// An agent with the state folder that its enrollment has written.
+pub(crate) struct Agent {
+    program: PathBuf,
+    plan: Plan,
+    // The process ends before its folder is removed.
+    process: Option<Process>,
+    state: TempDir,
+}
+
+/// A service of a demo with agents of its own.
+pub(crate) struct Pool {
+    pub(crate) target: Target,
+    _agents: Vec<Agent>,
+}
+
+impl Plan {
+    pub(crate) fn new(backend: impl Into<String>) -> Self {
+        Self {
+            backend: backend.into(),
+            ..Self::default()
+        }
+    }
+}
+
+impl Agent {
+    /// Enrolls the agent beside `gateway` with the region at `url`, and starts it.
+    pub(crate) fn start(
+        gateway: &Path,
+        url: &str,
+        ca_file: &Path,
+        token: &str,
+        plan: Plan,
+    ) -> Result<Self, Failure> {
+        let program = gateway.with_file_name("gw-agent");
+        let state = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
+        let mut enroll = Command::new(&program);
+        enroll
+            .args(["enroll", "--gateway", url, "--ca-file"])
+            .arg(ca_file)
+            .arg("--state-dir")
+            .arg(state.path())
+            .env("GW_ENROLLMENT_TOKEN", token);
+        output(&mut enroll)?;
+        let mut agent = Self {
+            program,
+            plan,
+            process: None,
+            state,
+        };
+        agent.run()?;
+        Ok(agent)
+    }
+
+    /// Starts the process of an agent that has ended.
+    pub(crate) fn run(&mut self) -> Result<(), Failure> {
+        let Plan {
+            backend,
+            slots,
+            cores,
+            name_servers,
+            environment,
+        } = &self.plan;
+        let mut run = process::command(&self.program, cores)?;
+        run.args(["run", "--backend", backend, "--state-dir"])
+            .arg(self.state.path());
+        run.envs(slots.map(|slots| (SLOTS, slots.to_string())));
+        run.envs(environment.iter().map(|(name, value)| (name, value)));
+        if let Some(file) = name_servers {
+            run = process::with_file(&run, file, "/etc/resolv.conf")?;
+        }
+        run.stdin(Stdio::null()).stderr(Stdio::null());
+        self.process = Some(Process::spawn("gw-agent", &mut run)?);
+        Ok(())
+    }
+
+    /// Restarts it as its unit of systemd does: the worker serves until the next one has its
+    /// tunnels.
+    pub(crate) fn restart(&mut self) -> Result<(), Failure> {
+        self.process
+            .take()
+            .map_or(Ok(()), |process| process.stop_with(Signal::USR1))?;
+        self.run()
+    }
+
+    pub(crate) fn kill(&mut self) -> Result<(), Failure> {
+        self.process.take().map_or(Ok(()), Process::kill)
+    }
+
+    /// Stops all its processes (`Signal::STOP`) or lets them continue (`Signal::CONT`).
+    pub(crate) fn signal(&self, signal: Signal) {
+        let processes = self.process.iter();
+        processes.for_each(|process| process.send_all(signal));
+    }
+
+    pub(crate) fn proportional_memory(&self) -> Result<u64, Failure> {
+        let processes = self.process.iter();
+        processes.map(Process::proportional_memory).sum()
+    }
+}
+
+impl Pool {
+    /// Creates a service and starts its agents. All tunnels are open when this returns.
+    pub(crate) fn start(gateway: &Path, demo: &Demo, plans: Vec<Plan>) -> Result<Self, Failure> {
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let service = format!("pool{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        let services = [service.clone()];
+        demo.api.create_service(ACCOUNT, &service)?;
+        let key = demo.api.create_key(ACCOUNT, &service, &services)?;
+        let count = plans.len();
+        let token = demo.api.enrollment_token(ACCOUNT, &services, count)?;
+        let start = |plan| Agent::start(gateway, &demo.base_url, &demo.ca_file, &token, plan);
+        let agents = plans.into_iter().map(start).collect::<Result<_, _>>()?;
+        let label = format!("{ACCOUNT}--{service}");
+        let otherwise = || format!("not {count} tunnels after {TUNNELS_WITHIN:?}");
+        wait_until(TUNNELS_WITHIN, otherwise, || {
+            let tunnels = metrics::of_services(&demo.admin_url, "gw_service_tunnels")?;
+            Ok(tunnels.get(&label).is_some_and(|it| *it == count as u64))
+        })?;
+        Ok(Self {
+            target: demo.target_of(ACCOUNT, &service, &key.secret)?,
+            _agents: agents,
+        })
+    }
+}
+
+/// Starts an agent for services of the demo, which keeps a tunnel for each. All tunnels are open
+/// when this returns.
+pub(crate) fn connect(
+    gateway: &Path,
+    demo: &Demo,
+    account: &str,
+    services: &[String],
+    plan: Plan,
+) -> Result<Agent, Failure> {
+    let expected = demo.tunnels() + services.len() as u64;
+    let token = demo.api.enrollment_token(account, services, 1)?;
+    let agent = Agent::start(gateway, &demo.base_url, &demo.ca_file, &token, plan)?;
+    let otherwise = || format!("not {expected} tunnels within {TUNNELS_WITHIN:?}");
+    wait_until(TUNNELS_WITHIN, otherwise, || Ok(demo.tunnels() >= expected))?;
+    Ok(agent)
+}
