@@ -13,15 +13,6 @@ use crate::failure::Failure;
 use crate::latency::Latency;
 use crate::report::millis;
 
-const KINDS: [Kind; 7] = [
-    Kind::Gw,
-    Kind::Haproxy,
-    Kind::Nginx,
-    Kind::Rathole,
-    Kind::RatholeNoise,
-    Kind::Null,
-    Kind::NullTls,
-];
 const DOWNLOADS: u32 = 8;
 /// New connections per second.
 const CONNECTIONS: u32 = 500;
@@ -32,7 +23,7 @@ const BUILDS_UP: Duration = Duration::from_millis(500);
 
 pub(super) fn run(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
     let wrk = wrk::find()?;
-    let setups = bench.start_all(&KINDS)?;
+    let setups = bench.start_all(&Kind::HTTP1)?;
     let length = Duration::from_secs(bench.options.seconds.into());
     let case = |name: &str, work| Case::new("beside", name, work, Column::P99);
     let alone = bench.compare(&setups, case("alone", Work::Gigabyte), |setup| {
@@ -51,7 +42,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
 
 fn small_requests(setup: &Setup, length: Duration) -> Result<Sample, Failure> {
     let latency = Latency::measure(&setup.target, length)
-        .map_err(|failure| Failure::during(setup.name, failure))?;
+        .map_err(|failure| Failure::during(&setup.name, failure))?;
     Ok(Sample::default()
         .with(Column::P50, millis(latency.p50))
         .with(Column::P99, millis(latency.p99)))

@@ -124,7 +124,7 @@ impl Sample {
 /// All rounds of one setup.
 #[derive(Debug)]
 pub(super) struct Row {
-    pub(super) setup: &'static str,
+    pub(super) setup: String,
     pub(super) rounds: Vec<Sample>,
 }
 
@@ -206,7 +206,10 @@ pub(super) fn example() -> Vec<Case> {
         kernel: Duration::from_micros(kernel),
     };
     let sample = |user, kernel| Sample::default().with_cpu(cpu(user, kernel), Work::Request, 10.0);
-    let row = |setup, rounds| Row { setup, rounds };
+    let row = |setup: &str, rounds| Row {
+        setup: setup.to_owned(),
+        rounds,
+    };
     let bytes = Sample::default()
         .with(Column::Bytes, 9000.0)
         .with_failures(2);

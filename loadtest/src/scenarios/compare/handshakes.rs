@@ -10,22 +10,13 @@ use crate::client::Target;
 use crate::failure::{Failure, ensure};
 use crate::latency::joined;
 
-const KINDS: [Kind; 7] = [
-    Kind::Gw,
-    Kind::Haproxy,
-    Kind::Nginx,
-    Kind::Rathole,
-    Kind::RatholeNoise,
-    Kind::Null,
-    Kind::NullTls,
-];
 /// Callers, each with one connection after the other.
 const CALLERS: usize = 8;
 const CONNECTIONS_PER_CALLER: usize = 250;
 
 pub(super) fn run(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
     let generator = Generator::http1()?;
-    let setups = bench.start_all(&KINDS)?;
+    let setups = bench.start_all(&Kind::HTTP1)?;
     setups
         .iter()
         .try_for_each(|setup| generator.warm_up(setup))?;

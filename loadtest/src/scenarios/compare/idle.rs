@@ -5,21 +5,12 @@ use std::time::Duration;
 
 use super::figures::{Case, Column, Row, Sample, Work};
 use super::load::Generator;
-use super::setups::Kind;
+use super::setups::{Entrant, Kind, Setup};
 use super::{Bench, take_turns};
 use crate::client::{Connection, Stream, Target};
 use crate::failure::{Failure, ensure};
 use crate::http2;
 
-const HTTP1: [Kind; 7] = [
-    Kind::Gw,
-    Kind::Haproxy,
-    Kind::Nginx,
-    Kind::Rathole,
-    Kind::RatholeNoise,
-    Kind::Null,
-    Kind::NullTls,
-];
 const HTTP2: [Kind; 3] = [Kind::Gw, Kind::Haproxy, Kind::Nginx];
 /// Callers. The front of HAProxy accepts at most 4,000.
 const CALLERS: usize = 2000;
@@ -28,7 +19,7 @@ const SETTLES: Duration = Duration::from_secs(2);
 
 pub(super) fn run(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
     Ok(vec![
-        case(bench, "HTTP/1.1 caller", &HTTP1, connect_http1)?,
+        case(bench, "HTTP/1.1 caller", &Kind::HTTP1, connect_http1)?,
         case(bench, "HTTP/2 caller", &HTTP2, connect_http2)?,
     ])
 }
@@ -39,15 +30,15 @@ fn case<T>(
     kinds: &[Kind],
     connect: fn(&Target) -> Result<T, Failure>,
 ) -> Result<Case, Failure> {
-    let kinds = bench.kinds(kinds);
-    let rounds = take_turns(bench.options.rounds, &kinds, |kind| {
-        measure(bench, *kind, connect)
+    let entrants = bench.entrants(kinds);
+    let rounds = take_turns(bench.options.rounds, &entrants, |entrant| {
+        measure(bench, *entrant, connect)
     })?;
-    let rows = kinds
+    let rows = entrants
         .iter()
         .zip(rounds)
-        .map(|(kind, rounds)| Row {
-            setup: kind.name(),
+        .map(|(entrant, rounds)| Row {
+            setup: bench.name_of(*entrant),
             rounds,
         })
         .collect();
@@ -57,10 +48,10 @@ fn case<T>(
 /// Measures a new setup, because allocators keep the memory of earlier connections.
 fn measure<T>(
     bench: &Bench<'_>,
-    kind: Kind,
+    entrant: Entrant,
     connect: fn(&Target) -> Result<T, Failure>,
 ) -> Result<Sample, Failure> {
-    let setup = bench.start(kind, bench.site.backend_port())?;
+    let setup = Setup::start(bench, entrant, bench.site.backend_port())?;
     Generator::http1()?.warm_up(&setup)?;
     std::thread::sleep(SETTLES);
     let before = setup.memory()?;

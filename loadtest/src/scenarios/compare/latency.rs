@@ -50,7 +50,7 @@ pub(super) fn at_a_constant_rate(bench: &Bench<'_>) -> Result<Vec<Case>, Failure
         measure(setup, *schedule)
     })?;
     let rows = setups.iter().zip(rounds).map(|(setup, rounds)| Row {
-        setup: setup.name,
+        setup: setup.name.clone(),
         rounds,
     });
     let case = Case::new("latency", name, Work::Request, Column::P99);

@@ -79,7 +79,7 @@ impl Generator {
             seconds: WARM_UP_SECONDS,
         };
         self.run(&load)
-            .map_err(|failure| Failure::during(setup.name, failure))?;
+            .map_err(|failure| Failure::during(&setup.name, failure))?;
         Ok(())
     }
 

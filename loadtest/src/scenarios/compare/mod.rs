@@ -25,8 +25,10 @@ use clap::{Args, ValueEnum};
 
 use self::figures::{Case, Row, Sample};
 use self::programs::rathole::Rathole;
-use self::setups::{Kind, Setup};
+use self::programs::{Versions, version};
+use self::setups::{Entrant, Kind, Setup};
 use crate::failure::{Failure, ensure};
+use crate::machine::process;
 use crate::machine::procfs;
 use crate::machine::scheduling::pin_to;
 use crate::report::say;
@@ -69,6 +71,10 @@ pub(crate) struct Options {
         value_parser = clap::value_parser!(u32).range(1..=15_000),
     )]
     tunnels: u32,
+    /// Path of HAProxy, instead of the one on the search path. Each of several is a setup with the
+    /// name of its version.
+    #[arg(long)]
+    haproxy: Vec<PathBuf>,
     /// Path of rathole, if it is not on the search path.
     #[arg(long)]
     rathole: Option<PathBuf>,
@@ -134,17 +140,22 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
         options.rounds
     ));
     let mut cases = Vec::new();
-    // A section that cannot be measured ends the run, and keeps the figures of those before it.
-    let ended = sections
-        .iter()
-        .try_for_each(|section| measure(&bench, *section, &mut cases));
-    say(format_args!("\n{}", output::table::table(&cases)));
-    write(options.json.as_deref(), || {
-        Ok(serde_json::to_string_pretty(&output::json::document(&cases))? + "\n")
-    })?;
-    write(options.svg.as_deref(), || {
-        output::svg::chart(&cases).map_err(|error| Failure::during("the chart", error))
-    })?;
+    // A section that cannot be measured ends the run. The figures of those before it are written.
+    let ended = sections.iter().try_for_each(|section| {
+        let measured = cases.len();
+        measure(&bench, *section, &mut cases)?;
+        say(format_args!(
+            "\n{}",
+            output::table::table(&cases[measured..])
+        ));
+        write(options.json.as_deref(), || {
+            let document = output::json::document(&cases, &bench.versions);
+            Ok(serde_json::to_string_pretty(&document)? + "\n")
+        })?;
+        write(options.svg.as_deref(), || {
+            output::svg::chart(&cases).map_err(|error| Failure::during("the chart", error))
+        })
+    });
     let failed = cases
         .iter()
         .flat_map(|case| case.rows.iter().map(move |row| (case, row)));
@@ -190,12 +201,15 @@ fn measure(bench: &Bench<'_>, section: Section, cases: &mut Vec<Case>) -> Result
     Ok(())
 }
 
+/// Writes a file at once, so that an interruption leaves the one before.
 fn write(
     path: Option<&Path>,
     content: impl FnOnce() -> Result<String, Failure>,
 ) -> Result<(), Failure> {
     let Some(path) = path else { return Ok(()) };
-    fs::write(path, content()?).map_err(|error| Failure::during(path.display(), error))
+    let new = path.with_extension("new");
+    let written = fs::write(&new, content()?).and_then(|()| fs::rename(&new, path));
+    written.map_err(|error| Failure::during(path.display(), error))
 }
 
 /// What all sections share.
@@ -203,8 +217,8 @@ struct Bench<'a> {
     gateway: &'a Path,
     options: &'a Options,
     site: Site,
-    /// Setups that take part.
-    kinds: Vec<Kind>,
+    entrants: Vec<Entrant>,
+    versions: Versions,
 }
 
 impl<'a> Bench<'a> {
@@ -227,13 +241,84 @@ impl<'a> Bench<'a> {
                 }
             }
         }
-        let site = Site::prepare(kinds.contains(&Kind::Haproxy), rathole)?;
-        Ok(Self {
+        let haproxies = match &options.haproxy[..] {
+            _ if !kinds.contains(&Kind::Haproxy) => Vec::new(),
+            [] => vec![process::find("haproxy", "haproxy")?],
+            given => given.to_vec(),
+        };
+        let entrants = kinds.into_iter().flat_map(|kind| {
+            let programs = if kind == Kind::Haproxy {
+                haproxies.len()
+            } else {
+                1
+            };
+            (0..programs).map(move |number| Entrant { kind, number })
+        });
+        let entrants = entrants.collect();
+        let mut bench = Self {
             gateway,
             options,
-            site,
-            kinds,
-        })
+            site: Site::prepare(haproxies, rathole)?,
+            entrants,
+            versions: Versions::new(),
+        };
+        bench.versions = bench.find_versions()?;
+        let versions = bench
+            .versions
+            .iter()
+            .map(|(name, it)| format!("{name} {it}"));
+        let versions: Vec<String> = versions.collect();
+        say(format_args!("programs: {}", versions.join(", ")));
+        Ok(bench)
+    }
+
+    /// Versions of all programs that take part and are installed.
+    fn find_versions(&self) -> Result<Versions, Failure> {
+        let mut versions = Versions::new();
+        let mut add = |name: &str, program: &Path, option| {
+            versions.insert(name.to_owned(), version(program, option)?);
+            Ok::<(), Failure>(())
+        };
+        add("gw", self.gateway, "--version")?;
+        add("nginx", self.site.nginx(), "-v")?;
+        for entrant in self.entrants.iter().filter(|it| it.kind == Kind::Haproxy) {
+            let program = &self.site.haproxies()[entrant.number];
+            let name = format!("haproxy {}", program.display());
+            let name = if self.options.haproxy.is_empty() {
+                "haproxy"
+            } else {
+                &name
+            };
+            add(name, program, "-v")?;
+        }
+        if let Some(rathole) = self.site.rathole() {
+            add("rathole", rathole, "--version")?;
+        }
+        // A section that needs one of these and does not find it says so.
+        for (name, found, option) in [
+            ("wrk", programs::wrk::find(), "-v"),
+            ("h2load", programs::h2load::find(), "--version"),
+        ] {
+            if let Ok(program) = found {
+                add(name, &program, option)?;
+            }
+        }
+        Ok(versions)
+    }
+
+    /// The name of a setup. A HAProxy that was given has its version in it.
+    fn name_of(&self, Entrant { kind, number }: Entrant) -> String {
+        let given = self
+            .options
+            .haproxy
+            .get(number)
+            .filter(|_| kind == Kind::Haproxy);
+        let version =
+            given.and_then(|path| self.versions.get(&format!("haproxy {}", path.display())));
+        version.map_or_else(
+            || kind.name().to_owned(),
+            |it| format!("{} {it}", kind.name()),
+        )
     }
 
     fn section(&self, section: Section) -> Result<Vec<Case>, Failure> {
@@ -253,16 +338,13 @@ impl<'a> Bench<'a> {
     }
 
     /// The setups of `wanted` that take part.
-    fn kinds(&self, wanted: &[Kind]) -> Vec<Kind> {
+    fn entrants(&self, wanted: &[Kind]) -> Vec<Entrant> {
+        let of_kind = |kind| self.entrants.iter().filter(move |it| it.kind == kind);
         wanted
             .iter()
+            .flat_map(|kind| of_kind(*kind))
             .copied()
-            .filter(|kind| self.kinds.contains(kind))
             .collect()
-    }
-
-    fn start(&self, kind: Kind, backend_port: u16) -> Result<Setup, Failure> {
-        Setup::start(kind, self.gateway, &self.site, backend_port)
     }
 
     /// Starts the setups of `wanted` that take part, in front of nginx.
@@ -272,20 +354,20 @@ impl<'a> Bench<'a> {
 
     /// Like [`Self::start_all`], in front of another backend.
     fn start_all_before(&self, wanted: &[Kind], backend_port: u16) -> Result<Vec<Setup>, Failure> {
-        self.kinds(wanted)
+        self.entrants(wanted)
             .into_iter()
-            .map(|kind| self.start(kind, backend_port))
+            .map(|entrant| Setup::start(self, entrant, backend_port))
             .collect()
     }
 
     /// Starts the setups of `wanted` that take part, for callers that speak HTTP/2.
     fn start_for_http2(&self, wanted: &[Kind]) -> Result<Vec<Setup>, Failure> {
-        let start = |kind: Kind| match Kind::FLOORS.contains(&kind) {
+        let start = |entrant: Entrant| match Kind::FLOORS.contains(&entrant.kind) {
             // Its bytes reach the backend as they are.
-            true => Setup::start_unchecked(kind, self.gateway, &self.site, self.site.h2c_port()),
-            false => self.start(kind, self.site.backend_port()),
+            true => Setup::start_unchecked(self, entrant, self.site.h2c_port()),
+            false => Setup::start(self, entrant, self.site.backend_port()),
         };
-        self.kinds(wanted).into_iter().map(start).collect()
+        self.entrants(wanted).into_iter().map(start).collect()
     }
 
     /// Measures all setups in turns, for the rows of `case`.
@@ -297,7 +379,7 @@ impl<'a> Bench<'a> {
     ) -> Result<Case, Failure> {
         let rounds = take_turns(self.options.rounds, setups, measure)?;
         let row = |(setup, rounds): (&Setup, _)| Row {
-            setup: setup.name,
+            setup: setup.name.clone(),
             rounds,
         };
         Ok(case.with_rows(setups.iter().zip(rounds).map(row).collect()))

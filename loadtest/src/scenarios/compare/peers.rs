@@ -10,6 +10,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::programs::rathole::Rathole;
+use super::setups::{Entrant, Kind};
 use super::{LOAD_CORE, MEASURED_CORE};
 use crate::client::Target;
 use crate::demo::first_line;
@@ -35,19 +36,11 @@ const HOST: &str = "demo--echo.eu1.gw.localhost";
 const UNUSED_KEY: &str = "gw_sk_0000000000000000.0000000000000000000000000000000000000000000";
 const LISTEN_WITHIN: Duration = Duration::from_secs(10);
 
-/// An alternative to the product.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Peer {
-    Haproxy,
-    Nginx,
-    Rathole { noise: bool },
-}
-
 /// A folder with certificate and configurations of the servers.
 pub(crate) struct Site {
     folder: TempDir,
     nginx: PathBuf,
-    haproxy: Option<PathBuf>,
+    haproxies: Vec<PathBuf>,
     rathole: Option<Rathole>,
     backend_port: u16,
     h2c_port: u16,
@@ -56,16 +49,13 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// Issues a certificate and finds the programs that the peers need. The backend is always
-    /// nginx.
-    pub(super) fn prepare(haproxy: bool, rathole: Option<Rathole>) -> Result<Self, Failure> {
-        let haproxy = if haproxy {
-            Some(process::find("haproxy", "haproxy")?)
-        } else {
-            None
-        };
+    /// Issues a certificate for the peers. The backend is always nginx.
+    pub(super) fn prepare(
+        haproxies: Vec<PathBuf>,
+        rathole: Option<Rathole>,
+    ) -> Result<Self, Failure> {
         Ok(Self {
-            haproxy,
+            haproxies,
             rathole,
             ..Self::with_backend_alone()?
         })
@@ -83,7 +73,7 @@ impl Site {
         Ok(Self {
             folder,
             nginx,
-            haproxy: None,
+            haproxies: Vec::new(),
             rathole: None,
             backend_port,
             h2c_port,
@@ -99,6 +89,18 @@ impl Site {
             backend_buffers: " sndbuf=8k",
             ..Self::with_backend_alone()?
         })
+    }
+
+    pub(super) fn nginx(&self) -> &Path {
+        &self.nginx
+    }
+
+    pub(super) fn haproxies(&self) -> &[PathBuf] {
+        &self.haproxies
+    }
+
+    pub(super) fn rathole(&self) -> Option<&Path> {
+        self.rathole.as_ref().map(|it| it.program.as_path())
     }
 
     pub(crate) fn backend_url(&self) -> String {
@@ -129,13 +131,14 @@ impl Site {
             middle: 0,
             backend: self.backend_port,
         };
-        self.start(&BACKEND, "", LOAD_CORE, self.backend_port, ports)
+        let command = self.command(&BACKEND, 0, LOAD_CORE)?;
+        self.start(&BACKEND, command, "", self.backend_port, ports)
     }
 
     /// Starts both hops of a peer in front of a backend.
     pub(super) fn start_peer(
         &self,
-        peer: Peer,
+        Entrant { kind, number }: Entrant,
         backend: u16,
     ) -> Result<(Vec<Process>, Target), Failure> {
         let [front, middle] = process::free_ports()?;
@@ -144,30 +147,30 @@ impl Site {
             middle,
             backend,
         };
-        let start = |server: &Server, transport, port| {
-            self.start(server, transport, MEASURED_CORE, port, ports)
-        };
-        // A server of rathole listens for callers once its client is connected.
-        let (servers, transport, port_of_first) = match peer {
-            Peer::Nginx => (NGINX, "", middle),
-            Peer::Haproxy => (HAPROXY, "", middle),
-            Peer::Rathole { noise: false } => (RATHOLE, "tcp", middle),
-            Peer::Rathole { noise: true } => (RATHOLE, "noise", middle),
+        let (servers, transport) = match kind {
+            Kind::Nginx => (NGINX, ""),
+            Kind::Haproxy => (HAPROXY, ""),
+            Kind::RatholeNoise => (RATHOLE, "noise"),
+            _ => (RATHOLE, "tcp"),
         };
         let [first, second] = servers;
-        let processes = vec![
-            start(&first, transport, port_of_first)?,
-            start(&second, transport, front)?,
-        ];
-        let target = match peer {
-            Peer::Rathole { .. } => self.plain(front)?,
-            Peer::Nginx | Peer::Haproxy => Target::new(
-                &format!("https://{HOST}:{front}"),
-                &self.folder.path().join("server.crt"),
-                UNUSED_KEY,
-            )?,
+        let start = |server: &Server, port| {
+            let command = self.command(server, number, MEASURED_CORE)?;
+            self.start(server, command, transport, port, ports)
+        };
+        // A server of rathole listens for callers once its client is connected.
+        let processes = vec![start(&first, middle)?, start(&second, front)?];
+        let target = if kind.is_rathole() {
+            self.plain(front)?
+        } else {
+            self.with_tls(front)?
         };
         Ok((processes, target))
+    }
+
+    fn with_tls(&self, port: u16) -> Result<Target, Failure> {
+        let url = format!("https://{HOST}:{port}");
+        Target::new(&url, &self.folder.path().join("server.crt"), UNUSED_KEY)
     }
 
     /// Starts the relay that passes bytes on, in front of a backend.
@@ -193,11 +196,7 @@ impl Site {
             .parse()
             .map_err(|error| Failure::during("null-relay", error))?;
         let target = if tls {
-            Target::new(
-                &format!("https://{HOST}:{port}"),
-                &file("server.crt"),
-                UNUSED_KEY,
-            )?
+            self.with_tls(port)?
         } else {
             self.plain(port)?
         };
@@ -209,12 +208,12 @@ impl Site {
         Target::plain(port, HOST, UNUSED_KEY)
     }
 
-    /// Starts a server on `core`; it listens on `port` when this returns.
+    /// Starts a server; it listens on `port` when this returns.
     fn start(
         &self,
         server: &Server,
+        mut command: Command,
         transport: &str,
-        core: usize,
         port: u16,
         ports: Ports,
     ) -> Result<Process, Failure> {
@@ -227,7 +226,6 @@ impl Site {
             &config,
             self.fill_in(server.template, &name, transport, ports),
         )?;
-        let mut command = self.command(server, core)?;
         if matches!(server.program, Program::Nginx) {
             fs::create_dir_all(file("tmp"))?;
             command
@@ -251,20 +249,18 @@ impl Site {
     }
 
     /// The program of a server, without its configuration file, which is the last argument.
-    fn command(&self, server: &Server, core: usize) -> Result<Command, Failure> {
+    fn command(&self, server: &Server, number: usize, core: usize) -> Result<Command, Failure> {
+        let program = match server.program {
+            Program::Nginx => Some(&self.nginx),
+            Program::Haproxy => self.haproxies.get(number),
+            Program::Rathole => self.rathole.as_ref().map(|rathole| &rathole.program),
+        };
         let missing = || Failure::new(format!("{} is left out of this comparison", server.name));
-        match server.program {
-            Program::Nginx => process::command(&self.nginx, &[core]),
-            Program::Haproxy => {
-                let mut command =
-                    process::command(self.haproxy.as_deref().ok_or_else(missing)?, &[core])?;
-                command.args(["-db", "-f"]);
-                Ok(command)
-            }
-            Program::Rathole => {
-                process::command(&self.rathole.as_ref().ok_or_else(missing)?.program, &[core])
-            }
+        let mut command = process::command(program.ok_or_else(missing)?, &[core])?;
+        if matches!(server.program, Program::Haproxy) {
+            command.args(["-db", "-f"]);
         }
+        Ok(command)
     }
 
     fn fill_in(&self, template: &str, name: &str, transport: &str, ports: Ports) -> String {
@@ -393,7 +389,7 @@ mod tests {
         let site = Site {
             folder,
             nginx: PathBuf::new(),
-            haproxy: None,
+            haproxies: Vec::new(),
             rathole: Some(rathole),
             backend_port: 3,
             h2c_port: 4,

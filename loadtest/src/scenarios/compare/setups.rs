@@ -1,11 +1,9 @@
 //! Setups: paths from callers to a backend, through the product or a peer.
 
-use std::path::Path;
-
 use clap::ValueEnum;
 
-use super::peers::{self, Peer, Site};
-use super::{LOAD_CORE, MEASURED_CORE};
+use super::peers;
+use super::{Bench, LOAD_CORE, MEASURED_CORE};
 use crate::client::Target;
 use crate::demo::{Demo, Options as DemoOptions};
 use crate::failure::{Failure, ensure};
@@ -55,6 +53,17 @@ impl Kind {
         }
     }
 
+    /// Setups of two hops that relay HTTP/1.1 of each caller on a connection of its own.
+    pub(super) const HTTP1: [Self; 7] = [
+        Self::Gw,
+        Self::Haproxy,
+        Self::Nginx,
+        Self::Rathole,
+        Self::RatholeNoise,
+        Self::Null,
+        Self::NullTls,
+    ];
+
     /// The relays whose figures are a floor for those of the others.
     pub(super) const FLOORS: [Self; 2] = [Self::Null, Self::NullTls];
 
@@ -63,9 +72,16 @@ impl Kind {
     }
 }
 
+/// A kind that takes part, and the number of its program if there are several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Entrant {
+    pub(super) kind: Kind,
+    pub(super) number: usize,
+}
+
 /// A running setup.
 pub(super) struct Setup {
-    pub(super) name: &'static str,
+    pub(super) name: String,
     pub(super) target: Target,
     /// Processes whose CPU time and memory are counted.
     processes: Vec<Process>,
@@ -74,30 +90,24 @@ pub(super) struct Setup {
 impl Setup {
     /// Starts a setup in front of the backend on `port`, and checks that it gives the backend's
     /// response.
-    pub(super) fn start(
-        kind: Kind,
-        gateway: &Path,
-        site: &Site,
-        port: u16,
-    ) -> Result<Self, Failure> {
-        let setup = Self::start_unchecked(kind, gateway, site, port)?;
+    pub(super) fn start(bench: &Bench<'_>, entrant: Entrant, port: u16) -> Result<Self, Failure> {
+        let setup = Self::start_unchecked(bench, entrant, port)?;
         setup.check()?;
         Ok(setup)
     }
 
     /// Starts a setup in front of a backend that HTTP/1.1 does not reach.
     pub(super) fn start_unchecked(
-        kind: Kind,
-        gateway: &Path,
-        site: &Site,
+        bench: &Bench<'_>,
+        entrant: Entrant,
         port: u16,
     ) -> Result<Self, Failure> {
-        let peer = |peer| site.start_peer(peer, port);
+        let Bench { gateway, site, .. } = bench;
         let before = |backend| {
             let (process, target) = Demo::start(gateway, &product_before(backend))?.into_parts();
             Ok::<_, Failure>((vec![process], target))
         };
-        let (processes, target) = match kind {
+        let (processes, target) = match entrant.kind {
             Kind::Gw => before(http(port))?,
             Kind::GwH2c => before(site.h2c_url())?,
             Kind::GwUnix => before(site.unix_url())?,
@@ -106,26 +116,25 @@ impl Setup {
                 let target = demo.target_with_token()?;
                 (vec![demo.into_parts().0], target)
             }
-            Kind::Haproxy => peer(Peer::Haproxy)?,
-            Kind::Nginx => peer(Peer::Nginx)?,
-            Kind::Rathole => peer(Peer::Rathole { noise: false })?,
-            Kind::RatholeNoise => peer(Peer::Rathole { noise: true })?,
+            Kind::Haproxy | Kind::Nginx | Kind::Rathole | Kind::RatholeNoise => {
+                site.start_peer(entrant, port)?
+            }
             Kind::Null => site.start_null_relay(false, port)?,
             Kind::NullTls => site.start_null_relay(true, port)?,
             Kind::Direct => (Vec::new(), site.plain(port)?),
         };
         Ok(Self {
-            name: kind.name(),
+            name: bench.name_of(entrant),
             target,
             processes,
         })
     }
 
     /// A running demo under another name, with requests for its first service.
-    pub(super) fn of_demo(name: &'static str, demo: Demo) -> Self {
+    pub(super) fn of_demo(name: &str, demo: Demo) -> Self {
         let (process, target) = demo.into_parts();
         Self {
-            name,
+            name: name.to_owned(),
             target,
             processes: vec![process],
         }
@@ -151,7 +160,7 @@ impl Setup {
         load: impl FnOnce(&Target) -> Result<T, Failure>,
     ) -> Result<(T, Option<Cpu>), Failure> {
         let before = self.cpu();
-        let result = load(&self.target).map_err(|failure| Failure::during(self.name, failure))?;
+        let result = load(&self.target).map_err(|failure| Failure::during(&self.name, failure))?;
         Ok((
             result,
             (!self.processes.is_empty()).then(|| self.cpu().since(before)),

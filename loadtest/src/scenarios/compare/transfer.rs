@@ -11,21 +11,12 @@ use crate::client::Target;
 use crate::failure::{Failure, ensure};
 use crate::sink;
 
-const KINDS: [Kind; 7] = [
-    Kind::Gw,
-    Kind::Haproxy,
-    Kind::Nginx,
-    Kind::Rathole,
-    Kind::RatholeNoise,
-    Kind::Null,
-    Kind::NullTls,
-];
 const BUFFER: usize = 64 * 1024;
 
 pub(super) fn run(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
     let bytes = bench.options.megabytes * 1_000_000;
     let case = |name: &str| Case::new("bulk", name, Work::Gigabyte, Column::Cpu);
-    let downloads = bench.compare(&bench.start_all(&KINDS)?, case("download"), |setup| {
+    let downloads = bench.compare(&bench.start_all(&Kind::HTTP1)?, case("download"), |setup| {
         transfer(setup, bytes, download)
     })?;
     // nginx would answer before the end of an upload.
@@ -33,7 +24,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
         io::copy(&mut request.take(length), &mut io::sink())?;
         answer(socket)
     })?;
-    let setups = bench.start_all_before(&KINDS, backend.port())?;
+    let setups = bench.start_all_before(&Kind::HTTP1, backend.port())?;
     let uploads = bench.compare(&setups, case("upload"), |setup| {
         transfer(setup, bytes, upload)
     })?;

@@ -62,7 +62,7 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
     let memory = |name: String, bytes: f64| {
         let rounds = vec![Sample::default().with(Column::Bytes, bytes)];
         Case::new("tunnels", name, Work::Idle, Column::Bytes).with_rows(vec![Row {
-            setup: Kind::Gw.name(),
+            setup: Kind::Gw.name().to_owned(),
             rounds,
         }])
     };

@@ -3,14 +3,17 @@
 use serde_json::{Map, Value, json};
 
 use crate::scenarios::compare::figures::{Case, Column, Row};
+use crate::scenarios::compare::programs::Versions;
 
-/// All cases, with median, lowest and highest value of every quantity.
-pub(crate) fn document(cases: &[Case]) -> Value {
-    Value::Array(cases.iter().map(case).collect())
+/// All cases, with median, lowest and highest value of every quantity, and the versions of all
+/// programs that take part.
+pub(crate) fn document(cases: &[Case], versions: &Versions) -> Value {
+    cases.iter().map(|it| case(it, versions)).collect()
 }
 
-fn case(case: &Case) -> Value {
+fn case(case: &Case, versions: &Versions) -> Value {
     json!({
+        "programs": versions,
         "section": case.section,
         "case": case.name,
         "cpu_unit": case.work.cpu_unit(),
@@ -44,7 +47,9 @@ mod tests {
 
     #[test]
     fn documents_have_medians_and_ranges() {
-        let document = document(&example());
+        let versions = Versions::from([("haproxy".to_owned(), "3.2.1".to_owned())]);
+        let document = document(&example(), &versions);
+        assert_eq!(document[1]["programs"], json!({ "haproxy": "3.2.1" }));
         let gw = &document[0]["setups"][0];
         assert_eq!(
             (gw["setup"].as_str(), gw["rounds"].as_u64()),

@@ -86,8 +86,8 @@ struct Rectangle {
 pub(crate) fn chart(cases: &[Case]) -> Result<String, askama::Error> {
     let mut setups: Vec<&str> = Vec::new();
     for row in cases.iter().flat_map(|case| &case.rows) {
-        if !setups.contains(&row.setup) {
-            setups.push(row.setup);
+        if !setups.contains(&row.setup.as_str()) {
+            setups.push(&row.setup);
         }
     }
     let per_line = (WIDTH - 2 * MARGIN) / LEGEND_STEP;
@@ -166,7 +166,7 @@ impl<'a> Panel<'a> {
             let first = left + (width - case.rows.len() * SLOT) / 2;
             let bar = |(index, row): (usize, &Row)| {
                 let x = (first + index * SLOT) as f64;
-                Bar::new(x, base, longest, case, row, colour(setups, row.setup))
+                Bar::new(x, base, longest, case, row, colour(setups, &row.setup))
             };
             panel.groups.push(Group {
                 middle: left + width / 2,

@@ -23,57 +23,18 @@ const HEADINGS: [&str; 18] = [
     "× null",
     "× null, TLS",
 ];
-/// Columns with text, which are aligned to the left.
-const TEXTS: [usize; 5] = [0, 1, 2, 6, 8];
 
-/// Formats all cases as one Markdown table with aligned columns.
+/// Formats all cases as one Markdown table.
 pub(crate) fn table(cases: &[Case]) -> String {
     let heading = HEADINGS.map(str::to_owned);
     let rows = cases
         .iter()
         .flat_map(|case| case.rows.iter().map(move |row| cells(case, row)));
-    let lines: Vec<[String; HEADINGS.len()]> = std::iter::once(heading).chain(rows).collect();
-    let widths: Vec<usize> = (0..HEADINGS.len())
-        .map(|index| {
-            lines
-                .iter()
-                .map(|line| line[index].chars().count())
-                .max()
-                .unwrap_or(0)
-        })
-        .collect();
-    let mut text = String::new();
-    for (number, line) in lines.iter().enumerate() {
-        let cells: Vec<String> = line
-            .iter()
-            .zip(&widths)
-            .enumerate()
-            .map(|(index, (cell, width))| {
-                if TEXTS.contains(&index) {
-                    format!("{cell:<width$}")
-                } else {
-                    format!("{cell:>width$}")
-                }
-            })
-            .collect();
-        text += &format!("| {} |\n", cells.join(" | "));
-        if number == 0 {
-            let rules: Vec<String> = widths
-                .iter()
-                .enumerate()
-                .map(|(index, width)| {
-                    let dashes = "-".repeat(width + 1);
-                    if TEXTS.contains(&index) {
-                        format!("{dashes}-")
-                    } else {
-                        format!("{dashes}:")
-                    }
-                })
-                .collect();
-            text += &format!("|{}|\n", rules.join("|"));
-        }
-    }
-    text
+    let rule = HEADINGS.map(|_| "---".to_owned());
+    let lines = [heading, rule].into_iter().chain(rows);
+    lines
+        .map(|cells| format!("| {} |\n", cells.join(" | ")))
+        .collect()
 }
 
 fn cells(case: &Case, row: &Row) -> [String; HEADINGS.len()] {
@@ -90,7 +51,7 @@ fn cells(case: &Case, row: &Row) -> [String; HEADINGS.len()] {
     [
         case.section.to_owned(),
         case.name.clone(),
-        row.setup.to_owned(),
+        row.setup.clone(),
         value(Column::User),
         value(Column::Kernel),
         value(Column::Cpu),
@@ -124,57 +85,20 @@ mod tests {
     use crate::scenarios::compare::figures::example;
 
     #[test]
-    fn tables_are_aligned_and_leave_out_what_was_not_measured() {
+    fn tables_leave_out_what_was_not_measured() {
         let text = table(&example());
         let lines: Vec<&str> = text.lines().collect();
-        let width = lines[0].chars().count();
+        assert_eq!(
+            lines[3],
+            "| http1 | 16 callers | haproxy | 12.0 | 8.00 | 20.0 | µs/request |  |  |  | 1.50 |  |  |  \
+             |  | 0.50 |  |  |"
+        );
         assert!(
-            lines.iter().all(|line| line.chars().count() == width),
+            lines[4].starts_with("| idle | a <caller> | gw |  |"),
             "{text}"
         );
-        let cells = |line: usize| -> Vec<&str> { lines[line].split('|').map(str::trim).collect() };
-        let haproxy = [
-            "http1",
-            "16 callers",
-            "haproxy",
-            "12.0",
-            "8.00",
-            "20.0",
-            "µs/request",
-            "",
-            "",
-            "",
-            "1.50",
-            "",
-            "",
-            "",
-            "",
-            "0.50",
-            "",
-            "",
-        ];
-        assert_eq!(cells(3)[1..19], haproxy);
-        let idle = [
-            "idle",
-            "a <caller>",
-            "gw",
-            "",
-            "",
-            "",
-            "",
-            "",
-            "",
-            "",
-            "",
-            "",
-            "9000",
-            "",
-            "",
-            "1.00",
-            "",
-            "",
-        ];
-        assert_eq!(cells(4)[1..19], idle);
+        let cells = |line: &str| line.split('|').count();
+        assert!(lines.iter().all(|line| cells(line) == HEADINGS.len() + 2));
     }
 
     #[test]
