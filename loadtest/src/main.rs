@@ -8,7 +8,6 @@ mod client;
 mod demo;
 mod failure;
 mod http2;
-mod latency;
 mod load;
 mod machine;
 mod metrics;

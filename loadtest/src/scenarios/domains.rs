@@ -1,14 +1,14 @@
 //! A gateway with many own domains: start, memory, and CPU time per handshake.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
 use gw_base::clock::Timestamp;
-use gw_control_plane::control::records::{account, service};
-use gw_control_plane::control::{Actor, NewAccount, NewService};
+use gw_control_plane::control::records::service;
+use gw_control_plane::control::{Actor, NewService};
 use gw_shared::id::{AccountId, DomainName, ServiceId};
 use gw_shared::identity::secret::Secret;
 use gw_shared::version::later_members::LaterMembers;
@@ -19,12 +19,11 @@ use gw_store::{
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tempfile::TempDir;
 
+use super::many::{Started, create_account, start_on};
 use crate::client::Target;
-use crate::demo::{Demo, Options as DemoOptions};
+use crate::demo::Demo;
 use crate::failure::{Failure, ensure};
 use crate::machine::procfs;
-use crate::report::{mebibytes, median, say};
-use crate::scenarios::services::start_on;
 
 /// Rounds of handshakes with few and with many domains, in turns, so that noise of the machine
 /// affects both.
@@ -55,47 +54,19 @@ struct Authority {
     key_pem: String,
 }
 
-/// A demo with domains.
-struct Started {
-    demo: Demo,
-    root: PathBuf,
-    took: Duration,
-    /// Proportional set size, in bytes.
-    memory: u64,
-}
-
 pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
-    let many = options.domains.max(CALLED);
     let authority = Authority::new()?;
-    let few = start(gateway, &authority, CALLED)?;
-    let many_started = start(gateway, &authority, many)?;
-    let bytes =
-        many_started.memory.saturating_sub(few.memory) as f64 / (many - CALLED).max(1) as f64;
-    say(format_args!(
-        "domains: start {:.2} s with {CALLED} domains, {:.2} s with {many}; memory {:.0} and {:.0} \
-         MiB, {bytes:.0} bytes a domain",
-        few.took.as_secs_f64(),
-        many_started.took.as_secs_f64(),
-        mebibytes(few.memory),
-        mebibytes(many_started.memory)
-    ));
-    let (mut with_few, mut with_many, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..ROUNDS {
-        let (few, many) = (few.round()?, many_started.round()?);
-        ratios.push(many / few);
-        with_few.push(few);
-        with_many.push(many);
-    }
-    let (with_few, with_many) = (median(with_few), median(with_many));
-    let more = median(ratios) - 1.0;
-    say(format_args!(
-        "domains: {with_few:.0} µs of CPU of the workers per handshake with {CALLED} domains, \
-         {with_many:.0} with {many}; medians of {ROUNDS} rounds, {:+.1} % in a round",
-        more * 100.0
-    ));
-    let longer = many_started.took.saturating_sub(few.took);
+    let roots = tempfile::NamedTempFile::new()?;
+    fs::write(roots.path(), authority.issuer.pem())?;
+    let start = |domains| Started::new(fill(&authority, domains)?, gateway, domains);
+    let few = start(CALLED)?;
+    let many = start(options.domains.max(CALLED))?;
+    let more = many.compare(&few, "domains", ROUNDS, |demo| {
+        handshakes(demo, roots.path())
+    })?;
+    let longer = many.took.saturating_sub(few.took);
     few.demo.stop()?;
-    many_started.demo.stop()?;
+    many.demo.stop()?;
     ensure(longer <= START_MORE_MAX, || {
         format!("a start takes {longer:?} more, and may take {START_MORE_MAX:?}")
     })?;
@@ -165,69 +136,37 @@ fn name_of(number: usize) -> String {
     format!("service{number}.customer{}.example.org", number % 5_000)
 }
 
-/// Starts the product on a data folder with `domains` own domains.
-fn start(gateway: &Path, authority: &Authority, domains: usize) -> Result<Started, Failure> {
+/// A data folder with `domains` own domains.
+fn fill(authority: &Authority, domains: usize) -> Result<TempDir, Failure> {
     let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
-    fill(&folder, authority, domains)?;
-    let root = folder.path().join("own-domains.pem");
-    fs::write(&root, authority.issuer.pem())?;
-    let began = Instant::now();
-    let demo = Demo::start_in(folder, gateway, &DemoOptions::default())?;
-    let took = began.elapsed();
-    let memory = procfs::proportional_memory(demo.pid())?;
-    let started = Started {
-        demo,
-        root,
-        took,
-        memory,
-    };
-    // Warm-up.
-    started.round()?;
-    Ok(started)
-}
-
-fn fill(folder: &TempDir, authority: &Authority, domains: usize) -> Result<(), Failure> {
     let gateway = start_on(folder.path())?;
-    let control = gateway.control();
     let made = |error| Failure::during("a change", error);
-    let new = NewAccount {
-        id: ACCOUNT.to_owned(),
-        capture_allowed: None,
-        domains_max: None,
-        managed_by: None,
-    };
-    account::create(control, &Actor::Admin, &new).map_err(made)?;
+    create_account(&gateway, ACCOUNT.to_owned())?;
     let new = NewService {
         id: SERVICE.to_owned(),
         ..NewService::default()
     };
-    service::create(control, &Actor::Admin, ACCOUNT, &new).map_err(made)?;
+    service::create(gateway.control(), &Actor::Admin, ACCOUNT, &new).map_err(made)?;
     for begin in (0..domains).step_by(BATCH) {
         let records: Vec<_> = (begin..domains.min(begin + BATCH))
             .map(|number| authority.domain(number).map(StoredRecord::Domain))
             .collect::<Result<_, _>>()?;
-        control.put_all(&records).map_err(made)?;
+        gateway.control().put_all(&records).map_err(made)?;
     }
     gateway.drain();
-    Ok(())
+    Ok(folder)
 }
 
-impl Started {
-    /// CPU time of the gateway per handshake in microseconds.
-    fn round(&self) -> Result<f64, Failure> {
-        let port = self.demo.base_url.rsplit(':').next().unwrap_or_default();
-        let targets: Vec<_> = (0..CALLED)
-            .map(|number| {
-                let url = format!("https://{}:{port}", name_of(number));
-                Target::new(&url, &self.root, "")
-            })
-            .collect::<Result<_, _>>()?;
-        let pid = self.demo.pid();
-        let before = procfs::cpu_of_threads(pid, WORKERS)?;
-        for number in 0..HANDSHAKES_PER_ROUND {
-            drop(targets[number % CALLED].open(&[b"http/1.1"])?);
-        }
-        let spent = procfs::cpu_of_threads(pid, WORKERS)?.saturating_sub(before);
-        Ok(spent.as_secs_f64() * 1e6 / HANDSHAKES_PER_ROUND as f64)
+/// CPU time of the workers per handshake in microseconds.
+fn handshakes(demo: &Demo, roots: &Path) -> Result<f64, Failure> {
+    let port = demo.target.port;
+    let target = |number| Target::new(&format!("https://{}:{port}", name_of(number)), roots, "");
+    let targets: Vec<Target> = (0..CALLED).map(target).collect::<Result<_, _>>()?;
+    let spent = || procfs::cpu_of_threads(demo.pid(), WORKERS);
+    let before = spent()?;
+    for number in 0..HANDSHAKES_PER_ROUND {
+        drop(targets[number % CALLED].open(&[b"http/1.1"])?);
     }
+    let cpu = spent()?.saturating_sub(before);
+    Ok(cpu.as_secs_f64() * 1e6 / HANDSHAKES_PER_ROUND as f64)
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::demo::{Demo, Options};
 use crate::failure::{Failure, ensure, wait_until};
-use crate::latency::Latency;
+use crate::load::Latency;
 use crate::report::{millis, say};
 
 /// Noise only increases latencies, so both sides use the best of several attempts.

@@ -10,7 +10,7 @@ use crate::failure::{Failure, ensure, wait_until};
 use crate::report::{median, say};
 use crate::{load, metrics};
 
-const CALLERS: usize = 32;
+const CALLERS: u32 = 32;
 /// Number of rounds with the log and of rounds without, in turns, so that noise of the machine
 /// affects both.
 const ROUNDS: usize = 10;

@@ -14,7 +14,7 @@ use crate::failure::{Failure, ensure};
 use crate::http2::{self, NO_WINDOW};
 use crate::machine::procfs;
 use crate::machine::procfs::Memory;
-use crate::report::{mebibytes, millis, percentile, say};
+use crate::report::{mebibytes, millis, say};
 use crate::scenarios::compare::{LARGE, MEGABYTE, Site};
 use crate::{load, metrics};
 
@@ -48,7 +48,7 @@ const BACK_TO: u64 = 64 * 1024 * 1024;
 const TICK: Duration = Duration::from_millis(500);
 /// Callers and requests of the other account in one measurement, and the largest allowed ratio of
 /// latencies.
-const CALLERS: usize = 4;
+const CALLERS: u32 = 4;
 const REQUESTS: usize = 2000;
 const SLOWER_MAX: u32 = 2;
 /// Noise only increases latencies, so the best of several attempts counts.
@@ -228,9 +228,8 @@ impl Scenario<'_> {
     fn latency(&self) -> Result<Duration, Failure> {
         let mut best = Duration::MAX;
         for _ in 0..ATTEMPTS {
-            let run = load::requests(self.other, CALLERS, REQUESTS)?;
-            let latencies = run.latencies();
-            best = best.min(percentile(&latencies, 99));
+            let (_, _, p99) = load::requests(self.other, CALLERS, REQUESTS)?.figures();
+            best = best.min(p99);
         }
         Ok(best)
     }

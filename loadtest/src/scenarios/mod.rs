@@ -7,6 +7,7 @@ pub(super) mod compare;
 pub(super) mod domains;
 pub(super) mod expiry;
 pub(super) mod logging;
+mod many;
 pub(super) mod memory;
 pub(super) mod region;
 pub(super) mod request_log;

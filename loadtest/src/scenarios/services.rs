@@ -4,23 +4,20 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use gw_control_plane::control::records::{account, service};
-use gw_control_plane::control::{Actor, NewAccount, NewService, ServiceChanges};
-use gw_gateway::Gateway;
-use gw_interface::config::Config;
+use gw_control_plane::control::records::service;
+use gw_control_plane::control::{Actor, NewService, ServiceChanges};
 use tempfile::TempDir;
 
-use crate::demo::{Demo, Options as DemoOptions};
+use super::many::{Started, create_account, start_on};
 use crate::failure::{Failure, ensure};
 use crate::load;
-use crate::machine::procfs;
-use crate::report::{mebibytes, median, millis, per_mille, say};
+use crate::report::{millis, per_mille, say};
 
 /// Rounds of requests with few and with many services, in turns, so that noise of the machine
 /// affects both.
 const ROUNDS: usize = 10;
 const REQUESTS_PER_ROUND: usize = 20_000;
-const CALLERS: usize = 32;
+const CALLERS: u32 = 32;
 /// Services of the gateway for comparison.
 const FEW: usize = 10;
 const CHANGE_MAX: Duration = Duration::from_millis(10);
@@ -56,31 +53,13 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
         millis(p50),
         millis(p99)
     ));
-    let few = start(gateway, fill(FEW, 1)?)?;
-    let many = start(gateway, many)?;
-    let bytes = many.memory.saturating_sub(few.memory) as f64 / services as f64;
-    say(format_args!(
-        "services: start {:.2} s with {FEW} services, {:.2} s with {services}; memory {:.0} and \
-         {:.0} MiB, {bytes:.0} bytes a service",
-        few.took.as_secs_f64(),
-        many.took.as_secs_f64(),
-        mebibytes(few.memory),
-        mebibytes(many.memory)
-    ));
-    let mut with_few = Vec::new();
-    let mut with_many = Vec::new();
-    for _ in 0..ROUNDS {
-        with_few.push(round(&few.demo)?);
-        with_many.push(round(&many.demo)?);
-    }
-    let with_few = median(with_few);
-    let with_many = median(with_many);
-    let more = with_many / with_few - 1.0;
-    say(format_args!(
-        "services: {with_few:.1} µs of CPU per request with {FEW} services, {with_many:.1} with \
-         {services} ({:+.1} %); medians of {ROUNDS} rounds",
-        more * 100.0
-    ));
+    let few = Started::new(fill(FEW, 1)?.folder, gateway, FEW)?;
+    let many = Started::new(many.folder, gateway, services)?;
+    let more = many.compare(&few, "services", ROUNDS, |demo| {
+        let spent = || demo.cpu_without_echo();
+        load::cpu_per_request(spent, &demo.target, CALLERS, REQUESTS_PER_ROUND)
+    })?;
+    let bytes = many.bytes_each(&few);
     few.demo.stop()?;
     many.demo.stop()?;
     ensure(p99 <= CHANGE_MAX, || {
@@ -101,16 +80,8 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
 fn fill(services: usize, accounts: usize) -> Result<Filled, Failure> {
     let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
     let gateway = start_on(folder.path())?;
-    let control = gateway.control();
-    let made = |error| Failure::during("a change", error);
     for number in 0..accounts {
-        let account = NewAccount {
-            id: format!("account{number}"),
-            capture_allowed: None,
-            domains_max: None,
-            managed_by: None,
-        };
-        account::create(control, &Actor::Admin, &account).map_err(made)?;
+        create_account(&gateway, format!("account{number}"))?;
     }
     let mut changes = Vec::new();
     for number in 0..services {
@@ -119,13 +90,9 @@ fn fill(services: usize, accounts: usize) -> Result<Filled, Failure> {
             ServiceChanges::default(),
         );
         let began = Instant::now();
-        service::create(
-            control,
-            &Actor::Admin,
-            &format!("account{}", number % accounts),
-            &service,
-        )
-        .map_err(made)?;
+        let account = format!("account{}", number % accounts);
+        service::create(gateway.control(), &Actor::Admin, &account, &service)
+            .map_err(|error| Failure::during("a change", error))?;
         if number >= services - services / 10 {
             changes.push(began.elapsed());
         }
@@ -133,43 +100,4 @@ fn fill(services: usize, accounts: usize) -> Result<Filled, Failure> {
     gateway.drain();
     changes.sort_unstable();
     Ok(Filled { folder, changes })
-}
-
-/// Starts a gateway in this process, whose control plane makes records.
-pub(super) fn start_on(folder: &Path) -> Result<Gateway, Failure> {
-    let text = format!(
-        "region = \"eu1\"\ndomain = \"gw.localhost\"\nlisten = \"127.0.0.1:0\"\n\
-         admin_listen = \"127.0.0.1:0\"\nworkers = 1\ndata_dir = {folder:?}\n"
-    );
-    let config =
-        Config::parse(&text, |_| None).map_err(|error| Failure::during("configuration", error))?;
-    Gateway::start(&config).map_err(|error| Failure::during("start", error))
-}
-
-struct Started {
-    demo: Demo,
-    took: Duration,
-    /// Proportional set size, in bytes.
-    memory: u64,
-}
-
-/// Starts the product on the records.
-fn start(gateway: &Path, filled: Filled) -> Result<Started, Failure> {
-    let began = Instant::now();
-    let demo = Demo::start_in(filled.folder, gateway, &DemoOptions::default())?;
-    let took = began.elapsed();
-    let memory = procfs::proportional_memory(demo.pid())?;
-    // Warm-up.
-    round(&demo)?;
-    Ok(Started { demo, took, memory })
-}
-
-/// CPU time per request in microseconds.
-fn round(demo: &Demo) -> Result<f64, Failure> {
-    load::cpu_per_request(
-        || demo.cpu_without_echo(),
-        &demo.target,
-        CALLERS,
-        REQUESTS_PER_ROUND,
-    )
 }

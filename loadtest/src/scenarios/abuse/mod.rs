@@ -13,7 +13,7 @@ use self::attacks::{ATTACKS, Attack, Attacked};
 use crate::client::Target;
 use crate::demo::{Demo, Options as DemoOptions, UNLIMITED};
 use crate::failure::{Failure, ensure};
-use crate::latency::{Latency, joined};
+use crate::load::Latency;
 use crate::machine::procfs;
 use crate::machine::scheduling::{Class, pin_to, schedule};
 use crate::metrics;
@@ -111,7 +111,11 @@ fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure>
             std::thread::sleep(BUILDS_UP);
             let measured = measure(demo, length);
             stop.store(true, Ordering::Relaxed);
-            joined(attackers).collect::<Result<(), _>>().and(measured)
+            let joined = attackers.into_iter().map(|attacker| {
+                let joined = attacker.join();
+                joined.unwrap_or_else(|_| Err(Failure::new("an attacker panicked")))
+            });
+            joined.collect::<Result<(), _>>().and(measured)
         })?;
         let busy = procfs::cpu(demo.pid()).saturating_sub(cpu).as_secs_f64()
             / began.elapsed().as_secs_f64();

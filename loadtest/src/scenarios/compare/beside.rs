@@ -10,7 +10,7 @@ use super::programs::wrk;
 use super::setups::{Kind, Setup};
 use crate::callers::{Callers, Load, Methods};
 use crate::failure::Failure;
-use crate::latency::Latency;
+use crate::load::Latency;
 use crate::report::millis;
 
 const DOWNLOADS: u32 = 8;

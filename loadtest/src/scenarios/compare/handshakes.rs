@@ -1,18 +1,19 @@
 //! CPU time of new connections, with one request on each.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Bench;
 use super::figures::{Case, Column, Sample, Work};
 use super::load::Generator;
 use super::setups::{Kind, Setup};
+use crate::callers::{Callers, Load, Methods};
 use crate::client::Target;
-use crate::failure::{Failure, ensure};
-use crate::latency::joined;
+use crate::failure::{Failure, wait_until};
 
 /// Callers, each with one connection after the other.
-const CALLERS: usize = 8;
-const CONNECTIONS_PER_CALLER: usize = 250;
+const CALLERS: u32 = 8;
+const CONNECTIONS: usize = 2000;
+const CONNECTED_WITHIN: Duration = Duration::from_secs(120);
 
 pub(super) fn run(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
     let generator = Generator::http1()?;
@@ -30,29 +31,27 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
 }
 
 fn measure(setup: &Setup) -> Result<Sample, Failure> {
-    let connections = (CALLERS * CONNECTIONS_PER_CALLER) as f64;
     let start = Instant::now();
-    let ((), cpu) = setup.spend(connect_all)?;
+    let (connections, cpu) = setup.spend(connect_all)?;
     let seconds = start.elapsed().as_secs_f64();
     let sample = Sample::default().with_cpu(cpu, Work::Connection, connections);
     Ok(sample.with(Column::Rate, connections / seconds))
 }
 
-fn connect_all(target: &Target) -> Result<(), Failure> {
-    let call = |caller: usize| {
-        for _ in 0..CONNECTIONS_PER_CALLER {
-            // Each caller has an address and thus ports of its own.
-            let answer = target.connect_from(1 + caller)?.ask("/")?;
-            ensure(answer.head.status == 200, || {
-                format!("status {}", answer.head.status)
-            })?;
-        }
-        Ok(())
-    };
-    std::thread::scope(|scope| {
-        let callers = (0..CALLERS)
-            .map(|caller| scope.spawn(move || call(caller)))
-            .collect();
-        joined(callers).collect()
-    })
+/// Makes connections with one request on each. Returns their number.
+fn connect_all(target: &Target) -> Result<f64, Failure> {
+    let callers = Callers::send(&Load {
+        targets: vec![target.clone()],
+        callers: CALLERS,
+        rate: None,
+        methods: Methods::Get,
+        per_connection: 1,
+    });
+    let late = || "the connections take too long".to_owned();
+    wait_until(CONNECTED_WITHIN, late, || Ok(callers.sent() >= CONNECTIONS))?;
+    let outcome = callers.stop()?;
+    match outcome.failed.first() {
+        Some(failed) => Err(Failure::new(failed.what.to_string())),
+        None => Ok(outcome.answered.len() as f64),
+    }
 }

@@ -13,7 +13,7 @@ use crate::report::{median, percentile, say};
 /// Rounds at the owner and at another node, in turns, so that noise of the machine affects both.
 const ROUNDS: usize = 10;
 const REQUESTS_PER_ROUND: usize = 20_000;
-const CALLERS: usize = 32;
+const CALLERS: u32 = 32;
 /// Requests of one caller, one after another.
 const SEQUENTIAL: usize = 2000;
 const MORE_CPU_MAX: f64 = 35.0;
