@@ -26,8 +26,6 @@ pub(crate) struct Plan {
     pub(crate) slots: Option<u32>,
     /// Cores that it may use; all if empty.
     pub(crate) cores: Vec<usize>,
-    /// Name servers in place of the machine's, as root: a file like `/etc/resolv.conf`.
-    pub(crate) name_servers: Option<PathBuf>,
     /// More variables of its environment.
     pub(crate) environment: Vec<(&'static str, String)>,
 }
@@ -91,7 +89,6 @@ impl Agent {
             backend,
             slots,
             cores,
-            name_servers,
             environment,
         } = &self.plan;
         let mut run = process::command(&self.program, cores)?;
@@ -99,9 +96,6 @@ impl Agent {
             .arg(self.state.path());
         run.envs(slots.map(|slots| (SLOTS, slots.to_string())));
         run.envs(environment.iter().map(|(name, value)| (name, value)));
-        if let Some(file) = name_servers {
-            run = process::with_file(&run, file, "/etc/resolv.conf")?;
-        }
         run.stdin(Stdio::null()).stderr(Stdio::null());
         self.process = Some(Process::spawn("gw-agent", &mut run)?);
         Ok(())

@@ -57,22 +57,11 @@ const ATTEMPTS: usize = 3;
 /// Workers of the demo. Each reports the limit of all.
 const WORKERS: u64 = 2;
 
-/// Fraction of each scenario to run.
-#[derive(Clone, Copy)]
-struct Share(usize);
-
-impl Share {
-    fn of(self, count: usize) -> usize {
-        (count / self.0).max(1)
-    }
-}
-
 /// Runs all scenarios; with `short`, a tenth of each.
 pub(crate) fn run(gateway: &Path, short: bool) -> Result<(), Failure> {
     gw_shared::runtime::raise_open_file_limit();
     let site = Site::with_frugal_backend()?;
     let _backend = site.start_backend()?;
-    let share = Share(if short { 10 } else { 1 });
     let scenarios: [(&str, usize, Open<'_>); 5] = [
         ("idle connections", IDLE, &|demo, count| {
             idle(&demo.target, count)
@@ -108,14 +97,15 @@ pub(crate) fn run(gateway: &Path, short: bool) -> Result<(), Failure> {
             ..Options::default()
         };
         let demo = Demo::start(gateway, &options)?;
-        let other = OtherAccount::start(gateway, &demo, &site.backend_url())?;
-        let wrong = Scenario {
+        let (other, agent) = start_other(gateway, &demo, &site.backend_url())?;
+        let count = if short { count / 10 } else { count };
+        let scenario = Scenario {
             demo: &demo,
-            other: &other.target,
-        }
-        .measure(name, share.of(count), open)?;
+            other: &other,
+        };
+        let wrong = scenario.measure(name, count, open)?;
         failed.extend(wrong.into_iter().map(|wrong| format!("{name}: {wrong}")));
-        drop(other);
+        drop(agent);
         demo.stop()?;
     }
     ensure(failed.is_empty(), || failed.join("; "))
@@ -125,24 +115,15 @@ pub(crate) fn run(gateway: &Path, short: bool) -> Result<(), Failure> {
 type Held = Box<dyn Any>;
 type Open<'a> = &'a dyn Fn(&Demo, usize) -> Result<Held, Failure>;
 
-/// A service of another account, with its own agent.
-struct OtherAccount {
-    target: Target,
-    _agent: Agent,
-}
-
-impl OtherAccount {
-    fn start(gateway: &Path, demo: &Demo, backend: &str) -> Result<Self, Failure> {
-        let services = [OTHER_SERVICE.to_owned()];
-        demo.api.create_account(OTHER_ACCOUNT)?;
-        demo.api.create_service(OTHER_ACCOUNT, OTHER_SERVICE)?;
-        let key = demo.api.create_key(OTHER_ACCOUNT, "other", &services)?;
-        let agent = agents::connect(gateway, demo, OTHER_ACCOUNT, &services, Plan::new(backend))?;
-        Ok(Self {
-            target: demo.target_of(OTHER_ACCOUNT, OTHER_SERVICE, &key.secret)?,
-            _agent: agent,
-        })
-    }
+/// Creates a service of another account, with its own agent.
+fn start_other(gateway: &Path, demo: &Demo, backend: &str) -> Result<(Target, Agent), Failure> {
+    let services = [OTHER_SERVICE.to_owned()];
+    demo.api.create_account(OTHER_ACCOUNT)?;
+    demo.api.create_service(OTHER_ACCOUNT, OTHER_SERVICE)?;
+    let key = demo.api.create_key(OTHER_ACCOUNT, "other", &services)?;
+    let agent = agents::connect(gateway, demo, OTHER_ACCOUNT, &services, Plan::new(backend))?;
+    let target = demo.target_of(OTHER_ACCOUNT, OTHER_SERVICE, &key.secret)?;
+    Ok((target, agent))
 }
 
 /// A new demo and callers of another account.

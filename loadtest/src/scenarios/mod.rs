@@ -1,9 +1,9 @@
 //! Scenarios, each a command of the program.
 
 pub(super) mod abuse;
-pub(super) mod backends;
 pub(super) mod bulk;
 pub(super) mod compare;
+pub(super) mod docker;
 pub(super) mod domains;
 pub(super) mod expiry;
 pub(super) mod logging;

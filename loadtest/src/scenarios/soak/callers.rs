@@ -34,8 +34,8 @@ pub(super) struct Pair {
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) answered: usize,
-    /// Begin and duration of the GET that took longest.
-    pub(super) longest: Option<(Instant, Duration)>,
+    /// Duration of the GET that took longest.
+    pub(super) longest: Option<Duration>,
     pub(super) failed: Vec<Failed>,
 }
 
@@ -113,9 +113,7 @@ impl Caller {
                 exchanged = self.exchange(is_post);
             }
             let took = began.elapsed();
-            if !is_post && seen.longest.is_none_or(|(_, longest)| took > longest) {
-                seen.longest = Some((began, took));
-            }
+            seen.longest = seen.longest.max(Some(took).filter(|_| !is_post));
             match exchanged {
                 Ok(()) => seen.answered += 1,
                 Err(what) => seen.failed.push(Failed {

@@ -6,7 +6,6 @@ use clap::ValueEnum;
 
 use super::NODES;
 use super::acts::{Act, Part};
-use super::callers::Pair;
 use super::site::TWINS;
 use super::world::Machine;
 use crate::callers::Failed;
@@ -127,42 +126,44 @@ impl MayFail {
     /// Whether a request of a pair may fail, of the fault that took effect between `from` and `to`.
     pub(super) fn allows(
         &self,
-        (pair, failed): (Pair, &Failed),
-        owner: Option<usize>,
-        entry: Option<usize>,
+        way: Way,
+        failed: &Failed,
         [from, to]: [std::time::Instant; 2],
     ) -> bool {
-        let is_at = self
-            .at
-            .is_some_and(|node| [Some(pair.node), entry].contains(&Some(node)));
-        let passes = |link: &(Machine, Machine)| passes(*link, pair.node, owner, entry);
-        let was_in_flight = failed.began <= to + self.in_flight;
-        let may =
-            is_at || self.links.iter().any(passes) || (was_in_flight && !self.in_flight.is_zero());
+        let was_in_flight = !self.in_flight.is_zero() && failed.began <= to + self.in_flight;
+        let may = self.concerns(way) || was_in_flight;
         may && failed.ended >= from && (failed.is_post || !self.only_posts)
     }
 
-    /// Whether GETs of this pair may take long.
-    pub(super) fn may_wait(&self, node: usize, entry: Option<usize>) -> bool {
-        self.at.is_some_and(|at| at == node || entry == Some(at)) || !self.links.is_empty()
+    /// Whether requests on this way pass a node or a link with the fault.
+    pub(super) fn concerns(&self, way: Way) -> bool {
+        let is_at = |node: usize| [Some(way.node), way.entry].contains(&Some(node));
+        self.at.is_some_and(is_at) || self.links.iter().any(|link| way.passes(*link))
     }
 }
 
-/// Whether a request, or the tunnel of its service, passes a link.
-fn passes(
-    (from, to): (Machine, Machine),
-    node: usize,
-    owner: Option<usize>,
-    entry: Option<usize>,
-) -> bool {
-    let is_end = |node: usize| [from, to].contains(&Machine::Node(node));
-    if [from, to].iter().any(|it| matches!(it, Machine::Engine(_))) {
-        return is_end(node) || owner.is_some_and(is_end) || entry.is_some_and(is_end);
+/// Where requests of a caller pass.
+#[derive(Clone, Copy)]
+pub(super) struct Way {
+    /// The node of the caller.
+    pub(super) node: usize,
+    /// The node that owns the service.
+    pub(super) owner: Option<usize>,
+    /// The node to which the agent is connected; `None` for any.
+    pub(super) entry: Option<usize>,
+}
+
+impl Way {
+    fn passes(self, (from, to): Link) -> bool {
+        let is_end = |node: usize| [from, to].contains(&Machine::Node(node));
+        let is_of = |node: Option<usize>| node.is_some_and(is_end);
+        if [from, to].iter().any(|it| matches!(it, Machine::Engine(_))) {
+            return is_end(self.node) || is_of(self.owner) || is_of(self.entry);
+        }
+        // An agent of any node can be connected to the other end.
+        let joins = |one: usize| Some(one) != self.owner && is_end(one) && is_of(self.owner);
+        joins(self.node) || self.entry.map_or_else(|| is_of(self.owner), joins)
     }
-    // An agent of any node can be connected to each end.
-    let joins =
-        |one: usize| owner.is_some_and(|owner| one != owner && is_end(one) && is_end(owner));
-    joins(node) || entry.map_or_else(|| owner.is_some_and(is_end), joins)
 }
 
 impl Kind {
@@ -366,16 +367,18 @@ mod tests {
 
     #[test]
     fn a_cut_concerns_requests_and_tunnels_that_pass_it() {
+        let way = |node, owner, entry| Way {
+            node,
+            owner: Some(owner),
+            entry: Some(entry),
+        };
         let nodes = (Machine::Node(0), Machine::Node(1));
-        assert!(passes(nodes, 0, Some(1), Some(1)));
-        assert!(passes(nodes, 1, Some(0), Some(0)));
+        assert!(way(0, 1, 1).passes(nodes) && way(1, 0, 0).passes(nodes));
         // The tunnel of a service that is called at a third node.
-        assert!(passes(nodes, 2, Some(1), Some(0)));
-        assert!(!passes(nodes, 0, Some(0), Some(0)));
-        assert!(!passes(nodes, 0, Some(2), Some(2)));
+        assert!(way(2, 1, 0).passes(nodes));
+        assert!(!way(0, 0, 0).passes(nodes) && !way(0, 2, 2).passes(nodes));
         let engine = (Machine::Engine(0), Machine::Node(1));
-        assert!(passes(engine, 1, Some(0), Some(0)));
-        assert!(!passes(engine, 2, Some(0), Some(0)));
+        assert!(way(1, 0, 0).passes(engine) && !way(2, 0, 0).passes(engine));
     }
 
     #[test]

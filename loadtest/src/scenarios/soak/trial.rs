@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::NODES;
 use super::callers::{Callers, Pair, Seen, is_limited, kinds};
-use super::faults::Fault;
+use super::faults::{Fault, Way};
 use super::revocations::Revocations;
 use super::site::{BURST, REFILL_PER_SECOND, Site};
 use crate::callers::Failed;
@@ -193,7 +193,11 @@ impl Figures<'_> {
             .iter()
             .flat_map(|(pair, seen)| seen.failed.iter().map(|failed| (*pair, failed)))
             .filter(|(_, failed)| !is_limited(failed));
-        let (allowed, others): (Vec<_>, Vec<_>) = failures.partition(|it| self.may_fail(*it));
+        let (allowed, others): (Vec<_>, Vec<_>) = failures.partition(|(pair, failed)| {
+            self.fault
+                .may_fail
+                .allows(self.way(*pair), failed, self.effect)
+        });
         let answered: usize = seen.iter().map(|(_, seen)| seen.answered).sum();
         let kinds = |failures: &[(Pair, &Failed)]| kinds(failures.iter().map(|(_, it)| *it));
         let longest = self.longest(seen);
@@ -217,12 +221,12 @@ impl Figures<'_> {
         row.note(format!("{} may ({})", allowed.len(), kinds(&allowed)))
     }
 
-    fn may_fail(&self, (pair, failed): (Pair, &Failed)) -> bool {
-        let entry = self.site.services[pair.service].entry;
-        let owner = self.owners[pair.service];
-        self.fault
-            .may_fail
-            .allows((pair, failed), owner, entry, self.effect)
+    fn way(&self, pair: Pair) -> Way {
+        Way {
+            node: pair.node,
+            owner: self.owners[pair.service],
+            entry: self.site.services[pair.service].entry,
+        }
     }
 
     /// Where and when the first of some failures was.
@@ -231,24 +235,21 @@ impl Figures<'_> {
             return String::new();
         };
         let [from, _] = self.effect;
-        let entry = self.site.services[pair.service].entry;
+        let Way { node, owner, entry } = self.way(*pair);
         format!(
-            "; the first at node {}, of a service of node {:?} with an agent at {entry:?}, {:.1} s \
-             after the begin, after {:.1} s",
-            pair.node,
-            self.owners[pair.service],
+            "; the first at node {node}, of a service of node {owner:?} with an agent at \
+             {entry:?}, {:.1} s after the begin, after {:.1} s",
             failed.began.saturating_duration_since(from).as_secs_f64(),
             (failed.ended - failed.began).as_secs_f64()
         )
     }
 
-    /// The longest GET of those that do not pass the node with the fault.
+    /// The longest GET of those that do not pass a node or a link with the fault.
     fn longest(&self, seen: &[(Pair, Seen)]) -> Duration {
-        let others = seen.iter().filter(|(pair, _)| {
-            let entry = self.site.services[pair.service].entry;
-            !self.fault.may_fail.may_wait(pair.node, entry)
-        });
+        let others = seen
+            .iter()
+            .filter(|(pair, _)| !self.fault.may_fail.concerns(self.way(*pair)));
         let longest = others.filter_map(|(_, seen)| seen.longest);
-        longest.map(|(_, took)| took).max().unwrap_or_default()
+        longest.max().unwrap_or_default()
     }
 }

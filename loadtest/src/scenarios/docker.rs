@@ -9,14 +9,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use rustix::process::geteuid;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::{Bench, Figures, Missed, find, need_root};
-use crate::agents::Plan;
+use crate::agents::{Plan, Pool};
 use crate::client::Target;
+use crate::demo::{Demo, Options};
 use crate::failure::{Failure, ensure, wait_until};
 use crate::machine::process::{self, Process, output};
+use crate::report::say;
 
 const IMAGE: &str = "gw-loadtest";
 const APPLETS: [&str; 4] = ["sh", "echo", "sha256sum", "tty"];
@@ -43,25 +45,37 @@ const COMMANDS: [(&str, &[u8], u8); 6] = [
     ),
 ];
 
-pub(super) fn run(bench: &Bench) -> Figures {
-    let docker = find("docker", "docker.io")?;
-    find("script", "bsdutils")?;
-    need_root()?;
+pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
+    ensure(geteuid().is_root(), || {
+        "mount namespaces need root".to_owned()
+    })?;
+    process::find("script", "bsdutils")?;
+    let docker = process::find("docker", "docker.io")?;
+    let demo = Demo::start(gateway, &Options::default())?;
     let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
     let path = folder.path().to_owned();
     let daemon = start(folder)?;
-    let compared = compare(bench, &docker, &path);
+    let socket = format!("unix:{}", path.join("docker.sock").display());
+    let pool = Pool::start(gateway, &demo, vec![Plan::new(socket)])?;
+    let ways = Ways {
+        docker,
+        folder: path,
+        target: pool.target.clone(),
+    };
+    ways.prepare(&demo.ca_file)?;
+    make_image(&ways)?;
+    compare(&ways)?;
     daemon.stop()?;
-    Ok(compared?)
+    demo.stop()
 }
 
 /// Starts a daemon with files and a socket of its own, and without networks.
-fn start(folder: TempDir) -> Result<Process, Missed> {
+fn start(folder: TempDir) -> Result<Process, Failure> {
     let path = folder.path().to_owned();
     let log = path.join("dockerd.log");
     let socket = path.join("docker.sock");
     let option = |name: &str, value: &Path| format!("--{name}={}", value.display());
-    let mut command = process::command(&find("dockerd", "docker.io")?, &[])?;
+    let mut command = process::command(&process::find("dockerd", "docker.io")?, &[])?;
     command
         .arg(option("data-root", &path.join("data")))
         .arg(option("exec-root", &path.join("exec")))
@@ -80,24 +94,13 @@ fn start(folder: TempDir) -> Result<Process, Missed> {
     if has_ended || started.is_err() {
         let log = fs::read_to_string(&log)?;
         let last = log.lines().last().unwrap_or_default();
-        return Err(Missed::Skipped(Failure::during(
-            "dockerd cannot run here",
-            last,
-        )));
+        return Err(Failure::during("dockerd cannot run here", last));
     }
     Ok(process)
 }
 
-fn compare(bench: &Bench, docker: &Path, folder: &Path) -> Result<String, Failure> {
-    let socket = folder.join("docker.sock");
-    let pool = bench.pool(Plan::new(format!("unix:{}", socket.display())))?;
-    let ways = Ways {
-        docker: docker.to_owned(),
-        folder: folder.to_owned(),
-        target: pool.target.clone(),
-    };
-    ways.prepare(&bench.demo.ca_file)?;
-    make_image(&ways)?;
+/// Runs each command directly and through the gateway.
+fn compare(ways: &Ways) -> Result<(), Failure> {
     let mut different = Vec::new();
     for (arguments, input, code) in COMMANDS {
         let direct = ways.said(false, input, arguments)?;
@@ -109,16 +112,13 @@ fn compare(bench: &Bench, docker: &Path, folder: &Path) -> Result<String, Failur
             different.push(format!("{arguments}: {relayed:?} in place of {direct:?}"));
         }
     }
-    let figures = format!(
-        "Unix socket: {} of {} commands of exec, exec -i (1 MB), attach and run -it print the same \
-         and end with the same code as directly",
+    say(format_args!(
+        "docker: {} of {} commands of exec, exec -i (1 MB), attach and run -it print the same and \
+         end with the same code as directly",
         COMMANDS.len() - different.len(),
         COMMANDS.len()
-    );
-    ensure(different.is_empty(), || {
-        format!("{figures}: {}", different.join("; "))
-    })?;
-    Ok(figures)
+    ));
+    ensure(different.is_empty(), || different.join("; "))
 }
 
 /// An image of a static busybox.
