@@ -1,22 +1,18 @@
-//! Agents as processes of their own, and services that have some.
+//! Agents as processes of their own.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::client::Target;
 use crate::demo::{Demo, SLOTS};
 use crate::failure::{Failure, wait_until};
 use crate::machine::process::{self, Process, output};
-use crate::metrics;
 
 /// Timeout for the tunnels of one agent.
 pub(crate) const TUNNELS_WITHIN: Duration = Duration::from_secs(30);
-const ACCOUNT: &str = "demo";
 
 /// What an agent is started with.
 #[derive(Clone, Default)]
@@ -37,12 +33,6 @@ pub(crate) struct Agent {
     // The process ends before its folder is removed.
     process: Option<Process>,
     state: TempDir,
-}
-
-/// A service of a demo with agents of its own.
-pub(crate) struct Pool {
-    pub(crate) target: Target,
-    _agents: Vec<Agent>,
 }
 
 impl Plan {
@@ -123,31 +113,6 @@ impl Agent {
     pub(crate) fn proportional_memory(&self) -> Result<u64, Failure> {
         let processes = self.process.iter();
         processes.map(Process::proportional_memory).sum()
-    }
-}
-
-impl Pool {
-    /// Creates a service and starts its agents. All tunnels are open when this returns.
-    pub(crate) fn start(gateway: &Path, demo: &Demo, plans: Vec<Plan>) -> Result<Self, Failure> {
-        static NUMBER: AtomicUsize = AtomicUsize::new(0);
-        let service = format!("pool{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        let services = [service.clone()];
-        demo.api.create_service(ACCOUNT, &service)?;
-        let key = demo.api.create_key(ACCOUNT, &service, &services)?;
-        let count = plans.len();
-        let token = demo.api.enrollment_token(ACCOUNT, &services, count)?;
-        let start = |plan| Agent::start(gateway, &demo.base_url, &demo.ca_file, &token, plan);
-        let agents = plans.into_iter().map(start).collect::<Result<_, _>>()?;
-        let label = format!("{ACCOUNT}--{service}");
-        let otherwise = || format!("not {count} tunnels after {TUNNELS_WITHIN:?}");
-        wait_until(TUNNELS_WITHIN, otherwise, || {
-            let tunnels = metrics::of_services(&demo.admin_url, "gw_service_tunnels")?;
-            Ok(tunnels.get(&label).is_some_and(|it| *it == count as u64))
-        })?;
-        Ok(Self {
-            target: demo.target_of(ACCOUNT, &service, &key.secret)?,
-            _agents: agents,
-        })
     }
 }
 

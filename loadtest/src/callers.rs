@@ -67,8 +67,6 @@ pub(crate) enum What {
 pub(crate) struct Outcome {
     /// Start and duration of answered requests.
     pub(crate) answered: Vec<(Instant, Duration)>,
-    /// Those of them with a body.
-    pub(crate) posts: usize,
     pub(crate) failed: Vec<Failed>,
     /// Connections that ended after a response and before the next one. The caller sends the
     /// request again, as RFC 9112 §9.3.1 allows for GET.
@@ -170,7 +168,6 @@ impl Callers {
                 .join()
                 .map_err(|_| Failure::new("a caller panicked"))?;
             all.answered.extend(one.answered);
-            all.posts += one.posts;
             all.failed.extend(one.failed);
             all.sent_again += one.sent_again;
         }
@@ -206,10 +203,7 @@ fn call(
         }
         let is_post = body.is_some();
         match exchanged {
-            Ok(()) => {
-                outcome.answered.push((began, began.elapsed()));
-                outcome.posts += usize::from(is_post);
-            }
+            Ok(()) => outcome.answered.push((began, began.elapsed())),
             Err(what) => outcome.failed.push(Failed {
                 began,
                 ended: Instant::now(),

@@ -243,15 +243,6 @@ pub(crate) enum Transport {
     Tls(Box<Stream>),
 }
 
-impl Transport {
-    pub(crate) fn socket(&self) -> &TcpStream {
-        match self {
-            Self::Plain(socket) => socket,
-            Self::Tls(stream) => stream.get_ref(),
-        }
-    }
-}
-
 impl Read for Transport {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {

@@ -159,7 +159,7 @@ impl Demo {
 
     /// CPU time of gateway and agent.
     pub(crate) fn cpu_without_echo(&self) -> Duration {
-        procfs::cpu(self.pid()).saturating_sub(procfs::cpu_of_thread(self.pid(), ECHO_THREAD))
+        procfs::cpu(self.pid()).saturating_sub(procfs::cpu_of_threads(self.pid(), ECHO_THREAD))
     }
 
     pub(crate) fn pid(&self) -> u32 {

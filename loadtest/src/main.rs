@@ -72,8 +72,6 @@ enum Scenario {
     Soak(scenarios::soak::Options),
     /// Two agents of one service, of which one is slow.
     SlowAgent,
-    /// Commands of Docker that take connections over, through the gateway and directly.
-    Docker,
     /// CPU time of the request log's thread, and speed of searches.
     Log(scenarios::request_log::Options),
     /// The relay of bytes that `compare` starts.
@@ -114,7 +112,6 @@ fn run(scenario: Scenario, gateway: &Path) -> Result<(), Failure> {
         Scenario::Region(options) => scenarios::region::run(gateway, &options),
         Scenario::Soak(options) => scenarios::soak::run(gateway, &options),
         Scenario::SlowAgent => scenarios::slow_agent::run(gateway),
-        Scenario::Docker => scenarios::docker::run(gateway),
         Scenario::Log(options) => scenarios::request_log::run(&options),
         Scenario::NullRelay(options) => null_relay::run(&options),
     }

@@ -27,11 +27,6 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
-/// The value that `percent` of `sorted` do not exceed; 0 for none.
-pub(crate) fn percentile(sorted: &[Duration], percent: usize) -> Duration {
-    per_mille(sorted, 10 * percent)
-}
-
 /// The value that `per_mille` thousandths of `sorted` do not exceed; 0 for none.
 pub(crate) fn per_mille(sorted: &[Duration], per_mille: usize) -> Duration {
     let rank = (sorted.len() * per_mille).div_ceil(1000);
@@ -41,23 +36,23 @@ pub(crate) fn per_mille(sorted: &[Duration], per_mille: usize) -> Duration {
         .unwrap_or_default()
 }
 
-/// A row of a table: its names, and the figures that were measured.
+/// A row of a table: its name, and the figures that were measured.
 pub(crate) struct Row {
-    names: Vec<String>,
+    name: String,
     figures: Vec<String>,
     missed: Vec<String>,
 }
 
-/// Rows under the headings of their names.
+/// Rows under a heading of their names.
 pub(crate) struct Table {
-    headings: Vec<&'static str>,
+    heading: &'static str,
     rows: Vec<Row>,
 }
 
 impl Row {
-    pub(crate) fn new(names: impl IntoIterator<Item = String>) -> Self {
+    pub(crate) fn new(name: String) -> Self {
         Self {
-            names: names.into_iter().collect(),
+            name,
             figures: Vec::new(),
             missed: Vec::new(),
         }
@@ -86,17 +81,14 @@ impl Row {
     fn say(&self) {
         let missed = self.missed.iter().map(|figure| format!("MISSED: {figure}"));
         let figures: Vec<String> = missed.chain(self.figures.iter().cloned()).collect();
-        let names = self.names.join(" | ");
-        say(format_args!("| {names} | {} |", figures.join("; ")));
+        say(format_args!("| {} | {} |", self.name, figures.join("; ")));
     }
 }
 
 impl Table {
-    pub(crate) fn new(headings: impl IntoIterator<Item = &'static str>) -> Self {
-        Self {
-            headings: headings.into_iter().collect(),
-            rows: Vec::new(),
-        }
+    pub(crate) fn new(heading: &'static str) -> Self {
+        let rows = Vec::new();
+        Self { heading, rows }
     }
 
     /// Prints a row, and keeps it for the end.
@@ -107,9 +99,7 @@ impl Table {
 
     /// Prints all rows. Fails if one has missed a figure.
     pub(crate) fn conclude(self) -> Result<(), Failure> {
-        let rule = "---|".repeat(self.headings.len() + 1);
-        let headings = self.headings.join(" | ");
-        say(format_args!("\n| {headings} | figures |\n|{rule}"));
+        say(format_args!("\n| {} | figures |\n|---|---|", self.heading));
         self.rows.iter().for_each(Row::say);
         let missed = self.rows.iter().filter(|row| row.has_missed());
         let missed = missed.count();
@@ -124,13 +114,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians_and_percentiles() {
+    fn medians_and_thousandths() {
         assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median([]), 0.0);
         let sorted: Vec<Duration> = (1..=1000).map(Duration::from_millis).collect();
-        assert_eq!(percentile(&sorted, 50), Duration::from_millis(500));
-        assert_eq!(percentile(&sorted, 99), Duration::from_millis(990));
+        assert_eq!(per_mille(&sorted, 500), Duration::from_millis(500));
         assert_eq!(per_mille(&sorted, 999), Duration::from_millis(999));
-        assert_eq!(percentile(&sorted[..1], 99), Duration::from_millis(1));
+        assert_eq!(per_mille(&sorted[..1], 990), Duration::from_millis(1));
     }
 }

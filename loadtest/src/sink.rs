@@ -1,6 +1,6 @@
 //! Backends in this process: blocking HTTP/1.1, one thread per connection.
 
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 const HEAD_MAX: u64 = 64 * 1024;
@@ -31,6 +31,13 @@ pub(crate) fn listen(
             }
         })?;
     Ok(address)
+}
+
+/// Writes a response with this body.
+pub(crate) fn respond(socket: &mut TcpStream, body: &str) -> io::Result<()> {
+    let length = body.len();
+    let response = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}");
+    socket.write_all(response.as_bytes())
 }
 
 /// Received bytes of a connection.

@@ -165,22 +165,6 @@ pub(crate) fn command(program: &Path, cores: &[usize]) -> Result<Command, Failur
     Ok(command)
 }
 
-/// `command` in a mount namespace in which the file at `path` is `file`. Only root may make one.
-pub(crate) fn with_file(command: &Command, file: &Path, path: &str) -> Result<Command, Failure> {
-    const MOUNT: &str = r#"mount --bind "$0" "$1" && shift && exec "$@""#;
-    let mut inside = Command::new(find("unshare", "util-linux")?);
-    inside.args(["--mount", "--", "sh", "-c", MOUNT]);
-    inside.arg(file).arg(path);
-    inside.arg(command.get_program()).args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => inside.env(name, value),
-            None => inside.env_remove(name),
-        };
-    }
-    Ok(inside)
-}
-
 /// Path of a program; the error names its Debian package.
 pub(crate) fn find(program: &str, package: &str) -> Result<PathBuf, Failure> {
     let path = env::var_os("PATH").unwrap_or_default();

@@ -105,16 +105,14 @@ pub(crate) fn cpu(pid: u32) -> Duration {
 
 /// CPU time of the running threads of a process whose names begin with `prefix`. The scheduler
 /// counts it in nanoseconds.
-pub(crate) fn cpu_of_threads(pid: u32, prefix: &str) -> Result<Duration, Failure> {
-    let failed = |error| Failure::during("CPU time of threads", error);
-    let mut spent = Duration::ZERO;
-    for task in process(pid).and_then(|it| it.tasks()).map_err(failed)? {
-        let task = task.map_err(failed)?;
-        if task.stat().map_err(failed)?.comm.starts_with(prefix) {
-            spent += Duration::from_nanos(task.schedstat().map_err(failed)?.sum_exec_runtime);
-        }
-    }
-    Ok(spent)
+pub(crate) fn cpu_of_threads(pid: u32, prefix: &str) -> Duration {
+    let tasks = process(pid).and_then(|process| process.tasks());
+    let named = tasks.into_iter().flatten().flatten();
+    let named = named.filter(|task| task.stat().is_ok_and(|it| it.comm.starts_with(prefix)));
+    named
+        .filter_map(|task| task.schedstat().ok())
+        .map(|stat| Duration::from_nanos(stat.sum_exec_runtime))
+        .sum()
 }
 
 /// CPU time of all programs of the machine but this one and its children, with the time that the
@@ -135,18 +133,6 @@ pub(crate) fn cpu_of_others() -> Result<Duration, Failure> {
 
 fn in_ticks(ticks: u64) -> Duration {
     Duration::from_millis(ticks * 1000 / ticks_per_second())
-}
-
-/// User and system time of the threads of a process with this name.
-pub(crate) fn cpu_of_thread(pid: u32, name: &str) -> Duration {
-    let threads = process(pid).and_then(|process| process.tasks());
-    threads
-        .into_iter()
-        .flatten()
-        .filter_map(|thread| thread.ok()?.stat().ok())
-        .filter(|stat| stat.comm == name)
-        .map(|stat| Cpu::from(&stat).total())
-        .sum()
 }
 
 /// The threads of a process and their names.

@@ -1,6 +1,6 @@
 //! Large bodies in both directions arrive unchanged, and the memory of the product stays bounded.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::TcpStream;
 use std::path::Path;
 use std::time::Instant;
@@ -111,12 +111,7 @@ fn compare_upload(request: &mut Requests, length: u64, socket: &mut TcpStream) -
         same += count as u64;
     }
     io::copy(&mut received, &mut io::sink())?;
-    let answer = same.to_string();
-    let length = answer.len();
-    write!(
-        socket,
-        "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{answer}"
-    )
+    sink::respond(socket, &same.to_string())
 }
 
 /// A body whose pieces begin with their number, which reveals lost, repeated and swapped pieces.

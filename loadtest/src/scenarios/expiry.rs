@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use crate::demo::{Demo, Options};
@@ -76,15 +76,9 @@ fn fill(log: &Path) -> Result<(), Failure> {
 
 /// Remaining bytes of the old day.
 fn left(log: &Path) -> Result<u64, Failure> {
-    let entries: Vec<PathBuf> = fs::read_dir(log)?
-        .map(|entry| Ok(entry?.path()))
-        .collect::<std::io::Result<_>>()?;
-    let old = entries
-        .iter()
-        .filter(|path| path.to_string_lossy().contains(OLD_DAY));
+    let entries = fs::read_dir(log)?.flatten();
+    let old = entries.filter(|entry| entry.file_name().to_string_lossy().contains(OLD_DAY));
     // A file removed after the listing counts as 0.
-    Ok(old
-        .filter_map(|path| path.metadata().ok())
-        .map(|metadata| metadata.len())
-        .sum())
+    let sizes = old.filter_map(|entry| entry.metadata().ok());
+    Ok(sizes.map(|metadata| metadata.len()).sum())
 }

@@ -3,7 +3,6 @@
 pub(super) mod abuse;
 pub(super) mod bulk;
 pub(super) mod compare;
-pub(super) mod docker;
 pub(super) mod domains;
 pub(super) mod expiry;
 pub(super) mod logging;

@@ -34,18 +34,11 @@ pub(crate) struct Options {
     accounts: usize,
 }
 
-/// A data folder with records, and the durations of the last tenth of the changes that made them,
-/// sorted.
-struct Filled {
-    folder: TempDir,
-    changes: Vec<Duration>,
-}
-
 pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     let Options { services, accounts } = *options;
     let began = Instant::now();
-    let many = fill(services, accounts)?;
-    let [p50, p99] = [500, 990].map(|share| per_mille(&many.changes, share));
+    let (folder, changes) = fill(services, accounts)?;
+    let [p50, p99] = [500, 990].map(|share| per_mille(&changes, share));
     say(format_args!(
         "services: {services} in {accounts} accounts made in {:.0} s; of the last tenth p50 {:.2} \
          ms, p99 {:.2} ms",
@@ -53,8 +46,8 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
         millis(p50),
         millis(p99)
     ));
-    let few = Started::new(fill(FEW, 1)?.folder, gateway, FEW)?;
-    let many = Started::new(many.folder, gateway, services)?;
+    let few = Started::new(fill(FEW, 1)?.0, gateway, FEW)?;
+    let many = Started::new(folder, gateway, services)?;
     let more = many.compare(&few, "services", ROUNDS, |demo| {
         let spent = || demo.cpu_without_echo();
         load::cpu_per_request(spent, &demo.target, CALLERS, REQUESTS_PER_ROUND)
@@ -76,8 +69,9 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     })
 }
 
-/// Makes records through the control plane, one change after another, as the API does.
-fn fill(services: usize, accounts: usize) -> Result<Filled, Failure> {
+/// Makes records through the control plane, one change after another, as the API does. Returns also
+/// the durations of the last tenth of the changes, sorted.
+fn fill(services: usize, accounts: usize) -> Result<(TempDir, Vec<Duration>), Failure> {
     let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
     let gateway = start_on(folder.path())?;
     for number in 0..accounts {
@@ -99,5 +93,5 @@ fn fill(services: usize, accounts: usize) -> Result<Filled, Failure> {
     }
     gateway.drain();
     changes.sort_unstable();
-    Ok(Filled { folder, changes })
+    Ok((folder, changes))
 }

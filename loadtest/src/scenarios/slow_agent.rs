@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::agents::{Plan, Pool};
+use crate::agents::{self, Plan};
 use crate::backend::{Backend, Received};
 use crate::callers::{Callers, Load, Methods, Outcome, PER_CONNECTION};
 use crate::demo::{Demo, Options};
@@ -28,10 +28,10 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
     let mut alone = Vec::new();
     let mut beside = Vec::new();
     let mut share = 0.0_f64;
-    for _ in 0..ROUNDS {
-        alone.push(p50(&call(gateway, &demo, &[&healthy])?));
+    for round in 0..ROUNDS {
+        alone.push(p50(&call(gateway, &demo, 2 * round, &[&healthy])?));
         let before = slow.requests();
-        let outcome = call(gateway, &demo, &[&slow, &healthy])?;
+        let outcome = call(gateway, &demo, 2 * round + 1, &[&slow, &healthy])?;
         let of_slow = (slow.requests() - before) as f64;
         share = share.max(100.0 * of_slow / outcome.answered.len().max(1) as f64);
         beside.push(p50(&outcome));
@@ -50,11 +50,27 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
     demo.stop()
 }
 
-fn call(gateway: &Path, demo: &Demo, backends: &[&Backend]) -> Result<Outcome, Failure> {
-    let plans = backends.iter().map(|backend| Plan::new(&backend.url));
-    let pool = Pool::start(gateway, demo, plans.collect())?;
+/// Calls a new service whose agents have these backends.
+fn call(
+    gateway: &Path,
+    demo: &Demo,
+    number: usize,
+    backends: &[&Backend],
+) -> Result<Outcome, Failure> {
+    let account = "demo";
+    let service = [format!("service-{number}")];
+    demo.api.create_service(account, &service[0])?;
+    let key = demo.api.create_key(account, &service[0], &service)?;
+    let connect = |backend: &&Backend| {
+        let plan = Plan::new(&backend.url);
+        agents::connect(gateway, demo, account, &service, plan)
+    };
+    let _agents = backends
+        .iter()
+        .map(connect)
+        .collect::<Result<Vec<_>, _>>()?;
     let callers = Callers::send(&Load {
-        targets: vec![pool.target],
+        targets: vec![demo.target_of(account, &service[0], &key.secret)?],
         callers: CALLERS,
         rate: None,
         methods: Methods::GetAndPost,

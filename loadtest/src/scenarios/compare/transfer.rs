@@ -22,23 +22,13 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
     // nginx would answer before the end of an upload.
     let backend = sink::listen("upload", |request, length, socket| {
         io::copy(&mut request.take(length), &mut io::sink())?;
-        answer(socket)
+        sink::respond(socket, ANSWER)
     })?;
     let setups = bench.start_all_before(&Kind::HTTP1, backend.port())?;
     let uploads = bench.compare(&setups, case("upload"), |setup| {
         transfer(setup, bytes, upload)
     })?;
     Ok(vec![downloads, uploads])
-}
-
-fn answer(socket: &mut impl io::Write) -> io::Result<()> {
-    socket.write_all(
-        format!(
-            "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{ANSWER}",
-            ANSWER.len()
-        )
-        .as_bytes(),
-    )
 }
 
 fn transfer(

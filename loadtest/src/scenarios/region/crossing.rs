@@ -1,14 +1,12 @@
 //! Cost of a request that crosses nodes, beside a request at the owner.
 
-use std::time::Instant;
-
 use super::{NODES, owner};
 use crate::client::Target;
 use crate::demo::Demo;
 use crate::failure::{Failure, ensure};
 use crate::load;
 use crate::machine::procfs;
-use crate::report::{median, percentile, say};
+use crate::report::{median, say};
 
 /// Rounds at the owner and at another node, in turns, so that noise of the machine affects both.
 const ROUNDS: usize = 10;
@@ -63,19 +61,9 @@ fn round(region: &Demo, target: &Target) -> Result<Cost, Failure> {
     // Without agent, backend and PostgreSQL.
     let spent = || region.nodes.iter().map(|node| procfs::cpu(node.pid)).sum();
     let cpu = load::cpu_per_request(spent, target, CALLERS, REQUESTS_PER_ROUND)?;
-    let mut connection = target.connect()?;
-    let mut took = Vec::with_capacity(SEQUENTIAL);
-    for _ in 0..SEQUENTIAL {
-        let asked = Instant::now();
-        let answer = connection.ask("/hello")?;
-        took.push(asked.elapsed());
-        ensure(answer.head.status == 200, || {
-            format!("a request got {}", answer.head.status)
-        })?;
-    }
-    took.sort_unstable();
+    let (_, p50, _) = load::requests(target, 1, SEQUENTIAL)?.figures();
     Ok(Cost {
         cpu,
-        p50: percentile(&took, 50).as_secs_f64() * 1e6,
+        p50: p50.as_secs_f64() * 1e6,
     })
 }

@@ -16,8 +16,8 @@ use rustix::fs::{Advice, fadvise};
 
 use self::traffic::Traffic;
 use crate::failure::{Failure, ensure};
-use crate::machine::procfs::cpu_of_thread;
-use crate::report::{mebibytes, millis, percentile, say};
+use crate::machine::procfs::cpu_of_threads;
+use crate::report::{mebibytes, millis, per_mille, say};
 
 /// Limits of the checks.
 const LOOKUP_MAX: Duration = Duration::from_millis(5);
@@ -101,7 +101,7 @@ fn writing(folder: &Path, services: usize, per_second: u64) -> Result<f64, Failu
         }
         log.flush();
     }
-    let cpu = cpu_of_thread(std::process::id(), "gw-log");
+    let cpu = cpu_of_threads(std::process::id(), "gw-log");
     let stats = log.stats();
     ensure(
         stats.written == RECORDS / count * count && stats.dropped == 0,
@@ -137,7 +137,7 @@ fn fill(log: &RequestLog, clock: &Clock, options: &Options) -> Result<(), Failur
         stats.written == options.records && stats.dropped == 0,
         || format!("{stats:?}"),
     )?;
-    let cpu = cpu_of_thread(std::process::id(), "gw-log");
+    let cpu = cpu_of_threads(std::process::id(), "gw-log");
     say(format_args!(
         "log: {made} records of {} services in {flushes} flushes: {:.0} s, {:.2} µs CPU per \
          record, {:.0} µs per flush",
@@ -270,8 +270,8 @@ fn look_up(
         )?;
     }
     times.sort();
-    let p50 = percentile(&times, 50);
-    let p99 = percentile(&times, 99);
+    let p50 = per_mille(&times, 500);
+    let p99 = per_mille(&times, 990);
     say(format_args!(
         "log: {name}: an id: p50 {:.2} ms, p99 {:.2} ms",
         millis(p50),

@@ -54,7 +54,7 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     let mut dice = Dice::new(seed);
     let kinds = options.kinds(&mut dice)?;
     say(format_args!("soak: {} faults, --seed {seed}", kinds.len()));
-    let mut table = Table::new(["fault"]);
+    let mut table = Table::new("fault");
     let mut site = None;
     for kind in kinds {
         let fault = kind.draw(&mut dice, Duration::from_secs(options.seconds));
@@ -65,7 +65,7 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
             None => Site::start(gateway, next)?,
         };
         let row = trial::run(&mut region, fault, options.rate);
-        let row = row.unwrap_or_else(|failure| Row::new([name]).check(false, failure.to_string()));
+        let row = row.unwrap_or_else(|failure| Row::new(name).check(false, failure.to_string()));
         // A region that is not well is not used for the next fault.
         site = Some(region).filter(|_| !row.has_missed());
         table.add(row);

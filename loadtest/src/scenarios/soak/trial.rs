@@ -68,7 +68,7 @@ pub(super) fn run(site: &mut Site, fault: Fault, rate: u32) -> Result<Row, Failu
         owners: &owners,
         effect: [from, to],
     };
-    let mut row = figures.row(&seen, Row::new([fault.name.clone()]));
+    let mut row = figures.row(&seen, Row::new(fault.name.clone()));
     row = match well.and_then(|well| upgraded.map(|()| well)) {
         Ok(well) => row.note(format!("well {:.1} s after its end", well.as_secs_f64())),
         Err(failure) => row.check(false, failure.to_string()),

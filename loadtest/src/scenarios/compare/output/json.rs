@@ -30,7 +30,7 @@ fn row(row: &Row) -> Value {
     };
     let quantities: Map<String, Value> = Column::ALL
         .into_iter()
-        .filter_map(|column| Some((column.key().to_owned(), quantity(column)?)))
+        .filter_map(|(column, key)| Some((key.to_owned(), quantity(column)?)))
         .collect();
     json!({
         "setup": row.setup,
