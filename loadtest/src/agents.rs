@@ -100,6 +100,10 @@ impl Agent {
         self.run()
     }
 
+    pub(crate) fn stop(&mut self) -> Result<(), Failure> {
+        self.process.take().map_or(Ok(()), Process::stop)
+    }
+
     pub(crate) fn kill(&mut self) -> Result<(), Failure> {
         self.process.take().map_or(Ok(()), Process::kill)
     }

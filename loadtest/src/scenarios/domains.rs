@@ -51,7 +51,6 @@ pub(crate) struct Options {
 struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     key: KeyPair,
-    key_pem: String,
 }
 
 pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
@@ -86,12 +85,7 @@ impl Authority {
         let key = KeyPair::generate().map_err(failed)?;
         let issuer = CertifiedIssuer::self_signed(parameters, key).map_err(failed)?;
         let key = KeyPair::generate().map_err(failed)?;
-        let key_pem = key.serialize_pem();
-        Ok(Self {
-            issuer,
-            key,
-            key_pem,
-        })
+        Ok(Self { issuer, key })
     }
 
     /// A domain of the demo's service, with a chain of two certificates.
@@ -103,7 +97,7 @@ impl Authority {
         let material = DomainMaterial {
             served: Some(ServedPair {
                 chain: format!("{}{}", leaf.pem(), self.issuer.pem()),
-                key: Secret::new(self.key_pem.clone()),
+                key: Secret::new(self.key.serialize_pem()),
             }),
             ..DomainMaterial::default()
         };

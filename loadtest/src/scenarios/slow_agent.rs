@@ -29,12 +29,13 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
     let mut beside = Vec::new();
     let mut share = 0.0_f64;
     for round in 0..ROUNDS {
-        alone.push(p50(&call(gateway, &demo, 2 * round, &[&healthy])?));
+        let outcome = call(gateway, &demo, 2 * round, &[&healthy])?;
+        alone.push(millis(outcome.figures().1));
         let before = slow.requests();
         let outcome = call(gateway, &demo, 2 * round + 1, &[&slow, &healthy])?;
         let of_slow = (slow.requests() - before) as f64;
         share = share.max(100.0 * of_slow / outcome.answered.len().max(1) as f64);
-        beside.push(p50(&outcome));
+        beside.push(millis(outcome.figures().1));
     }
     let [alone, beside] = [alone, beside].map(median);
     say(format_args!(
@@ -81,8 +82,4 @@ fn call(
     let failed = outcome.failed.len() + outcome.sent_again;
     ensure(failed == 0, || format!("{failed} requests failed"))?;
     Ok(outcome)
-}
-
-fn p50(outcome: &Outcome) -> f64 {
-    millis(outcome.figures().1)
 }

@@ -32,13 +32,12 @@ pub(super) enum Act {
     Continue(Part),
     Kill(Part),
     Start(Part),
-    /// A node leaves the region and ends.
-    Stop(usize),
+    /// The part ends in order: a node leaves the region.
+    Stop(Part),
     /// Another process takes the place of that of a node.
     Replace(usize),
     /// An agent is restarted as its unit of systemd does.
     RestartAgent(usize),
-    RestartEngine,
     /// The primary is killed, and the standby takes changes.
     FailOver,
     /// The earlier primary becomes the standby.
@@ -59,25 +58,20 @@ impl Site {
             Act::Continue(part) => self.signal(part, Signal::CONT),
             Act::Kill(Part::Node(node)) => self.nodes[node].kill(),
             Act::Kill(Part::Agent(agent)) => self.agents[agent].kill(),
-            Act::Kill(Part::Engine) => {
-                self.engines[self.primary].kill();
-                Ok(())
-            }
+            Act::Kill(Part::Engine) => self.engines[self.primary].kill(),
             Act::Start(Part::Node(node)) => self.start_node(node),
             Act::Start(Part::Agent(agent)) => {
                 let agent = &mut self.agents[agent];
                 self.world.on(Machine::Agents, || agent.run())
             }
             Act::Start(Part::Engine) => self.engines[self.primary].run(&self.world),
-            Act::Stop(node) => self.nodes[node].stop(),
+            Act::Stop(Part::Node(node)) => self.nodes[node].stop(),
+            Act::Stop(Part::Agent(agent)) => self.agents[agent].stop(),
+            Act::Stop(Part::Engine) => self.engines[self.primary].stop(),
             Act::Replace(node) => self.nodes[node].replace(),
             Act::RestartAgent(agent) => {
                 let agent = &mut self.agents[agent];
                 self.world.on(Machine::Agents, || agent.restart())
-            }
-            Act::RestartEngine => {
-                self.engines[self.primary].stop()?;
-                self.engines[self.primary].run(&self.world)
             }
             Act::FailOver => self.fail_over(),
             Act::Follow => self.follow(),
@@ -101,7 +95,7 @@ impl Site {
     fn fail_over(&mut self) -> Result<(), Failure> {
         let standby = 1 - self.primary;
         self.engines[standby].wait_for(&self.engines[self.primary], &self.world)?;
-        self.engines[self.primary].kill();
+        self.engines[self.primary].kill()?;
         self.primary = standby;
         self.engines[standby].promote(&self.world)
     }

@@ -97,9 +97,10 @@ impl Engine {
         Ok(self.server.stop(&mut Sleep)?)
     }
 
-    pub(super) fn kill(&mut self) {
+    pub(super) fn kill(&mut self) -> Result<(), Failure> {
         self.signal(Signal::KILL);
         self.server.abort();
+        Ok(())
     }
 
     /// Makes a standby the primary.

@@ -194,7 +194,7 @@ impl Kind {
                 )
                 .at(node, MOMENT),
             Self::Stopped => fault
-                .acts([Act::Stop(node)], [Act::Start(victim)])
+                .acts([Act::Stop(victim)], [Act::Start(victim)])
                 .at(node, Duration::ZERO),
             Self::Replaced => fault.acts((0..NODES).map(Act::Replace), []),
             Self::NoEngine => fault.cut(to_engines(node)).without_contact(node),
@@ -204,7 +204,7 @@ impl Kind {
             Self::OneWay => fault.cut(vec![link]).between(link),
             Self::Flapping => fault.flapping(dice),
             Self::EngineFrozen => fault.acts([Act::Freeze(engine)], [Act::Continue(engine)]),
-            Self::EngineRestarted => fault.acts([Act::RestartEngine], []),
+            Self::EngineRestarted => fault.acts([Act::Stop(engine), Act::Start(engine)], []),
             Self::FailOver => fault
                 .acts(
                     [Act::Kill(victim), Act::FailOver],

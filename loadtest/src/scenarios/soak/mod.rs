@@ -58,14 +58,14 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     let mut site = None;
     for kind in kinds {
         let fault = kind.draw(&mut dice, Duration::from_secs(options.seconds));
-        let name = fault.name.clone();
         let next = options.next.as_deref();
         let mut region = match site.take() {
             Some(site) => site,
             None => Site::start(gateway, next)?,
         };
-        let row = trial::run(&mut region, fault, options.rate);
-        let row = row.unwrap_or_else(|failure| Row::new(name).check(false, failure.to_string()));
+        let row = trial::run(&mut region, &fault, options.rate);
+        let row =
+            row.unwrap_or_else(|failure| Row::new(fault.name).check(false, failure.to_string()));
         // A region that is not well is not used for the next fault.
         site = Some(region).filter(|_| !row.has_missed());
         table.add(row);

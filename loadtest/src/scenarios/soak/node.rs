@@ -12,7 +12,8 @@ use crate::failure::{Failure, wait_until};
 use crate::machine::process::{self, Process};
 use crate::machine::procfs;
 
-const ADMIN_URL: &str = "http://127.0.0.1:9080";
+/// URL of the admin listener, on the machine of the node.
+pub(super) const ADMIN_URL: &str = "http://127.0.0.1:9080";
 const SETTLED_WITHIN: Duration = Duration::from_secs(60);
 
 pub(super) struct Node {
@@ -39,10 +40,6 @@ impl Node {
 
     pub(super) fn config(&self) -> PathBuf {
         self.data.with_extension("toml")
-    }
-
-    pub(super) fn admin_url(&self) -> &'static str {
-        ADMIN_URL
     }
 
     pub(super) fn is_running(&self) -> bool {

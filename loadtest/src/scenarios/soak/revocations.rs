@@ -65,9 +65,17 @@ impl Revocations {
     /// Revokes the next key at a node other than `victim`, and tries it at all nodes once the
     /// change is answered.
     pub(super) fn revoke(&mut self, site: &Site, victim: usize) -> Result<(), Failure> {
+        let before = self.named.len();
+        self.revoke_quietly(site, victim);
+        let revoked = before..self.named.len();
+        (0..NODES).try_for_each(|node| self.try_keys(site, node, revoked.clone(), false))
+    }
+
+    /// Revokes the next key, and does not try it yet.
+    pub(super) fn revoke_quietly(&mut self, site: &Site, victim: usize) {
         let key = self.named.len();
         let Some(ServiceKey { id, .. }) = self.keys.get(key) else {
-            return Ok(());
+            return;
         };
         let node = (victim + 1 + (key + self.refused) % (NODES - 1)) % NODES;
         let path = format!("/accounts/demo/service-keys/{id}");
@@ -77,12 +85,8 @@ impl Revocations {
         self.slowest = self.slowest.max(asked.elapsed());
         match reply {
             Ok(reply) if reply.status == 200 => self.named.push(reply.pending),
-            _ => {
-                self.refused += 1;
-                return Ok(());
-            }
+            _ => self.refused += 1,
         }
-        (0..NODES).try_for_each(|node| self.try_keys(site, node, key..key + 1, false))
     }
 
     /// Tries all revoked keys again at all nodes. `is_last` if the region is well again.

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use super::NODES;
 use super::engine::Engine;
 use super::haproxy::Balancer;
-use super::node::Node;
+use super::node::{ADMIN_URL, Node};
 use super::world::{Machine, World};
 use crate::admin_api::{AdminApi, ServiceKey, text};
 use crate::agents::{Agent, Plan};
@@ -279,7 +279,7 @@ impl Site {
         let mut owners = vec![None; self.services.len()];
         for node in (0..NODES).filter(|node| self.nodes[*node].is_running()) {
             let tunnels = self.world.on(Machine::Node(node), || {
-                metrics::of_services(self.nodes[node].admin_url(), "gw_service_tunnels")
+                metrics::of_services(ADMIN_URL, "gw_service_tunnels")
             })?;
             for (service, owner) in self.services.iter().zip(&mut owners) {
                 if tunnels.get(&format!("demo--{}", service.id)) > Some(&0) {

@@ -14,6 +14,8 @@ use crate::report::Row;
 /// Load before a fault and after its end.
 const AROUND: Duration = Duration::from_secs(2);
 const REVOKED_EVERY: Duration = Duration::from_millis(500);
+/// Keys that are revoked right before a fault: a node that crashes then must still refuse them.
+const REVOKED_BEFORE: usize = 5;
 /// The node that counts an address is asked for half a second at most.
 const TOKEN_WITHIN: Duration = Duration::from_secs(1);
 /// The longest that a GET may take that does not pass the node with the fault.
@@ -35,20 +37,23 @@ struct Meanwhile {
 }
 
 /// Applies a fault under load. Fails if the region cannot be brought to its end.
-pub(super) fn run(site: &mut Site, fault: Fault, rate: u32) -> Result<Row, Failure> {
+pub(super) fn run(site: &mut Site, fault: &Fault, rate: u32) -> Result<Row, Failure> {
     let owners = site.owners()?;
     let local = local_services(site, &owners)?;
     let called = [&local[..], &[site.limited() - 1, site.limited()]].concat();
-    let keys = fault.length.div_duration_f64(REVOKED_EVERY).ceil() as usize + 1;
+    let keys = fault.length.div_duration_f64(REVOKED_EVERY).ceil() as usize + REVOKED_BEFORE;
     let mut revocations = Revocations::new(site, local, keys)?;
     let already_twice = site.received.posts().1;
     let started = Instant::now();
     let callers = Callers::start(site, &called, rate)?;
     std::thread::sleep(AROUND);
+    for _ in 0..REVOKED_BEFORE {
+        revocations.revoke_quietly(site, fault.victim);
+    }
     let from = Instant::now();
     fault.begin.iter().try_for_each(|act| site.perform(*act))?;
     let to = Instant::now();
-    let mut meanwhile = hold(site, &fault, &mut revocations)?;
+    let mut meanwhile = hold(site, fault, &mut revocations)?;
     revocations.try_all(site, false)?;
     fault.end.iter().try_for_each(|act| site.perform(*act))?;
     let well = site.wait_until_well(fault.well_within);
@@ -64,7 +69,7 @@ pub(super) fn run(site: &mut Site, fault: Fault, rate: u32) -> Result<Row, Failu
     let seen = callers.stop()?;
     let figures = Figures {
         site,
-        fault: &fault,
+        fault,
         owners: &owners,
         effect: [from, to],
     };
