@@ -91,17 +91,11 @@ impl Agent {
         Ok(())
     }
 
-    /// Restarts it as its unit of systemd does: the worker serves until the next one has its
-    /// tunnels.
-    pub(crate) fn restart(&mut self) -> Result<(), Failure> {
-        self.process
-            .take()
-            .map_or(Ok(()), |process| process.stop_with(Signal::USR1))?;
-        self.run()
-    }
-
+    /// Stops it as its unit of systemd does before a restart: the worker serves until the next
+    /// process has its tunnels.
     pub(crate) fn stop(&mut self) -> Result<(), Failure> {
-        self.process.take().map_or(Ok(()), Process::stop)
+        let process = self.process.take();
+        process.map_or(Ok(()), |process| process.stop_with(Signal::USR1))
     }
 
     pub(crate) fn kill(&mut self) -> Result<(), Failure> {

@@ -99,11 +99,7 @@ pub(crate) fn run(gateway: &Path, short: bool) -> Result<(), Failure> {
         let demo = Demo::start(gateway, &options)?;
         let (other, agent) = start_other(gateway, &demo, &site.backend_url())?;
         let count = if short { count / 10 } else { count };
-        let scenario = Scenario {
-            demo: &demo,
-            other: &other,
-        };
-        let wrong = scenario.measure(name, count, open)?;
+        let wrong = measure(&demo, &other, name, count, open)?;
         failed.extend(wrong.into_iter().map(|wrong| format!("{name}: {wrong}")));
         drop(agent);
         demo.stop()?;
@@ -126,128 +122,125 @@ fn start_other(gateway: &Path, demo: &Demo, backend: &str) -> Result<(Target, Ag
     Ok((target, agent))
 }
 
-/// A new demo and callers of another account.
-struct Scenario<'a> {
-    demo: &'a Demo,
-    other: &'a Target,
+/// Measures before, during and after; returns the failures.
+fn measure(
+    demo: &Demo,
+    other: &Target,
+    name: &str,
+    count: usize,
+    open: Open<'_>,
+) -> Result<Vec<String>, Failure> {
+    demo.target.connect()?.ask("/hello")?;
+    let resident = || Memory::of(demo.pid()).map(|memory| memory.resident);
+    let quiet = latency(other)?;
+    let before = resident()?;
+    let kernel_before = procfs::tcp_memory()?;
+    let opening = Instant::now();
+    let (held, most) = watching_kernel_memory(demo, || open(demo, count))?;
+    let opened = opening.elapsed();
+    let at = resident()?;
+    let (beside, most_later) = watching_kernel_memory(demo, || latency(other))?;
+    let most = most.or(most_later);
+    drop(held);
+    let closed = Instant::now();
+    let is_back = |after: u64| after <= before + BACK_TO;
+    let is_kernel_back = |after: u64| after <= kernel_before + BACK_TO;
+    let mut after = resident()?;
+    let mut kernel_after = procfs::tcp_memory()?;
+    while !(is_back(after) && is_kernel_back(kernel_after)) && closed.elapsed() < BACK_WITHIN {
+        std::thread::sleep(TICK);
+        (after, kernel_after) = (resident()?, procfs::tcp_memory()?);
+    }
+    let limit = metrics::read(&demo.admin_url, "gw_connections_kernel_limit_bytes")? / WORKERS;
+    say(format_args!(
+        "{count} {name}, open after {:.0} s: resident {:.1} MiB before, {:.1} with them ({:.1} \
+         KiB each), {:.1} {:.0} s after; kernel memory of callers' connections at most {:.1} \
+         of {:.1} MiB, of all TCP at most {:.1}, {:.1} after; another account's p99 {:.2} ms \
+         quiet, {:.2} ms beside ({:.2})",
+        opened.as_secs_f64(),
+        mebibytes(before),
+        mebibytes(at),
+        at.saturating_sub(before) as f64 / 1024.0 / count as f64,
+        mebibytes(after),
+        closed.elapsed().as_secs_f64(),
+        mebibytes(most.callers),
+        mebibytes(limit),
+        mebibytes(most.machine),
+        mebibytes(kernel_after),
+        millis(quiet),
+        millis(beside),
+        beside.as_secs_f64() / quiet.as_secs_f64(),
+    ));
+    let ended = metrics::reasons(&demo.admin_url)?;
+    if !ended.is_empty() {
+        say(format_args!("  {ended}"));
+    }
+    let checks = [
+        (
+            opened <= OPEN_WITHIN + STALLS_AFTER,
+            "connections were not open in time",
+        ),
+        (is_back(after), "memory is not released"),
+        (
+            is_kernel_back(kernel_after),
+            "kernel memory is not released",
+        ),
+        (most.callers <= limit, "kernel memory exceeds the limit"),
+        (
+            beside <= quiet * SLOWER_MAX,
+            "callers of another account are slowed down",
+        ),
+    ];
+    Ok(checks
+        .into_iter()
+        .filter(|(holds, _)| !holds)
+        .map(|(_, wrong)| wrong.to_owned())
+        .collect())
 }
 
-impl Scenario<'_> {
-    /// Measures before, during and after; returns the failures.
-    fn measure(&self, name: &str, count: usize, open: Open<'_>) -> Result<Vec<String>, Failure> {
-        self.demo.target.connect()?.ask("/hello")?;
-        let resident = || Memory::of(self.demo.pid()).map(|memory| memory.resident);
-        let quiet = self.latency()?;
-        let before = resident()?;
-        let kernel_before = procfs::tcp_memory()?;
-        let opening = Instant::now();
-        let (held, most) = self.watching_kernel_memory(|| open(self.demo, count))?;
-        let opened = opening.elapsed();
-        let at = resident()?;
-        let (beside, most_later) = self.watching_kernel_memory(|| self.latency())?;
-        let most = most.or(most_later);
-        drop(held);
-        let closed = Instant::now();
-        let is_back = |after: u64| after <= before + BACK_TO;
-        let is_kernel_back = |after: u64| after <= kernel_before + BACK_TO;
-        let mut after = resident()?;
-        let mut kernel_after = procfs::tcp_memory()?;
-        while !(is_back(after) && is_kernel_back(kernel_after)) && closed.elapsed() < BACK_WITHIN {
-            std::thread::sleep(TICK);
-            (after, kernel_after) = (resident()?, procfs::tcp_memory()?);
-        }
-        let limit =
-            metrics::read(&self.demo.admin_url, "gw_connections_kernel_limit_bytes")? / WORKERS;
-        say(format_args!(
-            "{count} {name}, open after {:.0} s: resident {:.1} MiB before, {:.1} with them ({:.1} \
-             KiB each), {:.1} {:.0} s after; kernel memory of callers' connections at most {:.1} \
-             of {:.1} MiB, of all TCP at most {:.1}, {:.1} after; another account's p99 {:.2} ms \
-             quiet, {:.2} ms beside ({:.2})",
-            opened.as_secs_f64(),
-            mebibytes(before),
-            mebibytes(at),
-            at.saturating_sub(before) as f64 / 1024.0 / count as f64,
-            mebibytes(after),
-            closed.elapsed().as_secs_f64(),
-            mebibytes(most.callers),
-            mebibytes(limit),
-            mebibytes(most.machine),
-            mebibytes(kernel_after),
-            millis(quiet),
-            millis(beside),
-            beside.as_secs_f64() / quiet.as_secs_f64(),
-        ));
-        let ended = metrics::reasons(&self.demo.admin_url)?;
-        if !ended.is_empty() {
-            say(format_args!("  {ended}"));
-        }
-        let checks = [
-            (
-                opened <= OPEN_WITHIN + STALLS_AFTER,
-                "connections were not open in time",
-            ),
-            (is_back(after), "memory is not released"),
-            (
-                is_kernel_back(kernel_after),
-                "kernel memory is not released",
-            ),
-            (most.callers <= limit, "kernel memory exceeds the limit"),
-            (
-                beside <= quiet * SLOWER_MAX,
-                "callers of another account are slowed down",
-            ),
-        ];
-        Ok(checks
-            .into_iter()
-            .filter(|(holds, _)| !holds)
-            .map(|(_, wrong)| wrong.to_owned())
-            .collect())
+/// Best p99 of several attempts of small requests of the other account, each of which must
+/// succeed.
+fn latency(other: &Target) -> Result<Duration, Failure> {
+    let mut best = Duration::MAX;
+    for _ in 0..ATTEMPTS {
+        let (_, _, p99) = load::requests(other, CALLERS, REQUESTS)?.figures();
+        best = best.min(p99);
     }
+    Ok(best)
+}
 
-    /// Best p99 of several attempts of small requests of the other account, each of which must
-    /// succeed.
-    fn latency(&self) -> Result<Duration, Failure> {
-        let mut best = Duration::MAX;
-        for _ in 0..ATTEMPTS {
-            let (_, _, p99) = load::requests(self.other, CALLERS, REQUESTS)?.figures();
-            best = best.min(p99);
-        }
-        Ok(best)
-    }
-
-    /// Runs `work` and returns the peak of kernel memory during it.
-    fn watching_kernel_memory<T>(
-        &self,
-        work: impl FnOnce() -> Result<T, Failure>,
-    ) -> Result<(T, KernelMemory), Failure> {
-        let done = AtomicBool::new(false);
-        let callers = AtomicU64::new(0);
-        let machine = AtomicU64::new(0);
-        let admin_url = &self.demo.admin_url;
-        let watch = || {
-            while !done.load(Ordering::Relaxed) {
-                // A failed scrape on a busy machine is skipped.
-                if let Ok(bytes) = metrics::read(admin_url, "gw_connections_kernel_bytes") {
-                    callers.fetch_max(bytes, Ordering::Relaxed);
-                }
-                machine.fetch_max(procfs::tcp_memory().unwrap_or(0), Ordering::Relaxed);
-                std::thread::sleep(TICK);
+/// Runs `work` and returns the peak of kernel memory during it.
+fn watching_kernel_memory<T>(
+    demo: &Demo,
+    work: impl FnOnce() -> Result<T, Failure>,
+) -> Result<(T, KernelMemory), Failure> {
+    let done = AtomicBool::new(false);
+    let callers = AtomicU64::new(0);
+    let machine = AtomicU64::new(0);
+    let admin_url = &demo.admin_url;
+    let watch = || {
+        while !done.load(Ordering::Relaxed) {
+            // A failed scrape on a busy machine is skipped.
+            if let Ok(bytes) = metrics::read(admin_url, "gw_connections_kernel_bytes") {
+                callers.fetch_max(bytes, Ordering::Relaxed);
             }
-        };
-        let result = std::thread::scope(|scope| {
-            scope.spawn(watch);
-            let result = work();
-            done.store(true, Ordering::Relaxed);
-            result
-        })?;
-        Ok((
-            result,
-            KernelMemory {
-                callers: callers.into_inner(),
-                machine: machine.into_inner(),
-            },
-        ))
-    }
+            machine.fetch_max(procfs::tcp_memory().unwrap_or(0), Ordering::Relaxed);
+            std::thread::sleep(TICK);
+        }
+    };
+    let result = std::thread::scope(|scope| {
+        scope.spawn(watch);
+        let result = work();
+        done.store(true, Ordering::Relaxed);
+        result
+    })?;
+    Ok((
+        result,
+        KernelMemory {
+            callers: callers.into_inner(),
+            machine: machine.into_inner(),
+        },
+    ))
 }
 
 /// Peak of the bytes in kernel socket buffers.

@@ -13,24 +13,18 @@ use crate::failure::Failure;
 use crate::report::{median, millis, per_mille};
 use crate::sink;
 
-const KINDS: [Kind; 8] = [
-    Kind::Gw,
-    Kind::Haproxy,
-    Kind::Nginx,
-    Kind::Rathole,
-    Kind::RatholeNoise,
-    Kind::Null,
-    Kind::NullTls,
-    Kind::Direct,
-];
 /// Callers whose closed loop gives the peak of a setup, and connections of the open loop.
 const CALLERS: u32 = 64;
 /// Part of its peak that the open loop sends to a setup.
 const PART_OF_PEAK: f64 = 0.7;
 
+fn kinds() -> Vec<Kind> {
+    [&Kind::HTTP1[..], &[Kind::Direct]].concat()
+}
+
 pub(super) fn at_a_constant_rate(bench: &Bench<'_>) -> Result<Vec<Case>, Failure> {
     let generator = Generator::http1()?;
-    let setups = bench.start_all(&KINDS)?;
+    let setups = bench.start_all(&kinds())?;
     setups
         .iter()
         .try_for_each(|setup| generator.warm_up(setup))?;
@@ -105,7 +99,7 @@ pub(super) fn with_split_writes(bench: &Bench<'_>) -> Result<Vec<Case>, Failure>
         socket.write_all(ANSWER.as_bytes())
     })?;
     let generator = Generator::http1()?;
-    let setups = bench.start_all_before(&KINDS, backend.port())?;
+    let setups = bench.start_all_before(&kinds(), backend.port())?;
     let case = Case::new("split-writes", "1 caller", Work::Request, Column::P50);
     Ok(vec![bench.compare(&setups, case, |setup| {
         // Without CPU time: there are too few requests for its resolution of 10 ms.

@@ -32,18 +32,17 @@ pub(super) enum Act {
     Continue(Part),
     Kill(Part),
     Start(Part),
-    /// The part ends in order: a node leaves the region.
+    /// The part ends in order: a node leaves the region, an agent waits for its next process.
     Stop(Part),
     /// Another process takes the place of that of a node.
     Replace(usize),
-    /// An agent is restarted as its unit of systemd does.
-    RestartAgent(usize),
     /// The primary is killed, and the standby takes changes.
     FailOver,
     /// The earlier primary becomes the standby.
     Follow,
     /// Nodes go to the next release, and agents follow.
     Upgrade,
+    /// The fault lasts for a while before its next step.
     Wait(Duration),
 }
 
@@ -69,17 +68,10 @@ impl Site {
             Act::Stop(Part::Agent(agent)) => self.agents[agent].stop(),
             Act::Stop(Part::Engine) => self.engines[self.primary].stop(),
             Act::Replace(node) => self.nodes[node].replace(),
-            Act::RestartAgent(agent) => {
-                let agent = &mut self.agents[agent];
-                self.world.on(Machine::Agents, || agent.restart())
-            }
             Act::FailOver => self.fail_over(),
             Act::Follow => self.follow(),
             Act::Upgrade => self.upgrade(),
-            Act::Wait(length) => {
-                std::thread::sleep(length);
-                Ok(())
-            }
+            Act::Wait(_) => Ok(()),
         }
     }
 

@@ -76,13 +76,21 @@ impl Callers {
         Ok(Self { stop, threads })
     }
 
-    pub(super) fn stop(self) -> Result<Vec<(Pair, Seen)>, Failure> {
+    pub(super) fn stop(mut self) -> Result<Vec<(Pair, Seen)>, Failure> {
         self.stop.store(true, Ordering::Relaxed);
-        let seen = self.threads.into_iter().map(|(pair, thread)| {
-            let seen = thread.join();
-            Ok((pair, seen.map_err(|_| Failure::new("a caller panicked"))?))
-        });
+        let seen = std::mem::take(&mut self.threads)
+            .into_iter()
+            .map(|(pair, thread)| {
+                let seen = thread.join();
+                Ok((pair, seen.map_err(|_| Failure::new("a caller panicked"))?))
+            });
         seen.collect()
+    }
+}
+
+impl Drop for Callers {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
     }
 }
 

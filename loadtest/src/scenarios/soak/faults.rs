@@ -200,7 +200,7 @@ impl Kind {
             Self::NoEngine => fault.cut(to_engines(node)).without_contact(node),
             Self::NoPeers => fault.cut(to_peers(node)).without_contact(node),
             Self::Alone => fault.cut(to_all(node)).without_contact(node),
-            Self::Lagging => fault.lagging(to_all(node)).without_contact(node),
+            Self::Lagging => fault.lagging(to_all(node), node),
             Self::OneWay => fault.cut(vec![link]).between(link),
             Self::Flapping => fault.flapping(dice),
             Self::EngineFrozen => fault.acts([Act::Freeze(engine)], [Act::Continue(engine)]),
@@ -215,7 +215,10 @@ impl Kind {
                 .acts([Act::Kill(agent)], [Act::Start(agent)])
                 .posts_in_flight(),
             Self::AgentFrozen => fault.acts([Act::Freeze(agent)], [Act::Continue(agent)]),
-            Self::AgentsRestarted => fault.acts((0..=TWINS[1]).map(Act::RestartAgent), []),
+            Self::AgentsRestarted => {
+                let agents = (0..=TWINS[1]).map(Part::Agent);
+                fault.acts(agents.flat_map(|it| [Act::Stop(it), Act::Start(it)]), [])
+            }
             Self::Upgrade => fault.acts([Act::Upgrade], []),
         }
     }
@@ -298,16 +301,20 @@ impl Fault {
         self
     }
 
-    fn lagging(self, links: Vec<Link>) -> Self {
+    /// The node is never cut off for long enough to be declared dead.
+    fn lagging(self, links: Vec<Link>, node: usize) -> Self {
         let [cut, heal] = [Act::Cut, Act::Heal].map(|act| each(act, &links));
         let turn = [cut, vec![Act::Wait(LAG)], heal, vec![Act::Wait(CAUGHT_UP)]].concat();
         let turns = self.length.div_duration_f64(LAG + CAUGHT_UP).ceil() as usize;
         let fault = self.acts(turn.repeat(turns), []);
         Self {
+            name: format!("{} node {node}", fault.name),
+            length: Duration::ZERO,
             may_fail: MayFail {
                 links,
                 ..MayFail::default()
             },
+            victim: node,
             ..fault
         }
     }
@@ -320,7 +327,11 @@ impl Fault {
             [[Act::Cut(from, to), Act::Wait(FLAP_CUT)], healed].concat()
         };
         let turns = self.length.div_duration_f64(FLAP_CUT + FLAP_HEALED).ceil() as usize;
-        self.acts(links.into_iter().cycle().take(turns).flat_map(turn), [])
+        let fault = self.acts(links.into_iter().cycle().take(turns).flat_map(turn), []);
+        Self {
+            length: Duration::ZERO,
+            ..fault
+        }
     }
 }
 

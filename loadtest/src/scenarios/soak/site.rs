@@ -56,6 +56,8 @@ pub(super) struct Site {
     key: String,
     token_form: String,
     release: Option<Release>,
+    /// The version to which the region has gone.
+    upgraded: Option<String>,
     keys: Cell<usize>,
     pub(super) folder: TempDir,
 }
@@ -107,6 +109,7 @@ impl Site {
             key: String::new(),
             token_form: String::new(),
             release: next.map(|next| Release::new(next, &path)).transpose()?,
+            upgraded: None,
             keys: Cell::new(0),
             folder,
         };
@@ -310,18 +313,12 @@ impl Site {
     /// a change at each node is in use at all others. Returns how long that took.
     pub(super) fn wait_until_well(&self, within: Duration) -> Result<Duration, Failure> {
         let began = Instant::now();
-        let finding = Cell::new(None);
-        let otherwise = || {
-            let finding: Option<Failure> = finding.take();
-            let finding = finding.map_or_else(String::new, |finding| format!(": {finding}"));
-            format!("not well after {} s{finding}", within.as_secs())
-        };
+        let finding = Cell::new(String::new());
+        let otherwise = || format!("not well after {within:?}: {}", finding.take());
         wait_until(within, otherwise, || {
-            finding.set(self.is_well().err());
-            let ill = finding.take();
-            let is_well = ill.is_none();
-            finding.set(ill);
-            Ok(is_well)
+            let ill = self.is_well().err();
+            finding.set(ill.as_ref().map_or_else(String::new, Failure::to_string));
+            Ok(ill.is_none())
         })?;
         Ok(began.elapsed())
     }
@@ -337,6 +334,8 @@ impl Site {
         ensure(without == 0, || {
             format!("{without} services have no tunnel")
         })?;
+        let behind = self.agents_behind()?;
+        ensure(behind == 0, || format!("{behind} agents are not updated"))?;
         for node in 0..NODES {
             let change = json!({ "burst": BURST });
             let path = format!(
@@ -367,23 +366,24 @@ impl Site {
             return Err(Failure::new("an upgrade needs --next FOLDER"));
         };
         release.install(self.folder.path())?;
+        self.upgraded = Some(release.version()?);
         for number in 0..NODES {
             self.nodes[number].replace()?;
         }
         Ok(())
     }
 
-    /// Agents that do not run the next release.
-    pub(super) fn agents_to_upgrade(&self) -> Result<usize, Failure> {
-        let Some(release) = &self.release else {
+    /// Agents that do not run the next release after an upgrade.
+    fn agents_behind(&self) -> Result<usize, Failure> {
+        let Some(version) = &self.upgraded else {
             return Ok(0);
         };
-        let version = release.version()?;
         let path = "/accounts/demo/agents";
         let agents = self.administer(0, |api| api.change("GET", path, &Value::Null))?;
-        let agents = agents["items"].as_array().cloned().unwrap_or_default();
-        let has_other = |agent: &&Value| agent["version"] != version.as_str();
-        Ok(agents.iter().filter(has_other).count())
+        let agents = agents["items"].as_array().into_iter().flatten();
+        Ok(agents
+            .filter(|it| it["version"] != version.as_str())
+            .count())
     }
 }
 

@@ -3,12 +3,13 @@
 use std::time::{Duration, Instant};
 
 use super::NODES;
+use super::acts::Act;
 use super::callers::{Callers, Pair, Seen, is_limited, kinds};
 use super::faults::{Fault, Way};
 use super::revocations::Revocations;
 use super::site::{BURST, REFILL_PER_SECOND, Site};
 use crate::callers::Failed;
-use crate::failure::{Failure, ensure, wait_until};
+use crate::failure::{Failure, ensure};
 use crate::report::Row;
 
 /// Load before a fault and after its end.
@@ -28,8 +29,10 @@ struct Deaths {
     count: usize,
 }
 
-/// What was seen while a fault lasted.
-struct Meanwhile {
+/// What is tried while a fault lasts.
+struct Meanwhile<'a> {
+    fault: &'a Fault,
+    revocations: Revocations,
     deaths: Deaths,
     tokens: usize,
     tokens_failed: Vec<String>,
@@ -42,28 +45,30 @@ pub(super) fn run(site: &mut Site, fault: &Fault, rate: u32) -> Result<Row, Fail
     let local = local_services(site, &owners)?;
     let called = [&local[..], &[site.limited() - 1, site.limited()]].concat();
     let keys = fault.length.div_duration_f64(REVOKED_EVERY).ceil() as usize + REVOKED_BEFORE;
-    let mut revocations = Revocations::new(site, local, keys)?;
+    let mut meanwhile = Meanwhile {
+        fault,
+        revocations: Revocations::new(site, local, keys)?,
+        deaths: Deaths::default(),
+        tokens: 0,
+        tokens_failed: Vec::new(),
+        slowest_token: Duration::ZERO,
+    };
     let already_twice = site.received.posts().1;
     let started = Instant::now();
     let callers = Callers::start(site, &called, rate)?;
     std::thread::sleep(AROUND);
     for _ in 0..REVOKED_BEFORE {
-        revocations.revoke_quietly(site, fault.victim);
+        meanwhile.revocations.revoke_quietly(site, fault.victim);
     }
     let from = Instant::now();
-    fault.begin.iter().try_for_each(|act| site.perform(*act))?;
+    meanwhile.perform(site, &fault.begin)?;
     let to = Instant::now();
-    let mut meanwhile = hold(site, fault, &mut revocations)?;
-    revocations.try_all(site, false)?;
-    fault.end.iter().try_for_each(|act| site.perform(*act))?;
+    meanwhile.hold(site, fault.length)?;
+    meanwhile.revocations.try_all(site, false)?;
+    meanwhile.perform(site, &fault.end)?;
     let well = site.wait_until_well(fault.well_within);
     meanwhile.deaths.look(site, fault.victim);
-    let upgraded = wait_until(
-        fault.well_within,
-        || "not all agents run the next release".to_owned(),
-        || Ok(!fault.name.starts_with("Upgrade") || site.agents_to_upgrade()? == 0),
-    );
-    revocations.try_all(site, well.is_ok())?;
+    meanwhile.revocations.try_all(site, well.is_ok())?;
     std::thread::sleep(AROUND);
     let lasted = started.elapsed();
     let seen = callers.stop()?;
@@ -74,7 +79,7 @@ pub(super) fn run(site: &mut Site, fault: &Fault, rate: u32) -> Result<Row, Fail
         effect: [from, to],
     };
     let mut row = figures.row(&seen, Row::new(fault.name.clone()));
-    row = match well.and_then(|well| upgraded.map(|()| well)) {
+    row = match well {
         Ok(well) => row.note(format!("well {:.1} s after its end", well.as_secs_f64())),
         Err(failure) => row.check(false, failure.to_string()),
     };
@@ -84,33 +89,32 @@ pub(super) fn run(site: &mut Site, fault: &Fault, rate: u32) -> Result<Row, Fail
     if fault.issues_tokens {
         row = meanwhile.row(row);
     }
-    revocations.conclude(row)
+    meanwhile.revocations.conclude(row)
 }
 
-/// Revokes keys and asks for tokens until the fault has lasted for its length.
-fn hold(site: &Site, fault: &Fault, revocations: &mut Revocations) -> Result<Meanwhile, Failure> {
-    let until = Instant::now() + fault.length;
-    let mut meanwhile = Meanwhile {
-        deaths: Deaths::default(),
-        tokens: 0,
-        tokens_failed: Vec::new(),
-        slowest_token: Duration::ZERO,
-    };
-    loop {
-        let due = Instant::now() + REVOKED_EVERY;
-        revocations.revoke(site, fault.victim)?;
-        if fault.issues_tokens {
-            meanwhile.ask_for_token(site, fault.victim);
-        }
-        meanwhile.deaths.look(site, fault.victim);
-        if Instant::now() >= until {
-            return Ok(meanwhile);
-        }
-        std::thread::sleep(due.min(until).saturating_duration_since(Instant::now()));
+impl Meanwhile<'_> {
+    fn perform(&mut self, site: &mut Site, acts: &[Act]) -> Result<(), Failure> {
+        acts.iter().try_for_each(|act| match act {
+            Act::Wait(length) => self.hold(site, *length),
+            act => site.perform(*act),
+        })
     }
-}
 
-impl Meanwhile {
+    /// Revokes keys and asks for tokens for a while.
+    fn hold(&mut self, site: &Site, length: Duration) -> Result<(), Failure> {
+        let until = Instant::now() + length;
+        while Instant::now() < until {
+            let due = Instant::now() + REVOKED_EVERY;
+            self.revocations.revoke(site, self.fault.victim)?;
+            if self.fault.issues_tokens {
+                self.ask_for_token(site, self.fault.victim);
+            }
+            self.deaths.look(site, self.fault.victim);
+            std::thread::sleep(due.min(until).saturating_duration_since(Instant::now()));
+        }
+        Ok(())
+    }
+
     fn ask_for_token(&mut self, site: &Site, node: usize) {
         let asked = Instant::now();
         let issued = site.issue_token(node);

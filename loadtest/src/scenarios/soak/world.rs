@@ -83,18 +83,21 @@ impl World {
         })?;
         remove_namespaces()?;
         let hub = hub();
-        ip(&format!("netns add {hub}"))?;
-        ip_in(&hub, "link add br0 type bridge\nlink set br0 up")?;
+        ip("", &format!("netns add {hub}"))?;
+        ip(&hub, "link add br0 type bridge\nlink set br0 up")?;
         for machine in Machine::all() {
             let name = machine.namespace();
             let number = machine.number();
-            ip(&format!(
-                "netns add {name}\nlink add v{number} netns {hub} type veth peer name eth0 address \
+            ip(
+                "",
+                &format!(
+                    "netns add {name}\nlink add v{number} netns {hub} type veth peer name eth0 address \
                  {} netns {name}",
-                machine.link_address()
-            ))?;
-            ip_in(&hub, &format!("link set v{number} master br0 up"))?;
-            ip_in(
+                    machine.link_address()
+                ),
+            )?;
+            ip(&hub, &format!("link set v{number} master br0 up"))?;
+            ip(
                 &name,
                 &format!(
                     "link set lo up\naddr add {}/24 dev eth0\nlink set eth0 up",
@@ -106,7 +109,7 @@ impl World {
             let entries: Vec<String> = neighbours
                 .map(|other| neighbour(other, &other.link_address()))
                 .collect();
-            ip_in(&name, &entries.join("\n"))?;
+            ip(&name, &entries.join("\n"))?;
         }
         let namespaces: Result<_, _> = Machine::all()
             .map(|machine| File::open(path(&machine.namespace())))
@@ -133,20 +136,20 @@ impl World {
 
     /// Drops all packets from one machine to another.
     pub(super) fn cut(&self, from: Machine, to: Machine) -> Result<(), Failure> {
-        ip_in(&from.namespace(), &neighbour(to, UNREACHABLE))
+        ip(&from.namespace(), &neighbour(to, UNREACHABLE))
     }
 
     pub(super) fn heal(&self, from: Machine, to: Machine) -> Result<(), Failure> {
-        ip_in(&from.namespace(), &neighbour(to, &to.link_address()))
+        ip(&from.namespace(), &neighbour(to, &to.link_address()))
     }
 
     /// Drops all packets to and from a machine, without a sign that it could see.
     pub(super) fn unplug(&self, machine: Machine) -> Result<(), Failure> {
-        ip_in(&hub(), &format!("link set v{} nomaster", machine.number()))
+        ip(&hub(), &format!("link set v{} nomaster", machine.number()))
     }
 
     pub(super) fn plug_in(&self, machine: Machine) -> Result<(), Failure> {
-        ip_in(
+        ip(
             &hub(),
             &format!("link set v{} master br0", machine.number()),
         )
@@ -197,23 +200,18 @@ fn remove_namespaces() -> Result<(), Failure> {
             // Fails if it has ended already.
             let _ = kill_process(pid, Signal::KILL);
         }
-        ip(&format!("netns del {name}"))?;
+        ip("", &format!("netns del {name}"))?;
     }
     Ok(())
 }
 
-fn ip(commands: &str) -> Result<(), Failure> {
-    batch(&[], commands)
-}
-
-/// Runs commands of `ip` in a namespace.
-fn ip_in(namespace: &str, commands: &str) -> Result<(), Failure> {
-    batch(&["-n", namespace], commands)
-}
-
-fn batch(arguments: &[&str], commands: &str) -> Result<(), Failure> {
+/// Runs commands of `ip`, in a namespace unless it is empty.
+fn ip(namespace: &str, commands: &str) -> Result<(), Failure> {
     let mut command = Command::new(process::find("ip", "iproute2")?);
-    command.args(arguments).args(["-batch", "-"]);
+    if !namespace.is_empty() {
+        command.args(["-n", namespace]);
+    }
+    command.args(["-batch", "-"]);
     command
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
