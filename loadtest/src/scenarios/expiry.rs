@@ -35,10 +35,7 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
         let measured = Latency::measure(&demo.target, LENGTH)?;
         let after = left(&log)?;
         ensure(after > 0 && after < before, || {
-            format!(
-                "the expiry did not run during the measurement: {before} bytes of the day before, \
-                 {after} after"
-            )
+            format!("the expiry did not run meanwhile: {before} bytes before, {after} after")
         })?;
         say(format_args!(
             "expiry: p50 {:.2} ms, p99 {:.2} ms while {} MiB went",

@@ -243,8 +243,8 @@ impl<'a> Bench<'a> {
         }
         let haproxies = match &options.haproxy[..] {
             _ if !kinds.contains(&Kind::Haproxy) => Vec::new(),
-            [] => vec![process::find("haproxy", "haproxy")?],
-            given => given.to_vec(),
+            [] => vec![("haproxy".to_owned(), process::find("haproxy", "haproxy")?)],
+            given => given.iter().map(named_haproxy).collect::<Result<_, _>>()?,
         };
         let entrants = kinds.into_iter().flat_map(|kind| {
             let programs = if kind == Kind::Haproxy {
@@ -281,14 +281,7 @@ impl<'a> Bench<'a> {
         };
         add("gw", self.gateway, "--version")?;
         add("nginx", self.site.nginx(), "-v")?;
-        for entrant in self.entrants.iter().filter(|it| it.kind == Kind::Haproxy) {
-            let program = &self.site.haproxies()[entrant.number];
-            let name = format!("haproxy {}", program.display());
-            let name = if self.options.haproxy.is_empty() {
-                "haproxy"
-            } else {
-                &name
-            };
+        for (name, program) in self.site.haproxies() {
             add(name, program, "-v")?;
         }
         if let Some(rathole) = self.site.rathole() {
@@ -306,19 +299,11 @@ impl<'a> Bench<'a> {
         Ok(versions)
     }
 
-    /// The name of a setup. A HAProxy that was given has its version in it.
     fn name_of(&self, Entrant { kind, number }: Entrant) -> String {
-        let given = self
-            .options
-            .haproxy
-            .get(number)
-            .filter(|_| kind == Kind::Haproxy);
-        let version =
-            given.and_then(|path| self.versions.get(&format!("haproxy {}", path.display())));
-        version.map_or_else(
-            || kind.name().to_owned(),
-            |it| format!("{} {it}", kind.name()),
-        )
+        match self.site.haproxies().get(number) {
+            Some((name, _)) if kind == Kind::Haproxy => name.clone(),
+            _ => kind.name().to_owned(),
+        }
     }
 
     fn section(&self, section: Section) -> Result<Vec<Case>, Failure> {
@@ -384,6 +369,12 @@ impl<'a> Bench<'a> {
         };
         Ok(case.with_rows(setups.iter().zip(rounds).map(row).collect()))
     }
+}
+
+/// A HAProxy that was given, with the name of its setup.
+fn named_haproxy(program: &PathBuf) -> Result<(String, PathBuf), Failure> {
+    let name = format!("haproxy {}", version(program, "-v")?);
+    Ok((name, program.clone()))
 }
 
 /// Measures each subject once in each round. Every second round is in reverse order, so that no

@@ -40,7 +40,8 @@ const LISTEN_WITHIN: Duration = Duration::from_secs(10);
 pub(crate) struct Site {
     folder: TempDir,
     nginx: PathBuf,
-    haproxies: Vec<PathBuf>,
+    /// Programs, with the names of their setups.
+    haproxies: Vec<(String, PathBuf)>,
     rathole: Option<Rathole>,
     backend_port: u16,
     h2c_port: u16,
@@ -51,7 +52,7 @@ pub(crate) struct Site {
 impl Site {
     /// Issues a certificate for the peers. The backend is always nginx.
     pub(super) fn prepare(
-        haproxies: Vec<PathBuf>,
+        haproxies: Vec<(String, PathBuf)>,
         rathole: Option<Rathole>,
     ) -> Result<Self, Failure> {
         Ok(Self {
@@ -95,7 +96,7 @@ impl Site {
         &self.nginx
     }
 
-    pub(super) fn haproxies(&self) -> &[PathBuf] {
+    pub(super) fn haproxies(&self) -> &[(String, PathBuf)] {
         &self.haproxies
     }
 
@@ -252,7 +253,7 @@ impl Site {
     fn command(&self, server: &Server, number: usize, core: usize) -> Result<Command, Failure> {
         let program = match server.program {
             Program::Nginx => Some(&self.nginx),
-            Program::Haproxy => self.haproxies.get(number),
+            Program::Haproxy => self.haproxies.get(number).map(|(_, program)| program),
             Program::Rathole => self.rathole.as_ref().map(|rathole| &rathole.program),
         };
         let missing = || Failure::new(format!("{} is left out of this comparison", server.name));

@@ -238,6 +238,15 @@ impl Fault {
         }
     }
 
+    /// How long it lasts, without the time that its steps take.
+    pub(super) fn lasts(&self) -> Duration {
+        let waits = self.begin.iter().filter_map(|act| match act {
+            Act::Wait(length) => Some(*length),
+            _ => None,
+        });
+        self.length + waits.sum::<Duration>()
+    }
+
     fn acts(
         mut self,
         begin: impl IntoIterator<Item = Act>,

@@ -44,7 +44,7 @@ pub(super) fn run(site: &mut Site, fault: &Fault, rate: u32) -> Result<Row, Fail
     let owners = site.owners()?;
     let local = local_services(site, &owners)?;
     let called = [&local[..], &[site.limited() - 1, site.limited()]].concat();
-    let keys = fault.length.div_duration_f64(REVOKED_EVERY).ceil() as usize + REVOKED_BEFORE;
+    let keys = fault.lasts().div_duration_f64(REVOKED_EVERY) as usize + REVOKED_BEFORE;
     let mut meanwhile = Meanwhile {
         fault,
         revocations: Revocations::new(site, local, keys)?,
