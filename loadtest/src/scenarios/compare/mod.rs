@@ -244,16 +244,18 @@ impl<'a> Bench<'a> {
         let haproxies = match &options.haproxy[..] {
             _ if !kinds.contains(&Kind::Haproxy) => Vec::new(),
             [] => vec![("haproxy".to_owned(), process::find("haproxy", "haproxy")?)],
-            given => given.iter().map(named_haproxy).collect::<Result<_, _>>()?,
+            given => given
+                .iter()
+                .map(|it| named_haproxy(it))
+                .collect::<Result<_, _>>()?,
         };
-        let entrants = kinds.into_iter().flat_map(|kind| {
-            let programs = if kind == Kind::Haproxy {
-                haproxies.len()
-            } else {
-                1
-            };
-            (0..programs).map(move |number| Entrant { kind, number })
-        });
+        let count = |kind| match kind {
+            Kind::Haproxy => haproxies.len(),
+            _ => 1,
+        };
+        let entrants = kinds
+            .into_iter()
+            .flat_map(|kind| (0..count(kind)).map(move |number| Entrant { kind, number }));
         let entrants = entrants.collect();
         let mut bench = Self {
             gateway,
@@ -263,11 +265,8 @@ impl<'a> Bench<'a> {
             versions: Versions::new(),
         };
         bench.versions = bench.find_versions()?;
-        let versions = bench
-            .versions
-            .iter()
-            .map(|(name, it)| format!("{name} {it}"));
-        let versions: Vec<String> = versions.collect();
+        let named = |(name, version)| format!("{name} {version}");
+        let versions: Vec<String> = bench.versions.iter().map(named).collect();
         say(format_args!("programs: {}", versions.join(", ")));
         Ok(bench)
     }
@@ -372,9 +371,9 @@ impl<'a> Bench<'a> {
 }
 
 /// A HAProxy that was given, with the name of its setup.
-fn named_haproxy(program: &PathBuf) -> Result<(String, PathBuf), Failure> {
+fn named_haproxy(program: &Path) -> Result<(String, PathBuf), Failure> {
     let name = format!("haproxy {}", version(program, "-v")?);
-    Ok((name, program.clone()))
+    Ok((name, program.to_owned()))
 }
 
 /// Measures each subject once in each round. Every second round is in reverse order, so that no
