@@ -104,7 +104,7 @@ impl Handshakes {
     }
 
     /// Number of handshakes that are under way.
-    #[cfg(feature = "simulation_support")]
+    #[cfg(feature = "support")]
     pub(crate) fn len(&self) -> usize {
         self.under_way.borrow().holders().count()
     }

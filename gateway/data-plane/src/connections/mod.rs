@@ -194,7 +194,7 @@ impl Connections {
     }
 
     /// Number of refused requests whose rest is received.
-    #[cfg(feature = "simulation_support")]
+    #[cfg(feature = "support")]
     pub(crate) fn discards(&self) -> usize {
         self.discards.len()
     }

@@ -52,7 +52,7 @@ impl Waits {
     }
 
     /// Number of waits that are under way.
-    #[cfg(feature = "simulation_support")]
+    #[cfg(feature = "support")]
     pub(super) fn len(&self) -> usize {
         self.0.borrow().holders().count()
     }

@@ -100,7 +100,7 @@ impl RelayMemory {
     }
 
     /// Bytes that are charged to each account with a request.
-    #[cfg(feature = "simulation_support")]
+    #[cfg(feature = "support")]
     pub(crate) fn charged_by_account(&self) -> std::collections::BTreeMap<AccountId, usize> {
         let accounts = self.accounts.borrow();
         let charged = |(account, share): (&AccountId, &Rc<Share>)| {

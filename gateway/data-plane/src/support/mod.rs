@@ -1,12 +1,12 @@
-//! Entry points for fuzz targets, benchmarks and the simulation, behind features.
+//! Entry points for fuzz targets, benchmarks and the simulation, behind a feature.
 
-#[cfg(feature = "bench_support")]
+#[cfg(feature = "support")]
 pub mod bench;
-#[cfg(any(test, feature = "fuzz_support"))]
+#[cfg(any(test, feature = "support"))]
 pub mod fuzz;
-#[cfg(any(test, feature = "bench_support", feature = "fuzz_support"))]
+#[cfg(any(test, feature = "support"))]
 mod http2_frames;
-#[cfg(any(test, feature = "bench_support", feature = "fuzz_support"))]
+#[cfg(any(test, feature = "support"))]
 pub(crate) mod memory_worker;
-#[cfg(feature = "simulation_support")]
+#[cfg(feature = "support")]
 pub mod simulation;

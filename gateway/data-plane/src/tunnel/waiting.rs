@@ -89,7 +89,7 @@ impl Waiting {
     }
 
     /// Number of requests in the line of each service that has one.
-    #[cfg(feature = "simulation_support")]
+    #[cfg(feature = "support")]
     pub(crate) fn in_line(&self) -> std::collections::BTreeMap<String, usize> {
         let lines = self.lines.borrow();
         lines

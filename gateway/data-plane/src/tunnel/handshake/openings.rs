@@ -118,7 +118,7 @@ impl Openings {
     }
 
     /// Number of tunnels that are being opened.
-    #[cfg(feature = "simulation_support")]
+    #[cfg(feature = "support")]
     pub(crate) fn len(&self) -> usize {
         self.entries.borrow().len()
     }
