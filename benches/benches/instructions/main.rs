@@ -11,6 +11,7 @@
     reason = "a bench stops on any failure, and reports to the terminal"
 )]
 
+mod http2_caller;
 mod scenarios;
 mod world;
 

@@ -5,11 +5,12 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use gw_agent::support::bench::CannedBackend;
-use gw_data_plane::support::bench::http2_caller::Http2Caller;
-use gw_data_plane::support::bench::relay::{BenchWorker, HOST, Http1Caller, SERVICE_KEY};
+use gw_data_plane::support::http1_caller::Http1Caller;
+use gw_data_plane::support::memory_worker::{HOST, MemoryWorker, SERVICE_KEY};
 use gw_shared::runtime::{self, Driver};
 use tokio::sync::oneshot;
 
+use crate::http2_caller::Http2Caller;
 use crate::world;
 
 /// Requests of one kind, relayed one after another by each of a number of callers.
@@ -119,7 +120,7 @@ pub(crate) fn relay(scenario: &'static Scenario, begin: fn()) {
                     .await;
             }
             RequestKind::Http2 => {
-                let mut caller = Http2Caller::new(&gateway).unwrap();
+                let mut caller = Http2Caller::new(&gateway);
                 scenario.relay_http2(&mut caller, scenario.warm_up).await;
                 begin();
                 scenario.relay_http2(&mut caller, scenario.requests).await;
@@ -150,7 +151,12 @@ impl Scenario {
         }
     }
 
-    async fn relay_http1(&'static self, gateway: &Rc<BenchWorker>, request: &Bytes, requests: u32) {
+    async fn relay_http1(
+        &'static self,
+        gateway: &Rc<MemoryWorker>,
+        request: &Bytes,
+        requests: u32,
+    ) {
         let left = Rc::new(Cell::new(self.callers));
         let (done, wait) = oneshot::channel();
         let done = Rc::new(Cell::new(Some(done)));

@@ -6,17 +6,20 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use gw_agent::support::bench::CannedBackend;
-use gw_data_plane::support::bench::relay::BenchWorker;
+use gw_data_plane::support::memory_worker::MemoryWorker;
 use gw_shared::tunnel::transport::Transport;
 
 /// Largest piece that arrives at once: a TLS record.
 const RECORD: usize = 16 * 1024;
 
+/// Services in the directory. Only one of them has a tunnel.
+const SERVICES: usize = 1000;
+
 /// Starts both ends of a tunnel on the reactor of the calling thread.
-pub(crate) async fn start(backend: &CannedBackend) -> Rc<BenchWorker> {
+pub(crate) async fn start(backend: &CannedBackend) -> Rc<MemoryWorker> {
     let (gateway, agent) = MemoryStream::pair();
     gw_agent::support::bench::serve(agent, backend).unwrap();
-    BenchWorker::start(gateway).await.unwrap()
+    Rc::new(MemoryWorker::start(SERVICES, gateway).await.unwrap())
 }
 
 /// One end of a byte stream in memory.

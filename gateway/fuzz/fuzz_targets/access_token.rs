@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| gw_data_plane::support::fuzz::access_token(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| gw_gateway_fuzz::access_token(data));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| gw_data_plane::support::fuzz::control_message(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| gw_gateway_fuzz::control_message(data));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| gw_data_plane::support::fuzz::response_head(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| gw_gateway_fuzz::response_head(data));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| gw_data_plane::support::fuzz::service_key(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| gw_gateway_fuzz::service_key(data));

@@ -1,13 +1,17 @@
 //! A worker of the gateway with one tunnel in memory, for benchmarks and fuzz targets.
 
+use std::cell::RefCell;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use crate::limits;
 use ::aws_lc_rs::hmac;
+use bytes::{Buf, BytesMut};
 use gw_base::clock::Timestamp;
 use gw_base::mailbox::{Inbox, Mailbox, mailbox};
 use gw_base::service::affinity::AffinityKey;
@@ -35,6 +39,7 @@ use gw_telemetry::request_log::LogQueue;
 use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
 use rustls::server::{NoClientAuth, ResolvesServerCertUsingSni};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::connections::Connections;
 use crate::downstream::h2;
@@ -46,18 +51,17 @@ use crate::tunnel::session::{Party, Session, drive};
 use crate::worker::{Setup, Worker, WorkerHandles, WorkerMessage};
 
 /// Host of the service.
-pub(crate) const HOST: &str = "acme--api.bench.localhost";
+pub const HOST: &str = "acme--api.bench.localhost";
 /// Service key of the callers, as a field value.
-pub(crate) const SERVICE_KEY: &str =
-    "gw_sk_0123456789abcdef.0123456789abcdefghijABCDEFGHIJ0123456789abc";
+pub const SERVICE_KEY: &str = "gw_sk_0123456789abcdef.0123456789abcdefghijABCDEFGHIJ0123456789abc";
 
 /// Address of the callers.
 pub(crate) const CALLER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
 /// A worker with one tunnel.
-pub(crate) struct MemoryWorker {
+pub struct MemoryWorker {
     pub(crate) worker: Worker,
-    pub(crate) session: Rc<Session>,
+    session: Rc<Session>,
     /// Gets no message.
     _inbox: Inbox<WorkerMessage>,
 }
@@ -65,10 +69,7 @@ pub(crate) struct MemoryWorker {
 impl MemoryWorker {
     /// Starts the gateway's end of a tunnel of the first of `services` services on the reactor of
     /// the calling thread. Waits until the agent takes requests.
-    pub(crate) async fn start(
-        services: usize,
-        transport: impl Transport + 'static,
-    ) -> io::Result<Self> {
+    pub async fn start(services: usize, transport: impl Transport + 'static) -> io::Result<Self> {
         let (mailbox, inbox) = mailbox(limits::MAILBOX);
         let directory = directory(&records(services).ok_or(io::ErrorKind::Other)?);
         let worker = Worker::new(setup(WorkerId(0), &mailbox, Arc::new(directory))?)?;
@@ -112,7 +113,10 @@ impl MemoryWorker {
     }
 
     /// Starts to serve a caller's connection of HTTP/2. Fails if there is no place for it.
-    pub(crate) fn serve_http2(&self, stream: impl CallerStream) -> io::Result<()> {
+    pub fn serve_http2(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
+    ) -> io::Result<()> {
         // Is asked about the connection, and carries no bytes.
         let socket = idle_socket()?;
         let deadline = Instant::now() + limits::HANDSHAKE;
@@ -121,13 +125,100 @@ impl MemoryWorker {
         let caller = Peer::new(CALLER, None, Some(guard.socket_use()));
         runtime::spawn(h2::serve_on(
             Rc::clone(&self.worker.router),
-            stream,
+            MemoryStream {
+                stream,
+                unread: RefCell::default(),
+            },
             socket.closer(),
             UploadWindow::new(socket.gauge()),
             caller,
             guard,
         ));
         Ok(())
+    }
+
+    /// Open streams of the tunnel.
+    pub fn open_streams(&self) -> usize {
+        self.session.open_streams()
+    }
+
+    /// Whether nothing is left of the tunnel.
+    pub fn has_lost_its_tunnel(&self) -> bool {
+        self.open_streams() == 0 && Rc::strong_count(&self.session) == 1
+    }
+
+    /// Connections of callers.
+    pub fn connections(&self) -> usize {
+        self.worker.connections.len()
+    }
+
+    /// Bytes that are charged to all accounts.
+    pub fn relay_bytes(&self) -> usize {
+        self.worker.tunnels.relay_memory.charged()
+    }
+
+    /// Limit of these bytes now.
+    pub fn relay_limit(&self) -> usize {
+        self.worker.tunnels.relay_memory.limit()
+    }
+
+    /// Lets all deadlines of connections up to this time from now pass.
+    pub fn sweep(&self, time: Duration) {
+        self.worker.connections.sweep(Instant::now() + time);
+    }
+
+    /// Lets the connections of callers drain.
+    pub fn drain(&self) {
+        let connections = &self.worker.connections;
+        connections.drain(Instant::now(), limits::DRAIN_IDLE);
+    }
+}
+
+/// A caller's connection of which read bytes can be put back.
+struct MemoryStream<S> {
+    stream: S,
+    unread: RefCell<BytesMut>,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + 'static> CallerStream for MemoryStream<S> {
+    fn unread(&self, bytes: &[u8]) {
+        let later = self.unread.replace(BytesMut::from(bytes));
+        self.unread.borrow_mut().unsplit(later);
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for MemoryStream<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let unread = self.unread.get_mut();
+        if unread.is_empty() {
+            return Pin::new(&mut self.stream).poll_read(cx, buffer);
+        }
+        let length = unread.len().min(buffer.remaining());
+        buffer.put_slice(&unread[..length]);
+        unread.advance(length);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for MemoryStream<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 

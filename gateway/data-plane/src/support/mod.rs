@@ -1,12 +1,13 @@
-//! Entry points for fuzz targets, benchmarks and the simulation, behind a feature.
+//! Entry points for fuzz targets, benchmarks and the simulation, behind a feature. What callers and
+//! agents send is in `gw-bed`.
 
 #[cfg(feature = "support")]
 pub mod bench;
 #[cfg(any(test, feature = "support"))]
 pub mod fuzz;
+#[cfg(feature = "support")]
+pub mod http1_caller;
 #[cfg(any(test, feature = "support"))]
-mod http2_frames;
-#[cfg(any(test, feature = "support"))]
-pub(crate) mod memory_worker;
+pub mod memory_worker;
 #[cfg(feature = "support")]
 pub mod simulation;

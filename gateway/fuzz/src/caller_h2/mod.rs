@@ -2,20 +2,15 @@
 //! that of the gateway: codec, frame meter, route, authentication, relay, tunnel. Only sockets, TLS
 //! and the listener are missing. Caller and agent are in memory.
 
-mod agent;
-mod caller;
-mod frames;
 mod reactor;
 mod steps;
 
-use std::rc::Rc;
-
+use gw_bed::agent::Agent;
+use gw_bed::memory::CheckedCaller;
+use gw_data_plane::support::memory_worker::MemoryWorker;
 use gw_shared::runtime;
 
-use self::agent::Agent;
-use self::caller::Caller;
 use self::steps::Step;
-use super::super::memory_worker::MemoryWorker;
 
 /// Most steps of an input.
 const STEPS_MAX: usize = 200;
@@ -32,30 +27,26 @@ pub fn caller_h2(data: &[u8]) {
 /// Takes the steps of one input on the reactor of this thread.
 async fn connection(data: &[u8]) {
     let panics = runtime::contained_panics();
-    let agent = Agent::new();
+    let agent = Agent::default();
     let started = MemoryWorker::start(1, agent.gateway_end()).await;
     let gateway = started.expect("a worker with a tunnel");
-    let caller = Caller::new();
-    let served = gateway.serve_http2(caller.clone());
+    let mut caller = CheckedCaller::default();
+    let served = gateway.serve_http2(caller.connection.clone());
     served.expect("a free place");
     let lines = data.split(|byte| *byte == b'\n');
     for step in lines.filter_map(Step::parse).take(STEPS_MAX) {
-        step.take(&caller, &agent, &gateway.worker.connections);
+        step.take(&mut caller, &agent, &gateway);
         turn().await;
-        caller.assert_bounded(agent.sent());
-        let memory = &gateway.worker.tunnels.relay_memory;
-        assert!(memory.charged() <= memory.limit());
+        caller.check(agent.sent());
+        assert!(gateway.relay_bytes() <= gateway.relay_limit());
     }
 
-    caller.reset();
-    let connections = &gateway.worker.connections;
-    until(|| connections.len() == 0, "the connection ends").await;
+    caller.connection.reset();
+    until(|| gateway.connections() == 0, "the connection ends").await;
     until(|| agent.requests() == 0, "every request ends").await;
     agent.lose();
-    let session = &gateway.session;
-    let is_quiet = || session.open_streams() == 0 && Rc::strong_count(session) == 1;
-    until(is_quiet, "the tunnel ends").await;
-    assert_eq!(gateway.worker.tunnels.relay_memory.charged(), 0);
+    until(|| gateway.has_lost_its_tunnel(), "the tunnel ends").await;
+    assert_eq!(gateway.relay_bytes(), 0);
     assert_eq!(runtime::contained_panics(), panics, "a task panicked");
 }
 

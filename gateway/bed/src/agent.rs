@@ -1,5 +1,5 @@
-//! The agent: the other end of the worker's tunnel. It asserts that the frames of the gateway are
-//! valid, and answers as the input says.
+//! An agent in memory: the other end of a worker's tunnel. It asserts that the frames of the
+//! gateway are valid, and answers as it is told.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::{Fields, Framing, UpgradeProtocol};
-use gw_shared::tunnel::endpoint::{Endpoint, ReceivedPart, StreamKey};
+use gw_shared::tunnel::endpoint::{Endpoint, Outgoing, ReceivedPart, StreamKey};
 use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::head;
 use gw_shared::tunnel::timing::AgentTiming;
@@ -17,19 +17,16 @@ use gw_shared::tunnel::transport::Transport;
 use http::StatusCode;
 use http::header::{HeaderName, HeaderValue};
 
-use super::super::tunnel_frames::sent;
-use crate::http_message::size_of_fields;
-
 /// Requests that the agent takes at once.
 const SLOTS: usize = 8;
 /// Most bytes of a body that one step sends.
-pub(super) const DATA_MAX: usize = 64 * 1024;
+pub const DATA_MAX: usize = 64 * 1024;
 
 /// The agent.
-pub(super) struct Agent(Rc<RefCell<State>>);
+pub struct Agent(Rc<RefCell<State>>);
 
 /// The gateway's end of the connection. The agent notices when it is dropped.
-pub(super) struct GatewayEnd(Rc<RefCell<State>>);
+pub struct GatewayEnd(Rc<RefCell<State>>);
 
 struct State {
     endpoint: Endpoint,
@@ -51,8 +48,8 @@ struct OpenRequest {
     mark: u8,
 }
 
-impl Agent {
-    pub(super) fn new() -> Self {
+impl Default for Agent {
+    fn default() -> Self {
         Self(Rc::new(RefCell::new(State {
             endpoint: Endpoint::agent(SLOTS),
             requests: Vec::new(),
@@ -62,18 +59,21 @@ impl Agent {
             reader: None,
         })))
     }
+}
 
-    pub(super) fn gateway_end(&self) -> GatewayEnd {
+impl Agent {
+    /// The end of the connection that a gateway drives.
+    pub fn gateway_end(&self) -> GatewayEnd {
         GatewayEnd(Rc::clone(&self.0))
     }
 
     /// Bytes of bodies and fields that were sent.
-    pub(super) fn sent(&self) -> usize {
+    pub fn sent(&self) -> usize {
         self.0.borrow().sent
     }
 
     /// Open requests that the gateway has not reset.
-    pub(super) fn requests(&self) -> usize {
+    pub fn requests(&self) -> usize {
         let state = self.0.borrow();
         let open = state.requests.iter();
         open.filter(|request| !state.endpoint.is_reset(request.key))
@@ -82,7 +82,7 @@ impl Agent {
 
     /// Sends a head of a response to one of the open requests. Without a length, its body is
     /// chunked.
-    pub(super) fn respond(&self, of: usize, status: u16, length: Option<u64>, fields: &Fields) {
+    pub fn respond(&self, of: usize, status: u16, length: Option<u64>, fields: &Fields) {
         self.with_request(of, |state, request| {
             let Ok(status) = StatusCode::from_u16(status) else {
                 return;
@@ -118,7 +118,7 @@ impl Agent {
     }
 
     /// Sends a piece of a response's body, as far as there is credit for it.
-    pub(super) fn send(&self, of: usize, length: usize, end: bool) {
+    pub fn send(&self, of: usize, length: usize, end: bool) {
         self.with_request(of, |state, request| {
             let cx = &mut Context::from_waker(Waker::noop());
             let capacity = match state.endpoint.poll_capacity(request.key, cx) {
@@ -137,7 +137,7 @@ impl Agent {
     }
 
     /// Ends a response with trailers.
-    pub(super) fn send_trailers(&self, of: usize, fields: &Fields) {
+    pub fn send_trailers(&self, of: usize, fields: &Fields) {
         self.with_request(of, |state, request| {
             state.sent += size_of_fields(fields);
             let lines = head::write_trailers(fields);
@@ -147,7 +147,7 @@ impl Agent {
     }
 
     /// Answers with one of the errors of an agent, or with another code, instead of a response.
-    pub(super) fn refuse(&self, of: usize, code: usize) {
+    pub fn refuse(&self, of: usize, code: usize) {
         let code = AgentErrorCode::ALL
             .get(code)
             .map_or("X", |code| code.as_str());
@@ -163,7 +163,7 @@ impl Agent {
     }
 
     /// Breaks a response off.
-    pub(super) fn break_off(&self, of: usize) {
+    pub fn break_off(&self, of: usize) {
         self.with_request(of, |state, request| {
             let _ = state.endpoint.break_off(request.key, "");
             state.finish(request.key);
@@ -171,7 +171,7 @@ impl Agent {
     }
 
     /// Reads what has arrived of the request's body.
-    pub(super) fn read(&self, of: usize) {
+    pub fn read(&self, of: usize) {
         self.with_request(of, |state, request| {
             let cx = &mut Context::from_waker(Waker::noop());
             let mut read = 0;
@@ -187,12 +187,12 @@ impl Agent {
     }
 
     /// Sends bytes that need not be frames.
-    pub(super) fn send_raw(&self, bytes: &[u8]) {
+    pub fn send_raw(&self, bytes: &[u8]) {
         self.act(|state| state.raw.extend_from_slice(bytes));
     }
 
     /// Ends the connection.
-    pub(super) fn lose(&self) {
+    pub fn lose(&self) {
         self.act(|state| state.is_lost = true);
     }
 
@@ -300,8 +300,37 @@ impl Transport for GatewayEnd {
     }
 }
 
+/// Returns the frames that an end of a tunnel sends now.
+pub fn sent(endpoint: &mut Endpoint) -> Vec<u8> {
+    let mut out = Outgoing::default();
+    let mut bytes = Vec::new();
+    loop {
+        endpoint.transmit(&mut out, 64 * 1024);
+        if out.is_empty() {
+            return bytes;
+        }
+        while !out.is_empty() {
+            let mut slices = [IoSlice::new(&[]); 4];
+            let used = out.slices(&mut slices);
+            slices[..used]
+                .iter()
+                .for_each(|slice| bytes.extend_from_slice(slice));
+            let written = slices[..used].iter().map(|slice| slice.len()).sum();
+            out.advance(written);
+        }
+    }
+}
+
+/// Bytes of fields in memory, as the gateway counts them.
+fn size_of_fields(fields: &Fields) -> usize {
+    let entry = size_of::<(HeaderName, HeaderValue)>();
+    let size =
+        |(name, value): (&HeaderName, &HeaderValue)| name.as_str().len() + value.len() + entry;
+    fields.iter().map(size).sum()
+}
+
 /// Path of the request on a stream. An input cannot contain it by chance.
-pub(super) fn path(stream: u32) -> String {
+pub fn path(stream: u32) -> String {
     format!("/{stream}-{:08x}", tag(stream))
 }
 
@@ -311,7 +340,7 @@ fn tag(stream: u32) -> u32 {
 
 /// Byte that the body of a response to the request on `stream` consists of. Not ASCII, unlike a
 /// response of the gateway.
-pub(super) fn mark(stream: u32) -> u8 {
+pub fn mark(stream: u32) -> u8 {
     0x80 | (stream >> 1) as u8
 }
 
@@ -322,7 +351,7 @@ fn mark_of_path(path: &str) -> Option<u8> {
 }
 
 /// Fields of a head, as `name: value` separated by `|`. Those that are not valid are left out.
-pub(super) fn fields(text: &[u8]) -> Fields {
+pub fn fields(text: &[u8]) -> Fields {
     let field = |field: &[u8]| {
         let colon = field.windows(2).position(|pair| pair == b": ")?;
         let name = HeaderName::from_bytes(&field[..colon]).ok()?;

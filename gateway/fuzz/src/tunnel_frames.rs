@@ -1,9 +1,9 @@
 //! Frames of a tunnel, as either end receives them.
 
-use std::io::IoSlice;
 use std::task::{Context, Poll, Waker};
 
-use gw_shared::tunnel::endpoint::{Closed, Endpoint, Outgoing, ReceivedPart, StreamKey, Violation};
+use gw_bed::agent::sent;
+use gw_shared::tunnel::endpoint::{Closed, Endpoint, ReceivedPart, StreamKey, Violation};
 use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::window;
 
@@ -108,25 +108,4 @@ fn read(endpoint: &mut Endpoint, key: StreamKey) -> Received {
     }
     endpoint.release(key, received.body.len());
     received
-}
-
-/// The frames that the end sends.
-pub(super) fn sent(endpoint: &mut Endpoint) -> Vec<u8> {
-    let mut out = Outgoing::default();
-    let mut bytes = Vec::new();
-    loop {
-        endpoint.transmit(&mut out, 64 * 1024);
-        if out.is_empty() {
-            return bytes;
-        }
-        while !out.is_empty() {
-            let mut slices = [IoSlice::new(&[]); 4];
-            let used = out.slices(&mut slices);
-            slices[..used]
-                .iter()
-                .for_each(|slice| bytes.extend_from_slice(slice));
-            let written = slices[..used].iter().map(|slice| slice.len()).sum();
-            out.advance(written);
-        }
-    }
 }

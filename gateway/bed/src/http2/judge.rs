@@ -1,81 +1,22 @@
-//! Frames of HTTP/2 (RFC 9113 §4.1): those of the gateway, which have to be valid, and those of the
-//! caller, as far as they allow the gateway to send.
+//! Checks of the frames of a gateway: they have to be valid, and within what the caller allows.
 
 use std::collections::HashMap;
 
-use super::agent::mark;
-use crate::support::http2_frames::{
-    ACK, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS,
-    WINDOW_UPDATE,
+use super::{
+    ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, HEADERS, PING, PREFACE,
+    RST_STREAM, SETTINGS, Splitter, WINDOW_UPDATE,
 };
-
-const PING: u8 = 6;
-const CONTINUATION: u8 = 9;
+use crate::agent::mark;
 
 /// Least value of SETTINGS_MAX_FRAME_SIZE, and the one at the beginning (RFC 9113 §6.5.2).
 const FRAME_MAX: u32 = 16_384;
 /// Window of a connection, and of a stream without SETTINGS_INITIAL_WINDOW_SIZE.
 const WINDOW: u64 = 65_535;
 
-/// Appends a field to a header block, as a literal without indexing (RFC 7541 §6.2.2): no other
-/// field can refer to it.
-pub(super) fn write_field(block: &mut Vec<u8>, name: &[u8], value: &[u8]) {
-    block.push(0);
-    for text in [name, value] {
-        // An integer with a prefix of 7 bits (RFC 7541 §5.1). The highest bit would announce a
-        // Huffman code.
-        match text.len() {
-            length @ ..127 => block.push(length as u8),
-            length => {
-                block.push(127);
-                let mut rest = length - 127;
-                while rest >= 128 {
-                    block.push(0x80 | (rest % 128) as u8);
-                    rest /= 128;
-                }
-                block.push(rest as u8);
-            }
-        }
-        block.extend_from_slice(text);
-    }
-}
-
-/// Splits bytes into frames.
-#[derive(Default)]
-struct Splitter {
-    buffer: Vec<u8>,
-}
-
-/// A frame that has arrived whole.
-struct Frame {
-    kind: u8,
-    flags: u8,
-    stream: u32,
-    payload: Vec<u8>,
-}
-
-impl Splitter {
-    fn next(&mut self) -> Option<Frame> {
-        let &[a, b, c, kind, flags, s0, s1, s2, s3] = self.buffer.first_chunk()?;
-        let end = 9 + u32::from_be_bytes([0, a, b, c]) as usize;
-        if self.buffer.len() < end {
-            return None;
-        }
-        let rest = self.buffer.split_off(end);
-        let frame = std::mem::replace(&mut self.buffer, rest);
-        Some(Frame {
-            kind,
-            flags,
-            stream: u32::from_be_bytes([s0, s1, s2, s3]) & (u32::MAX >> 1),
-            payload: frame[9..].to_vec(),
-        })
-    }
-}
-
 /// What the caller's frames allow the gateway to send, at most: the gateway may not have read them
 /// yet.
-#[derive(Default)]
-pub(super) struct Granted {
+#[derive(Debug, Default)]
+pub struct Granted {
     splitter: Splitter,
     /// Bytes of the preface that were sent.
     preface: usize,
@@ -89,15 +30,17 @@ pub(super) struct Granted {
 }
 
 impl Granted {
-    pub(super) fn frames(&self) -> usize {
+    /// Frames of the caller.
+    pub fn frames(&self) -> usize {
         self.frames
     }
 
-    pub(super) fn note(&mut self, bytes: &[u8]) {
+    /// Notes bytes of the caller.
+    pub fn note(&mut self, bytes: &[u8]) {
         let preface = bytes.len().min(PREFACE.len() - self.preface);
         self.preface += preface;
         self.splitter.buffer.extend_from_slice(&bytes[preface..]);
-        while let Some(frame) = self.splitter.next() {
+        while let Some(frame) = self.splitter.take() {
             self.frames += 1;
             self.headers += usize::from(frame.kind == HEADERS);
             match (frame.kind, frame.payload.first_chunk()) {
@@ -139,8 +82,8 @@ impl Granted {
 }
 
 /// The gateway's frames. Panics at an invalid one.
-#[derive(Default)]
-pub(super) struct Received {
+#[derive(Debug, Default)]
+pub struct Received {
     splitter: Splitter,
     bytes: usize,
     frames: usize,
@@ -154,7 +97,7 @@ pub(super) struct Received {
 }
 
 /// The gateway's direction of a stream.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Stream {
     data: u64,
     has_head: bool,
@@ -164,14 +107,15 @@ struct Stream {
 
 impl Received {
     /// Bytes of all frames.
-    pub(super) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    pub(super) fn take(&mut self, bytes: &[u8], granted: &Granted) {
+    /// Takes bytes of the gateway. Panics if a frame is not valid or not granted.
+    pub fn take(&mut self, bytes: &[u8], granted: &Granted) {
         self.bytes += bytes.len();
         self.splitter.buffer.extend_from_slice(bytes);
-        while let Some(frame) = self.splitter.next() {
+        while let Some(frame) = self.splitter.take() {
             self.check(&frame, granted);
             self.frames += 1;
         }
@@ -219,7 +163,7 @@ impl Received {
                 self.last_stream = Some(last);
             }
             WINDOW_UPDATE => {
-                let increment = payload.as_slice().try_into().map(u32::from_be_bytes);
+                let increment = payload[..].try_into().map(u32::from_be_bytes);
                 assert!(increment.is_ok_and(|increment| increment > 0));
             }
             other => panic!("a frame of kind {other}"),

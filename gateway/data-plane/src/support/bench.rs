@@ -1,8 +1,5 @@
-//! Entry points of benches/ into private modules: idle workers, their mailboxes, pipes between
-//! them, and relaying in memory. Not a public interface.
-
-pub mod http2_caller;
-pub mod relay;
+//! Entry points of benches/ into private modules: idle workers, their mailboxes, and pipes between
+//! them. Not a public interface.
 
 use std::io;
 use std::pin::pin;

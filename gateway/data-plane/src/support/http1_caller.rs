@@ -1,15 +1,10 @@
-//! Relaying in memory: a worker of the gateway with one service and one tunnel. Callers and
-//! transport are in memory.
+//! A caller of HTTP/1.1 of a worker in memory.
 //!
 //! Everything between the bytes of a request and the bytes of its response runs as in the product:
 //! head, route, directory, service key, bucket, tunnel, response, counters, and the record for the
-//! request log. Not included: TLS and sockets.
-//!
-//! Requests of HTTP/2 take the whole path, from the first frame. For those of HTTP/1.1, the table
-//! of connections with its deadlines is not included either, and this module repeats what
-//! `downstream` does there, such as the choice of the response's framing.
+//! request log. Not included: TLS, sockets, and the table of connections with its deadlines. This
+//! module repeats what `downstream` does there, such as the choice of the response's framing.
 
-use std::io;
 use std::rc::Rc;
 
 use crate::limits;
@@ -17,52 +12,16 @@ use bytes::{Bytes, BytesMut};
 use gw_shared::http::body::{self, BodyDecoder};
 use gw_shared::http::head::{self, Framing, HeadScanner};
 use gw_shared::http::{ConnectionField, Fields, Part};
-use gw_shared::tunnel::transport::Transport;
 use http::Method;
 
 use crate::http_message::{BodyError, CallerGone, Outcome, RelayedHead, RequestBody, ResponseSink};
-use crate::http2::frame_meter::CallerStream;
 use crate::peer::Peer;
-use crate::support::memory_worker::{self, MemoryWorker};
-
-/// Host of the service.
-pub const HOST: &str = memory_worker::HOST;
-/// Service key of the callers, as a field value.
-pub const SERVICE_KEY: &str = memory_worker::SERVICE_KEY;
-
-/// Services in the directory. Only one of them has a tunnel.
-const SERVICES: usize = 1000;
-
-/// A worker with one tunnel.
-pub struct BenchWorker {
-    gateway: MemoryWorker,
-    /// The callers of HTTP/1.1.
-    peer: Peer,
-}
-
-impl BenchWorker {
-    /// Starts the gateway's end of a tunnel on the reactor of the calling thread. Waits until the
-    /// agent takes requests.
-    pub async fn start(transport: impl Transport + 'static) -> io::Result<Rc<Self>> {
-        let gateway = MemoryWorker::start(SERVICES, transport).await?;
-        let peer = Peer::new(memory_worker::CALLER, None, None);
-        Ok(Rc::new(Self { gateway, peer }))
-    }
-
-    /// Open streams of the tunnel.
-    pub fn open_streams(&self) -> usize {
-        self.gateway.session.open_streams()
-    }
-
-    /// Starts to serve a caller's connection of HTTP/2.
-    pub(super) fn serve_http2(&self, stream: impl CallerStream) -> io::Result<()> {
-        self.gateway.serve_http2(stream)
-    }
-}
+use crate::support::memory_worker::{CALLER, MemoryWorker};
 
 /// A connection of HTTP/1.1.
 pub struct Http1Caller {
-    gateway: Rc<BenchWorker>,
+    gateway: Rc<MemoryWorker>,
+    peer: Peer,
     /// Bytes that were received and not read yet.
     buffer: BytesMut,
     /// Bytes of the last response.
@@ -71,9 +30,10 @@ pub struct Http1Caller {
 
 impl Http1Caller {
     /// Creates a connection that `gateway` serves.
-    pub fn new(gateway: &Rc<BenchWorker>) -> Self {
+    pub fn new(gateway: &Rc<MemoryWorker>) -> Self {
         Self {
             gateway: Rc::clone(gateway),
+            peer: Peer::new(CALLER, None, None),
             buffer: BytesMut::new(),
             sent: Vec::new(),
         }
@@ -83,6 +43,7 @@ impl Http1Caller {
     pub async fn relay(&mut self, request: &[u8]) -> Option<&[u8]> {
         let Self {
             gateway,
+            peer,
             buffer,
             sent,
         } = self;
@@ -106,12 +67,8 @@ impl Http1Caller {
             begun: false,
             ended: false,
         };
-        let outcome = gateway
-            .gateway
-            .worker
-            .router
-            .serve(head, &gateway.peer, &mut body, &mut sink)
-            .await;
+        let router = &gateway.worker.router;
+        let outcome = router.serve(head, peer, &mut body, &mut sink).await;
         (outcome == Outcome::Complete && buffer.is_empty()).then_some(sent)
     }
 }

@@ -1,19 +1,15 @@
 //! Steps of an input: what the caller, the agent and time do.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::limits;
-use gw_shared::http::Fields;
-
-use super::super::super::memory_worker::{HOST, SERVICE_KEY};
-use super::agent::{self, Agent, DATA_MAX};
-use super::caller::Caller;
-use super::frames::write_field;
-use crate::connections::Connections;
-use crate::support::http2_frames::{
-    ACK, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM, SETTINGS, WINDOW_UPDATE,
-    frame,
+use gw_bed::agent::{self, Agent, DATA_MAX};
+use gw_bed::http2::{
+    ACK, DATA, END_STREAM, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame, headers, preface,
+    write_field,
 };
+use gw_bed::memory::CheckedCaller;
+use gw_data_plane::support::memory_worker::{HOST, MemoryWorker, SERVICE_KEY};
+use gw_shared::http::Fields;
 
 /// Longest payload of a step.
 const PAYLOAD_MAX: usize = 64 * 1024;
@@ -86,7 +82,7 @@ impl Step {
         let (letter, rest) = line.split_first()?;
         let mut words = Words(rest);
         Some(match letter {
-            b'P' => Self::Bytes([PREFACE, &frame(SETTINGS, 0, 0, &[])].concat()),
+            b'P' => Self::Bytes(preface(&[])),
             b'S' => Self::Bytes(frame(SETTINGS, 0, 0, &words.settings())),
             b'A' => Self::Bytes(frame(SETTINGS, ACK, 0, &[])),
             b'G' => request(words.number(), b"GET", END_STREAM, words.0),
@@ -158,13 +154,14 @@ impl Step {
         })
     }
 
-    pub(super) fn take(self, caller: &Caller, agent: &Agent, connections: &Connections) {
+    pub(super) fn take(self, caller: &mut CheckedCaller, agent: &Agent, gateway: &MemoryWorker) {
+        let connection = &caller.connection;
         match self {
             Self::Bytes(bytes) => caller.send(&bytes),
-            Self::ReadInPiecesOf(bytes) => caller.read_in_pieces_of(bytes),
-            Self::Take(bytes) => caller.take(bytes),
-            Self::End => caller.end(),
-            Self::Reset => caller.reset(),
+            Self::ReadInPiecesOf(bytes) => connection.read_in_pieces_of(bytes),
+            Self::Take(bytes) => connection.take(bytes),
+            Self::End => connection.end(),
+            Self::Reset => connection.reset(),
             Self::Respond {
                 of,
                 status,
@@ -178,8 +175,8 @@ impl Step {
             Self::ReadUpload(of) => agent.read(of),
             Self::AgentBytes(bytes) => agent.send_raw(&bytes),
             Self::LoseTunnel => agent.lose(),
-            Self::Sweep(time) => connections.sweep(Instant::now() + time),
-            Self::Drain => connections.drain(Instant::now(), limits::DRAIN_IDLE),
+            Self::Sweep(time) => gateway.sweep(time),
+            Self::Drain => gateway.drain(),
         }
     }
 }
@@ -193,7 +190,7 @@ fn request(stream: u32, method: &[u8], flags: u8, fields: &[u8]) -> Step {
     write_field(&mut head, b":path", agent::path(stream).as_bytes());
     write_field(&mut head, b"x-gw-service-key", SERVICE_KEY.as_bytes());
     head.extend(block(fields));
-    Step::Bytes(frame(HEADERS, flags | END_HEADERS, stream, &head))
+    Step::Bytes(headers(stream, flags, &head))
 }
 
 /// A header block. Names may begin with a colon, and neither names nor values need be valid.
