@@ -82,7 +82,10 @@ const CRATES: [(&str, &[&str]); 13] = [
             "limits",
         ],
     ),
-    ("gateway/bed/src", &["lib", "memory", "http2", "agent"]),
+    (
+        "gateway/bed/src",
+        &["lib", "memory", "http2", "agent", "http1", "body"],
+    ),
     (
         "gateway/interface/src",
         &[

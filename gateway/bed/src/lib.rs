@@ -8,5 +8,7 @@
 )]
 
 pub mod agent;
+pub mod body;
+pub mod http1;
 pub mod http2;
 pub mod memory;

@@ -5,20 +5,22 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
+use gw_bed::body;
+use gw_bed::http1::{self, Part};
 use gw_shared::net::{Listener, Socket};
 use gw_shared::runtime;
 use gw_simulated_kernel::clock;
 
 use super::ledger::Ledger;
-use super::message::{self, Part, TRAILER};
-use super::{body, http2_backend};
+use super::http2_backend;
+use super::message::{self, TRAILER};
 use crate::scenario::{Framing, Method, Request, Response, ResponseFault};
 
 /// Field in which backends name the request that they answer.
 pub(crate) const ANSWER_TO: &str = "x-sim-answer-to";
 
 /// Largest piece of a response that is sent at once.
-pub(crate) const PIECE: usize = 16 * 1024;
+const PIECE: usize = 16 * 1024;
 
 /// Serves HTTP/2 or HTTP/1.1 until the host is killed.
 pub(crate) async fn serve(listener: Listener, agent: usize, is_http2: bool, ledger: Rc<Ledger>) {
@@ -51,6 +53,32 @@ struct Connection {
     buffer: BytesMut,
 }
 
+/// Sends the body of a response by `send`, as far as its plan says.
+pub(super) async fn send_response(
+    plan: &Request,
+    mut send: impl AsyncFnMut(Vec<u8>) -> io::Result<()>,
+) -> io::Result<()> {
+    let Response { length, fault, .. } = plan.response;
+    let end = match fault {
+        ResponseFault::ClosesInBody | ResponseFault::ResetsInBody => length / 2,
+        _ => length,
+    };
+    let mut stalls = match fault {
+        ResponseFault::Stalls(time) => Some(time),
+        _ => None,
+    };
+    for sent in (0..end).step_by(PIECE) {
+        let piece = PIECE.min(end - sent);
+        send(body::bytes(plan.id, false, sent, piece)).await?;
+        if sent + piece >= length / 2
+            && let Some(time) = stalls.take()
+        {
+            runtime::sleep(time).await;
+        }
+    }
+    Ok(())
+}
+
 /// What follows a response.
 #[derive(PartialEq, Eq)]
 enum Next {
@@ -75,13 +103,13 @@ impl Connection {
 
     async fn request(&mut self) -> io::Result<Next> {
         let head = loop {
-            if let Some(head) = message::take_head(&mut self.buffer) {
+            if let Some(head) = http1::take_head(&mut self.buffer) {
                 break head;
             }
             self.receive().await?;
         };
-        let request = message::Head::request(&head)?;
-        let id = request.id()?;
+        let request = http1::Head::request(&head)?;
+        let id = message::id(&request.target)?;
         let Some(plan) = self.ledger.plan(id) else {
             return Err(io::Error::other(format!("request {id} was never planned")));
         };
@@ -122,7 +150,7 @@ impl Connection {
         &mut self,
         id: u32,
         attempt: usize,
-        mut decoder: message::Body,
+        mut decoder: http1::Body,
     ) -> io::Result<()> {
         loop {
             let ledger = &self.ledger;
@@ -192,34 +220,8 @@ impl Connection {
     async fn body(&mut self, plan: &Request) -> io::Result<()> {
         let response = &plan.response;
         let is_chunked = response.framing == Framing::Chunked;
-        let breaks_at = match response.fault {
-            ResponseFault::ClosesInBody | ResponseFault::ResetsInBody => Some(response.length / 2),
-            _ => None,
-        };
-        let mut stalls = match response.fault {
-            ResponseFault::Stalls(time) => Some(time),
-            _ => None,
-        };
-        let mut sent = 0;
-        while sent < breaks_at.unwrap_or(response.length) {
-            let length = PIECE.min(breaks_at.unwrap_or(response.length) - sent);
-            let data = body::bytes(plan.id, false, sent, length);
-            let mut piece = Vec::new();
-            if is_chunked {
-                piece.extend_from_slice(format!("{length:x}\r\n").as_bytes());
-            }
-            piece.extend_from_slice(&data);
-            if is_chunked {
-                piece.extend_from_slice(b"\r\n");
-            }
-            self.send(&piece).await?;
-            sent += length;
-            if sent >= response.length / 2
-                && let Some(time) = stalls.take()
-            {
-                runtime::sleep(time).await;
-            }
-        }
+        let send = async |data: Vec<u8>| self.send(&http1::piece(&data, is_chunked)).await;
+        send_response(plan, send).await?;
         match response.fault {
             ResponseFault::ResetsInBody => self.socket.reset_when_dropped(),
             ResponseFault::ClosesInBody => {}

@@ -6,7 +6,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
+use gw_bed::body;
 use gw_shared::net::{Socket, TlsStream};
 use gw_shared::runtime;
 use gw_simulated_kernel::{clock, trace};
@@ -18,6 +20,11 @@ use super::backend::ANSWER_TO;
 use super::ledger::{Ledger, Seen};
 use super::{SESSION, http1_caller, http2_caller};
 use crate::scenario;
+
+/// Bytes of a body that are sent between two pauses.
+pub(crate) const PIECE: usize = 16 * 1024;
+/// Time after which a caller gives up a request.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Where a caller sends its requests, and how.
 pub(crate) struct Caller {
@@ -40,6 +47,31 @@ pub(crate) async fn run(caller: Caller) {
     } else {
         http1_caller::run(&caller).await;
     }
+}
+
+/// Sends the first `length` bytes of the body of a request by `send`, with the pauses of its plan.
+pub(crate) async fn send_upload(
+    request: &scenario::Request,
+    length: usize,
+    mut send: impl AsyncFnMut(Vec<u8>) -> io::Result<()>,
+) -> io::Result<()> {
+    let Some(upload) = request.upload else {
+        return Ok(());
+    };
+    let half = upload.length / 2;
+    for sent in (0..length).step_by(PIECE) {
+        let piece = PIECE.min(length - sent);
+        send(body::bytes(request.id, true, sent, piece)).await?;
+        let has_passed_half = sent < half && sent + piece >= half;
+        let pause = match has_passed_half {
+            true => upload.pause + upload.stall,
+            false => upload.pause,
+        };
+        if pause > Duration::ZERO {
+            runtime::sleep(pause).await;
+        }
+    }
+    Ok(())
 }
 
 impl Caller {

@@ -6,17 +6,16 @@ use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use futures_util::future::{Either, select};
+use gw_bed::body;
+use gw_bed::http1::{self, Body, Head, Part};
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use gw_simulated_kernel::clock;
 
-use super::body;
-use super::caller::Caller;
-use super::message::{self, Body, Head, Part, TRAILER};
+use super::caller::{Caller, PATIENCE, PIECE, send_upload};
+use super::message::{self, TRAILER};
 use crate::scenario::{Conduct, Method, Request, Upload};
 
-/// Bytes of a body that are sent between two pauses.
-const PIECE: usize = 16 * 1024;
 /// Bytes that a slow reader reads at once.
 const SIP: usize = 1024;
 /// Most pieces that a caller sends after a switch of protocols.
@@ -24,8 +23,6 @@ const ECHOES_MAX: usize = 200;
 /// Wait for 100 (Continue): interval between looks, and their number.
 const EXPECT_TICK: Duration = Duration::from_millis(5);
 const EXPECT_TICKS: usize = 200;
-/// Time after which a caller gives up a request.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) async fn run(caller: &Caller) {
     let mut connection = None;
@@ -222,30 +219,12 @@ impl Exchange<'_> {
             // The response has come.
             return Ok(true);
         }
-        let leaves_at = (*conduct == Conduct::LeavesEarly).then_some(upload.length / 2);
-        let mut sent = 0;
-        while sent < leaves_at.unwrap_or(upload.length) {
-            let length = PIECE.min(leaves_at.unwrap_or(upload.length) - sent);
-            let data = body::bytes(*id, true, sent, length);
-            if upload.is_chunked {
-                let mut chunk = format!("{length:x}\r\n").into_bytes();
-                chunk.extend_from_slice(&data);
-                chunk.extend_from_slice(b"\r\n");
-                self.send(&chunk).await?;
-            } else {
-                self.send(&data).await?;
-            }
-            let half = upload.length / 2;
-            let has_passed_half = sent < half && sent + length >= half;
-            sent += length;
-            let pause = match has_passed_half {
-                true => upload.pause + upload.stall,
-                false => upload.pause,
-            };
-            if pause > Duration::ZERO {
-                runtime::sleep(pause).await;
-            }
-        }
+        let length = match conduct {
+            Conduct::LeavesEarly => upload.length / 2,
+            _ => upload.length,
+        };
+        let send = async |data: Vec<u8>| self.send(&http1::piece(&data, upload.is_chunked)).await;
+        send_upload(self.request, length, send).await?;
         if !self.stays() {
             return Ok(false);
         }
@@ -282,7 +261,7 @@ impl Exchange<'_> {
     async fn download(&self, buffer: &mut BytesMut) -> io::Result<bool> {
         let head = loop {
             let head = loop {
-                if let Some(head) = message::take_head(buffer) {
+                if let Some(head) = http1::take_head(buffer) {
                     break Head::response(&head)?;
                 }
                 if self.receive(buffer).await? == 0 {

@@ -15,8 +15,7 @@ use h2::{Reason, RecvStream, SendStream};
 use http::{Request as HttpRequest, Response as HttpResponse};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::backend::{ANSWER_TO, PIECE};
-use super::body;
+use super::backend::{ANSWER_TO, send_response};
 use super::http2_caller::trailers;
 use super::ledger::Ledger;
 use super::message::TRAILER;
@@ -137,27 +136,11 @@ async fn send_body(plan: &Request, mut stream: SendStream<Bytes>) -> io::Result<
         response.fault,
         ResponseFault::ClosesInBody | ResponseFault::ResetsInBody
     );
-    let end = match is_cut {
-        true => response.length / 2,
-        false => response.length,
-    };
-    let mut stalls = match response.fault {
-        ResponseFault::Stalls(time) => Some(time),
-        _ => None,
-    };
     let gone = |_| io::Error::from(io::ErrorKind::ConnectionReset);
-    let mut sent = 0;
-    while sent < end {
-        let length = PIECE.min(end - sent);
-        let data = body::bytes(plan.id, false, sent, length);
-        send(&mut stream, data.into(), false).await.map_err(gone)?;
-        sent += length;
-        if sent >= response.length / 2
-            && let Some(time) = stalls.take()
-        {
-            runtime::sleep(time).await;
-        }
-    }
+    send_response(plan, async |data: Vec<u8>| {
+        send(&mut stream, data.into(), false).await.map_err(gone)
+    })
+    .await?;
     if is_cut {
         stream.send_reset(Reason::INTERNAL_ERROR);
         return Ok(());

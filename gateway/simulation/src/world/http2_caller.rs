@@ -16,15 +16,10 @@ use h2::client::SendRequest;
 use http::{HeaderMap, HeaderName, HeaderValue, Method as HttpMethod, Request as HttpRequest};
 use tokio::sync::Semaphore;
 
-use super::body;
-use super::caller::Caller;
+use super::caller::{Caller, PATIENCE, send_upload};
 use super::message::TRAILER;
 use crate::scenario::{Conduct, Method, Request};
 
-/// Bytes of a body that are sent between two pauses.
-const PIECE: usize = 16 * 1024;
-/// Time after which a caller gives up a request.
-const PATIENCE: Duration = Duration::from_secs(120);
 /// Interval between checks for the end of all requests.
 const TICK: Duration = Duration::from_millis(5);
 
@@ -157,29 +152,12 @@ impl Exchange<'_> {
     }
 
     async fn upload(&self, stream: &mut h2::SendStream<Bytes>, length: usize) -> io::Result<()> {
-        let upload = self.request.upload;
-        let (pause, stall) = upload
-            .map(|upload| (upload.pause, upload.stall))
-            .unwrap_or_default();
-        let mut sent = 0;
-        while sent < length {
-            let piece = PIECE.min(length - sent);
-            let data = body::bytes(self.request.id, true, sent, piece);
+        send_upload(self.request, length, async |data: Vec<u8>| {
             gw_shared::http2::stream::send(stream, data.into(), false)
                 .await
-                .map_err(|_| io::ErrorKind::ConnectionReset)?;
-            let has_passed_half = sent < length / 2 && sent + piece >= length / 2;
-            sent += piece;
-            let pause = if has_passed_half {
-                pause + stall
-            } else {
-                pause
-            };
-            if pause > Duration::ZERO {
-                runtime::sleep(pause).await;
-            }
-        }
-        Ok(())
+                .map_err(|_| io::ErrorKind::ConnectionReset.into())
+        })
+        .await
     }
 
     async fn download(&self, mut response: h2::client::ResponseFuture) -> io::Result<()> {

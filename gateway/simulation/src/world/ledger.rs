@@ -3,10 +3,10 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
+use gw_bed::body::Received;
 use gw_simulated_kernel::clock::{self, Nanos};
 use gw_simulated_kernel::trace;
 
-use super::body::Received;
 use crate::scenario::Request;
 
 /// A request as its caller sees it.

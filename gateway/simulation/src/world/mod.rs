@@ -1,7 +1,6 @@
 //! The world of a simulation: gateways, agents, backends and callers, each on hosts of their own.
 
 pub(crate) mod backend;
-pub mod body;
 mod caller;
 mod faults;
 mod http1_caller;

@@ -27,8 +27,13 @@ fn with<R>(
     let start = start % PERIOD;
     PATTERN.with(|pattern| {
         let pattern = pattern.get_or_init(|| {
-            let mut rng = fastrand::Rng::with_seed(1);
-            let period: Vec<u8> = (0..PERIOD).map(|_| rng.u8(..)).collect();
+            let mut state = 1_u64;
+            let random = |_| {
+                // A linear congruential generator, of which the highest bits are the best.
+                state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                (state >> 56) as u8
+            };
+            let period: Vec<u8> = (0..PERIOD).map(random).collect();
             period
                 .iter()
                 .copied()
@@ -41,7 +46,7 @@ fn with<R>(
 }
 
 /// `length` bytes from `offset` on, at most 64 KiB.
-pub(crate) fn bytes(id: u32, is_upload: bool, offset: usize, length: usize) -> Vec<u8> {
+pub fn bytes(id: u32, is_upload: bool, offset: usize, length: usize) -> Vec<u8> {
     with(id, is_upload, offset, length, <[u8]>::to_vec)
 }
 
@@ -55,7 +60,8 @@ pub struct Received {
 }
 
 impl Received {
-    pub(crate) fn add(&mut self, id: u32, is_upload: bool, data: &[u8]) {
+    /// Takes the next bytes.
+    pub fn add(&mut self, id: u32, is_upload: bool, data: &[u8]) {
         for piece in data.chunks(PIECE) {
             let is_own = with(id, is_upload, self.length, piece.len(), |body| {
                 body == piece
