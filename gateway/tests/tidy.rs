@@ -84,7 +84,9 @@ const CRATES: [(&str, &[&str]); 13] = [
     ),
     (
         "gateway/bed/src",
-        &["lib", "memory", "http2", "agent", "http1", "body"],
+        &[
+            "lib", "threads", "memory", "http2", "agent", "tunnel", "tls", "http1", "body",
+        ],
     ),
     (
         "gateway/interface/src",

@@ -1,5 +1,5 @@
 //! Callers, backends and agents for tests and tools: what they send, how they read answers, and
-//! what they check. Without I/O, but for the drivers in [`memory`].
+//! what they check. Without I/O, but for the drivers in [`memory`] and [`threads`].
 
 #![allow(
     clippy::expect_used,
@@ -12,3 +12,6 @@ pub mod body;
 pub mod http1;
 pub mod http2;
 pub mod memory;
+pub mod threads;
+pub mod tls;
+pub mod tunnel;

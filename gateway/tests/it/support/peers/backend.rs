@@ -1,8 +1,8 @@
 //! Backends with scripted behaviour.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::thread;
+
+use gw_bed::threads::listen;
 
 use super::http1_peer::Peer;
 use crate::support::SOON;
@@ -20,15 +20,10 @@ pub(crate) fn start_at(
 ) -> String {
     let listener = TcpListener::bind((address, 0)).unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    let serve = Arc::new(serve);
-    thread::spawn(move || {
-        for connection in listener.incoming() {
-            let connection = connection.unwrap();
-            let serve = Arc::clone(&serve);
-            connection.set_nodelay(true).unwrap();
-            connection.set_read_timeout(Some(SOON)).unwrap();
-            thread::spawn(move || serve(Peer::new(connection)));
-        }
+    listen(listener, move |connection| {
+        connection.set_nodelay(true).unwrap();
+        connection.set_read_timeout(Some(SOON)).unwrap();
+        serve(Peer::new(connection));
     });
     url
 }

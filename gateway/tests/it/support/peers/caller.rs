@@ -7,9 +7,7 @@ use std::sync::Arc;
 use http::Method;
 use rustls::client::UnbufferedClientConnection;
 use rustls::crypto::CryptoProvider;
-use rustls::{
-    ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion,
-};
+use rustls::{ClientConfig, ClientConnection, StreamOwned, SupportedProtocolVersion};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 
@@ -110,23 +108,8 @@ pub(crate) fn client_config_with(
     alpn: &[&[u8]],
     identity: Option<(CertificateDer<'static>, PrivateKeyDer<'static>)>,
 ) -> ClientConfig {
-    let mut roots = RootCertStore::empty();
-    roots
-        .add(CertificateDer::from_pem_file(ca_file).unwrap())
-        .unwrap();
-    let provider = Arc::new(provider);
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_protocol_versions(versions)
-        .unwrap()
-        .with_root_certificates(roots);
-    let mut config = match identity {
-        Some((certificate, key)) => builder
-            .with_client_auth_cert(vec![certificate], key)
-            .unwrap(),
-        None => builder.with_no_client_auth(),
-    };
-    config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
-    config
+    let authority = CertificateDer::from_pem_file(ca_file).unwrap();
+    gw_bed::tls::client_with(provider, versions, [authority], identity, alpn)
 }
 
 /// A request head for the demo's service, with its key; `rest` is further fields and the body.

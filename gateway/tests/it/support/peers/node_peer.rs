@@ -1,14 +1,13 @@
 //! A peer on the listener of a node for other nodes, with any certificate.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 
+use gw_bed::threads::listen_tls;
 use http::Method;
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, SanType};
-use rustls::{
-    ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned,
-};
+use rustls::{ClientConnection, StreamOwned};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
@@ -36,30 +35,13 @@ pub(crate) fn serve_in_place(
     address: SocketAddr,
     answer: impl Fn() -> &'static str + Send + Sync + 'static,
 ) {
-    let (certificate, key) = certificate_for(data_dir, uri, ExtendedKeyUsagePurpose::ServerAuth);
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let builder = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap();
-    let mut config = builder
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate], key)
-        .unwrap();
-    config.alpn_protocols = vec![ALPN_CONTROL.to_vec()];
-    let config = Arc::new(config);
-    let answer = Arc::new(answer);
+    let identity = certificate_for(data_dir, uri, ExtendedKeyUsagePurpose::ServerAuth);
+    let config = gw_bed::tls::server(identity, &[ALPN_CONTROL]);
     let socket = process::hold(address);
     socket.listen(16).unwrap();
-    std::thread::spawn(move || {
-        for connection in TcpListener::from(socket).incoming().flatten() {
-            let session = ServerConnection::new(Arc::clone(&config)).unwrap();
-            let answer = Arc::clone(&answer);
-            std::thread::spawn(move || {
-                let mut peer = Peer::new(StreamOwned::new(session, connection));
-                while peer.request().is_ok() {
-                    peer.send(answer());
-                }
-            });
+    listen_tls(socket.into(), config, move |mut peer| {
+        while peer.request().is_ok() {
+            peer.send(answer());
         }
     });
 }
@@ -189,19 +171,9 @@ pub(crate) fn shake_hands(
 }
 
 fn session(alpn: &[u8], identity: Option<Identity>) -> ClientConnection {
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let provider = rustls::crypto::aws_lc_rs::default_provider();
     let verifier = Arc::new(TrustAll(provider.signature_verification_algorithms));
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(RootCertStore::empty());
-    let mut config = match identity {
-        Some((certificate, key)) => builder
-            .with_client_auth_cert(vec![certificate], key)
-            .unwrap(),
-        None => builder.with_no_client_auth(),
-    };
+    let mut config = gw_bed::tls::client([], identity, &[alpn]);
     config.dangerous().set_certificate_verifier(verifier);
-    config.alpn_protocols = vec![alpn.to_vec()];
     ClientConnection::new(Arc::new(config), HOST.try_into().unwrap()).unwrap()
 }
