@@ -1,12 +1,14 @@
 //! A gateway for unit tests: a certificate authority, and a TLS server whose HTTP/1.1 responses the
 //! test provides.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io;
 use std::net::TcpListener;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::Mutex;
 
+use gw_bed::http1::Head;
+use gw_bed::threads::{Peer, ServerTls, listen_tls};
 use gw_shared::error_body::{ErrorBody, ErrorDetail};
 use gw_shared::id::AgentId;
 use gw_shared::identity::enrollment::CertificateReply;
@@ -15,8 +17,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, IsCa, Issuer, KeyPair,
     PublicKeyData, date_time_ymd,
 };
-use rustls::crypto::aws_lc_rs;
-use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use rustls::ServerConfig;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use serde::Serialize;
@@ -86,18 +87,9 @@ impl Authority {
     fn server_config(&self) -> ServerConfig {
         let key = KeyPair::generate().unwrap();
         let certificate = self.sign(&key, &[APEX, &format!("*.{APEX}")], NOW);
-        let mut config =
-            ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-                .with_safe_default_protocol_versions()
-                .unwrap()
-                .with_no_client_auth()
-                .with_single_cert(
-                    vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()],
-                    PrivateKeyDer::from(key),
-                )
-                .unwrap();
-        config.alpn_protocols = vec![tunnel::ALPN.to_vec(), b"http/1.1".to_vec()];
-        config
+        let certificate = CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap();
+        let identity = (certificate, PrivateKeyDer::from(key));
+        gw_bed::tls::server(identity, &[tunnel::ALPN, b"http/1.1"])
     }
 }
 
@@ -111,39 +103,27 @@ pub(crate) struct Request {
 /// Serves on loopback; `answer` returns the whole response, including its head. Returns the port.
 pub(crate) fn serve(
     authority: &Authority,
-    mut answer: impl FnMut(&Request) -> String + Send + 'static,
+    answer: impl FnMut(&Request) -> String + Send + 'static,
 ) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let config = Arc::new(authority.server_config());
-    std::thread::spawn(move || {
-        for socket in listener.incoming() {
-            let session = ServerConnection::new(Arc::clone(&config)).unwrap();
-            let mut stream = BufReader::new(StreamOwned::new(session, socket.unwrap()));
-            while let Some(request) = read_request(&mut stream) {
-                let answer = answer(&request);
-                stream.get_mut().write_all(answer.as_bytes()).unwrap();
-                stream.get_mut().flush().unwrap();
-            }
+    let answer = Mutex::new(answer);
+    listen_tls(listener, authority.server_config(), move |mut peer| {
+        while let Ok(request) = read_request(&mut peer) {
+            let response = answer.lock().unwrap()(&request);
+            peer.send(response);
         }
     });
     port
 }
 
-fn read_request(stream: &mut impl BufRead) -> Option<Request> {
-    let mut head = String::new();
-    while !head.ends_with("\r\n\r\n") {
-        if stream.read_line(&mut head).unwrap_or(0) == 0 {
-            return None;
-        }
-    }
-    let length = head
-        .lines()
-        .find_map(|line| line.strip_prefix("content-length: "))
-        .map_or(0, |it| it.parse().unwrap());
-    let mut body = vec![0; length];
-    stream.read_exact(&mut body).unwrap();
-    Some(Request { head, body })
+fn read_request(peer: &mut Peer<ServerTls>) -> io::Result<Request> {
+    let head = peer.raw_head()?;
+    let length = Head::request(&head)?.content_length()?.unwrap_or(0);
+    Ok(Request {
+        head: String::from_utf8(head.to_vec()).unwrap(),
+        body: peer.bytes(length as usize)?,
+    })
 }
 
 /// A response with a JSON body; `fields` are complete header lines.

@@ -54,14 +54,10 @@ fn backends(table: &str) -> Backends {
 fn listen(serve: impl Fn(TcpStream, usize) + Send + Sync + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let serve = Arc::new(serve);
-    thread::spawn(move || {
-        for (number, connection) in listener.incoming().enumerate() {
-            let connection = connection.unwrap();
-            let serve = Arc::clone(&serve);
-            connection.set_read_timeout(Some(TIME_LIMIT)).unwrap();
-            thread::spawn(move || serve(connection, number));
-        }
+    let connections = AtomicUsize::new(0);
+    gw_bed::threads::listen(listener, move |connection| {
+        connection.set_read_timeout(Some(TIME_LIMIT)).unwrap();
+        serve(connection, connections.fetch_add(1, Ordering::SeqCst));
     });
     address
 }

@@ -20,9 +20,7 @@ use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::head::{self, OutboundRequest};
 use http::Method;
 use http::uri::{Authority, PathAndQuery};
-use rustls::ServerConfig;
 use rustls::client::UnbufferedClientConnection;
-use rustls::crypto::aws_lc_rs;
 use rustls::server::UnbufferedServerConnection;
 use rustls_pki_types::PrivateKeyDer;
 
@@ -39,12 +37,7 @@ const BODY: usize = 3_000_000;
 async fn connect() -> (TlsStream, TlsStream) {
     let certified = rcgen::generate_simple_self_signed(["gateway".to_owned()]).unwrap();
     let key = PrivateKeyDer::try_from(certified.signing_key.serialize_der()).unwrap();
-    let server = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![certified.cert.der().clone()], key)
-        .unwrap();
+    let server = gw_bed::tls::server((certified.cert.der().clone(), key), &[]);
     let trusted = Arc::new(Trusted::only(vec![certified.cert.der().clone()]).unwrap());
     let versions = [&rustls::version::TLS13];
     let client = tls::client_config(&versions, trusted, Vec::new(), None, &[]).unwrap();

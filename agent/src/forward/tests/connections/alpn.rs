@@ -10,16 +10,8 @@ pub(in crate::forward) fn tls(alpn: &[&[u8]], file: &std::path::Path) -> Arc<Ser
         .self_signed(&key)
         .unwrap();
     std::fs::write(file, certificate.pem()).unwrap();
-    let mut config = ServerConfig::builder_with_provider(Arc::new(
-        rustls::crypto::aws_lc_rs::default_provider(),
-    ))
-    .with_safe_default_protocol_versions()
-    .unwrap()
-    .with_no_client_auth()
-    .with_single_cert(vec![certificate.der().clone()], PrivateKeyDer::from(key))
-    .unwrap();
-    config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
-    Arc::new(config)
+    let identity = (certificate.der().clone(), PrivateKeyDer::from(key));
+    Arc::new(gw_bed::tls::server(identity, alpn))
 }
 
 /// Serves the HTTP version that ALPN selected: upgrades HTTP/1.1 to an echo protocol, and echoes
