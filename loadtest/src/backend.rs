@@ -1,12 +1,14 @@
 //! Backends in this process that remember the ids of their requests.
 
 use std::collections::HashSet;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use gw_bed::http1::{self, Head};
+use gw_bed::threads::{Peer, listen};
 use socket2::{Domain, Socket, Type};
 
 const BACKLOG: i32 = 1024;
@@ -37,7 +39,6 @@ pub(crate) struct Refusing {
 }
 
 /// What a backend does with each request.
-#[derive(Clone)]
 struct Service {
     received: Received,
     requests: Arc<AtomicUsize>,
@@ -75,17 +76,8 @@ impl Refusing {
             delay,
             answer: answer.into(),
         };
-        std::thread::Builder::new()
-            .name("backend".into())
-            .spawn(move || {
-                for socket in listener.incoming().flatten() {
-                    let service = service.clone();
-                    // A connection that ends is ignored: the caller sees the failure.
-                    let _ = std::thread::Builder::new()
-                        .name("backend".into())
-                        .spawn(move || service.serve(socket));
-                }
-            })?;
+        // A connection that ends is ignored: the caller sees the failure.
+        listen(listener, move |socket| drop(service.serve(socket)));
         Ok(Backend { url, requests })
     }
 }
@@ -105,59 +97,21 @@ impl Backend {
 }
 
 impl Service {
-    fn serve(&self, mut socket: TcpStream) -> io::Result<()> {
+    fn serve(&self, socket: TcpStream) -> io::Result<()> {
         socket.set_nodelay(true)?;
-        let mut reader = BufReader::with_capacity(64 * 1024, socket.try_clone()?);
-        let answer = &self.answer;
-        let response = format!(
-            "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{answer}",
-            answer.len()
-        );
-        while let Some(head) = Head::read(&mut reader)? {
+        let response = http1::ok(self.answer.as_bytes());
+        let mut peer = Peer::new(socket);
+        loop {
+            let head = Head::request(&peer.raw_head()?)?;
             self.requests.fetch_add(1, Ordering::Relaxed);
-            self.received.note(head.id, head.is_post);
-            io::copy(&mut reader.by_ref().take(head.length), &mut io::sink())?;
+            let id = head.field("x-gw-request-id").unwrap_or_default();
+            self.received.note(id.to_owned(), head.method == "POST");
+            let length = head.content_length()?.unwrap_or(0);
+            peer.bytes(length as usize)?;
             if !self.delay.is_zero() {
                 std::thread::sleep(self.delay);
             }
-            socket.write_all(response.as_bytes())?;
-        }
-        Ok(())
-    }
-}
-
-/// What a backend reads of a request's head.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Head {
-    id: String,
-    is_post: bool,
-    length: u64,
-}
-
-impl Head {
-    /// Reads a head; `None` when the connection has ended.
-    fn read(lines: &mut impl BufRead) -> io::Result<Option<Self>> {
-        let mut head = Self::default();
-        let mut line = String::new();
-        loop {
-            line.clear();
-            if lines.read_line(&mut line)? == 0 {
-                return Ok(None);
-            }
-            match line.trim_end().split_once(':') {
-                Some((name, value)) if name.eq_ignore_ascii_case("x-gw-request-id") => {
-                    value.trim().clone_into(&mut head.id);
-                }
-                Some((name, value)) if name.eq_ignore_ascii_case("content-length") => {
-                    head.length = value
-                        .trim()
-                        .parse()
-                        .map_err(|_| io::ErrorKind::InvalidData)?;
-                }
-                None if line == "\r\n" => return Ok(Some(head)),
-                None => head.is_post = line.starts_with("POST "),
-                Some(_) => {}
-            }
+            peer.try_send(&response)?;
         }
     }
 }
@@ -203,18 +157,6 @@ mod tests {
     #[test]
     fn repeated_requests_are_counted() {
         let received = Received::default();
-        let mut requests =
-            &b"POST /a HTTP/1.1\r\nX-Gw-Request-Id: 1\r\nContent-Length: 7\r\n\r\n"[..];
-        let head = Head::read(&mut requests).unwrap().unwrap();
-        assert_eq!(
-            head,
-            Head {
-                id: "1".to_owned(),
-                is_post: true,
-                length: 7
-            }
-        );
-        assert_eq!(Head::read(&mut requests).unwrap(), None);
         for (id, is_post) in [
             ("1", true),
             ("2", false),

@@ -6,16 +6,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use gw_bed::threads::Peer;
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, ServerName};
+
+pub(crate) use gw_bed::http1::Head;
 
 use crate::failure::{Failure, ensure};
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// Timeout of one read or write.
 const PATIENCE: Duration = Duration::from_secs(30);
-const HEAD_MAX: usize = 64 * 1024;
 /// Largest body that is kept in memory.
 const BODY_MAX: u64 = 1024 * 1024;
 
@@ -137,9 +139,8 @@ impl Target {
     pub(crate) fn connect_from(&self, source: usize) -> Result<Connection, Failure> {
         let stream = self.transport_from(source)?;
         Ok(Connection {
-            stream,
+            peer: Peer::new(stream),
             fields: self.fields(),
-            ahead: Vec::new(),
             body_left: 0,
             closing: false,
         })
@@ -221,14 +222,10 @@ impl Target {
 
 fn tls_config(ca_file: &Path) -> Result<ClientConfig, Failure> {
     let unreadable = |error| Failure::during(ca_file.display(), error);
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_file_iter(ca_file).map_err(unreadable)? {
-        roots.add(certificate.map_err(unreadable)?)?;
-    }
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let builder =
-        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-    let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+    let authorities: Result<Vec<_>, _> = CertificateDer::pem_file_iter(ca_file)
+        .map_err(unreadable)?
+        .collect();
+    let mut config = gw_bed::tls::client(authorities.map_err(unreadable)?, None, &[]);
     // Every handshake is a full one.
     config.resumption = rustls::client::Resumption::disabled();
     Ok(config)
@@ -270,20 +267,11 @@ impl Write for Transport {
 
 /// A connection with one request at a time. Dropping it closes it at once.
 pub(crate) struct Connection {
-    stream: Transport,
+    peer: Peer<Transport>,
     /// The header fields that every request has.
     fields: String,
-    /// Bytes received after the head.
-    ahead: Vec<u8>,
     body_left: u64,
     closing: bool,
-}
-
-/// A response's head.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Head {
-    pub(crate) status: u16,
-    fields: Vec<(String, String)>,
 }
 
 /// A small response with its complete body.
@@ -325,8 +313,7 @@ impl Connection {
             form.len()
         );
         self.send_head("POST", path, &fields)?;
-        self.stream.write_all(form.as_bytes())?;
-        self.stream.flush()?;
+        self.peer.try_send(form)?;
         self.answer()
     }
 
@@ -338,7 +325,8 @@ impl Connection {
         body: &mut impl Read,
     ) -> Result<Answer, Failure> {
         self.send_head("POST", path, &format!("Content-Length: {length}\r\n"))?;
-        let sent = io::copy(body, &mut self.stream).and_then(|_| self.stream.flush());
+        let stream = &mut self.peer.stream;
+        let sent = io::copy(body, stream).and_then(|_| stream.flush());
         // A server that does not read the body may have sent an error response, which is the better
         // message.
         match (self.response_head(), sent) {
@@ -360,14 +348,7 @@ impl Connection {
         if into.is_empty() {
             return Ok(0);
         }
-        let read = if self.ahead.is_empty() {
-            self.stream.read(into)?
-        } else {
-            let read = self.ahead.len().min(into.len());
-            into[..read].copy_from_slice(&self.ahead[..read]);
-            self.ahead.drain(..read);
-            read
-        };
+        let read = self.peer.some(into)?;
         ensure(read > 0, || {
             format!("the body ended {} bytes early", self.body_left)
         })?;
@@ -395,40 +376,20 @@ impl Connection {
 
     fn send_head(&mut self, method: &str, path: &str, more: &str) -> Result<(), Failure> {
         let head = format!("{method} {path} HTTP/1.1\r\n{}{more}\r\n", self.fields);
-        self.stream.write_all(head.as_bytes())?;
-        Ok(self.stream.flush()?)
+        Ok(self.peer.try_send(head)?)
     }
 
     fn response_head(&mut self) -> Result<Head, Failure> {
-        let mut received = std::mem::take(&mut self.ahead);
-        let mut buffer = [0; 16 * 1024];
-        let end = loop {
-            if let Some(end) = received.windows(4).position(|window| window == b"\r\n\r\n") {
-                break end;
-            }
-            ensure(received.len() < HEAD_MAX, || {
-                format!("a response head over {HEAD_MAX} bytes")
-            })?;
-            match self.stream.read(&mut buffer) {
-                Ok(0) => return Err(Failure::new("the connection closed before a response")),
-                Ok(read) => received.extend_from_slice(&buffer[..read]),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    return Err(Failure::new(format!("no response within {PATIENCE:?}")));
-                }
-                Err(error) => return Err(Failure::during("waiting for a response", error)),
-            }
-        };
-        self.ahead = received.split_off(end + 4);
-        let head = Head::parse(&received[..end])
-            .ok_or_else(|| Failure::new("a response that is not HTTP/1.1"))?;
+        let received = self.peer.raw_head().map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => Failure::new("the connection closed before a response"),
+            ErrorKind::WouldBlock => Failure::new(format!("no response within {PATIENCE:?}")),
+            _ => Failure::during("waiting for a response", error),
+        })?;
+        let head = Head::response(&received)?;
         // All requested resources have a known length.
-        let length = head
-            .field("content-length")
-            .and_then(|length| length.parse().ok());
+        let length = head.content_length()?;
         self.body_left = length.ok_or_else(|| Failure::new("a response without Content-Length"))?;
-        self.closing = head
-            .field("connection")
-            .is_some_and(|value| value.eq_ignore_ascii_case("close"));
+        self.closing = head.closes();
         Ok(head)
     }
 
@@ -439,34 +400,6 @@ impl Connection {
         let mut body = vec![0; usize::try_from(self.body_left).unwrap_or_default()];
         self.read_body_exact(&mut body)?;
         Ok(body)
-    }
-}
-
-impl Head {
-    /// The first field with this name; `name` is in lower case.
-    pub(crate) fn field(&self, name: &str) -> Option<&str> {
-        self.fields
-            .iter()
-            .find(|(field, _)| field == name)
-            .map(|(_, value)| value.as_str())
-    }
-
-    pub(crate) fn parse(head: &[u8]) -> Option<Self> {
-        let mut lines = std::str::from_utf8(head).ok()?.split("\r\n");
-        let status = lines
-            .next()?
-            .strip_prefix("HTTP/1.1 ")?
-            .get(..3)?
-            .parse()
-            .ok()?;
-        let field = |line: &str| {
-            let (name, value) = line.split_once(':')?;
-            Some((name.to_ascii_lowercase(), value.trim().to_owned()))
-        };
-        Some(Self {
-            status,
-            fields: lines.map(field).collect::<Option<_>>()?,
-        })
     }
 }
 
@@ -483,25 +416,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn response_heads_are_parsed() {
-        let head =
-            Head::parse(b"HTTP/1.1 429 Too Many Requests\r\nRetry-After:  3 \r\nX: a:b").unwrap();
-        assert_eq!(head.status, 429);
-        assert_eq!(
-            (head.field("retry-after"), head.field("x"), head.field("y")),
-            (Some("3"), Some("a:b"), None)
-        );
-        assert_eq!(Head::parse(b"SSH-2.0"), None);
-    }
-
-    #[test]
     fn the_code_of_a_gateway_error() {
-        let head = || Head {
-            status: 502,
-            fields: Vec::new(),
-        };
         let answer = |body: &str| Answer {
-            head: head(),
+            head: Head::default(),
             body: body.as_bytes().to_vec(),
         };
         let error = answer(r#"{"error":{"code":"GW_X","message":"","request_id":""}}"#);

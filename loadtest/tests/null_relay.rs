@@ -8,8 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
-use rustls_pki_types::CertificateDer;
+use rustls::{ClientConnection, StreamOwned};
 
 /// More than the buffers of all sockets on the way.
 const BYTES: usize = 20_000_000;
@@ -120,16 +119,7 @@ fn both_hops_are_tls_with_a_certificate() {
         "--name",
         "relay.test",
     ]);
-    let mut roots = RootCertStore::empty();
-    roots
-        .add(CertificateDer::clone(certified.cert.der()))
-        .unwrap();
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let config = gw_bed::tls::client([certified.cert.der().clone()], None, &[]);
     let session =
         ClientConnection::new(Arc::new(config), "relay.test".try_into().unwrap()).unwrap();
     let socket = TcpStream::connect(("127.0.0.1", port)).unwrap();
