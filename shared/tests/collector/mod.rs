@@ -4,12 +4,14 @@
 #![allow(dead_code, reason = "each test binary uses only some of it")]
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use gw_bed::http1::Head;
+use gw_bed::threads::{Peer, listen};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
@@ -63,43 +65,28 @@ pub(crate) fn start() -> Collector {
 }
 
 /// Starts a collector that answers each request, by its number, with `answer`.
-pub(crate) fn answering(answer: impl Fn(usize) -> String + Send + 'static) -> Collector {
+pub(crate) fn answering(answer: impl Fn(usize) -> String + Send + Sync + 'static) -> Collector {
     start_with(|stream| stream, answer)
 }
 
 /// Starts a collector whose streams `accept` creates from connections.
-pub(crate) fn start_with<S: Read + Write + Send + 'static>(
-    accept: impl Fn(TcpStream) -> S + Send + 'static,
-    answer: impl Fn(usize) -> String + Send + 'static,
+pub(crate) fn start_with<S: Read + Write>(
+    accept: impl Fn(TcpStream) -> S + Send + Sync + 'static,
+    answer: impl Fn(usize) -> String + Send + Sync + 'static,
 ) -> Collector {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let (sender, exports) = mpsc::channel();
-    let answers = Arc::new(Mutex::new((0, answer)));
-    std::thread::spawn(move || {
-        for connection in listener.incoming() {
-            let mut stream = BufReader::new(accept(connection.unwrap()));
-            let sender = sender.clone();
-            let answers = Arc::clone(&answers);
-            std::thread::spawn(move || {
-                while let Some(export) = read_export(&mut stream) {
-                    // Fails when the test has ended.
-                    let _ = sender.send(export);
-                    let answer = {
-                        let mut answers = answers.lock().unwrap();
-                        answers.0 += 1;
-                        (answers.1)(answers.0 - 1)
-                    };
-                    if stream
-                        .get_mut()
-                        .write_all(answer.as_bytes())
-                        .and_then(|()| stream.get_mut().flush())
-                        .is_err()
-                    {
-                        return;
-                    }
-                }
-            });
+    let requests = AtomicUsize::new(0);
+    listen(listener, move |connection| {
+        let mut peer = Peer::new(accept(connection));
+        while let Ok(export) = read_export(&mut peer) {
+            // Fails when the test has ended.
+            let _ = sender.send(export);
+            let answer = answer(requests.fetch_add(1, Ordering::SeqCst));
+            if peer.try_send(answer).is_err() {
+                return;
+            }
         }
     });
     Collector {
@@ -142,32 +129,18 @@ impl Collector {
     }
 }
 
-fn read_export(stream: &mut impl BufRead) -> Option<Export> {
-    let mut head = Vec::new();
-    loop {
-        let mut line = String::new();
-        match stream.read_line(&mut line) {
-            Ok(0) => return None,
-            // An io_uring in this process interrupts reads.
-            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            read => read.ok()?,
-        };
-        let line = line.trim_end().to_owned();
-        if line.is_empty() {
-            break;
-        }
+fn read_export<S: Read + Write>(peer: &mut Peer<S>) -> io::Result<Export> {
+    let head = peer.raw_head()?;
+    let length = Head::request(&head)?.content_length()?.unwrap_or(0);
+    let body = peer.bytes(length as usize)?;
+    let request = ExportTraceServiceRequest::decode(&body[..]).unwrap();
+    let head = String::from_utf8(head.to_vec()).unwrap();
+    let head = head.trim_end().lines().map(|line| {
         let lower = line
             .split_once(": ")
             .map(|(name, value)| format!("{}: {value}", name.to_ascii_lowercase()));
-        head.push(lower.unwrap_or(line));
-    }
-    let length = head
-        .iter()
-        .find_map(|line| line.strip_prefix("content-length: ")?.parse().ok())
-        .unwrap_or(0);
-    let mut body = vec![0; length];
-    stream.read_exact(&mut body).ok()?;
-    let request = ExportTraceServiceRequest::decode(&body[..]).unwrap();
+        lower.unwrap_or_else(|| line.to_owned())
+    });
     let spans = request.resource_spans.into_iter().flat_map(|group| {
         let resource = texts(&group.resource.unwrap().attributes);
         let spans = group.scope_spans.into_iter().flat_map(|scope| scope.spans);
@@ -179,9 +152,9 @@ fn read_export(stream: &mut impl BufRead) -> Option<Export> {
             })
             .collect::<Vec<_>>()
     });
-    Some(Export {
+    Ok(Export {
         spans: spans.collect(),
-        head,
+        head: head.collect(),
     })
 }
 
