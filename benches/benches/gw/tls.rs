@@ -13,7 +13,6 @@ use gw_shared::runtime::{self, Driver};
 use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::server::UnbufferedServerConnection;
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 const SMALL: usize = 100;
 const LARGE: usize = 64 * 1024;
@@ -149,20 +148,8 @@ async fn connect() -> (Rc<TlsStream>, Rc<TlsStream>) {
 fn sessions() -> (UnbufferedClientConnection, UnbufferedServerConnection) {
     let issued = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(issued.signing_key.serialize_der()));
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let server = ServerConfig::builder_with_provider(Arc::clone(&provider))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![issued.cert.der().clone()], key)
-        .unwrap();
-    let mut roots = RootCertStore::empty();
-    roots.add(issued.cert.der().clone()).unwrap();
-    let client = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let server = gw_bed::tls::server((issued.cert.der().clone(), key), &[]);
+    let client = gw_bed::tls::client([issued.cert.der().clone()], None, &[]);
     let name = ServerName::try_from("localhost").unwrap();
     let client = UnbufferedClientConnection::new(Arc::new(client), name).unwrap();
     (

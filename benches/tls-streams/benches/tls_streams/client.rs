@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
 use crate::streams::Style;
 
@@ -60,14 +60,7 @@ impl Server {
         stdin.write_all(pem.as_bytes()).unwrap();
         drop(stdin);
 
-        let mut roots = RootCertStore::empty();
-        roots.add(issued.cert.der().clone()).unwrap();
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+        let config = gw_bed::tls::client([issued.cert.der().clone()], None, &[]);
         let mut server = Self {
             lines: BufReader::new(process.stdout.take().unwrap()),
             process,

@@ -32,13 +32,7 @@ pub(crate) fn run(arguments: &[String]) {
     io::stdin().read_to_string(&mut pem).unwrap();
     let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
     let key = PrivateKeyDer::from_pem_slice(pem.as_bytes()).unwrap();
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate], key)
-        .unwrap();
+    let config = gw_bed::tls::server((certificate, key), &[]);
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     say(&listener.local_addr().unwrap().port().to_string());
 

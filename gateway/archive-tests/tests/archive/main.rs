@@ -26,8 +26,7 @@ use gw_shared::doctor::Verdict;
 use gw_shared::id::RequestId;
 use gw_telemetry::request_log::archive::{Archive, ArchiveError};
 use gw_telemetry::request_log::{BodyView, RequestRecord, SearchQuery, Side, Timing};
-use rustls::crypto::aws_lc_rs;
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls::{ClientConnection, StreamOwned};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
@@ -484,13 +483,8 @@ fn a_gateway_archives_its_requests_before_it_stops() {
 
 /// Sends a request to the apex of a gateway with a development authority.
 fn ask_apex(address: SocketAddr, authority: &Path) -> String {
-    let mut roots = RootCertStore::empty();
-    roots
-        .add(CertificateDer::from_pem_file(authority).unwrap())
-        .unwrap();
-    let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()));
-    let config = config.with_safe_default_protocol_versions().unwrap();
-    let config = Arc::new(config.with_root_certificates(roots).with_no_client_auth());
+    let authority = CertificateDer::from_pem_file(authority).unwrap();
+    let config = Arc::new(gw_bed::tls::client([authority], None, &[]));
     let connection = ClientConnection::new(config, "eu1.gw.localhost".try_into().unwrap()).unwrap();
     let mut stream = StreamOwned::new(connection, TcpStream::connect(address).unwrap());
     stream

@@ -18,8 +18,6 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use rcgen::{CertificateParams, KeyPair};
-use rustls::ServerConfig;
-use rustls::crypto::aws_lc_rs;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use s3s::auth::SimpleAuth;
 use s3s::service::{S3Service, S3ServiceBuilder};
@@ -56,14 +54,7 @@ impl Server {
             .self_signed(&key)
             .unwrap();
         let authority = certificate.der().clone();
-        let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()));
-        let config = config
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth();
-        let config = config
-            .with_single_cert(vec![authority.clone()], PrivateKeyDer::from(key))
-            .unwrap();
+        let config = gw_bed::tls::server((authority.clone(), PrivateKeyDer::from(key)), &[]);
         Self::start_with(Some((TlsAcceptor::from(Arc::new(config)), authority)))
     }
 

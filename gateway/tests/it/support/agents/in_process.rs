@@ -6,11 +6,8 @@ use std::path::{Path, PathBuf};
 use gw_agent::AgentHandle;
 use gw_agent::identity::enroll::{self, EnrollmentOptions, TokenSource};
 use gw_agent::identity::state::StateDir;
+pub(crate) use gw_bed::tls::Identity;
 use gw_shared::identity::secret::Secret;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
-
-/// A certificate and its key.
-pub(crate) type Identity = (CertificateDer<'static>, PrivateKeyDer<'static>);
 
 /// An agent that runs. A drop stops it at once.
 pub(crate) struct Agent(AgentHandle);
