@@ -34,8 +34,8 @@ pub(super) struct Pair {
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) answered: usize,
-    /// Duration of the GET that took longest.
-    pub(super) longest: Option<Duration>,
+    /// Begin and duration of each GET.
+    pub(super) gets: Vec<(Instant, Duration)>,
     pub(super) failed: Vec<Failed>,
 }
 
@@ -121,7 +121,7 @@ impl Caller {
                 exchanged = self.exchange(is_post);
             }
             let took = began.elapsed();
-            seen.longest = seen.longest.max(Some(took).filter(|_| !is_post));
+            seen.gets.extend((!is_post).then_some((began, took)));
             match exchanged {
                 Ok(()) => seen.answered += 1,
                 Err(what) => seen.failed.push(Failed {

@@ -90,7 +90,7 @@ pub(super) struct MayFail {
     /// Those whose way between caller, owner and agent passes one of these links.
     links: Vec<Link>,
     /// Others that were in flight until so long after the begin.
-    in_flight: Duration,
+    pub(super) in_flight: Duration,
     /// Whether only POSTs may.
     only_posts: bool,
 }
@@ -99,13 +99,9 @@ pub(super) struct MayFail {
 type Link = (Machine, Machine);
 
 /// Numbers that depend on the seed only.
-pub(super) struct Dice(u64);
+pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
     /// A number below `end`, by splitmix64.
     pub(super) fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -405,7 +401,7 @@ mod tests {
     fn a_seed_gives_one_order() {
         let drawn = |seed| {
             let mut order: Vec<usize> = (0..20).collect();
-            Dice::new(seed).shuffle(&mut order);
+            Dice(seed).shuffle(&mut order);
             order
         };
         assert_eq!(drawn(1), drawn(1));

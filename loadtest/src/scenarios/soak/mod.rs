@@ -49,19 +49,18 @@ pub(crate) struct Options {
 pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     gw_shared::runtime::raise_open_file_limit();
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let seed = options.seed;
-    let seed = seed.unwrap_or_else(|| now.unwrap_or_default().as_secs());
-    let mut dice = Dice::new(seed);
+    let now = now.unwrap_or_default().as_secs();
+    let seed = options.seed.unwrap_or(now);
+    let mut dice = Dice(seed);
     let kinds = options.kinds(&mut dice)?;
     say(format_args!("soak: {} faults, --seed {seed}", kinds.len()));
     let mut table = Table::new("fault");
     let mut site = None;
     for kind in kinds {
         let fault = kind.draw(&mut dice, Duration::from_secs(options.seconds));
-        let next = options.next.as_deref();
         let mut region = match site.take() {
             Some(site) => site,
-            None => Site::start(gateway, next)?,
+            None => Site::start(gateway, options.next.as_deref())?,
         };
         let row = trial::run(&mut region, &fault, options.rate);
         let row =

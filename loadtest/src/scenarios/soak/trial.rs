@@ -253,12 +253,17 @@ impl Figures<'_> {
         )
     }
 
-    /// The longest GET of those that do not pass a node or a link with the fault.
+    /// The longest GET of those that do not pass a node or a link with the fault. A response that
+    /// has begun when a node is lost stays with the node.
     fn longest(&self, seen: &[(Pair, Seen)]) -> Duration {
+        let [_, to] = self.effect;
+        let may_fail = &self.fault.may_fail;
         let others = seen
             .iter()
-            .filter(|(pair, _)| !self.fault.may_fail.concerns(self.way(*pair)));
-        let longest = others.filter_map(|(_, seen)| seen.longest);
+            .filter(|(pair, _)| !may_fail.concerns(self.way(*pair)));
+        let gets = others.flat_map(|(_, seen)| &seen.gets);
+        let gets = gets.filter(|(began, _)| *began > to || may_fail.in_flight.is_zero());
+        let longest = gets.map(|(_, took)| *took);
         longest.max().unwrap_or_default()
     }
 }
