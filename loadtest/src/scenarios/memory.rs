@@ -145,12 +145,9 @@ fn measure(
     let closed = Instant::now();
     let is_back = |after: u64| after <= before + BACK_TO;
     let is_kernel_back = |after: u64| after <= kernel_before + BACK_TO;
-    let mut after = resident()?;
-    let mut kernel_after = procfs::tcp_memory()?;
-    while !(is_back(after) && is_kernel_back(kernel_after)) && closed.elapsed() < BACK_WITHIN {
-        std::thread::sleep(TICK);
-        (after, kernel_after) = (resident()?, procfs::tcp_memory()?);
-    }
+    let (after, kernel_after) = released(&resident, |after, kernel_after| {
+        is_back(after) && is_kernel_back(kernel_after)
+    })?;
     let limit = metrics::read(&demo.admin_url, "gw_connections_kernel_limit_bytes")? / WORKERS;
     say(format_args!(
         "{count} {name}, open after {:.0} s: resident {:.1} MiB before, {:.1} with them ({:.1} \
@@ -196,6 +193,22 @@ fn measure(
         .filter(|(holds, _)| !holds)
         .map(|(_, wrong)| wrong.to_owned())
         .collect())
+}
+
+/// Resident memory and memory of TCP once they are back, or after the longest wait for that.
+fn released(
+    resident: &impl Fn() -> Result<u64, Failure>,
+    are_back: impl Fn(u64, u64) -> bool,
+) -> Result<(u64, u64), Failure> {
+    let began = Instant::now();
+    loop {
+        let after = resident()?;
+        let kernel_after = procfs::tcp_memory()?;
+        if are_back(after, kernel_after) || began.elapsed() >= BACK_WITHIN {
+            return Ok((after, kernel_after));
+        }
+        std::thread::sleep(TICK);
+    }
 }
 
 /// Best p99 of several attempts of small requests of the other account, each of which must

@@ -16,7 +16,7 @@ mod open;
 pub mod records;
 pub(crate) mod replay;
 #[cfg(test)]
-mod temporary;
+pub(crate) mod tests;
 pub mod usage;
 pub(crate) mod warnings;
 

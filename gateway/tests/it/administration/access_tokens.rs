@@ -514,7 +514,7 @@ fn revocation_reaches_tokens_and_keys_within_a_second() {
 
     let key = format!("X-Gw-Service-Key: {key}\r\n");
     takes_effect(&key, "200 ");
-    let rotate = format!("/accounts/demo/service-keys/{key_id}/rotate");
+    let rotate = format!("/accounts/demo/service-keys/{key_id}/rotate-secret");
     api.post(&rotate, &Value::Null);
     takes_effect(&key, "502 GW_SERVICE_KEY_INVALID");
 }

@@ -13,8 +13,8 @@ use http::Method;
 
 use super::shutdown::ask_until_closed;
 use crate::support::eventually;
-use crate::support::kept_connection::KeptConnection;
 use crate::support::peers::held_backend::HeldBackend;
+use crate::support::processes::kept_connection::KeptConnection;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process;
 use crate::support::processes::process::{Running, Served, gw_gateway};

@@ -10,10 +10,10 @@ use rusqlite::Connection;
 use serde_json::{Value, json};
 
 use crate::support::gateway::Gateway;
-use crate::support::kept_connection::KeptConnection;
 use crate::support::peers::caller::Caller;
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::peers::http1_peer::Response;
+use crate::support::processes::kept_connection::KeptConnection;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::{Served, config_text, hold, send_signal};
 use crate::support::processes::successor::{admin, replace};

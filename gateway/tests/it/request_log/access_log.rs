@@ -10,10 +10,10 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::support::demo::{Demo, Options};
-use crate::support::kept_connection::KeptConnection;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, request};
 use crate::support::peers::held_backend::HeldBackend;
+use crate::support::processes::kept_connection::KeptConnection;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process;
 use crate::support::processes::process::{Served, gw_gateway, serve_command};

@@ -20,13 +20,26 @@ impl Gateway {
         Self::try_start(configuration).unwrap()
     }
 
+    /// As [`Self::start`], as a node that can be a member of a region although its records are in a
+    /// file of its own: the test chooses the members.
+    pub(crate) fn start_as_node(configuration: &str, region_key: &Path) -> Self {
+        let mut config = Config::parse(configuration, |_| None).unwrap();
+        config.peer_listen = Some("127.0.0.1:0".parse().unwrap());
+        config.region_key = Some(region_key.to_owned());
+        Self::of(&config).unwrap()
+    }
+
     /// As [`Self::start`]; an error is the text that the program would print.
     pub(crate) fn try_start(configuration: &str) -> Result<Self, String> {
         let config = Config::parse(configuration, |_| None).map_err(|error| error.to_string())?;
-        let inner = gw_gateway::Gateway::start(&config).map_err(|error| error.to_string())?;
+        Self::of(&config)
+    }
+
+    fn of(config: &Config) -> Result<Self, String> {
+        let inner = gw_gateway::Gateway::start(config).map_err(|error| error.to_string())?;
         Ok(Self {
             inner,
-            data_dir: config.data_dir,
+            data_dir: config.data_dir.clone(),
         })
     }
 

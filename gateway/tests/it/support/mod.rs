@@ -12,7 +12,6 @@ pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod forms;
 pub(crate) mod gateway;
-pub(crate) mod kept_connection;
 pub(crate) mod limits;
 pub(crate) mod lossy_disk;
 pub(crate) mod metrics;

@@ -1,4 +1,4 @@
-//! One fault under load: who notices it, and when all is well again.
+//! One fault under load: which requests notice it, and when all is well again.
 
 use std::time::{Duration, Instant};
 

@@ -91,8 +91,8 @@ impl World {
             ip(
                 "",
                 &format!(
-                    "netns add {name}\nlink add v{number} netns {hub} type veth peer name eth0 address \
-                 {} netns {name}",
+                    "netns add {name}\nlink add v{number} netns {hub} type veth peer name eth0 \
+                     address {} netns {name}",
                     machine.link_address()
                 ),
             )?;

@@ -391,7 +391,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::control::changes::audit;
-    use crate::control::temporary::TemporaryControl;
+    use crate::control::tests::TemporaryControl;
 
     fn record(service: &str) -> DomainRecord {
         record_of("acme", service)

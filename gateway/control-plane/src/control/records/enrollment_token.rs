@@ -330,7 +330,7 @@ mod tests {
 
     use super::*;
     use crate::control::identity::enrollment;
-    use crate::control::temporary::TemporaryControl;
+    use crate::control::tests::TemporaryControl;
 
     #[test]
     fn a_token_and_an_agent_of_an_earlier_version_are_shown_together() {

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
     use crate::control::AuditEntryView;
     use crate::control::changes::audit;
-    use crate::control::temporary::TemporaryControl;
+    use crate::control::tests::TemporaryControl;
 
     const NOON: i64 = 1_800_000_000;
     const HOUR: i64 = 3600;

@@ -316,11 +316,10 @@ fn the_agents_of_an_enrollment_token_are_listed() {
     let other = agent_of(&demo);
     let page = browser.get("/accounts/demo/agents");
     let link = format!("<a class=\"id\" href=\"/accounts/demo/agents/{other}\">{other}</a>");
-    assert!(
-        page.text.contains(&link) && page.text.contains(">1 of 1<"),
-        "{}",
-        page.text
-    );
+    let listed = format!("<td data-label=\"ID\"><span class=\"id\">{other}</span>");
+    for part in [&link, ">1 of 1<", &listed] {
+        assert!(page.text.contains(part), "{part}: {}", page.text);
+    }
     let (token, agents) = enroll(&demo, "demo", "echo", 61);
     let of_token = format!("/accounts/demo/agents?enrolled_with={token}");
     let page = browser.get("/accounts/demo/agents");
@@ -340,8 +339,9 @@ fn the_agents_of_an_enrollment_token_are_listed() {
         .map(|page| page.text.matches("<td data-label=\"Agent\">").count())
         .collect();
     assert_eq!(rows, [50, 11]);
+    // The table of tokens names it, too.
     assert!(
-        pages.iter().all(|page| !page.text.contains(&other)),
+        pages.iter().all(|page| !page.text.contains(&listed)),
         "agents of other tokens are not listed"
     );
     let shown = browser.get(&format!("/accounts/demo/agents/{}", agents[0]));

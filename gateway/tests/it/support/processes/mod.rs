@@ -1,5 +1,6 @@
 //! Gateways, agents and database servers as processes.
 
+pub(crate) mod kept_connection;
 pub(crate) mod machine;
 pub(crate) mod nodes;
 pub(crate) mod postgres;

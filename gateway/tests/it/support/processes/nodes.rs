@@ -65,11 +65,8 @@ impl Nodes {
         let start = |number: usize| {
             let data = prepared.path(&format!("node{number}"));
             copy(&prepared.path("data"), &data);
-            Some(Gateway::start(&format!(
-                "{}peer_listen = \"127.0.0.1:0\"\nregion_key = \"{}\"\n{configuration}",
-                config_text(&data, 0),
-                key.display()
-            )))
+            let configuration = format!("{}{configuration}", config_text(&data, 0));
+            Some(Gateway::start_as_node(&configuration, &key))
         };
         let gateways = (0..count).map(start).collect();
         Self {

@@ -90,8 +90,8 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
             lines[3],
-            "| http1 | 16 callers | haproxy | 12.0 | 8.00 | 20.0 | µs/request |  |  |  | 1.50 |  |  \
-             |  |  | 0.50 |  |  |"
+            "| http1 | 16 callers | haproxy | 12.0 | 8.00 | 20.0 | µs/request |  |  |  | 1.50 \
+             |  |  |  |  | 0.50 |  |  |"
         );
         assert!(
             lines[4].starts_with("| idle | a <caller> | gw |  |"),

@@ -4,8 +4,8 @@
 use gw_shared::http::head::Framing;
 use http::Method;
 
-use super::peers::caller::Caller;
-use super::peers::http1_peer::Response;
+use crate::support::peers::caller::Caller;
+use crate::support::peers::http1_peer::Response;
 
 pub(crate) struct KeptConnection {
     pub(crate) caller: Caller,
