@@ -168,10 +168,7 @@ fn measure(
         millis(beside),
         beside.as_secs_f64() / quiet.as_secs_f64(),
     ));
-    let ended = metrics::reasons(&demo.admin_url)?;
-    if !ended.is_empty() {
-        say(format_args!("  {ended}"));
-    }
+    say_ended(demo)?;
     let checks = [
         (
             opened <= OPEN_WITHIN + STALLS_AFTER,
@@ -193,6 +190,15 @@ fn measure(
         .filter(|(holds, _)| !holds)
         .map(|(_, wrong)| wrong.to_owned())
         .collect())
+}
+
+/// Prints how many connections the gateway has ended, by reason.
+fn say_ended(demo: &Demo) -> Result<(), Failure> {
+    let ended = metrics::reasons(&demo.admin_url)?;
+    if !ended.is_empty() {
+        say(format_args!("  {ended}"));
+    }
+    Ok(())
 }
 
 /// Resident memory and memory of TCP once they are back, or after the longest wait for that.

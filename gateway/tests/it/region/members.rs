@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::processes::process;
@@ -24,6 +26,15 @@ fn epoch(region: &Region, node: usize) -> u64 {
     region.status(node)["epoch"].as_u64().unwrap()
 }
 
+/// The number of services that each node owns.
+fn owned_services(status: &Value) -> Vec<u64> {
+    let nodes = status["nodes"].as_array().unwrap();
+    nodes
+        .iter()
+        .map(|node| node["services"].as_u64().unwrap())
+        .collect()
+}
+
 #[test]
 fn every_node_relays_and_one_owns_the_service() {
     let Some((region, _agent, [owner, ..])) = with_agent() else {
@@ -32,12 +43,7 @@ fn every_node_relays_and_one_owns_the_service() {
     for node in 0..3 {
         assert_eq!(region.request(node), "200");
         let status = region.status(node);
-        let owned: Vec<u64> = status["nodes"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|node| node["services"].as_u64().unwrap())
-            .collect();
+        let owned = owned_services(&status);
         assert_eq!(owned.iter().sum::<u64>(), 1, "{status}");
         assert_eq!(owned[owner], 1, "{status}");
         assert_eq!(status["node"], node);
@@ -49,6 +55,18 @@ fn every_node_relays_and_one_owns_the_service() {
             .sum::<f64>(),
         0.0
     );
+    // A change of the records changes the numbers.
+    let api = region.api(0);
+    for number in 0..20 {
+        api.create_service("demo", &format!("s{number}"));
+    }
+    api.delete("/accounts/demo/services/s0");
+    for node in 0..3 {
+        eventually("the node counts 20 services", || {
+            let all: u64 = owned_services(&region.status(node)).iter().sum();
+            (all == 20).then_some(())
+        });
+    }
 }
 
 #[test]
@@ -356,7 +374,7 @@ fn an_operator_drains_and_removes_a_node() {
         ("200".into(), "200".into())
     );
     let (_, out, _) = run(&region, &["status", "--json"]);
-    let status: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let status: Value = serde_json::from_str(&out).unwrap();
     let states: Vec<&str> = status["nodes"]
         .as_array()
         .unwrap()

@@ -297,14 +297,17 @@ impl World {
 
     /// Deletes the keys that do not sign any more.
     fn delete_signing_keys(&self, disk: &SmallDisk) {
-        for key in self.api.list("/signing-keys") {
-            if key["status"] != "active" {
-                let path = format!("/signing-keys/{}", key["kid"].as_str().unwrap());
-                self.revoke(
-                    disk,
-                    &Revocation::delete("deletion of a signing key", &path),
-                );
-            }
+        let keys = eventually("a key does not sign any more", || {
+            let mut keys = self.api.list("/signing-keys");
+            keys.retain(|key| key["status"] == "retired");
+            (!keys.is_empty()).then_some(keys)
+        });
+        for key in keys {
+            let path = format!("/signing-keys/{}", key["kid"].as_str().unwrap());
+            self.revoke(
+                disk,
+                &Revocation::delete("deletion of a signing key", &path),
+            );
         }
     }
 
