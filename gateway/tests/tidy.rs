@@ -85,7 +85,7 @@ const CRATES: [(&str, &[&str]); 13] = [
     (
         "gateway/bed/src",
         &[
-            "lib", "threads", "memory", "http2", "agent", "tunnel", "tls", "http1", "body",
+            "lib", "threads", "memory", "http2", "agent", "tunnel", "tls", "http1", "body", "dns",
         ],
     ),
     (

@@ -1,5 +1,5 @@
 //! Callers, backends and agents for tests and tools: what they send, how they read answers, and
-//! what they check. Without I/O, but for the drivers in [`memory`] and [`threads`].
+//! what they check. Without I/O, but for the drivers in [`memory`], [`threads`] and [`dns`].
 
 #![allow(
     clippy::expect_used,
@@ -9,6 +9,7 @@
 
 pub mod agent;
 pub mod body;
+pub mod dns;
 pub mod http1;
 pub mod http2;
 pub mod memory;

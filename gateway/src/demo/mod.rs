@@ -159,8 +159,8 @@ impl Demo {
         })
     }
 
-    /// As [`Demo::start`], with this configuration of the gateway. The options of the same names
-    /// are ignored.
+    /// As [`Demo::start`], with this configuration of the gateway, also for its ports, its folder
+    /// and its workers.
     pub fn start_with(config: &Config, options: &Options) -> Result<Self, DemoError> {
         files::create_private_dir(&config.data_dir)?;
         let gateway = Gateway::start(config)?;

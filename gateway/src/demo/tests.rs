@@ -6,12 +6,13 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use gw_base::clock::Timestamp;
+use gw_bed::tls;
 use gw_control_plane::control::changes::audit;
 use gw_control_plane::control::records::domain;
 use gw_store::{AgentRecord, AuditQuery, StoredRecord};
 use gw_telemetry::counters::WorkerReport;
 use rcgen::{CertificateParams, KeyPair, SignatureAlgorithm};
-use rustls::{CertificateError, ClientConfig, ClientConnection, Error, RootCertStore, StreamOwned};
+use rustls::{CertificateError, ClientConnection, Error, StreamOwned};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::json;
@@ -27,16 +28,8 @@ pub(crate) type Caller = StreamOwned<ClientConnection, TcpStream>;
 
 /// A connection before its handshake, with this server name.
 fn connect_to(demo: &Demo, name: &'static str) -> Caller {
-    let mut roots = RootCertStore::empty();
-    roots
-        .add(CertificateDer::from_pem_file(&demo.about.ca_file).unwrap())
-        .unwrap();
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let authority = CertificateDer::from_pem_file(&demo.about.ca_file).unwrap();
+    let config = tls::client([authority], None, &[]);
     let session = ClientConnection::new(Arc::new(config), name.try_into().unwrap()).unwrap();
     let stream = TcpStream::connect(demo.gateway().address()).unwrap();
     let timeout = Some(Duration::from_secs(60));
@@ -154,8 +147,8 @@ fn certificate_renewal_does_not_interrupt_requests() {
     demo.stop();
 }
 
-/// The response to a request of the demo's agent for a certificate for `key`, whose proof is the
-/// key.
+/// Asks for a certificate for `key` in the name of the demo's agent. The request is signed with
+/// this key. Returns the response.
 fn ask_for_certificate(demo: &Demo, key: &KeyPair) -> String {
     let body = json!({ "csr": csr(key), "agent_id": agent(demo).id }).to_string();
     let mut caller = connect_to(demo, APEX);

@@ -7,6 +7,7 @@ use http::HeaderMap;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::SOON;
 use super::demo::About;
 use super::metrics::Metrics;
 
@@ -321,12 +322,14 @@ impl Api {
 /// An answer to which all workers have contributed: on a busy machine a worker can be missing at
 /// first. `may_be_late` says whether it is late because of other nodes.
 fn of_all_workers<T>(ask: impl Fn() -> T, may_be_late: impl Fn(&T) -> bool) -> T {
+    let deadline = Instant::now() + SOON;
     loop {
         let began = Instant::now();
         let answer = ask();
         if began.elapsed() < REPORT_WITHIN || may_be_late(&answer) {
             return answer;
         }
+        assert!(Instant::now() < deadline, "a worker does not report");
     }
 }
 
@@ -334,7 +337,7 @@ fn client() -> ureq::Agent {
     ureq::Agent::config_builder()
         .http_status_as_error(false)
         .allow_non_standard_methods(true)
-        .timeout_global(Some(super::SOON))
+        .timeout_global(Some(SOON))
         .build()
         .into()
 }

@@ -1,4 +1,4 @@
-//! Limits of the gateway, as its documentation states them.
+//! Limits of the gateway that tests wait for or count to.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ pub(crate) const PIPE_MEMORY: usize = 72 * 1024;
 pub(crate) const FIRST_TUNNEL_BACK: Duration = Duration::from_secs(5);
 /// Longest time that a request waits for a slot.
 pub(crate) const SLOT_WAIT: Duration = Duration::from_secs(1);
-/// Requests that wait for a tunnel or a slot, for each worker.
+/// Requests of one service that wait for a tunnel or a slot.
 pub(crate) const WAITING_REQUESTS: usize = 1024;
-/// How often a request is sent to another node.
+/// How often a request is sent once more if a node says that it is not the owner.
 pub(crate) const NODE_RETRIES: usize = 2;
 /// Concurrent streams of a caller's HTTP/2 connection.
 pub(crate) const HTTP2_STREAMS: u32 = 100;

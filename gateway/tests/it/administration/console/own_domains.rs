@@ -1,10 +1,10 @@
 //! Own domains in the console.
 
+use gw_bed::dns::{self, Answer};
 use rcgen::{CertificateParams, KeyPair};
 
 use super::browser::Browser;
 use crate::support::forms::PageForm;
-use crate::support::peers::empty_dns;
 use crate::support::processes::prepared::Prepared;
 
 const SERVICE: &str = "/accounts/demo/services/echo";
@@ -15,7 +15,7 @@ const DOMAIN: &str = "/accounts/demo/domains/api.customer.test";
 fn a_domain_is_added_checked_given_a_certificate_and_removed_with_forms() {
     let prepared = Prepared::new();
     let config = prepared.config();
-    let dns = empty_dns::start();
+    let dns = dns::serve(|_, _| Answer::Error(dns::NAME_ERROR));
     let served = prepared.serve_with(&format!("{config}dns_servers = [\"{dns}\"]\n"));
     let token = std::fs::read_to_string(prepared.path("data/admin.token")).unwrap();
     let mut browser = Browser::at(format!("http://{}", served.admin_address));

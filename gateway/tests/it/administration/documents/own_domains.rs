@@ -1,7 +1,7 @@
 //! Own domains in documents.
 
 use super::{Ended, Gateway};
-use crate::support::peers::empty_dns;
+use gw_bed::dns::{self, Answer};
 
 const SERVICES: &str = "managed_by = \"git\"\n[[account]]\nid = \"acme\"\ndomains_max = 2\n\
                         [[service]]\naccount = \"acme\"\nid = \"api\"\n[[service]]\n\
@@ -15,7 +15,7 @@ fn domain(service: &str) -> String {
 
 #[test]
 fn a_domain_is_added_labelled_and_removed_and_moves_only_with_a_proof() {
-    let dns = empty_dns::start();
+    let dns = dns::serve(|_, _| Answer::Error(dns::NAME_ERROR));
     let gateway = Gateway::with(&format!("dns_servers = [\"{dns}\"]\n"));
     gateway.write("services.toml", SERVICES);
     gateway.write("domains.toml", &domain("api"));

@@ -2,7 +2,6 @@
 
 pub(crate) mod backend;
 pub(crate) mod caller;
-pub(crate) mod empty_dns;
 pub(crate) mod gate;
 pub(crate) mod held_backend;
 pub(crate) mod http1_peer;

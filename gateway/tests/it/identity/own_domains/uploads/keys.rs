@@ -1,10 +1,10 @@
 //! Kinds of keys of own domains, and what their handshakes may cost.
 
 use std::io::{ErrorKind, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
-use std::thread;
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use gw_bed::dns::{self, Answer};
 use rcgen::{CertificateParams, KeyPair, RsaKeySize, SignatureAlgorithm};
 use rustix::time::{ClockId, clock_gettime};
 use rustls::{CertificateError, ClientConnection, Error, SignatureScheme};
@@ -35,39 +35,17 @@ fn generated(algorithm: &'static SignatureAlgorithm) -> KeyPair {
     KeyPair::generate_for(algorithm).unwrap()
 }
 
-/// A name in a DNS message (RFC 1035 §3.1).
-fn in_labels(name: &str) -> Vec<u8> {
-    let label = |label: &str| [&[label.len() as u8], label.as_bytes()].concat();
-    let labels: Vec<u8> = name.split('.').flat_map(label).collect();
-    [labels, vec![0]].concat()
-}
-
 /// Starts a DNS server in which both domains are aliases of their services, and which has no other
-/// records, until the test ends. Returns its address.
+/// records. Returns its address.
 fn start_dns() -> SocketAddr {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let address = socket.local_addr().unwrap();
     let aliases = [(DOMAIN, HOST), (OTHER, OTHER_HOST)];
-    let aliases = aliases.map(|(alias, of)| (in_labels(alias), in_labels(of)));
-    thread::spawn(move || {
-        let mut message = [0; 1500];
-        while let Ok((_, peer)) = socket.recv_from(&mut message) {
-            let end = 12 + message[12..].iter().position(|byte| *byte == 0).unwrap() + 5;
-            let mut answer = message[..end].to_vec();
-            // QR, RD and RA; no records (RFC 1035 §4.1.1).
-            (answer[2], answer[3]) = (0x81, 0x80);
-            answer[6..12].fill(0);
-            let asked = &message[12..end - 4];
-            if let Some((_, of)) = aliases.iter().find(|(alias, _)| alias == asked) {
-                answer[7] = 1;
-                // A CNAME record of the name of the question (§3.3.1, §4.1.4).
-                answer.extend([0xC0, 12, 0, 5, 0, 1, 0, 0, 0, 1, 0, of.len() as u8]);
-                answer.extend(of);
-            }
-            drop(socket.send_to(&answer, peer));
-        }
-    });
-    address
+    dns::serve(move |asked, _| {
+        let found = aliases.iter().find(|(alias, _)| *alias == asked);
+        found.map_or(Answer::Nothing, |(_, of)| Answer::Record {
+            kind: dns::CNAME,
+            data: dns::name(of),
+        })
+    })
 }
 
 /// A demo that finds both domains in DNS.
