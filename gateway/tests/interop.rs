@@ -20,8 +20,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use support::agents::in_process::Agent;
-use support::demo::{Demo, Options};
 use support::peers::http2_caller;
+use support::scene::{Plan, Scene};
 use support::{SOON, programs};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/interop");
@@ -63,13 +63,13 @@ fn python(program: &str) -> Command {
     command
 }
 
-/// Runs a test with its own demo, one test at a time, because they load the machine.
-fn with_demo(options: &Options, test: impl FnOnce(&Demo)) {
+/// Runs a test with its own scene, one test at a time, because they load the machine.
+fn with_scene(plan: Plan, test: impl FnOnce(&Scene)) {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let demo = Demo::start(options).unwrap();
-    test(&demo);
-    demo.stop();
+    let scene = plan.start();
+    test(&scene);
+    scene.stop();
 }
 
 /// A backend served by a program of the tests, killed on drop.
@@ -99,18 +99,16 @@ impl Drop for Backend {
     }
 }
 
-/// Runs a test with a demo in front of `backend` and the demo's JSON description.
-fn with_relay(backend: &Backend, slots: Option<u32>, test: impl FnOnce(&Demo, &str)) {
-    let rate = (1_000_000, 1_000_000);
-    let options = Options {
-        backend: Some(backend.url.clone()),
-        rate,
-        workers: 2,
-        slots,
-        ..Options::default()
+/// Runs a test with an agent in front of `backend`, and with the JSON of what `gw-gateway demo`
+/// prints.
+fn with_relay(backend: &Backend, slots: Option<u32>, test: impl FnOnce(&Scene, &str)) {
+    let plan = Scene::service().agent_to(&backend.url);
+    let plan = match slots {
+        Some(slots) => plan.slots(slots),
+        None => plan,
     };
-    with_demo(&options, |demo| {
-        test(demo, &serde_json::to_string(&demo.about).unwrap());
+    with_scene(plan, |scene| {
+        test(scene, &serde_json::to_string(&scene.about).unwrap());
     });
 }
 
@@ -234,9 +232,9 @@ fn nginx_gets_no_body_of_a_declined_extended_connect() {
     .unwrap();
     let start = format!("echo unix:{path}/nginx.sock; exec nginx -c {path}/nginx.conf");
     let backend = Backend::start(Command::new("sh").args(["-c", &start]));
-    with_relay(&backend, None, |demo, _| {
+    with_relay(&backend, None, |scene, _| {
         http2_caller::on_a_reactor(async {
-            let caller = http2_caller::connect(demo).await;
+            let caller = http2_caller::connect(scene).await;
             // nginx may still be starting.
             while caller.get("/").await.status != 404 {
                 gw_shared::runtime::sleep(std::time::Duration::from_millis(20)).await;
@@ -283,12 +281,12 @@ fn fetch_http2_and_chromium_talk_to_node() {
     let modules = node_modules("interop-node", &["playwright-core@1.64.1"]);
     let program = Path::new(FOLDER).join("node_calls.cjs");
     let backend = Backend::start(Command::new("node").arg(&program).arg("serve"));
-    with_relay(&backend, None, |demo, about| {
+    with_relay(&backend, None, |scene, about| {
         run(Command::new("node")
             .arg(&program)
             .args(["call", about])
             .env("NODE_PATH", modules)
-            .env("NODE_EXTRA_CA_CERTS", &demo.about.ca_file));
+            .env("NODE_EXTRA_CA_CERTS", &scene.about.ca_file));
     });
 }
 
@@ -315,14 +313,14 @@ fn node_modules(folder: &str, packages: &[&str]) -> PathBuf {
 }
 
 /// A command for two requests on one connection of HTTP/1.1.
-fn curl_twice(demo: &Demo) -> Command {
-    let url = &demo.about.tenant_url;
+fn curl_twice(scene: &Scene) -> Command {
+    let url = &scene.about.tenant_url;
     let mut command = Command::new("curl");
     command
         .args(["--silent", "--show-error", "--http1.1", "--header"])
-        .arg(format!("X-Gw-Service-Key: {}", demo.about.service_key))
+        .arg(format!("X-Gw-Service-Key: {}", scene.about.service_key))
         .args(["--write-out", "%{http_code} %{num_connects}\n", "--cacert"])
-        .arg(&demo.about.ca_file)
+        .arg(&scene.about.ca_file)
         .args([url, url]);
     command
 }
@@ -340,12 +338,12 @@ fn curl_authenticates_by_ntlm_at_express() {
         Backend::start(Command::new("node").arg(program).env("NODE_PATH", &modules))
     };
     let servers = [server(), server()];
-    with_relay(&servers[0], None, |demo, _| {
+    with_relay(&servers[0], None, |scene, _| {
         let state = tempfile::tempdir().unwrap();
-        demo.enroll("demo", &["echo"], state.path());
+        scene.enroll("demo", &["echo"], state.path());
         let _agent = Agent::start(state.path().to_owned(), &servers[1].url);
         let began = std::time::Instant::now();
-        while demo.tunnels().len() != 2 {
+        while scene.tunnels().len() != 2 {
             assert!(began.elapsed() < SOON, "the second agent has no tunnel");
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
@@ -359,13 +357,13 @@ fn curl_authenticates_by_ntlm_at_express() {
                     let user = format!("user{number}:secret");
                     for (method, content) in [("GET", &[][..]), ("POST", &["--data", "content"])] {
                         for _ in 0..13 {
-                            let mut command = curl_twice(demo);
+                            let mut command = curl_twice(scene);
                             command.args(["--ntlm", "--user", &user]).args(content);
                             let expected = format!("{method} user{number}\n");
                             let expected = format!("{expected}200 1\n{expected}200 0\n");
                             assert_eq!(said(&mut command), expected);
                         }
-                        assert_eq!(said(&mut curl_twice(demo)), "401 1\n401 0\n");
+                        assert_eq!(said(&mut curl_twice(scene)), "401 1\n401 0\n");
                     }
                 });
             }
@@ -378,8 +376,8 @@ fn authlib_obtains_tokens_that_pyjwt_verifies() {
     if !programs::usable(&["python3"]) {
         return;
     }
-    with_demo(&Options::default(), |demo| {
-        run(python("tokens.py").arg(serde_json::to_string(&demo.about).unwrap()));
+    with_scene(Scene::service().agent(), |scene| {
+        run(python("tokens.py").arg(serde_json::to_string(&scene.about).unwrap()));
     });
 }
 
@@ -398,21 +396,18 @@ fn schemathesis_confirms_the_api_description() {
     if !programs::usable(&["python3"]) {
         return;
     }
-    let configuration = "enrollment_requests_per_minute = 1000\n".to_owned();
-    with_demo(
-        &Options {
-            configuration,
-            ..Options::default()
-        },
-        |demo| {
-            let api = demo.api();
+    let configuration = "enrollment_requests_per_minute = 1000\n";
+    with_scene(
+        Scene::service().agent().configuration(configuration),
+        |scene| {
+            let api = scene.api();
             let folder = tempfile::tempdir().unwrap();
             // First with generated values, then with existing resources.
             let existing = format!(
                 "[parameters]\naccount = \"demo\"\nservice = \"echo\"\nagent = \"{}\"\n\
                  client_id = \"{}\"\nkey_id = \"{}\"\n",
                 api.agents("demo")[0]["agent_id"].as_str().unwrap(),
-                demo.about.client_id,
+                scene.about.client_id,
                 api.list("/accounts/demo/service-keys")[0]["key_id"]
                     .as_str()
                     .unwrap(),
@@ -423,14 +418,14 @@ fn schemathesis_confirms_the_api_description() {
             ] {
                 let config = folder.path().join("schemathesis.toml");
                 fs::write(&config, format!("{parameters}{BETWEEN_PARAMETERS}")).unwrap();
-                let api = format!("{}/api/v1", demo.about.admin_url);
+                let api = format!("{}/api/v1", scene.about.admin_url);
                 run(Command::new(ENVIRONMENT.join("bin/schemathesis"))
                     .arg("--config-file")
                     .arg(&config)
                     .args(["run", &format!("{api}/openapi.json"), "--url", &api])
                     .args([
                         "--header",
-                        &format!("Authorization: Bearer {}", demo.about.admin_token),
+                        &format!("Authorization: Bearer {}", scene.about.admin_token),
                     ])
                     .args([
                         "--checks",

@@ -22,7 +22,7 @@ const PIECE: usize = 64 * 1024;
 const ECHO_MAX: usize = 1024 * 1024;
 
 /// Starts the backend on a free port. It runs as long as the process.
-pub(crate) fn start() -> io::Result<SocketAddr> {
+pub fn start() -> io::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
     listener.set_nonblocking(true)?;

@@ -2,7 +2,7 @@
 //! loopback, and a small backend; or a region of several nodes, with a process for each part
 //! ([`nodes`]). No other module of the gateway runs an agent.
 
-mod echo;
+pub mod echo;
 pub mod nodes;
 mod records;
 #[cfg(test)]
@@ -19,7 +19,7 @@ use gw_base::service::rate::Rate;
 use gw_base::service::service_settings::ServiceSettings;
 use gw_control_plane::admin_client::console_url;
 use gw_control_plane::control::ControlError;
-use gw_interface::config::{Config, HandOver};
+use gw_interface::config::Config;
 use gw_shared::command::{quoted, sudo};
 use gw_shared::files;
 use gw_shared::identity::secret::Secret;
@@ -41,16 +41,11 @@ pub struct Options {
     pub backend: Option<String>,
     /// `Host` that `backend` gets: `preserve`, the default, or `rewrite`.
     pub host_header: Option<String>,
-    /// Configuration file of the agent, with its backends; `backend` is ignored then.
-    pub agent_config: Option<PathBuf>,
     /// A new temporary folder if `None`.
     pub data_dir: Option<PathBuf>,
     /// At least 1.
     pub workers: usize,
     pub rate: Rate,
-    pub hand_over: HandOver,
-    /// Value of `GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS`.
-    pub slots: Option<u32>,
     /// Where gateway and agent export spans.
     pub traces: Option<CollectorSettings>,
 }
@@ -62,12 +57,9 @@ impl Default for Options {
             admin_port: 0,
             backend: None,
             host_header: None,
-            agent_config: None,
             data_dir: None,
             workers: 1,
             rate: ServiceSettings::RATE,
-            hand_over: HandOver::Auto,
-            slots: None,
             traces: None,
         }
     }
@@ -81,7 +73,6 @@ impl Options {
             listen: loopback(self.port),
             admin_listen: loopback(self.admin_port),
             workers: self.workers,
-            hand_over: self.hand_over,
             default_rate: self.rate,
             drain: Duration::from_secs(10),
             traces: self.traces.clone(),
@@ -161,7 +152,7 @@ impl Demo {
 
     /// As [`Demo::start`], with this configuration of the gateway, also for its ports, its folder
     /// and its workers.
-    pub fn start_with(config: &Config, options: &Options) -> Result<Self, DemoError> {
+    pub(crate) fn start_with(config: &Config, options: &Options) -> Result<Self, DemoError> {
         files::create_private_dir(&config.data_dir)?;
         let gateway = Gateway::start(config)?;
         let seeded = Seeded::new(gateway.control(), options.rate)?;
@@ -340,14 +331,12 @@ impl About {
 }
 
 fn start_agent(options: &Options, state_dir: &Path) -> Result<AgentHandle, DemoError> {
-    let backends = match (&options.agent_config, &options.backend) {
-        (Some(_), _) => Vec::new(),
-        (None, Some(url)) => vec![url.clone()],
-        (None, None) => vec![format!("http://{}", echo::start()?)],
+    let backend = match &options.backend {
+        Some(url) => url.clone(),
+        None => format!("http://{}", echo::start()?),
     };
     let environment = |name: &str| {
         let said = match name {
-            gw_agent::SLOTS_VARIABLE => options.slots.map(|slots| slots.to_string()),
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" => options
                 .traces
                 .as_ref()
@@ -363,12 +352,7 @@ fn start_agent(options: &Options, state_dir: &Path) -> Result<AgentHandle, DemoE
         };
         said.or_else(|| std::env::var(name).ok())
     };
-    let config = gw_agent::Config::load(
-        options.agent_config.as_deref(),
-        Some(state_dir.to_owned()),
-        &backends,
-        environment,
-    )?;
+    let config = gw_agent::Config::load(None, Some(state_dir.to_owned()), &[backend], environment)?;
     Ok(gw_agent::start(config)?)
 }
 

@@ -242,7 +242,7 @@ mod tests {
     use gw_control_plane::control::Actor;
     use gw_control_plane::control::records::service;
     use gw_data_plane::relay::PANICKING_PATH;
-    use gw_interface::config::HandOver;
+    use gw_interface::config::{Config, HandOver};
     use gw_region::owners::ownership;
 
     use super::*;
@@ -305,12 +305,16 @@ mod tests {
 
     #[test]
     fn a_worker_that_panics_starts_again_and_the_others_notice_nothing() {
-        let demo = Demo::start(&Options {
+        let folder = tempfile::tempdir().unwrap();
+        let options = Options {
             workers: 2,
-            hand_over: HandOver::Always,
             ..Options::default()
-        })
-        .unwrap();
+        };
+        let config = Config {
+            hand_over: HandOver::Always,
+            ..options.config(folder.path().to_owned())
+        };
+        let demo = Demo::start_with(&config, &options).unwrap();
         let owner = ownership::owner(HOST, 2);
         let mut caller = connect(&demo);
         assert!(is_served(&demo, &mut caller));

@@ -11,8 +11,8 @@
 
 use std::fs;
 
-use crate::support::markdown::{Block, split};
-use crate::support::session::{Given, run};
+use crate::sources::markdown::{Block, split};
+use crate::sources::session::{Given, run};
 use crate::{programs, read, repository};
 
 macro_rules! pages {

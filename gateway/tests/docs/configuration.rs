@@ -9,7 +9,7 @@ use std::process::Command;
 use gw_interface::config::Config;
 use gw_shared::config::VARIABLES;
 
-use crate::support::markdown::{code, rows, section, split};
+use crate::sources::markdown::{code, rows, section, split};
 use crate::{assert_same, read, repository};
 
 pub(crate) const REQUIRED: &str =

@@ -6,7 +6,7 @@ use num_format::{Locale, ToFormattedString};
 use serde_json::Value;
 
 use crate::read;
-use crate::support::markdown::rows;
+use crate::sources::markdown::rows;
 
 /// Setups that the tables compare Gw with.
 const PEERS: [&str; 2] = ["haproxy", "nginx"];

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use crate::commands::pages;
-use crate::support::markdown::{Block, split};
+use crate::sources::markdown::{Block, split};
 use crate::{programs, read, repository};
 
 /// All blocks with this info string: the page, its text before the block, the block.

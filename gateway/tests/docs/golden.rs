@@ -8,8 +8,8 @@ use std::{env, fs};
 
 use crate::configuration::{self, Agent};
 use crate::openapi;
-use crate::support::markdown::{code, rows, section};
-use crate::support::served::served;
+use crate::sources::markdown::{code, rows, section};
+use crate::sources::served::served;
 use crate::usage::commands;
 use crate::{read, repository};
 

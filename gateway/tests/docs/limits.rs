@@ -15,7 +15,7 @@ use gw_interface::limits::{CONTROL_JOBS, VERIFIED_TOKENS};
 use gw_telemetry::limits::{ACCESS_LOG_QUEUE_BYTES, LOG_QUEUE_BYTES, SERIES_PENDING};
 
 use crate::read;
-use crate::support::markdown::rows;
+use crate::sources::markdown::rows;
 
 /// Bytes of a point of the time series.
 const POINT: usize = 500;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::repository;
-use crate::support::markdown::{anchors, links};
+use crate::sources::markdown::{anchors, links};
 
 /// Folders without pages of the project.
 const LEFT_OUT: [&str; 4] = [".git", "node_modules", "target", "shared/vendor/http"];

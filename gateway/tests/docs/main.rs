@@ -16,15 +16,18 @@ mod links;
 mod names;
 mod openapi;
 mod paths;
-#[path = "../../../shared/tests/programs/mod.rs"]
-mod programs;
 mod scripts;
+mod sources;
+#[allow(dead_code, reason = "shared with other tests")]
+#[path = "../it/support/mod.rs"]
 mod support;
 mod usage;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use support::programs;
 
 /// The folder of the repository.
 fn repository() -> PathBuf {

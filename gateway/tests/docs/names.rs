@@ -7,8 +7,8 @@ use std::fs;
 use gw_base::error::Overload;
 use gw_shared::tunnel::cut_reason::CutReason;
 
-use crate::support::markdown::{headings, rows};
-use crate::support::served::served;
+use crate::sources::markdown::{headings, rows};
+use crate::sources::served::served;
 use crate::{assert_same, read, repository};
 
 fn is_error_code(text: &str) -> bool {

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use crate::links::pages;
 use crate::repository;
-use crate::support::markdown::split;
+use crate::sources::markdown::split;
 
 /// It names files of earlier versions.
 const LEFT_OUT: &str = "CHANGELOG.md";

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use crate::support::markdown::{code, rows};
+use crate::sources::markdown::{code, rows};
 use crate::{assert_same, read, repository};
 
 /// Folders that git ignores, and the vendored crate.

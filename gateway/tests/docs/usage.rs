@@ -8,8 +8,8 @@ use gw_base::service::service_settings::{SETTINGS, ServiceSettings};
 use gw_control_plane::control::ServiceChanges;
 use serde_json::{Value, json};
 
-use crate::support::markdown::{code, rows, section, split};
-use crate::support::served::served;
+use crate::sources::markdown::{code, rows, section, split};
+use crate::sources::served::served;
 use crate::{assert_same, read};
 
 const PAGE: &str = "docs/administration.md";

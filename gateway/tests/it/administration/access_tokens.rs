@@ -10,10 +10,9 @@ use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
 use crate::support::apex::{APEX, ask, demo_token, token};
-use crate::support::demo;
-use crate::support::demo::{Demo, Options};
-use crate::support::peers::caller::{Caller, HOST, connect};
+use crate::support::peers::caller::{Caller, HOST};
 use crate::support::peers::http1_peer::Response;
+use crate::support::scene::Scene;
 use crate::support::stopwatch::within_a_second;
 
 const SCOPE: &str = "account:demo service:echo";
@@ -39,9 +38,9 @@ fn outcome(response: &Response) -> String {
 
 #[test]
 fn a_token_is_minted_with_every_allowed_client_authentication() {
-    let demo = demo(None);
-    let id = &demo.about.client_id;
-    let secret = &demo.about.client_secret;
+    let scene = Scene::service().agent().start();
+    let id = &scene.about.client_id;
+    let secret = &scene.about.client_secret;
     let json = format!(
         r#"{{"grant_type":"client_credentials","client_id":"{id}","client_secret":"{secret}",
             "scope":"{SCOPE}"}}"#
@@ -58,7 +57,7 @@ fn a_token_is_minted_with_every_allowed_client_authentication() {
             format!("grant_type=client_credentials&scope={SCOPE}"),
         ),
     ] {
-        let response = ask(&demo, "POST /oauth/token", &fields, &body);
+        let response = ask(&scene, "POST /oauth/token", &fields, &body);
         assert_eq!(response.status, 200, "{}", response.json());
         assert_eq!(response.header("cache-control"), "no-store");
         assert_eq!(response.header("content-type"), "application/json");
@@ -69,7 +68,7 @@ fn a_token_is_minted_with_every_allowed_client_authentication() {
             (&"Bearer".into(), &3600.into())
         );
         let token = reply["access_token"].as_str().unwrap();
-        assert_eq!(call(&mut connect(&demo), &bearer(token)).status, 200);
+        assert_eq!(call(&mut scene.connect(), &bearer(token)).status, 200);
 
         let part = |at: usize| -> Value {
             let part = token.split('.').nth(at).unwrap();
@@ -94,7 +93,7 @@ fn a_token_is_minted_with_every_allowed_client_authentication() {
         );
         assert_eq!(claims["nbf"], claims["iat"]);
         assert!(claims["jti"].as_str().unwrap().len() >= 20);
-        let keys = ask(&demo, "GET /.well-known/jwks.json", "", "");
+        let keys = ask(&scene, "GET /.well-known/jwks.json", "", "");
         assert_eq!(keys.header("cache-control"), "public, max-age=300");
         let key = &keys.json()["keys"][0];
         assert_eq!(key["kid"], header["kid"]);
@@ -111,12 +110,12 @@ fn a_token_is_minted_with_every_allowed_client_authentication() {
 
 #[test]
 fn unknown_pairs_of_a_scope_are_not_granted() {
-    let demo = demo(None);
-    let id = &demo.about.client_id;
-    let secret = &demo.about.client_secret;
-    assert_eq!(token(&demo, id, secret, SCOPE).json().get("scope"), None);
+    let scene = Scene::service().agent().start();
+    let id = &scene.about.client_id;
+    let secret = &scene.about.client_secret;
+    assert_eq!(token(&scene, id, secret, SCOPE).json().get("scope"), None);
     let response = token(
-        &demo,
+        &scene,
         id,
         secret,
         "tier:gold service:echo admin:yes account:demo admin:yes",
@@ -132,7 +131,7 @@ fn unknown_pairs_of_a_scope_are_not_granted() {
         serde_json::from_slice::<Value>(&claims).unwrap()["scope"],
         SCOPE
     );
-    assert_eq!(call(&mut connect(&demo), &bearer(&token)).status, 200);
+    assert_eq!(call(&mut scene.connect(), &bearer(&token)).status, 200);
 }
 
 /// The media type of forms.
@@ -192,8 +191,8 @@ fn form(parameters: &[(&str, &str)]) -> String {
     encoded.collect::<Vec<_>>().join("&")
 }
 
-fn post_form(demo: &Demo, form: &str) -> Response {
-    ask(demo, "POST /oauth/token", FORM, form)
+fn post_form(scene: &Scene, form: &str) -> Response {
+    ask(scene, "POST /oauth/token", FORM, form)
 }
 
 /// What is wrong with a request, its form, and the status and error of its response.
@@ -307,20 +306,19 @@ const REFUSED_SCOPES: [(&str, &str, &str); 9] = [
 /// All errors of the token endpoint, those of RFC 6749 §5.2 included.
 #[test]
 fn the_token_endpoint_reports_every_error() {
-    let demo = Demo::start(&Options {
-        configuration: "token_requests_per_minute = 1000\n".to_owned(),
-        ..crate::support::options(None)
-    })
-    .unwrap();
-    let clients = Clients::create(&demo.api());
-    let granted = post_form(&demo, &clients.form(&[("scope", SCOPE)]));
+    let scene = Scene::service()
+        .agent()
+        .configuration("token_requests_per_minute = 1000\n")
+        .start();
+    let clients = Clients::create(&scene.api());
+    let granted = post_form(&scene, &clients.form(&[("scope", SCOPE)]));
     assert_eq!(granted.status, 200, "{}", granted.json());
 
     let forms = forms_without_a_valid_client(&clients);
     let scopes = REFUSED_SCOPES
         .map(|(what, scope, error)| (what, clients.form(&[("scope", scope)]), 400, error));
     for (what, body, status, error) in forms.into_iter().chain(scopes) {
-        let response = post_form(&demo, &body);
+        let response = post_form(&scene, &body);
         let reply = response.json();
         assert_eq!(
             (response.status.as_u16(), reply["error"].as_str().unwrap()),
@@ -336,14 +334,14 @@ fn the_token_endpoint_reports_every_error() {
         let challenged = response.headers.contains("www-authenticate");
         assert_eq!(challenged, status == 401, "{what}");
     }
-    other_requests_than_forms_and_objects_are_invalid(&demo);
-    an_empty_grant_type_counts_in_json_alone(&demo, &clients);
-    a_member_may_not_be_repeated(&demo, &clients);
+    other_requests_than_forms_and_objects_are_invalid(&scene);
+    an_empty_grant_type_counts_in_json_alone(&scene, &clients);
+    a_member_may_not_be_repeated(&scene, &clients);
     let large = format!("scope={}", "x".repeat(70_000));
-    assert_eq!(post_form(&demo, &large).json()["error"], "invalid_request");
+    assert_eq!(post_form(&scene, &large).json()["error"], "invalid_request");
 }
 
-fn other_requests_than_forms_and_objects_are_invalid(demo: &Demo) {
+fn other_requests_than_forms_and_objects_are_invalid(scene: &Scene) {
     for (line, fields, body, status) in [
         ("GET /oauth/token", "", "", 405),
         (
@@ -356,7 +354,7 @@ fn other_requests_than_forms_and_objects_are_invalid(demo: &Demo) {
         ("POST /oauth/token", JSON, "{", 400),
         ("POST /oauth/token", JSON, "[]", 400),
     ] {
-        let response = ask(demo, line, fields, body);
+        let response = ask(scene, line, fields, body);
         assert_eq!(
             (response.status.as_u16(), response.json()["error"].as_str()),
             (status, Some("invalid_request"))
@@ -364,14 +362,14 @@ fn other_requests_than_forms_and_objects_are_invalid(demo: &Demo) {
     }
 }
 
-fn an_empty_grant_type_counts_in_json_alone(demo: &Demo, clients: &Clients) {
+fn an_empty_grant_type_counts_in_json_alone(scene: &Scene, clients: &Clients) {
     let Clients { id, secret, .. } = clients;
     // In JSON, an empty grant type counts as present.
     let asked = |grant_type: &str| {
         let body = json!({
             "grant_type": grant_type, "client_id": id, "client_secret": secret, "scope": SCOPE
         });
-        ask(demo, "POST /oauth/token", JSON, &body.to_string())
+        ask(scene, "POST /oauth/token", JSON, &body.to_string())
     };
     let response = asked("");
     assert_eq!(
@@ -382,7 +380,7 @@ fn an_empty_grant_type_counts_in_json_alone(demo: &Demo, clients: &Clients) {
     // In a form, an empty parameter counts as omitted (RFC 6749 §3.2).
     assert_eq!(
         post_form(
-            demo,
+            scene,
             &clients.form(&[("grant_type", ""), ("scope", ""), ("scope", SCOPE)])
         )
         .status,
@@ -390,12 +388,12 @@ fn an_empty_grant_type_counts_in_json_alone(demo: &Demo, clients: &Clients) {
     );
 }
 
-fn a_member_may_not_be_repeated(demo: &Demo, clients: &Clients) {
+fn a_member_may_not_be_repeated(scene: &Scene, clients: &Clients) {
     let Clients { id, secret, .. } = clients;
     let twice = format!(
         r#"{{"client_id":"x","client_id":"{id}","client_secret":"{secret}","scope":"{SCOPE}"}}"#
     );
-    let response = ask(demo, "POST /oauth/token", JSON, &twice);
+    let response = ask(scene, "POST /oauth/token", JSON, &twice);
     assert_eq!(
         (response.status.as_u16(), &response.json()["error"]),
         (400, &"invalid_request".into())
@@ -410,11 +408,11 @@ fn a_member_may_not_be_repeated(demo: &Demo, clients: &Clients) {
 
 #[test]
 fn service_modes_select_the_accepted_credentials() {
-    let demo = demo(None);
-    let key = format!("X-Gw-Service-Key: {}\r\n", demo.about.service_key);
-    let token = bearer(&demo_token(&demo));
-    let mut caller = connect(&demo);
-    let api = demo.api();
+    let scene = Scene::service().agent().start();
+    let key = format!("X-Gw-Service-Key: {}\r\n", scene.about.service_key);
+    let token = bearer(&demo_token(&scene));
+    let mut caller = scene.connect();
+    let api = scene.api();
     let set = |modes: &[&str]| api.change_service("demo", "echo", &json!({ "modes": modes }));
     for (modes, by_token, by_key) in [
         (&["jwt", "service_key"][..], "200 ", "200 "),
@@ -456,16 +454,16 @@ fn service_modes_select_the_accepted_credentials() {
 
 #[test]
 fn tokens_and_keys_of_other_services_are_refused() {
-    let demo = demo(None);
-    let api = demo.api();
+    let scene = Scene::service().agent().start();
+    let api = scene.api();
     api.create_service("demo", "other");
     api.create_service("rival", "api");
     let (other, other_secret) = api.create_credential("demo", &["other"]);
     let (_, rival_key) = api.create_service_key("rival", &["api"]);
     api.await_workers();
-    let minted = token(&demo, &other, &other_secret, "account:demo service:other").json();
+    let minted = token(&scene, &other, &other_secret, "account:demo service:other").json();
     let other_token = minted["access_token"].as_str().unwrap();
-    let mut caller = connect(&demo);
+    let mut caller = scene.connect();
     assert_eq!(
         outcome(&call(&mut caller, &bearer(other_token))),
         "502 GW_TOKEN_AUDIENCE_MISMATCH"
@@ -487,14 +485,14 @@ fn tokens_and_keys_of_other_services_are_refused() {
 
 #[test]
 fn revocation_reaches_tokens_and_keys_within_a_second() {
-    let demo = &demo(None);
-    let api = demo.api();
+    let scene = &Scene::service().agent().start();
+    let api = scene.api();
     let (id, secret) = api.create_credential("demo", &["echo"]);
     let (key_id, key) = api.create_service_key("demo", &["echo"]);
     api.await_workers();
-    let minted = token(demo, &id, &secret, SCOPE).json();
+    let minted = token(scene, &id, &secret, SCOPE).json();
     let minted = bearer(minted["access_token"].as_str().unwrap());
-    let mut caller = connect(demo);
+    let mut caller = scene.connect();
     assert_eq!(outcome(&call(&mut caller, &minted)), "200 ");
     // The first request that follows a change at the worker has its effect.
     let mut takes_effect = |fields: &str, wanted: &str| {
@@ -521,8 +519,8 @@ fn revocation_reaches_tokens_and_keys_within_a_second() {
 
 #[test]
 fn unknown_paths_and_methods_of_the_apex_are_refused() {
-    let demo = demo(None);
-    let mut caller = crate::support::apex::connect(&demo);
+    let scene = Scene::service().agent().start();
+    let mut caller = crate::support::apex::connect(&scene);
     for (line, status, code) in [
         ("GET /", 404, "GW_NOT_FOUND"),
         ("GET /oauth", 404, "GW_NOT_FOUND"),

@@ -7,8 +7,8 @@ mod consequences;
 use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
-use crate::support::demo;
-use crate::support::peers::caller::{HOST, connect};
+use crate::support::peers::caller::HOST;
+use crate::support::scene::Scene;
 use crate::support::stopwatch::within_a_second;
 
 /// Path of the service of the demo.
@@ -16,8 +16,8 @@ const ECHO: &str = "/accounts/demo/services/echo";
 
 #[test]
 fn each_kind_of_resource_is_created_read_changed_and_deleted() {
-    let demo = demo(None);
-    let api = Api::of(&demo.about);
+    let scene = Scene::service().agent().start();
+    let api = Api::of(&scene.about);
     let created = api.ask("POST", "/accounts", &json!({ "id": "acme" }));
     assert_eq!(
         (created.status, created.location.as_str()),
@@ -233,8 +233,8 @@ fn the_audit_log_has_every_change_and_no_secret(api: &Api) {
 
 #[test]
 fn lists_are_paginated() {
-    let demo = demo(None);
-    let api = Api::of(&demo.about);
+    let scene = Scene::service().agent().start();
+    let api = Api::of(&scene.about);
     for number in 0..7 {
         assert_eq!(
             api.ask(
@@ -362,8 +362,8 @@ const REFUSED: [(&str, &str, &str, u16, &str, &str); 16] = [
 
 #[test]
 fn errors_are_problem_details() {
-    let demo = demo(None);
-    let api = Api::of(&demo.about);
+    let scene = Scene::service().agent().start();
+    let api = Api::of(&scene.about);
     let large = json!({ "id": "x".repeat(70_000) }).to_string();
     let refused_for_its_size = ("POST", "/accounts", &*large, 413, "too-large", "limit");
     for (method, path, body, status, kind, says) in
@@ -392,7 +392,7 @@ fn errors_are_problem_details() {
             field
         );
     }
-    let token = format!("Bearer {}", demo.about.admin_token);
+    let token = format!("Bearer {}", scene.about.admin_token);
     assert_eq!(
         api.send("POST", "/accounts", &token, "text/plain", "{}")
             .status,
@@ -431,8 +431,8 @@ fn errors_are_problem_details() {
 
 #[test]
 fn a_key_is_refused_as_soon_as_it_is_disabled() {
-    let demo = demo(None);
-    let api = Api::of(&demo.about);
+    let scene = Scene::service().agent().start();
+    let api = Api::of(&scene.about);
     let new = api
         .ask(
             "POST",
@@ -440,7 +440,7 @@ fn a_key_is_refused_as_soon_as_it_is_disabled() {
             &json!({ "allowed_services": ["echo"] }),
         )
         .body;
-    let mut caller = connect(&demo);
+    let mut caller = scene.connect();
     let mut call = || {
         let key = new["service_key"].as_str().unwrap();
         caller.send(format!(

@@ -10,11 +10,11 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use serde_json::Value;
 
-use crate::support::demo::{Demo, Options};
 use crate::support::processes::process::{
     Running, config_text, gw_gateway, serve, serve_command, start_demo,
 };
-use crate::support::{SOON, demo, eventually, options};
+use crate::support::scene::Scene;
+use crate::support::{SOON, eventually};
 
 /// What the listener answers before it closes the connection or resets it.
 fn answer(address: SocketAddr, request: &[u8]) -> String {
@@ -35,14 +35,13 @@ fn answer(address: SocketAddr, request: &[u8]) -> String {
 
 #[test]
 fn no_path_is_served_under_a_foreign_name() {
-    let demo = Demo::start(&Options {
-        configuration: "admin_hosts = [\"console.example.com\"]\n".to_owned(),
-        ..options(None)
-    })
-    .unwrap();
+    let scene = Scene::service()
+        .agent()
+        .configuration("admin_hosts = [\"console.example.com\"]\n")
+        .start();
     let ask = |path: &str, version: &str, host: &str| {
         let request = format!("GET {path} HTTP/{version}\r\n{host}Connection: close\r\n\r\n");
-        answer(demo.admin_address(), request.as_bytes())
+        answer(scene.admin_address(), request.as_bytes())
     };
     let paths = [
         "/metrics",
@@ -89,12 +88,12 @@ fn no_path_is_served_under_a_foreign_name() {
 }
 
 /// Connects from this address of the loopback network.
-fn connect(demo: &Demo, last: u8) -> TcpStream {
+fn connect(scene: &Scene, last: u8) -> TcpStream {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket
         .bind(&SocketAddr::from(([127, 0, 0, last], 0)).into())
         .unwrap();
-    socket.connect(&demo.admin_address().into()).unwrap();
+    socket.connect(&scene.admin_address().into()).unwrap();
     let stream = TcpStream::from(socket);
     stream.set_read_timeout(Some(SOON)).unwrap();
     stream
@@ -112,23 +111,23 @@ fn is_answered(stream: &mut TcpStream, path: &str, fields: &str) -> bool {
 
 #[test]
 fn idle_connections_of_strangers_give_way_and_those_of_administrators_stay() {
-    let demo = demo(None);
-    let mut administrator = connect(&demo, 1);
-    let authorization = format!("Authorization: Bearer {}\r\n", demo.about.admin_token);
+    let scene = Scene::service().agent().start();
+    let mut administrator = connect(&scene, 1);
+    let authorization = format!("Authorization: Bearer {}\r\n", scene.about.admin_token);
     assert!(is_answered(
         &mut administrator,
         "/api/v1/accounts",
         &authorization
     ));
     // One address has at most its share.
-    let mut idle: Vec<TcpStream> = (0..=256).map(|_| connect(&demo, 2)).collect();
+    let mut idle: Vec<TcpStream> = (0..=256).map(|_| connect(&scene, 2)).collect();
     assert_eq!(idle[0].read_to_end(&mut Vec::new()).unwrap(), 0);
     assert!(is_answered(&mut idle[1], "/healthz", ""));
     // Four more take all.
     for last in 3..7 {
-        idle.extend((0..256).map(|_| connect(&demo, last)));
+        idle.extend((0..256).map(|_| connect(&scene, last)));
     }
-    assert!(is_answered(&mut connect(&demo, 8), "/healthz", ""));
+    assert!(is_answered(&mut connect(&scene, 8), "/healthz", ""));
     let mut again = administrator.try_clone().unwrap();
     drop(write!(
         again,
@@ -240,11 +239,11 @@ fn large_bodies_that_are_not_whole_share_a_room_and_a_revocation_does_not_wait()
     const CLIENTS: usize = 60;
     const BODY: usize = 4 * MIB;
     const ROOM: usize = 24 * MIB;
-    let demo = Process::start();
-    demo.revokes();
-    let before = peak_memory(demo.running.id());
+    let scene = Process::start();
+    scene.revokes();
+    let before = peak_memory(scene.running.id());
     let streams: Vec<TcpStream> = (0..CLIENTS)
-        .map(|_| TcpStream::connect(demo.admin).unwrap())
+        .map(|_| TcpStream::connect(scene.admin).unwrap())
         .collect();
     let sent = AtomicUsize::new(0);
     let may_end = AtomicBool::new(false);
@@ -254,7 +253,7 @@ fn large_bodies_that_are_not_whole_share_a_room_and_a_revocation_does_not_wait()
                 "POST /api/v1/requests/0123456789abcdef0123456789abcdef/replay HTTP/1.1\r\n\
                  Host: localhost\r\nConnection: close\r\nAuthorization: Bearer {}\r\n\
                  Content-Type: application/json\r\nContent-Length: {BODY}\r\n\r\n",
-                demo.text("admin_token")
+                scene.text("admin_token")
             );
             // Fails if the time of the body ends before, as it may on a busy machine.
             let _ = stream.write_all(&[head.as_bytes(), &vec![b' '; BODY - 1]].concat());
@@ -273,7 +272,7 @@ fn large_bodies_that_are_not_whole_share_a_room_and_a_revocation_does_not_wait()
         eventually("the room is full", || {
             (sent.load(Ordering::SeqCst) >= ROOM / BODY).then_some(())
         });
-        demo.revokes();
+        scene.revokes();
         // No body has been given the room of another one meanwhile.
         assert!(
             !streams.iter().any(has_answer),
@@ -294,7 +293,7 @@ fn large_bodies_that_are_not_whole_share_a_room_and_a_revocation_does_not_wait()
         let whole = answers.iter().filter(|it| it.contains("JSON")).count();
         assert!(whole >= ROOM / BODY, "{answers:?}");
     });
-    let grown = peak_memory(demo.running.id()) - before;
+    let grown = peak_memory(scene.running.id()) - before;
     assert!(
         grown < ROOM + 24 * MIB,
         "{grown} bytes for {CLIENTS} clients"
@@ -305,11 +304,11 @@ fn large_bodies_that_are_not_whole_share_a_room_and_a_revocation_does_not_wait()
 fn bodies_in_tiny_pieces_take_no_more_memory_than_whole_ones() {
     const CLIENTS: usize = 60;
     const BODY: usize = 8000;
-    let demo = Process::start();
-    demo.revokes();
-    let before = peak_memory(demo.running.id());
+    let scene = Process::start();
+    scene.revokes();
+    let before = peak_memory(scene.running.id());
     let send = || {
-        let mut stream = TcpStream::connect(demo.admin).unwrap();
+        let mut stream = TcpStream::connect(scene.admin).unwrap();
         stream.set_nodelay(true).unwrap();
         let head = format!(
             "POST /sign-in HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
@@ -326,7 +325,7 @@ fn bodies_in_tiny_pieces_take_no_more_memory_than_whole_ones() {
                 let _ = client.write_all(b"a");
             }
         }
-        demo.revokes();
+        scene.revokes();
         let are_waiting = !clients.iter().any(has_answer);
         for mut client in clients {
             let _ = client.write_all(b"a");
@@ -335,7 +334,7 @@ fn bodies_in_tiny_pieces_take_no_more_memory_than_whole_ones() {
         are_waiting
     });
     assert!(are_sent, "no revocation beside bodies that are not whole");
-    let grown = peak_memory(demo.running.id()) - before;
+    let grown = peak_memory(scene.running.id()) - before;
     assert!(grown < 16 * MIB, "{grown} bytes for {CLIENTS} clients");
 }
 

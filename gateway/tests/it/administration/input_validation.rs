@@ -5,14 +5,13 @@ use serde_json::json;
 
 use crate::support::admin_api::Api;
 use crate::support::apex::{self};
-use crate::support::demo;
-use crate::support::demo::Demo;
-use crate::support::peers::caller::request;
+use crate::support::scene::Scene;
+
 use crate::support::request_log::{call, capture_bodies, record};
 
 /// Asserts that a body that repeats `member` is refused.
-fn twice(demo: &Demo, method: &str, path: &str, body: &str, member: &str) {
-    let text = Api::of(&demo.about).ask_raw(method, path, body);
+fn twice(scene: &Scene, method: &str, path: &str, body: &str, member: &str) {
+    let text = Api::of(&scene.about).ask_raw(method, path, body);
     let detail = text.body["detail"].as_str().unwrap_or_default().to_owned();
     assert!(
         matches!(text.status, 400 | 422),
@@ -97,12 +96,12 @@ fn changes_of_records(
 
 #[test]
 fn every_endpoint_refuses_repeated_members() {
-    let demo = demo(None);
-    let api = Api::of(&demo.about);
+    let scene = Scene::service().agent().start();
+    let api = Api::of(&scene.about);
     capture_bodies(&api);
     let (_, id) = call(
-        &demo,
-        &request(&demo, "POST /echo", "Content-Length: 2\r\n\r\nhi"),
+        &scene,
+        &scene.request("POST /echo", "Content-Length: 2\r\n\r\nhi"),
     );
     record(&api, &id);
     let agent = api.get("/accounts/demo/agents").body["items"][0]["agent_id"]
@@ -118,7 +117,7 @@ fn every_endpoint_refuses_repeated_members() {
         .unwrap()
         .to_owned();
     for (method, path, body, member) in changes_of_records(&credential, &key, &agent) {
-        twice(&demo, method, &path, body, member);
+        twice(&scene, method, &path, body, member);
     }
     for (method, path, body, member) in [
         (
@@ -140,12 +139,12 @@ fn every_endpoint_refuses_repeated_members() {
             "name",
         ),
     ] {
-        twice(&demo, method, &path, body, member);
+        twice(&scene, method, &path, body, member);
     }
-    the_apex_refuses_repeated_members(&demo);
+    the_apex_refuses_repeated_members(&scene);
 }
 
-fn the_apex_refuses_repeated_members(demo: &Demo) {
+fn the_apex_refuses_repeated_members(scene: &Scene) {
     let json = "Content-Type: application/json\r\n";
     for (path, body, member) in [
         ("/oauth/token", r#"{"scope":"a","scope":"b"}"#, "scope"),
@@ -157,7 +156,7 @@ fn the_apex_refuses_repeated_members(demo: &Demo) {
         ),
         ("/csr", r#"{"csr":"a","csr":"b"}"#, "csr"),
     ] {
-        let response = apex::ask(demo, &format!("POST {path}"), json, body);
+        let response = apex::ask(scene, &format!("POST {path}"), json, body);
         let text = response.json().to_string();
         assert_eq!(response.status, 400, "{path}: {text}");
         assert!(
@@ -169,8 +168,8 @@ fn the_apex_refuses_repeated_members(demo: &Demo) {
 
 #[test]
 fn names_with_control_or_direction_characters_are_refused() {
-    let demo = demo(None);
-    let api = Api::of(&demo.about);
+    let scene = Scene::service().agent().start();
+    let api = Api::of(&scene.about);
     let agent = api.get("/accounts/demo/agents").body["items"][0]["agent_id"]
         .as_str()
         .unwrap()
@@ -217,7 +216,7 @@ fn names_with_control_or_direction_characters_are_refused() {
         let token = api.create_enrollment_token("demo", &["echo"]);
         let version = env!("CARGO_PKG_VERSION");
         let body = json!({ "token": token, "name": name, "version": version });
-        let refused = apex::post_json(&demo, "/enroll", "", &body);
+        let refused = apex::post_json(&scene, "/enroll", "", &body);
         assert_eq!(
             (refused.status.as_u16(), refused.code().as_str()),
             (400, "GW_BAD_REQUEST")

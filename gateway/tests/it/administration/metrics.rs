@@ -6,29 +6,24 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::support::demo::{Demo, Options};
 use crate::support::peers::backend;
-use crate::support::peers::caller::{connect, get, request};
-use crate::support::{eventually, options, programs};
+use crate::support::scene::Scene;
+
+use crate::support::{eventually, programs};
 
 /// Metrics of a gateway that has served one request and refused another.
-fn scrape() -> (Demo, String) {
+fn scrape() -> (Scene, String) {
     // Export to a collector that does not exist: its metrics appear nevertheless.
-    let demo = Demo::start(&Options {
-        traces: Some(("http://127.0.0.1:9".to_owned(), 0.0)),
-        ..options(None)
-    })
-    .unwrap();
-    let mut caller = connect(&demo);
-    caller.send(get(&demo, "/bytes/1000"));
+    let scene = Scene::service()
+        .agent()
+        .traces("http://127.0.0.1:9".to_owned(), 0.0)
+        .start();
+    let mut caller = scene.connect();
+    caller.send(scene.get("/bytes/1000"));
     assert_eq!(caller.response().status, 200);
-    caller.send(request(
-        &demo,
-        "GET /",
-        "X-Gw-Authorization: Bearer x\r\n\r\n",
-    ));
+    caller.send(scene.request("GET /", "X-Gw-Authorization: Bearer x\r\n\r\n"));
     assert_eq!(caller.response().code(), "GW_AUTH_AMBIGUOUS");
-    let mut response = ureq::get(format!("{}/metrics", demo.about.admin_url))
+    let mut response = ureq::get(format!("{}/metrics", scene.about.admin_url))
         .call()
         .unwrap();
     assert_eq!(
@@ -36,7 +31,7 @@ fn scrape() -> (Demo, String) {
         "text/plain; version=0.0.4; charset=utf-8"
     );
     let text = response.body_mut().read_to_string().unwrap();
-    (demo, text)
+    (scene, text)
 }
 
 /// Names and types of the metrics, in order.
@@ -74,7 +69,7 @@ fn assert_promtool_agrees(text: &str) {
 
 #[test]
 fn promtool_accepts_the_metrics() {
-    let (demo, text) = scrape();
+    let (scene, text) = scrape();
     assert_promtool_agrees(&text);
     let families = families(&text);
     assert_eq!(
@@ -123,7 +118,7 @@ fn promtool_accepts_the_metrics() {
         days("gw_agent_certificate_first_expiry_timestamp_seconds"),
         1
     );
-    demo.stop();
+    scene.stop();
 }
 
 /// Collects the metrics that queries of the dashboard name, each with its query.
@@ -150,7 +145,7 @@ fn asked_for(dashboard: &Value, into: &mut BTreeMap<String, String>) {
 
 #[test]
 fn the_dashboard_uses_every_metric_and_only_existing_ones() {
-    let (demo, text) = scrape();
+    let (scene, text) = scrape();
     let there = families(&text);
     let dashboard = include_str!("../../../grafana/gateway.json");
     let mut asked = BTreeMap::new();
@@ -171,11 +166,11 @@ fn the_dashboard_uses_every_metric_and_only_existing_ones() {
         };
         assert!(asked.keys().any(is_asked), "{name} is not on the dashboard");
     }
-    demo.stop();
+    scene.stop();
 }
 
 /// Status and body of a response from the agent's metrics listener.
-fn ask_agent(demo: &Demo, path: &str) -> (u16, String) {
+fn ask_agent(scene: &Scene, path: &str) -> (u16, String) {
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
         .build()
@@ -183,7 +178,7 @@ fn ask_agent(demo: &Demo, path: &str) -> (u16, String) {
     let mut response = agent
         .get(format!(
             "http://{}{path}",
-            demo.agent_metrics_address().unwrap()
+            scene.agent_metrics_address().unwrap()
         ))
         .call()
         .unwrap();
@@ -204,20 +199,16 @@ fn an_agent_serves_metrics_and_runs_without_its_metrics_port() {
             format!("backend = \"{backend}\"\nmetrics_listen = \"{listen}\"\n"),
         )
         .unwrap();
-        Demo::start(&Options {
-            agent_config: Some(file),
-            ..options(None)
-        })
-        .unwrap()
+        Scene::service().agent_with(file).start()
     };
-    let demo = start("one.toml", "127.0.0.1:0");
+    let scene = start("one.toml", "127.0.0.1:0");
     eventually("the agent is ready", || {
-        (ask_agent(&demo, "/readyz") == (200, "ready\n".to_owned())).then_some(())
+        (ask_agent(&scene, "/readyz") == (200, "ready\n".to_owned())).then_some(())
     });
-    let mut caller = connect(&demo);
-    caller.send(request(&demo, "POST /", "Content-Length: 3\r\n\r\nabc"));
+    let mut caller = scene.connect();
+    caller.send(scene.request("POST /", "Content-Length: 3\r\n\r\nabc"));
     assert_eq!(caller.response().body, b"hello");
-    let (status, text) = ask_agent(&demo, "/metrics");
+    let (status, text) = ask_agent(&scene, "/metrics");
     assert_eq!(status, 200);
     assert_promtool_agrees(&text);
     for line in [
@@ -234,9 +225,9 @@ fn an_agent_serves_metrics_and_runs_without_its_metrics_port() {
     // An agent whose metrics port is in use serves without metrics.
     let other = start(
         "two.toml",
-        &demo.agent_metrics_address().unwrap().to_string(),
+        &scene.agent_metrics_address().unwrap().to_string(),
     );
     assert_eq!(other.agent_metrics_address(), None);
     other.stop();
-    demo.stop();
+    scene.stop();
 }

@@ -7,11 +7,11 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
-use crate::support::demo::{Demo, Options};
-use crate::support::peers::caller::{HOST, request};
+use crate::support::peers::caller::HOST;
 use crate::support::processes::process::{gw_gateway, start_demo};
+use crate::support::programs;
 use crate::support::request_log::{call, capture_bodies, record};
-use crate::support::{demo, programs};
+use crate::support::scene::Scene;
 
 /// Requests that carry secrets in their own fields, as wrong values, in the query and in other
 /// fields.
@@ -35,20 +35,15 @@ fn requests_with_secrets(key: &str, client_secret: &str, token: &str) -> [String
 #[test]
 fn no_secret_is_written_to_the_data_folder() {
     let folder = tempfile::tempdir().unwrap();
-    let data_dir = Some(folder.path().to_owned());
-    let demo = Demo::start(&Options {
-        data_dir,
-        ..crate::support::options(None)
-    })
-    .unwrap();
-    let api = demo.api();
+    let scene = Scene::service().agent().data_dir(folder.path()).start();
+    let api = scene.api();
     // Responses are not captured, because the echo repeats the request.
     let capture = json!({ "capture_request_body": true });
     api.change_service("demo", "echo", &capture);
     let (_, key) = api.create_service_key("demo", &["echo"]);
     let (client_id, client_secret) = api.create_credential("demo", &["echo"]);
     let token = crate::support::apex::token(
-        &demo,
+        &scene,
         &client_id,
         &client_secret,
         "account:demo service:echo",
@@ -56,7 +51,7 @@ fn no_secret_is_written_to_the_data_folder() {
     .json();
     let token = token["access_token"].as_str().unwrap();
     let requests = requests_with_secrets(&key, &client_secret, token);
-    let ids = requests.map(|request| call(&demo, &request).1);
+    let ids = requests.map(|request| call(&scene, &request).1);
     ids.iter().for_each(|id| drop(record(&api, id)));
     let secret_of_key = key.split_once('.').unwrap().1;
     let signature = token.rsplit_once('.').unwrap().1;
@@ -170,10 +165,10 @@ fn files_with(folder: &Path, text: &str) -> Vec<String> {
 
 #[test]
 fn secrets_in_any_encoding_and_the_admin_token_are_masked() {
-    let demo = demo(None);
-    let api = Api::of(&demo.about);
+    let scene = Scene::service().agent().start();
+    let api = Api::of(&scene.about);
     capture_bodies(&api);
-    let admin = &demo.about.admin_token;
+    let admin = &scene.about.admin_token;
     let encoded = |text: &str| {
         text.bytes()
             .map(|byte| format!("%{byte:02x}"))
@@ -196,9 +191,8 @@ fn secrets_in_any_encoding_and_the_admin_token_are_masked() {
         ),
     ] {
         let (_, id) = call(
-            &demo,
-            &request(
-                &demo,
+            &scene,
+            &scene.request(
                 &format!("GET /hello?{query}"),
                 &format!("X-A: {query}\r\n\r\n"),
             ),

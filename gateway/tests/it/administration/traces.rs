@@ -11,25 +11,24 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use rustls_pki_types::PrivateKeyDer;
 
 use crate::collector::{self, Collector, Received, TAKEN};
-use crate::support::demo::{About, Demo, Options};
+use crate::support::SOON;
 use crate::support::peers::backend;
-use crate::support::peers::caller::{HOST, connect, connect_to, get, request};
+use crate::support::peers::caller::{HOST, connect_to};
 use crate::support::processes::process::{gw_gateway, start_demo};
-use crate::support::{SOON, options};
+use crate::support::scene::{About, Scene};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER: &str = "00f067aa0ba902b7";
 
-/// A demo that exports spans to `collector`, in front of a backend that reports the fields it
+/// A scene that exports spans to `collector`, in front of a backend that reports the fields it
 /// receives.
-fn traced(collector: &Collector, sample_ratio: f64) -> (Demo, Receiver<Fields>) {
+fn traced(collector: &Collector, sample_ratio: f64) -> (Scene, Receiver<Fields>) {
     let (url, seen) = telling_backend();
     (
-        Demo::start(&Options {
-            traces: Some((collector.url(), sample_ratio)),
-            ..options(Some(url))
-        })
-        .unwrap(),
+        Scene::service()
+            .agent_to(url)
+            .traces(collector.url(), sample_ratio)
+            .start(),
         seen,
     )
 }
@@ -66,10 +65,10 @@ fn is_agents(received: &Received) -> bool {
 #[test]
 fn a_callers_trace_continues_at_gateway_agent_and_backend() {
     let mut collector = collector::start();
-    let (demo, seen) = traced(&collector, 0.0);
-    let mut caller = connect(&demo);
+    let (scene, seen) = traced(&collector, 0.0);
+    let mut caller = scene.connect();
     let fields = format!("traceparent: 00-{TRACE}-{CALLER}-01\r\ntracestate: vendor=1\r\n\r\n");
-    caller.send(request(&demo, "GET /a?secret=1", &fields));
+    caller.send(scene.request("GET /a?secret=1", &fields));
     let id = caller.response().header("x-gw-request-id").to_owned();
     let at_backend = seen.recv_timeout(SOON).unwrap();
     let gateways = collector.span(|received| received.service() == "gw-gateway");
@@ -111,17 +110,16 @@ fn a_callers_trace_continues_at_gateway_agent_and_backend() {
         .map(|event| event.name.as_str())
         .collect();
     assert_eq!(names, ["gw.authenticated", "gw.opened", "gw.response_head"]);
-    demo.stop();
+    scene.stop();
 }
 
 #[test]
 fn the_agents_span_is_the_parent_of_the_backend() {
     let mut collector = collector::start();
-    let (demo, seen) = traced(&collector, 0.0);
-    let mut caller = connect(&demo);
+    let (scene, seen) = traced(&collector, 0.0);
+    let mut caller = scene.connect();
     for connection in ["new", "kept"] {
-        caller.send(request(
-            &demo,
+        caller.send(scene.request(
             "GET /a?secret=1",
             &format!("traceparent: 00-{TRACE}-{CALLER}-01\r\n\r\n"),
         ));
@@ -152,19 +150,18 @@ fn the_agents_span_is_the_parent_of_the_backend() {
             ("eu1", "")
         );
     }
-    demo.stop();
+    scene.stop();
 }
 
 #[test]
 fn failures_and_upgrades_have_spans() {
     let mut collector = collector::start();
     let (_closed, nobody) = backend::refusing();
-    let options = Options {
-        traces: Some((collector.url(), 1.0)),
-        ..options(Some(format!("http://{nobody}")))
-    };
-    let demo = Demo::start(&options).unwrap();
-    let mut caller = connect(&demo);
+    let scene = Scene::service()
+        .agent_to(format!("http://{nobody}"))
+        .traces(collector.url(), 1.0)
+        .start();
+    let mut caller = scene.connect();
     for (line, fields, method) in [
         ("GET /", "\r\n", "GET"),
         (
@@ -173,7 +170,7 @@ fn failures_and_upgrades_have_spans() {
             "PUT",
         ),
     ] {
-        caller.send(request(&demo, line, fields));
+        caller.send(scene.request(line, fields));
         assert_eq!(caller.response().code(), "GW_BACKEND_UNREACHABLE");
         let agents = collector.span(is_agents);
         assert_eq!(agents.attribute("error.type"), "GW_BACKEND_UNREACHABLE");
@@ -185,17 +182,16 @@ fn failures_and_upgrades_have_spans() {
             (method, "")
         );
     }
-    demo.stop();
+    scene.stop();
 }
 
 #[test]
 fn an_unsampled_trace_keeps_its_id() {
     let collector = collector::start();
-    let (demo, seen) = traced(&collector, 1.0);
+    let (scene, seen) = traced(&collector, 1.0);
     let value = format!("00-{TRACE}-{CALLER}-00");
-    let mut caller = connect(&demo);
-    caller.send(request(
-        &demo,
+    let mut caller = scene.connect();
+    caller.send(scene.request(
         "GET /",
         &format!("traceparent: {value}\r\ntracestate: v=1\r\n\r\n"),
     ));
@@ -209,7 +205,7 @@ fn an_unsampled_trace_keeps_its_id() {
         (value.as_str(), &"v=1".parse().unwrap())
     );
     // A stop flushes pending spans.
-    demo.stop();
+    scene.stop();
     assert!(
         collector
             .rest()
@@ -221,8 +217,8 @@ fn an_unsampled_trace_keeps_its_id() {
 #[test]
 fn without_a_collector_trace_fields_pass_unchanged() {
     let (url, seen) = telling_backend();
-    let demo = crate::support::demo(Some(url));
-    let mut caller = connect(&demo);
+    let scene = Scene::service().agent_to(url).start();
+    let mut caller = scene.connect();
     for fields in [
         &[
             (
@@ -243,7 +239,7 @@ fn without_a_collector_trace_fields_pass_unchanged() {
             .iter()
             .map(|(name, value)| format!("{name}: {value}\r\n"))
             .collect();
-        caller.send(request(&demo, "GET /", &format!("{lines}\r\n")));
+        caller.send(scene.request("GET /", &format!("{lines}\r\n")));
         caller.response();
         let at_backend = seen.recv_timeout(SOON).unwrap();
         for name in ["traceparent", "tracestate"] {
@@ -259,23 +255,22 @@ fn without_a_collector_trace_fields_pass_unchanged() {
             assert_eq!(got, sent);
         }
     }
-    demo.stop();
+    scene.stop();
 }
 
 #[test]
 fn an_unreachable_collector_does_not_affect_requests() {
     let (_closed, nobody) = backend::refusing();
-    let demo = Demo::start(&Options {
-        traces: Some((format!("http://{nobody}"), 1.0)),
-        ..options(None)
-    })
-    .unwrap();
-    let mut caller = connect(&demo);
+    let scene = Scene::service()
+        .agent()
+        .traces(format!("http://{nobody}"), 1.0)
+        .start();
+    let mut caller = scene.connect();
     for _ in 0..300 {
-        caller.send(get(&demo, "/status/204"));
+        caller.send(scene.get("/status/204"));
         assert_eq!(caller.response().status, 204);
     }
-    demo.stop();
+    scene.stop();
 }
 
 #[test]

@@ -13,16 +13,15 @@ use crate::support::agents::modified_agent::{ACCOUNT, Enrolled, HOST, Tunnel, en
 use crate::support::agents::tunnel_frames::{
     begun, credit, data, hello, interim, last_data, message, of_tunnel, ok, reset,
 };
-use crate::support::demo::Demo;
-use crate::support::peers::caller;
-use crate::support::peers::caller::{Caller, connect};
+use crate::support::eventually;
+use crate::support::peers::caller::Caller;
+use crate::support::scene::Scene;
 use crate::support::stopwatch::within_a_second;
-use crate::support::{demo, eventually};
 
 /// Asserts that the service of another account is served.
-fn is_served(demo: &Demo) {
-    let mut bystander = connect(demo);
-    bystander.send(caller::get(demo, "/"));
+fn is_served(scene: &Scene) {
+    let mut bystander = scene.connect();
+    bystander.send(scene.get("/"));
     assert_eq!(bystander.response().status, 200);
 }
 
@@ -30,8 +29,8 @@ fn is_served(demo: &Demo) {
 fn floods_of_frames_end_the_tunnel() {
     // Exceeds the budget of frames without content.
     const FRAMES: usize = 20_000;
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
     type Flood = fn(StreamId, StreamId) -> Vec<u8>;
     let floods: [(&str, Flood); 6] = [
         ("PING", |_, _| of_tunnel(Kind::Ping, &[0; 8])),
@@ -46,29 +45,29 @@ fn floods_of_frames_end_the_tunnel() {
         }),
     ];
     for (what, flood) in floods {
-        let mut tunnel = enrolled.tunnel(&demo);
-        let (gone, closed) = enrolled.send_get(&demo, &mut tunnel);
+        let mut tunnel = enrolled.tunnel(&scene);
+        let (gone, closed) = enrolled.send_get(&scene, &mut tunnel);
         drop(gone);
         tunnel.answer_reset(closed);
-        let (mut waiting, open) = enrolled.send_get(&demo, &mut tunnel);
+        let (mut waiting, open) = enrolled.send_get(&scene, &mut tunnel);
         // Reads the gateway's answers as an unmodified agent does.
         let reading = tunnel.read_on();
         tunnel.sent_until_cut(&flood(open, closed), FRAMES);
         assert!(reading.join().unwrap(), "{what}");
         assert_eq!(waiting.response().code(), "GW_RELAY_ERROR", "{what}");
-        is_served(&demo);
+        is_served(&scene);
     }
-    let metrics = demo.metrics();
+    let metrics = scene.metrics();
     let ended = metrics.count_with("gw_connections_ended_early_total", "\"tunnel_frames\"");
     assert_eq!(ended, floods.len() as u64);
 }
 
 #[test]
 fn frames_of_ordinary_requests_do_not_count_as_a_flood() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
-    let mut caller = enrolled.caller(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.tunnel(&scene);
+    let mut caller = enrolled.caller(&scene);
     // In total more frames than the budget of frames without content.
     for number in 0..1500 {
         caller.send(enrolled.get());
@@ -86,13 +85,13 @@ fn frames_of_ordinary_requests_do_not_count_as_a_flood() {
         }
         assert_eq!(caller.response().status, 200);
     }
-    assert_eq!(enrolled.report(&demo).unwrap().in_flight, 0);
+    assert_eq!(enrolled.report(&scene).unwrap().in_flight, 0);
 }
 
 #[test]
 fn control_messages_are_limited_in_rate_and_length() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
     let statistics = br#"{"type":"statistics","slots":1,"slots_in_use":0,"backend_connections":0}"#;
     let renewal = |length| {
         [
@@ -118,31 +117,31 @@ fn control_messages_are_limited_in_rate_and_length() {
         ),
         ("a message of the gateway", message(r#"{"type":"drained"}"#)),
     ] {
-        let mut tunnel = enrolled.tunnel(&demo);
+        let mut tunnel = enrolled.tunnel(&scene);
         let sent = tunnel.sent_until_cut(&bytes, 2000);
         assert!(tunnel.is_cut(), "{what}: {sent}");
-        is_served(&demo);
+        is_served(&scene);
     }
     // The messages of an unmodified agent in its busiest second stay within the limit.
-    let mut tunnel = enrolled.tunnel(&demo);
+    let mut tunnel = enrolled.tunnel(&scene);
     tunnel.0.send(message(statistics).repeat(30));
     eventually("the statistics arrive", || {
-        (enrolled.report(&demo)?.slots == Some(1)).then_some(())
+        (enrolled.report(&scene)?.slots == Some(1)).then_some(())
     });
 }
 
 #[test]
 fn reported_statistics_are_clamped() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.tunnel(&scene);
     tunnel.0.send(message(concat!(
         r#"{"type":"statistics","slots":4294967295,"slots_in_use":4294967295,"#,
         r#""backend_connections":1}"#
     )));
     let report = eventually("the statistics arrive", || {
         enrolled
-            .report(&demo)
+            .report(&scene)
             .filter(|report| report.slots.is_some())
     });
     let most = u32::try_from(STREAMS_MAX).unwrap();
@@ -154,12 +153,12 @@ fn reported_statistics_are_clamped() {
 
 #[test]
 fn the_number_of_streams_that_an_agent_claims_grants_no_more_credit() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.upgraded(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.upgraded(&scene);
     tunnel.0.send(hello(u32::MAX));
-    eventually("the tunnel is registered", || enrolled.report(&demo));
-    let mut caller = enrolled.caller(&demo);
+    eventually("the tunnel is registered", || enrolled.report(&scene));
+    let mut caller = enrolled.caller(&scene);
     for _ in 0..3 {
         caller.send(enrolled.get());
         let request = tunnel.next_of(Kind::Request).unwrap();
@@ -171,13 +170,13 @@ fn the_number_of_streams_that_an_agent_claims_grants_no_more_credit() {
 
 #[test]
 fn streams_beyond_the_number_in_hello_are_refused() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.upgraded(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.upgraded(&scene);
     tunnel.0.send(hello(1));
-    eventually("the tunnel is registered", || enrolled.report(&demo));
-    let (mut first, stream) = enrolled.send_get(&demo, &mut tunnel);
-    let mut second = enrolled.caller(&demo);
+    eventually("the tunnel is registered", || enrolled.report(&scene));
+    let (mut first, stream) = enrolled.send_get(&scene, &mut tunnel);
+    let mut second = enrolled.caller(&scene);
     second.send(enrolled.get());
     assert_eq!(second.response().code(), "GW_AGENT_CONCURRENCY_LIMIT");
     tunnel.0.send(ok(stream, b"ok"));
@@ -190,57 +189,57 @@ fn streams_beyond_the_number_in_hello_are_refused() {
 
 #[test]
 fn a_reset_that_is_never_answered_occupies_its_stream_only() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.upgraded(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.upgraded(&scene);
     tunnel.0.send(hello(2));
-    eventually("the tunnel is registered", || enrolled.report(&demo));
-    let (gone, silent) = enrolled.send_get(&demo, &mut tunnel);
+    eventually("the tunnel is registered", || enrolled.report(&scene));
+    let (gone, silent) = enrolled.send_get(&scene, &mut tunnel);
     drop(gone);
     assert_eq!(tunnel.next_of(Kind::Reset).unwrap().stream, silent);
-    let mut caller = enrolled.caller(&demo);
+    let mut caller = enrolled.caller(&scene);
     for _ in 0..3 {
         caller.send(enrolled.get());
         let stream = tunnel.request();
         assert_ne!(stream.slot(), silent.slot());
         // With the stream of this request, both streams of the tunnel are in use.
-        let mut other = enrolled.caller(&demo);
+        let mut other = enrolled.caller(&scene);
         other.send(enrolled.get());
         assert_eq!(other.response().code(), "GW_AGENT_CONCURRENCY_LIMIT");
         tunnel.0.send(ok(stream, b"ok"));
         assert_eq!(caller.response().body, b"ok");
     }
-    is_served(&demo);
+    is_served(&scene);
     // Once the agent answers, the slot is used for another stream.
     tunnel.0.send(reset(silent, b""));
     tunnel.until_handled();
-    let (_first, one) = enrolled.send_get(&demo, &mut tunnel);
-    let (_second, two) = enrolled.send_get(&demo, &mut tunnel);
+    let (_first, one) = enrolled.send_get(&scene, &mut tunnel);
+    let (_second, two) = enrolled.send_get(&scene, &mut tunnel);
     assert_ne!(one.slot(), two.slot());
     assert!(one != silent && two != silent);
 }
 
 /// A tunnel whose agent has not read until a request was refused, and the callers of the requests
 /// before.
-fn unread_tunnel(demo: &Demo, enrolled: &Enrolled) -> (Tunnel, Vec<Caller>) {
+fn unread_tunnel(scene: &Scene, enrolled: &Enrolled) -> (Tunnel, Vec<Caller>) {
     const HEAD: usize = 24 * 1024;
     const MOST: usize = 1000;
-    let mut tunnel = enrolled.upgraded(demo);
+    let mut tunnel = enrolled.upgraded(scene);
     tunnel.0.send(hello(u32::try_from(STREAMS_MAX).unwrap()));
-    eventually("the tunnel is registered", || enrolled.report(demo));
+    eventually("the tunnel is registered", || enrolled.report(scene));
     let large = enrolled.request("GET /", &format!("X-Large: {}\r\n\r\n", "x".repeat(HEAD)));
-    let refusals = || demo.metrics().count("gw_refusals_total");
+    let refusals = || scene.metrics().count("gw_refusals_total");
     let refusals_before = refusals();
     let mut waiting = Vec::new();
     // The gateway queues request heads up to a limit, and the socket buffers hold some more.
     let mut refused = loop {
-        let mut caller = enrolled.caller(demo);
+        let mut caller = enrolled.caller(scene);
         caller.send(&large);
         let is_refused = eventually("the request is opened or refused", || {
             if refusals() > refusals_before {
                 return Some(true);
             }
-            (enrolled.report(demo)?.in_flight > waiting.len()).then_some(false)
+            (enrolled.report(scene)?.in_flight > waiting.len()).then_some(false)
         });
         if is_refused {
             break caller;
@@ -249,15 +248,15 @@ fn unread_tunnel(demo: &Demo, enrolled: &Enrolled) -> (Tunnel, Vec<Caller>) {
         assert!(waiting.len() < MOST, "no limit");
     };
     assert_eq!(refused.response().code(), "GW_OVERLOADED");
-    is_served(demo);
+    is_served(scene);
     (tunnel, waiting)
 }
 
 #[test]
 fn an_agent_that_does_not_read_gets_a_bounded_number_of_requests() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let (mut tunnel, waiting) = unread_tunnel(&demo, &enrolled);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let (mut tunnel, waiting) = unread_tunnel(&scene, &enrolled);
     // Once the agent reads, all requests that were opened arrive, and further ones too.
     for _ in 0..waiting.len() {
         let stream = tunnel.request();
@@ -266,37 +265,37 @@ fn an_agent_that_does_not_read_gets_a_bounded_number_of_requests() {
     for mut caller in waiting {
         assert_eq!(caller.response().body, b"ok");
     }
-    let (mut caller, stream) = enrolled.send_get(&demo, &mut tunnel);
+    let (mut caller, stream) = enrolled.send_get(&scene, &mut tunnel);
     tunnel.0.send(ok(stream, b"ok"));
     assert_eq!(caller.response().body, b"ok");
 }
 
 #[test]
 fn a_tunnel_that_the_agent_does_not_read_is_cut_at_once() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let (_tunnel, waiting) = unread_tunnel(&demo, &enrolled);
-    demo.api().revoke_agent(ACCOUNT, &enrolled.agent);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let (_tunnel, waiting) = unread_tunnel(&scene, &enrolled);
+    scene.api().revoke_agent(ACCOUNT, &enrolled.agent);
     within_a_second("the end of the requests", || {
         for mut caller in waiting {
             assert_eq!(caller.response().code(), "GW_RELAY_ERROR");
         }
     });
     assert_eq!(
-        demo.tunnels_ended(),
+        scene.tunnels_ended(),
         BTreeMap::from([("agent_revoked".to_owned(), 1)])
     );
 }
 
 #[test]
 fn a_tunnel_that_drains_gets_no_more_requests() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
-    let (mut begun, stream) = enrolled.send_get(&demo, &mut tunnel);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.tunnel(&scene);
+    let (mut begun, stream) = enrolled.send_get(&scene, &mut tunnel);
     tunnel.0.send(message(r#"{"type":"drain"}"#));
     while tunnel.next_of(Kind::Message).unwrap().payload != br#"{"type":"drained"}"# {}
-    let mut caller = enrolled.caller(&demo);
+    let mut caller = enrolled.caller(&scene);
     caller.send(enrolled.get());
     assert_eq!(caller.response().code(), "AGENT_UNAVAILABLE");
     // A request that was opened before is still served.
@@ -306,10 +305,10 @@ fn a_tunnel_that_drains_gets_no_more_requests() {
 
 #[test]
 fn data_beyond_the_credit_ends_the_tunnel() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
-    let (mut caller, stream) = enrolled.send_get(&demo, &mut tunnel);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.tunnel(&scene);
+    let (mut caller, stream) = enrolled.send_get(&scene, &mut tunnel);
     tunnel.0.send(begun(stream));
     assert_eq!(caller.response_head(&Method::GET).unwrap().status, 200);
     // The caller stops reading. Its socket buffers hold at most a few megabytes.
@@ -317,22 +316,22 @@ fn data_beyond_the_credit_ends_the_tunnel() {
     let reading = tunnel.read_on();
     tunnel.sent_until_cut(&piece, 10_000);
     assert!(reading.join().unwrap());
-    is_served(&demo);
+    is_served(&scene);
     // What arrived within the credit is relayed, and the body is never complete.
     caller.body(gw_shared::http::Framing::Chunked).unwrap_err();
 }
 
 #[test]
 fn a_revocation_closes_connections_before_the_tunnel_handshake() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut connected = enrolled.connection(&demo);
-    let mut asking = enrolled.connection(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let mut connected = enrolled.connection(&scene);
+    let mut asking = enrolled.connection(&scene);
     asking.send("GET /tunnel HTTP/1.1\r\nHost: ");
-    let mut upgraded = enrolled.upgraded(&demo);
-    let mut begun = enrolled.upgraded(&demo);
+    let mut upgraded = enrolled.upgraded(&scene);
+    let mut begun = enrolled.upgraded(&scene);
     begun.0.send(&hello(1)[..5]);
-    demo.api().revoke_agent(ACCOUNT, &enrolled.agent);
+    scene.api().revoke_agent(ACCOUNT, &enrolled.agent);
     within_a_second("the end of connections before the tunnel handshake", || {
         assert!(is_ended(&mut connected) && is_ended(&mut asking));
         assert!(upgraded.is_cut() && begun.is_cut());
@@ -341,11 +340,11 @@ fn a_revocation_closes_connections_before_the_tunnel_handshake() {
 
 #[test]
 fn the_rate_of_new_tunnels_of_an_agent_is_limited() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
     let mut opened = 0;
     let refused = loop {
-        let mut agent = enrolled.connection(&demo);
+        let mut agent = enrolled.connection(&scene);
         agent.send(handshake::request(HOST, None));
         let response = agent.response_head(&Method::GET).unwrap();
         if response.status != 101 {
@@ -359,9 +358,9 @@ fn the_rate_of_new_tunnels_of_an_agent_is_limited() {
     assert_eq!(refused.status, 429);
     assert_eq!(refused.headers["retry-after"], "1");
     // Another agent of the region is not delayed.
-    is_served(&demo);
+    is_served(&scene);
     let others = eventually("another connection is accepted", || {
-        let mut agent = enrolled.connection(&demo);
+        let mut agent = enrolled.connection(&scene);
         agent.send(handshake::request(HOST, None));
         (agent.response_head(&Method::GET).unwrap().status == 101).then_some(agent)
     });
@@ -370,19 +369,19 @@ fn the_rate_of_new_tunnels_of_an_agent_is_limited() {
 
 #[test]
 fn the_number_of_unfinished_tunnel_handshakes_is_limited() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
     // Among authenticated connections that send no request, the oldest are closed.
-    let mut silent: Vec<_> = (0..40).map(|_| enrolled.connection(&demo)).collect();
+    let mut silent: Vec<_> = (0..40).map(|_| enrolled.connection(&scene)).collect();
     assert!(is_ended(&mut silent[0]));
     // The same applies to connections that requested a tunnel.
-    let mut first = enrolled.upgraded(&demo);
-    let others: Vec<Tunnel> = (0..4).map(|_| enrolled.upgraded(&demo)).collect();
+    let mut first = enrolled.upgraded(&scene);
+    let others: Vec<Tunnel> = (0..4).map(|_| enrolled.upgraded(&scene)).collect();
     assert!(first.is_cut());
     drop(others);
     // A valid tunnel is still accepted.
-    let mut tunnel = enrolled.tunnel(&demo);
-    let (mut caller, stream) = enrolled.send_get(&demo, &mut tunnel);
+    let mut tunnel = enrolled.tunnel(&scene);
+    let (mut caller, stream) = enrolled.send_get(&scene, &mut tunnel);
     tunnel.0.send(ok(stream, b"ok"));
     assert_eq!(caller.response().body, b"ok");
 }

@@ -8,29 +8,29 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::support::demo::Demo;
+use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::peers::caller::connect_to;
 use crate::support::peers::http1_peer::Response;
 use crate::support::processes::process::{Running, children, gw_agent};
-use crate::support::{demo, eventually};
+use crate::support::scene::Scene;
 
 const HOST: &str = "acme--api.eu1.gw.localhost";
 
-/// A service of an account of its own beside the one of the demo, and its key.
-fn with_service(demo: &Demo) -> String {
-    let api = demo.api();
+/// A service of an account of its own beside the one of the scene, and its key.
+fn with_service(scene: &Scene) -> String {
+    let api = scene.api();
     api.create_service("acme", "api");
     api.create_service_key("acme", &["api"]).1
 }
 
 /// `gw-agent http` at the gateway of the demo.
-fn http(demo: &Demo, backend: &str, state_dir: &Path) -> Command {
+fn http(scene: &Scene, backend: &str, state_dir: &Path) -> Command {
     let mut command = gw_agent();
-    command.args(["http", backend, "--gateway", &demo.about.base_url]);
+    command.args(["http", backend, "--gateway", &scene.about.base_url]);
     command
         .arg("--ca-file")
-        .arg(&demo.about.ca_file)
+        .arg(&scene.about.ca_file)
         .arg("--state-dir")
         .arg(state_dir);
     command.env_remove("GW_ENROLLMENT_TOKEN");
@@ -49,8 +49,8 @@ fn start(command: &mut Command) -> (Running, String) {
     (Running::new(child), line)
 }
 
-fn call(demo: &Demo, key: &str) -> Response {
-    let mut caller = connect_to(&demo.about, HOST, &[b"http/1.1"], None);
+fn call(scene: &Scene, key: &str) -> Response {
+    let mut caller = connect_to(&scene.about, HOST, &[b"http/1.1"], None);
     caller.send(format!(
         "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
     ));
@@ -60,8 +60,8 @@ fn call(demo: &Demo, key: &str) -> Response {
 /// Development servers often listen on one of the two addresses of `localhost` only.
 #[test]
 fn a_port_is_reached_at_each_address_of_localhost() {
-    let demo = demo(None);
-    let key = with_service(&demo);
+    let scene = Scene::service().agent().start();
+    let key = with_service(&scene);
     for address in [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()] {
         let backend = backend::start_at(address, |mut peer| {
             while peer.request().is_ok() {
@@ -70,9 +70,9 @@ fn a_port_is_reached_at_each_address_of_localhost() {
         });
         let port = backend.rsplit(':').next().unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let token = demo.api().create_enrollment_token("acme", &["api"]);
-        let (mut agent, _) = start(http(&demo, port, folder.path()).args(["--token", &token]));
-        assert_eq!(call(&demo, &key).status, 204, "{address}");
+        let token = scene.api().create_enrollment_token("acme", &["api"]);
+        let (mut agent, _) = start(http(&scene, port, folder.path()).args(["--token", &token]));
+        assert_eq!(call(&scene, &key).status, 204, "{address}");
         agent.signal("TERM");
         assert_eq!(agent.exit_code(), Some(0));
     }
@@ -80,8 +80,8 @@ fn a_port_is_reached_at_each_address_of_localhost() {
 
 #[test]
 fn one_command_enrolls_and_relays_and_goes_on_without_a_token() {
-    let demo = demo(None);
-    let key = with_service(&demo);
+    let scene = Scene::service().agent().start();
+    let key = with_service(&scene);
     let backend = backend::start(|mut peer| {
         while let Ok((head, ..)) = peer.request() {
             let host = head.authority;
@@ -94,24 +94,24 @@ fn one_command_enrolls_and_relays_and_goes_on_without_a_token() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("state");
 
-    let token = demo.api().create_enrollment_token("acme", &["api"]);
+    let token = scene.api().create_enrollment_token("acme", &["api"]);
     let (mut agent, line) =
-        start(http(&demo, port, &state).args(["--token", &token, "--name", "laptop"]));
-    let gateway_port = demo.port();
+        start(http(&scene, port, &state).args(["--token", &token, "--name", "laptop"]));
+    let gateway_port = scene.port();
     assert_eq!(
         line,
         format!("https://{HOST}:{gateway_port} -> http://localhost:{port}\n")
     );
     // The line is printed when the agent's tunnel is ready.
-    assert_eq!(call(&demo, &key).status, 204);
+    assert_eq!(call(&scene, &key).status, 204);
     let names = || -> Vec<Value> {
-        let agents = demo.api().agents("acme").into_iter();
+        let agents = scene.api().agents("acme").into_iter();
         agents.map(|mut agent| agent["name"].take()).collect()
     };
     assert_eq!(names(), ["laptop"]);
 
     // A second process with the folder does not displace the first.
-    let second = http(&demo, port, &state).output().unwrap();
+    let second = http(&scene, port, &state).output().unwrap();
     let message = String::from_utf8_lossy(&second.stderr).into_owned();
     assert!(
         second.status.code() == Some(2) && message.contains("in use by another gw-agent process"),
@@ -122,10 +122,10 @@ fn one_command_enrolls_and_relays_and_goes_on_without_a_token() {
 
     // The used token is ignored, and a URL is a backend too.
     let rewrite = ["--token", &token, "--host-header", "rewrite"];
-    let (_agent, line) = start(http(&demo, &backend, &state).args(rewrite));
+    let (_agent, line) = start(http(&scene, &backend, &state).args(rewrite));
     assert!(line.ends_with(&format!(" -> {backend}\n")), "{line}");
     let response = eventually("the agent relays again", || {
-        Some(call(&demo, &key)).filter(|response| response.status == 204)
+        Some(call(&scene, &key)).filter(|response| response.status == 204)
     });
     assert_eq!(
         ["x-host", "location"].map(|name| response.header(name)),
@@ -133,10 +133,10 @@ fn one_command_enrolls_and_relays_and_goes_on_without_a_token() {
     );
     assert_eq!(names(), ["laptop"]);
 
-    the_state_of_another_gateway_is_refused(&demo, port, &state);
+    the_state_of_another_gateway_is_refused(&scene, port, &state);
 }
 
-fn the_state_of_another_gateway_is_refused(demo: &Demo, port: &str, state: &Path) {
+fn the_state_of_another_gateway_is_refused(scene: &Scene, port: &str, state: &Path) {
     let mut elsewhere = gw_agent();
     elsewhere
         .args([
@@ -152,15 +152,15 @@ fn the_state_of_another_gateway_is_refused(demo: &Demo, port: &str, state: &Path
     assert_eq!(output.status.code(), Some(2), "{message}");
     let both = [
         "https://us1.gw.localhost:443".to_owned(),
-        demo.about.base_url.clone(),
+        scene.about.base_url.clone(),
     ];
     assert!(both.iter().all(|url| message.contains(url)), "{message}");
 }
 
 #[test]
 fn doctor_needs_no_options_after_http() {
-    let demo = demo(None);
-    let key = with_service(&demo);
+    let scene = Scene::service().agent().start();
+    let key = with_service(&scene);
     let backend = backend::answering("HTTP/1.1 204 X\r\n\r\n");
     let home = tempfile::tempdir().unwrap();
     // For root the folder of the user is that of the machine.
@@ -174,15 +174,15 @@ fn doctor_needs_no_options_after_http() {
             command.env("GW_STATE_DIR", home.path().join("state"));
         }
     };
-    let token = demo.api().create_enrollment_token("acme", &["api"]);
+    let token = scene.api().create_enrollment_token("acme", &["api"]);
     let mut command = gw_agent();
     command
-        .args(["http", &backend, "--gateway", &demo.about.base_url])
+        .args(["http", &backend, "--gateway", &scene.about.base_url])
         .args(["--token", &token, "--ca-file"])
-        .arg(&demo.about.ca_file);
+        .arg(&scene.about.ca_file);
     user(&mut command);
     let (mut agent, _) = start(&mut command);
-    assert_eq!(call(&demo, &key).status, 204);
+    assert_eq!(call(&scene, &key).status, 204);
     let examine = || {
         let mut doctor = gw_agent();
         doctor.args(["doctor", "--json"]);
@@ -217,10 +217,10 @@ fn doctor_needs_no_options_after_http() {
 
 #[test]
 fn a_token_of_standard_input_is_in_the_arguments_of_no_process() {
-    let demo = demo(None);
+    let scene = Scene::service().agent().start();
     let folder = tempfile::tempdir().unwrap();
-    let token = demo.api().create_enrollment_token("demo", &["echo"]);
-    let mut command = http(&demo, "localhost:1", folder.path());
+    let token = scene.api().create_enrollment_token("demo", &["echo"]);
+    let mut command = http(&scene, "localhost:1", folder.path());
     let mut child = command
         .args(["--token-file", "-"])
         .stdin(Stdio::piped())
@@ -236,7 +236,7 @@ fn a_token_of_standard_input_is_in_the_arguments_of_no_process() {
     output.read_line(&mut line).unwrap();
     assert_eq!(
         line,
-        format!("{} -> http://localhost:1\n", demo.about.tenant_url)
+        format!("{} -> http://localhost:1\n", scene.about.tenant_url)
     );
     for process in children(agent.id()).into_iter().chain([agent.id()]) {
         let arguments = fs::read(format!("/proc/{process}/cmdline")).unwrap();
@@ -247,10 +247,10 @@ fn a_token_of_standard_input_is_in_the_arguments_of_no_process() {
 
 #[test]
 fn the_token_may_be_in_the_environment_and_a_closed_terminal_stops_the_agent() {
-    let demo = demo(None);
+    let scene = Scene::service().agent().start();
     let folder = tempfile::tempdir().unwrap();
-    let token = demo.api().create_enrollment_token("demo", &["echo"]);
-    let mut command = http(&demo, "localhost:1", folder.path());
+    let token = scene.api().create_enrollment_token("demo", &["echo"]);
+    let mut command = http(&scene, "localhost:1", folder.path());
     let (mut agent, line) = start(
         command
             .env("GW_ENROLLMENT_TOKEN", token)
@@ -259,7 +259,7 @@ fn the_token_may_be_in_the_environment_and_a_closed_terminal_stops_the_agent() {
     let (url, backend) = line.trim().split_once(" -> ").unwrap();
     assert_eq!(
         (url, backend),
-        (demo.about.tenant_url.as_str(), "http://localhost:1")
+        (scene.about.tenant_url.as_str(), "http://localhost:1")
     );
     // Neither standard output nor standard error can be written any more.
     agent.signal("HUP");

@@ -11,45 +11,45 @@ use std::{fs, thread};
 use serde_json::Value;
 
 use crate::support::agents::in_process;
-use crate::support::demo::Demo;
 use crate::support::doctor::examine;
 use crate::support::peers::backend;
 use crate::support::peers::caller::connect_to;
 use crate::support::peers::tinyproxy::Tinyproxy;
 use crate::support::processes::process::{gw_agent, start_logged};
-use crate::support::{SOON, demo, eventually, programs};
+use crate::support::scene::Scene;
+use crate::support::{SOON, eventually, programs};
 
 const SERVICE: &str = "demo--proxied.eu1.gw.localhost";
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
-/// A gateway with a service `proxied`, and a service key for it. The agent of the demo does not
+/// A gateway with a service `proxied`, and a service key for it. The agent of the scene does not
 /// serve it.
-fn gateway() -> (Demo, String) {
-    let demo = demo(None);
-    demo.api().create_service("demo", "proxied");
-    let (_, key) = demo.api().create_service_key("demo", &["proxied"]);
-    (demo, key)
+fn gateway() -> (Scene, String) {
+    let scene = Scene::service().agent().start();
+    scene.api().create_service("demo", "proxied");
+    let (_, key) = scene.api().create_service_key("demo", &["proxied"]);
+    (scene, key)
 }
 
 /// Enrolls an agent for `proxied` into `state`; the gateway's address is 127.0.0.1.
-fn enroll(demo: &Demo, state: &Path, proxy: Option<&str>) {
-    let ca_file = &demo.about.ca_file;
-    in_process::enroll_through(proxy, token(demo), demo.address(), ca_file, state);
+fn enroll(scene: &Scene, state: &Path, proxy: Option<&str>) {
+    let ca_file = &scene.about.ca_file;
+    in_process::enroll_through(proxy, token(scene), scene.address(), ca_file, state);
 }
 
-fn token(demo: &Demo) -> String {
-    demo.api().create_enrollment_token("demo", &["proxied"])
+fn token(scene: &Scene) -> String {
+    scene.api().create_enrollment_token("demo", &["proxied"])
 }
 
 /// `gw-agent enroll` at the demo.
-fn enroll_command(demo: &Demo, state: &Path) -> Command {
+fn enroll_command(scene: &Scene, state: &Path) -> Command {
     let mut command = agent("enroll", state);
-    let url = format!("https://eu1.gw.localhost:{}", demo.port());
+    let url = format!("https://eu1.gw.localhost:{}", scene.port());
     command
         .args(["--gateway", &url])
         .arg("--ca-file")
-        .arg(&demo.about.ca_file);
-    command.env("GW_ENROLLMENT_TOKEN", token(demo));
+        .arg(&scene.about.ca_file);
+    command.env("GW_ENROLLMENT_TOKEN", token(scene));
     command
 }
 
@@ -70,9 +70,9 @@ fn run_command(state: &Path) -> Command {
 }
 
 /// Waits until a request of the service is answered by its backend.
-fn wait_for_answer(demo: &Demo, key: &str) {
+fn wait_for_answer(scene: &Scene, key: &str) {
     eventually("requests are answered", || {
-        let mut caller = connect_to(&demo.about, SERVICE, &[b"http/1.1"], None);
+        let mut caller = connect_to(&scene.about, SERVICE, &[b"http/1.1"], None);
         caller.send(format!(
             "GET / HTTP/1.1\r\nHost: {SERVICE}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
         ));
@@ -85,13 +85,13 @@ fn an_agent_enrolls_and_serves_through_a_proxy_that_may_be_restarted() {
     if !programs::usable(&["tinyproxy"]) {
         return;
     }
-    let (demo, key) = gateway();
+    let (scene, key) = gateway();
     let mut proxy = Tinyproxy::start(Some(("agent", "p_ss.word")));
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("state");
     let url = format!("http://agent:p%5fss%2eword@{}", proxy.address);
-    enroll(&demo, &state, Some(&url));
-    let target = format!("CONNECT 127.0.0.1:{}", demo.port());
+    enroll(&scene, &state, Some(&url));
+    let target = format!("CONNECT 127.0.0.1:{}", scene.port());
     let enrolled = proxy.log().matches(&target).count();
     assert!(
         enrolled >= 3,
@@ -110,7 +110,7 @@ fn an_agent_enrolls_and_serves_through_a_proxy_that_may_be_restarted() {
     );
     fs::write(&config, text).unwrap();
     let (_agent, log) = start_logged(run_command(&state).arg("--config").arg(&config));
-    wait_for_answer(&demo, &key);
+    wait_for_answer(&scene, &key);
     assert!(
         proxy.log().matches(&target).count() > enrolled,
         "{}",
@@ -121,7 +121,7 @@ fn an_agent_enrolls_and_serves_through_a_proxy_that_may_be_restarted() {
     let line = log.line_with(&format!("the proxy at {} cannot be reached", proxy.address));
     assert!(line.contains("`proxy`"), "{line}");
     proxy.run();
-    wait_for_answer(&demo, &key);
+    wait_for_answer(&scene, &key);
 
     doctor_looks_at_the_proxy(proxy.address, &url, &state);
 }
@@ -146,10 +146,10 @@ fn a_wrong_password_and_an_unreachable_proxy_are_named_in_the_log() {
     if !programs::usable(&["tinyproxy"]) {
         return;
     }
-    let (demo, key) = gateway();
+    let (scene, key) = gateway();
     let proxy = Tinyproxy::start(Some(("agent", "right")));
     let folder = tempfile::tempdir().unwrap();
-    enroll(&demo, folder.path(), None);
+    enroll(&scene, folder.path(), None);
     let at = format!("the proxy at {}", proxy.address);
     for (userinfo, expected) in [
         ("", "requires a user and password"),
@@ -176,7 +176,7 @@ fn a_wrong_password_and_an_unreachable_proxy_are_named_in_the_log() {
     drop(agent);
     // The same proxy is not used for a host in NO_PROXY.
     let (_agent, _log) = start_logged(through_nothing().env("NO_PROXY", "example.com,127.0.0.0/8"));
-    wait_for_answer(&demo, &key);
+    wait_for_answer(&scene, &key);
 }
 
 /// A proxy that connects every target to `gateway`, as if it resolved all names. Returns its
@@ -225,15 +225,15 @@ fn head_of(client: &mut TcpStream) -> String {
 
 #[test]
 fn the_proxy_resolves_the_gateway_and_certificates_are_checked_as_without_it() {
-    let (demo, key) = gateway();
-    let (proxy, targets) = proxy_to(demo.address());
+    let (scene, key) = gateway();
+    let (proxy, targets) = proxy_to(scene.address());
     let folder = tempfile::tempdir().unwrap();
-    let enrolled = enroll_command(&demo, folder.path())
+    let enrolled = enroll_command(&scene, folder.path())
         .env("GW_PROXY", format!("http://{proxy}"))
         .output()
         .unwrap();
     assert!(enrolled.status.success(), "{enrolled:?}");
-    let port = demo.port();
+    let port = scene.port();
     assert_eq!(
         targets.recv_timeout(SOON).unwrap(),
         format!("eu1.gw.localhost:{port}")
@@ -246,7 +246,7 @@ fn the_proxy_resolves_the_gateway_and_certificates_are_checked_as_without_it() {
     fs::write(&path, about.to_string()).unwrap();
     let (agent, _log) =
         start_logged(run_command(folder.path()).env("HTTPS_PROXY", format!("http://{proxy}")));
-    wait_for_answer(&demo, &key);
+    wait_for_answer(&scene, &key);
     assert!(
         targets
             .try_iter()
@@ -256,7 +256,7 @@ fn the_proxy_resolves_the_gateway_and_certificates_are_checked_as_without_it() {
 
     let (other_gateway, _) = gateway();
     let (elsewhere, _) = proxy_to(other_gateway.address());
-    let refused = enroll_command(&demo, &folder.path().join("other"))
+    let refused = enroll_command(&scene, &folder.path().join("other"))
         .env("GW_PROXY", format!("http://{elsewhere}"))
         .output();
     let refused = String::from_utf8(refused.unwrap().stderr).unwrap();
@@ -282,8 +282,8 @@ fn peer(answer: impl Fn(&mut TcpStream) -> io::Result<()> + Send + 'static) -> S
 
 #[test]
 fn peers_that_are_no_proxies_are_errors_that_name_them() {
-    let demo = demo(None);
-    demo.api().create_service("demo", "proxied");
+    let scene = Scene::service().agent().start();
+    scene.api().create_service("demo", "proxied");
     let endless = |client: &mut TcpStream| {
         client.write_all(b"HTTP/1.1 200 OK\r\n")?;
         loop {
@@ -312,7 +312,7 @@ fn peers_that_are_no_proxies_are_errors_that_name_them() {
         ),
     ] {
         let folder = tempfile::tempdir().unwrap();
-        let output = enroll_command(&demo, folder.path())
+        let output = enroll_command(&scene, folder.path())
             .env("GW_PROXY", format!("http://{address}"))
             .output()
             .unwrap();

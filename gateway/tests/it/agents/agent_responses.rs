@@ -13,21 +13,20 @@ use crate::support::agents::tunnel_frames::{
     CHUNKED, begun, data, frame, head, interim, last_data, last_head, ok, refused, reset,
     response as framed, trailers,
 };
-use crate::support::demo;
-use crate::support::demo::Demo;
 use crate::support::peers::http1_peer::Response;
+use crate::support::scene::Scene;
 
 /// The caller's response to a request that the agent answers with `answer`, called with the
 /// request's stream id.
 fn answered(
     enrolled: &Enrolled,
     tunnel: &mut Tunnel,
-    demo: &Demo,
+    scene: &Scene,
     request: &str,
     method: &Method,
     answer: &dyn Fn(StreamId) -> Vec<u8>,
 ) -> std::io::Result<Response> {
-    let mut caller = enrolled.caller(demo);
+    let mut caller = enrolled.caller(scene);
     caller.send(request);
     let stream = tunnel.request();
     tunnel.0.send(answer(stream));
@@ -185,12 +184,12 @@ fn many_fields(id: StreamId) -> Vec<u8> {
 
 #[test]
 fn invalid_responses_are_refused() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.tunnel(&scene);
     let mut is_refused = |what: &str, request: &str, answer: &dyn Fn(StreamId) -> Vec<u8>| {
         let method = &Method::GET;
-        let response = answered(&enrolled, &mut tunnel, &demo, request, method, answer)
+        let response = answered(&enrolled, &mut tunnel, &scene, request, method, answer)
             .unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(
             (response.status.as_u16(), &*response.code()),
@@ -209,17 +208,17 @@ fn invalid_responses_are_refused() {
         is_refused(what, &get, &|id| framed(id, false, head));
     }
     assert!(
-        enrolled.report(&demo).is_some(),
+        enrolled.report(&scene).is_some(),
         "an invalid response does not end the tunnel"
     );
 }
 
 #[test]
 fn fields_of_a_connection_and_own_fields_are_not_relayed() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
-    let mut caller = enrolled.caller(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.tunnel(&scene);
+    let mut caller = enrolled.caller(&scene);
     for _ in 0..2 {
         caller.send(enrolled.get());
         let stream = tunnel.request();
@@ -254,9 +253,9 @@ fn fields_of_a_connection_and_own_fields_are_not_relayed() {
 
 #[test]
 fn content_lengths_of_responses_are_enforced_and_normalized() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.tunnel(&scene);
     let five = |id| head(id, "200", &[("content-length", "5")]);
     let bodies: [(&str, Answer); 8] = [
         ("less", |id| last_data(id, b"1234")),
@@ -282,7 +281,7 @@ fn content_lengths_of_responses_are_enforced_and_normalized() {
         if let Ok(response) = answered(
             &enrolled,
             &mut tunnel,
-            &demo,
+            &scene,
             &enrolled.get(),
             &Method::GET,
             &answer,
@@ -294,7 +293,7 @@ fn content_lengths_of_responses_are_enforced_and_normalized() {
             );
         }
         // Once the caller has the head, the connection is cut.
-        let mut caller = enrolled.caller(&demo);
+        let mut caller = enrolled.caller(&scene);
         caller.send(enrolled.get());
         let stream = tunnel.request();
         tunnel.0.send(five(stream));
@@ -311,14 +310,14 @@ fn content_lengths_of_responses_are_enforced_and_normalized() {
             }
         }
     }
-    zeros_of_a_content_length_are_removed(&enrolled, &mut tunnel, &demo);
+    zeros_of_a_content_length_are_removed(&enrolled, &mut tunnel, &scene);
     assert!(
-        enrolled.report(&demo).is_some(),
+        enrolled.report(&scene).is_some(),
         "a wrong length does not end the tunnel"
     );
 }
 
-fn zeros_of_a_content_length_are_removed(enrolled: &Enrolled, tunnel: &mut Tunnel, demo: &Demo) {
+fn zeros_of_a_content_length_are_removed(enrolled: &Enrolled, tunnel: &mut Tunnel, scene: &Scene) {
     let with_zeros = |id| {
         [
             head(id, "200", &[("content-length", "05")]),
@@ -329,7 +328,7 @@ fn zeros_of_a_content_length_are_removed(enrolled: &Enrolled, tunnel: &mut Tunne
     let response = answered(
         enrolled,
         tunnel,
-        demo,
+        scene,
         &enrolled.get(),
         &Method::GET,
         &with_zeros,
@@ -348,9 +347,9 @@ fn zeros_of_a_content_length_are_removed(enrolled: &Enrolled, tunnel: &mut Tunne
 
 #[test]
 fn an_empty_body_may_end_with_the_head_or_behind_it() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.tunnel(&scene);
     for fields in [&[][..], &[CHUNKED], &[("content-length", "0")]] {
         let with_head = |id| last_head(id, "200", fields);
         let behind = |id| [head(id, "200", fields), last_data(id, b"")].concat();
@@ -360,7 +359,7 @@ fn an_empty_body_may_end_with_the_head_or_behind_it() {
             let response = answered(
                 &enrolled,
                 &mut tunnel,
-                &demo,
+                &scene,
                 &enrolled.get(),
                 &Method::GET,
                 answer,
@@ -377,9 +376,9 @@ fn an_empty_body_may_end_with_the_head_or_behind_it() {
 
 #[test]
 fn bodies_of_bodiless_responses_are_dropped() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.tunnel(&scene);
     let get = enrolled.get();
     let head_request = enrolled.request("HEAD /", "\r\n");
     for (status, request, method) in [
@@ -387,7 +386,7 @@ fn bodies_of_bodiless_responses_are_dropped() {
         ("304", &get, Method::GET),
         ("200", &head_request, Method::HEAD),
     ] {
-        let mut caller = enrolled.caller(&demo);
+        let mut caller = enrolled.caller(&scene);
         caller.send(request);
         let stream = tunnel.request();
         // The gateway does not wait for the end of the stream or of the data.
@@ -413,9 +412,9 @@ fn bodies_of_bodiless_responses_are_dropped() {
 
 #[test]
 fn trailers_lose_framing_fields_and_are_bounded() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.tunnel(&scene);
     let mut with = |lines: &[u8]| {
         let answer = |id| {
             [
@@ -428,7 +427,7 @@ fn trailers_lose_framing_fields_and_are_bounded() {
         answered(
             &enrolled,
             &mut tunnel,
-            &demo,
+            &scene,
             &enrolled.get(),
             &Method::GET,
             &answer,
@@ -470,19 +469,20 @@ fn trailers_lose_framing_fields_and_are_bounded() {
         with(lines).expect_err(what);
     }
     assert!(
-        enrolled.report(&demo).is_some(),
+        enrolled.report(&scene).is_some(),
         "invalid trailers do not end the tunnel"
     );
 }
 
 #[test]
 fn error_codes_of_an_agent_are_known_and_messages_are_cleaned() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.tunnel(&scene);
     let mut answer_with = |answer: &dyn Fn(StreamId) -> Vec<u8>| {
         let get = enrolled.get();
-        let response = answered(&enrolled, &mut tunnel, &demo, &get, &Method::GET, answer).unwrap();
+        let response =
+            answered(&enrolled, &mut tunnel, &scene, &get, &Method::GET, answer).unwrap();
         (
             response.status.as_u16(),
             response.code(),

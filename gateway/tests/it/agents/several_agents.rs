@@ -11,14 +11,15 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
 use crate::support::agents::in_process::Agent;
-use crate::support::agents::several::{Recording, Several};
-use crate::support::demo::About;
+use crate::support::agents::scripted::Recording;
 use crate::support::eventually;
 use crate::support::peers::caller::{HOST, connect_to};
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::peers::http2_caller::on_a_reactor;
 use crate::support::peers::{backend, http2_caller};
 use crate::support::processes::nodes::Nodes;
+use crate::support::scene::About;
+use crate::support::scene::Scene;
 
 /// Requests of each caller.
 const REQUESTS: usize = 24;
@@ -223,14 +224,14 @@ fn unanswering() -> (String, Box<dyn std::any::Any>) {
 #[test]
 fn a_sick_backend_of_one_agent_costs_no_request() {
     for (what, url, _held) in sick_backends() {
-        let several = Several::start(&["sick", "well"]);
+        let scene = Scene::service().enrolled(&["sick", "well"]).start();
         let recording = Recording::start();
-        let _sick = several.run("sick", 128, &url);
-        let _well = several.run("well", 128, &recording.url);
+        let _sick = scene.run("sick", 128, &url);
+        let _well = scene.run("well", 128, &recording.url);
         eprintln!("a backend that {what}");
         // Callers of both workers.
-        call_all(&[several.about()], 8, &[&recording]);
-        several.wait_until_idle();
+        call_all(&[scene.about.clone()], 8, &[&recording]);
+        scene.wait_until_idle();
     }
 }
 
@@ -259,7 +260,7 @@ fn callers_of_every_node_notice_nothing_of_a_sick_backend() {
 
 #[test]
 fn an_upgrade_goes_to_the_other_agent_and_carries_bytes_both_ways() {
-    let several = Several::start(&["sick", "well"]);
+    let scene = Scene::service().enrolled(&["sick", "well"]).start();
     let (_socket, refusing) = backend::refusing();
     let echo = backend::start(|mut peer| {
         let (head, content, _) = peer.request().unwrap();
@@ -270,10 +271,10 @@ fn an_upgrade_goes_to_the_other_agent_and_carries_bytes_both_ways() {
             let _ = peer.stream.write_all(&[byte[0], byte[0]]);
         }
     });
-    let _sick = several.run("sick", 128, &format!("http://{refusing}"));
-    let _well = several.run("well", 128, &echo);
+    let _sick = scene.run("sick", 128, &format!("http://{refusing}"));
+    let _well = scene.run("well", 128, &echo);
     for number in 0..10 {
-        let mut caller = several.connect();
+        let mut caller = scene.connect();
         // The other agent gets its copy of the content.
         let content = ["", "content"][number % 2];
         let fields = format!(
@@ -281,25 +282,25 @@ fn an_upgrade_goes_to_the_other_agent_and_carries_bytes_both_ways() {
              Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nContent-Length: {}\r\n\r\n{content}",
             content.len()
         );
-        caller.send(several.request("GET /", &fields));
+        caller.send(scene.request("GET /", &fields));
         assert_eq!(caller.response_head(&Method::GET).unwrap().status, 101);
         assert_eq!(caller.bytes(content.len()).unwrap(), content.as_bytes());
         caller.send("ab");
         assert_eq!(caller.bytes(4).unwrap(), b"aabb");
     }
-    several.wait_until_idle();
+    scene.wait_until_idle();
 }
 
 #[test]
 fn agents_of_different_size_refuse_nothing_until_all_are_full() {
-    let several = Several::start(&["small", "large"]);
+    let scene = Scene::service().enrolled(&["small", "large"]).start();
     let held = HeldBackend::start();
     let agents: [Agent; 2] = [
-        several.run("small", 1, &held.url),
-        several.run("large", 16, &held.url),
+        scene.run("small", 1, &held.url),
+        scene.run("large", 16, &held.url),
     ];
     eventually("both report their slots", || {
-        several
+        scene
             .tunnels()
             .iter()
             .all(|tunnel| tunnel.slots.is_some())
@@ -309,9 +310,9 @@ fn agents_of_different_size_refuse_nothing_until_all_are_full() {
         thread::scope(|scope| {
             for _ in 0..callers {
                 scope.spawn(|| {
-                    let mut caller = several.connect();
+                    let mut caller = scene.connect();
                     for _ in 0..10 {
-                        caller.send(several.request("GET /slow", "\r\n"));
+                        caller.send(scene.request("GET /slow", "\r\n"));
                         let response = caller.response();
                         assert_eq!(
                             response.status,
@@ -324,22 +325,22 @@ fn agents_of_different_size_refuse_nothing_until_all_are_full() {
             }
         });
     }
-    several.wait_until_idle();
+    scene.wait_until_idle();
     let mut callers: Vec<_> = (0..17)
         .map(|_| {
-            let mut caller = several.connect();
-            caller.send(several.request("GET /held", "\r\n"));
+            let mut caller = scene.connect();
+            caller.send(scene.request("GET /held", "\r\n"));
             held.wait_for_held();
             caller
         })
         .collect();
-    let mut refused = several.connect();
-    refused.send(several.get());
+    let mut refused = scene.connect();
+    refused.send(scene.get("/"));
     assert_eq!(refused.response().code(), "GW_AGENT_CONCURRENCY_LIMIT");
     held.release();
     // One of the held requests has ended, whichever.
     eventually("a slot is free", || {
-        refused.send(several.get());
+        refused.send(scene.get("/"));
         (refused.response().status == 200).then_some(())
     });
     (1..17).for_each(|_| held.release());
@@ -351,14 +352,14 @@ fn agents_of_different_size_refuse_nothing_until_all_are_full() {
 
 #[test]
 fn an_agent_whose_backend_comes_up_gets_requests_again() {
-    let several = Several::start(&["sick", "well"]);
+    let scene = Scene::service().enrolled(&["sick", "well"]).start();
     let (socket, address) = backend::refusing();
     let recording = Recording::start();
-    let _sick = several.run("sick", 128, &format!("http://{address}"));
-    let _well = several.run("well", 128, &recording.url);
-    let mut caller = several.connect();
+    let _sick = scene.run("sick", 128, &format!("http://{address}"));
+    let _well = scene.run("well", 128, &recording.url);
+    let mut caller = scene.connect();
     for _ in 0..20 {
-        caller.send(several.get());
+        caller.send(scene.get("/"));
         assert_eq!(caller.response().status, 200);
     }
     recording.requests.lock().unwrap().clear();
@@ -379,7 +380,7 @@ fn an_agent_whose_backend_comes_up_gets_requests_again() {
         }
     });
     eventually("the agent gets requests again", || {
-        caller.send(several.get());
+        caller.send(scene.get("/"));
         assert_eq!(caller.response().status, 200);
         (served.load(Ordering::Relaxed) > 0).then_some(())
     });

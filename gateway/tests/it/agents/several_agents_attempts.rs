@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 use http::Method;
 
 use crate::support::agents::modified_agent::Tunnel;
-use crate::support::agents::several::{
-    Attempt, Scripted, Several, answered, body, refused_unsent, statistics,
+use crate::support::agents::scripted::{
+    Attempt, Scripted, answered, body, refused_unsent, statistics,
 };
 use crate::support::agents::tunnel_frames::{head, interim, message, ok, refused, reset};
 use crate::support::eventually;
 use crate::support::peers::caller::Caller;
+use crate::support::scene::Scene;
 use crate::support::stopwatch::Stopwatch;
 
 /// How the first attempt fails.
@@ -150,7 +151,7 @@ fn is_safe(line: &str, body: &[u8]) -> bool {
 /// As [`each_request_of`], of a new service.
 fn each_request(failing: Failing, is_repeated: impl Fn(&str, &[u8]) -> bool, status: u16) {
     each_request_of(
-        &Several::start(&["one", "two"]),
+        &Scene::service().enrolled(&["one", "two"]).start(),
         failing,
         is_repeated,
         status,
@@ -160,7 +161,7 @@ fn each_request(failing: Failing, is_repeated: impl Fn(&str, &[u8]) -> bool, sta
 /// Sends each request to two agents of which the first one to be tried fails. `is_repeated` tells
 /// for each request whether it is sent again.
 fn each_request_of(
-    several: &Several,
+    scene: &Scene,
     failing: Failing,
     is_repeated: impl Fn(&str, &[u8]) -> bool,
     status: u16,
@@ -173,12 +174,12 @@ fn each_request_of(
         // New tunnels have no history.
         let scripted = Scripted::new();
         for (number, name) in ["one", "two"].into_iter().enumerate() {
-            scripted.serve(number, several.tunnel(name), fail_first(failing));
+            scripted.serve(number, scene.tunnel(name), fail_first(failing));
         }
-        let mut caller = several.connect();
+        let mut caller = scene.connect();
         // Fails if the gateway answers before it has the whole request.
         let _ =
-            std::io::Write::write_all(&mut caller.stream, several.request(line, &rest).as_bytes());
+            std::io::Write::write_all(&mut caller.stream, scene.request(line, &rest).as_bytes());
         let method = Method::from_bytes(line.split(' ').next().unwrap().as_bytes()).unwrap();
         let (got, body) = outcome(&mut caller, &method);
         let attempts = scripted.attempts();
@@ -198,7 +199,7 @@ fn each_request_of(
         } else {
             assert_eq!((got, attempts.len()), (status, 1), "{failing:?} {line}");
         }
-        several.wait_until_idle();
+        scene.wait_until_idle();
     }
 }
 
@@ -232,9 +233,9 @@ fn what_may_have_been_sent_goes_to_another_agent_only_if_it_is_safe_and_has_no_b
 #[test]
 fn a_service_without_retries_sends_again_only_what_was_never_sent() {
     let without_retries = || {
-        let several = Several::start(&["one", "two"]);
-        several.set_retries(false);
-        several
+        let scene = Scene::service().enrolled(&["one", "two"]).start();
+        scene.set_retries(false);
+        scene
     };
     for failing in [
         Failing::Refused("GW_BACKEND_UNREACHABLE"),
@@ -254,15 +255,15 @@ fn a_service_without_retries_sends_again_only_what_was_never_sent() {
 
 #[test]
 fn the_setting_retries_applies_to_the_next_request_on_open_tunnels() {
-    let several = Several::start(&["one", "two"]);
+    let scene = Scene::service().enrolled(&["one", "two"]).start();
     let scripted = Scripted::new();
     for (number, name) in ["one", "two"].into_iter().enumerate() {
-        scripted.serve(number, several.tunnel(name), fail_first(Failing::Reset));
+        scripted.serve(number, scene.tunnel(name), fail_first(Failing::Reset));
     }
-    let mut caller = several.connect();
+    let mut caller = scene.connect();
     for (retries, status, attempts) in [(true, 200, 2), (false, 502, 1), (true, 200, 2)] {
-        several.set_retries(retries);
-        caller.send(several.get());
+        scene.set_retries(retries);
+        caller.send(scene.get("/"));
         assert_eq!(
             (caller.response().status.as_u16(), scripted.attempts().len()),
             (status, attempts)
@@ -278,10 +279,10 @@ fn nothing_is_sent_again_after_an_interim_response_was_passed_on() {
 
 #[test]
 fn one_agent_alone_gets_a_request_once() {
-    let several = Several::start(&["one"]);
+    let scene = Scene::service().enrolled(&["one"]).start();
     for failing in [Failing::Unsent("GW_BACKEND_UNREACHABLE"), Failing::Reset] {
         let scripted = Scripted::new();
-        scripted.serve(0, several.tunnel("one"), fail_first(failing));
+        scripted.serve(0, scene.tunnel("one"), fail_first(failing));
         for (line, rest) in [
             ("GET /", "\r\n"),
             (
@@ -289,8 +290,8 @@ fn one_agent_alone_gets_a_request_once() {
                 "Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n",
             ),
         ] {
-            let mut caller = several.connect();
-            caller.send(several.request(line, rest));
+            let mut caller = scene.connect();
+            caller.send(scene.request(line, rest));
             assert_eq!(caller.response().status, 502, "{failing:?} {line}");
             let attempts = scripted.attempts();
             assert_eq!(attempts.len(), 1);
@@ -306,18 +307,18 @@ fn one_agent_alone_gets_a_request_once() {
 #[test]
 fn a_request_goes_to_three_agents_at_most_and_ends_with_the_last_error() {
     let names = ["one", "two", "three", "four"];
-    let several = Several::start(&names);
+    let scene = Scene::service().enrolled(&names).start();
     let scripted = Scripted::new();
     for (count, name) in names.into_iter().enumerate() {
-        scripted.serve(count, several.tunnel(name), |tunnel, attempt| {
+        scripted.serve(count, scene.tunnel(name), |tunnel, attempt| {
             let codes = ["GW_BACKEND_TLS", "GW_BACKEND_TLS", "GW_BACKEND_UNREACHABLE"];
             let code = codes[attempt.nth.min(2)];
             tunnel.0.send(refused_unsent(attempt.stream, code));
             true
         });
         // The number of agents is that of the tunnels, up to three.
-        let mut caller = several.connect();
-        caller.send(several.request("POST /", "Content-Length: 2\r\n\r\nhi"));
+        let mut caller = scene.connect();
+        caller.send(scene.request("POST /", "Content-Length: 2\r\n\r\nhi"));
         let response = caller.response();
         let attempts = scripted.attempts();
         let mut agents: Vec<usize> = attempts.iter().map(|attempt| attempt.agent).collect();
@@ -340,12 +341,12 @@ fn a_request_goes_to_three_agents_at_most_and_ends_with_the_last_error() {
 #[test]
 fn the_budget_bounds_attempts_when_all_agents_refuse_and_one_that_recovers_serves_at_once() {
     const REQUESTS: usize = 600;
-    let several = Several::start(&["one", "two", "three"]);
+    let scene = Scene::service().enrolled(&["one", "two", "three"]).start();
     let scripted = Scripted::new();
     let is_well = Arc::new(AtomicBool::new(false));
     for (number, name) in ["one", "two", "three"].into_iter().enumerate() {
         let is_well = Arc::clone(&is_well);
-        let mut tunnel = several.tunnel(name);
+        let mut tunnel = scene.tunnel(name);
         tunnel.0.send(statistics(128, "unhealthy", false));
         tunnel.until_handled();
         let was_well = AtomicBool::new(false);
@@ -363,11 +364,11 @@ fn the_budget_bounds_attempts_when_all_agents_refuse_and_one_that_recovers_serve
             true
         });
     }
-    let mut caller = several.connect();
+    let mut caller = scene.connect();
     let started = Instant::now();
     let mut attempts = 0;
     for _ in 0..REQUESTS {
-        caller.send(several.get());
+        caller.send(scene.get("/"));
         assert_eq!(caller.response().code(), "GW_BACKEND_UNREACHABLE");
         attempts += scripted.attempts().len();
     }
@@ -380,12 +381,12 @@ fn the_budget_bounds_attempts_when_all_agents_refuse_and_one_that_recovers_serve
     is_well.store(true, Ordering::SeqCst);
     // The first request that reaches it is answered, and each later one goes there.
     eventually("the agent is found", || {
-        caller.send(several.get());
+        caller.send(scene.get("/"));
         (caller.response().status == 200).then_some(())
     });
     scripted.attempts();
     for _ in 0..20 {
-        caller.send(several.get());
+        caller.send(scene.get("/"));
         assert_eq!(caller.response().status, 200);
     }
     assert!(scripted.attempts().iter().all(|attempt| attempt.agent == 1));
@@ -393,10 +394,10 @@ fn the_budget_bounds_attempts_when_all_agents_refuse_and_one_that_recovers_serve
 
 #[test]
 fn a_standby_gets_requests_that_no_other_agent_can_take() {
-    let several = Several::start(&["one", "spare"]);
+    let scene = Scene::service().enrolled(&["one", "spare"]).start();
     let scripted = Scripted::new();
     for (number, name) in ["one", "spare"].into_iter().enumerate() {
-        let mut tunnel = several.tunnel(name);
+        let mut tunnel = scene.tunnel(name);
         tunnel.0.send(statistics(1, "healthy", number == 1));
         tunnel.until_handled();
         scripted.serve(number, tunnel, move |tunnel, attempt| {
@@ -414,8 +415,8 @@ fn a_standby_gets_requests_that_no_other_agent_can_take() {
         });
     }
     let ask = |target: &str| {
-        let mut caller = several.connect();
-        caller.send(several.request(&format!("GET {target}"), "\r\n"));
+        let mut caller = scene.connect();
+        caller.send(scene.request(&format!("GET {target}"), "\r\n"));
         caller
     };
     for _ in 0..20 {
@@ -444,12 +445,12 @@ fn a_standby_gets_requests_that_no_other_agent_can_take() {
 
 #[test]
 fn an_older_tunnel_of_an_agent_is_a_reserve() {
-    let several = Several::start(&["one"]);
+    let scene = Scene::service().enrolled(&["one"]).start();
     let scripted = Scripted::new();
     let held = Arc::new(AtomicBool::new(false));
     let serve = |number: usize| {
         let held = Arc::clone(&held);
-        let tunnel = several.tunnel("one");
+        let tunnel = scene.tunnel("one");
         scripted.serve(number, tunnel, move |tunnel, attempt| {
             match attempt.head.split(' ').nth(1) {
                 Some("/held") => held.store(true, Ordering::SeqCst),
@@ -465,15 +466,15 @@ fn an_older_tunnel_of_an_agent_is_a_reserve() {
         });
     };
     let ask = |target: &str| {
-        let mut caller = several.connect();
-        caller.send(several.request(&format!("GET {target}"), "\r\n"));
+        let mut caller = scene.connect();
+        caller.send(scene.request(&format!("GET {target}"), "\r\n"));
         caller
     };
     for number in 0..3 {
         serve(number);
         assert_eq!(ask("/").response().status, 200);
         assert_eq!(scripted.next().agent, number, "the newest serves");
-        assert_eq!(several.tunnels().len(), 1);
+        assert_eq!(scene.tunnels().len(), 1);
     }
     assert_eq!(ask("/end").response().code(), "GW_RELAY_ERROR");
     assert_eq!(scripted.next().agent, 2);

@@ -7,8 +7,8 @@ use gw_shared::tunnel::endpoint::STREAMS_MAX;
 use gw_shared::tunnel::frame::{Kind, StreamId};
 
 use crate::support::agents::modified_agent::Tunnel;
-use crate::support::agents::several::{
-    Attempt, Scripted, Several, answered, body, refused_unsent, statistics,
+use crate::support::agents::scripted::{
+    Attempt, Scripted, answered, body, refused_unsent, statistics,
 };
 use crate::support::agents::tunnel_frames::{hello, ok, ping, reset, uploaded};
 use crate::support::limits::SLOT_WAIT;
@@ -16,6 +16,7 @@ use crate::support::peers::caller::{Caller, HOST, use_once};
 use crate::support::peers::http1_peer::Response;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::Served;
+use crate::support::scene::Scene;
 use crate::support::stopwatch::{Stopwatch, in_time};
 use crate::support::{eventually, turn};
 
@@ -239,19 +240,19 @@ fn answer(tunnel: &mut Tunnel, attempt: &Attempt) -> bool {
 }
 
 /// A POST that has one slot of agent 0 until its body is sent.
-fn holding_a_slot(several: &Several, scripted: &Scripted) -> Caller {
-    let mut caller = several.connect();
-    caller.send(several.request("POST /", "Content-Length: 1\r\n\r\n"));
+fn holding_a_slot(scene: &Scene, scripted: &Scripted) -> Caller {
+    let mut caller = scene.connect();
+    caller.send(scene.request("POST /", "Content-Length: 1\r\n\r\n"));
     assert_eq!(scripted.next().agent, 0);
     caller
 }
 
 /// A connection that has served a request, so that the next one comes to the service at once. All
 /// slots are free again.
-fn used(several: &Several) -> Caller {
-    let mut caller = several.connect();
-    use_once(&mut caller, HOST, several.prepared.service_key());
-    several.wait_until_idle();
+fn used(scene: &Scene) -> Caller {
+    let mut caller = scene.connect();
+    use_once(&mut caller, HOST, &scene.about.service_key);
+    scene.wait_until_idle();
     caller
 }
 
@@ -262,18 +263,18 @@ fn in_its_wait(response: Response, until_free: Duration) -> Option<Response> {
 }
 
 /// A request waits until the only slot becomes free, and gets it.
-fn slot_waited_for(several: &Several, scripted: &Scripted) -> Option<()> {
-    let mut waiting = used(several);
+fn slot_waited_for(scene: &Scene, scripted: &Scripted) -> Option<()> {
+    let mut waiting = used(scene);
     eventually("no request is left to the owner", || {
-        (several.left_to_owner() == 0).then_some(())
+        (scene.left_to_owner() == 0).then_some(())
     });
-    let mut held = holding_a_slot(several, scripted);
+    let mut held = holding_a_slot(scene, scripted);
     // The request that has the slot counts if it crossed workers.
-    let before = several.left_to_owner();
+    let before = scene.left_to_owner();
     let began = Instant::now();
-    waiting.send(several.get());
+    waiting.send(scene.get("/"));
     eventually("the request waits", || {
-        (several.left_to_owner() == before + 1 || began.elapsed() >= SLOT_WAIT).then_some(())
+        (scene.left_to_owner() == before + 1 || began.elapsed() >= SLOT_WAIT).then_some(())
     });
     held.send("a");
     assert_eq!(held.response().body, b"a");
@@ -283,33 +284,31 @@ fn slot_waited_for(several: &Several, scripted: &Scripted) -> Option<()> {
         assert_eq!(response.status, 200);
         assert_eq!(scripted.next().agent, 0);
     }
-    several.wait_until_idle();
+    scene.wait_until_idle();
     response.map(drop)
 }
 
 #[test]
 fn a_request_waits_for_a_slot_while_another_agent_is_sick() {
-    let several = Several::start(&["one", "sick"]);
+    let scene = Scene::service().enrolled(&["one", "sick"]).start();
     let scripted = Scripted::new();
     for (number, (name, backend)) in [("one", "healthy"), ("sick", "unhealthy")]
         .into_iter()
         .enumerate()
     {
-        let mut tunnel = several.tunnel(name);
+        let mut tunnel = scene.tunnel(name);
         tunnel.0.send(statistics(1, backend, false));
         tunnel.until_handled();
         scripted.serve(number, tunnel, answer);
     }
     for _ in 0..5 {
-        in_time("a slot becomes free", || {
-            slot_waited_for(&several, &scripted)
-        });
+        in_time("a slot becomes free", || slot_waited_for(&scene, &scripted));
     }
-    let mut refused = used(&several);
-    let mut held = holding_a_slot(&several, &scripted);
+    let mut refused = used(&scene);
+    let mut held = holding_a_slot(&scene, &scripted);
     let started = Instant::now();
     let watch = Stopwatch::start();
-    refused.send(several.get());
+    refused.send(scene.get("/"));
     assert_eq!(refused.response().code(), "GW_AGENT_CONCURRENCY_LIMIT");
     assert!(started.elapsed() >= SLOT_WAIT, "{:?}", started.elapsed());
     watch.assert_within(Duration::from_secs(4), "the wait for a slot");
@@ -323,9 +322,9 @@ fn a_request_waits_for_a_slot_while_another_agent_is_sick() {
 
 #[test]
 fn a_request_that_was_refused_waits_for_a_slot_of_the_other_agent() {
-    let several = Several::start(&["one", "two"]);
+    let scene = Scene::service().enrolled(&["one", "two"]).start();
     let scripted = Scripted::new();
-    let mut tunnels = ["one", "two"].map(|name| several.tunnel(name));
+    let mut tunnels = ["one", "two"].map(|name| scene.tunnel(name));
     for tunnel in &mut tunnels {
         tunnel.0.send(statistics(1, "healthy", false));
         tunnel.until_handled();
@@ -335,12 +334,12 @@ fn a_request_that_was_refused_waits_for_a_slot_of_the_other_agent() {
     in_time("a slot becomes free", || {
         two.0.send(statistics(1, "unhealthy", false));
         two.until_handled();
-        let mut caller = used(&several);
-        let mut held = holding_a_slot(&several, &scripted);
+        let mut caller = used(&scene);
+        let mut held = holding_a_slot(&scene, &scripted);
         two.0.send(statistics(1, "healthy", false));
         two.until_handled();
         let began = Instant::now();
-        caller.send(several.request("POST /", "Content-Length: 2\r\n\r\nhi"));
+        caller.send(scene.request("POST /", "Content-Length: 2\r\n\r\nhi"));
         let stream = two.request();
         two.0.send(refused_unsent(stream, "GW_BACKEND_UNREACHABLE"));
         two.until_handled();
@@ -352,7 +351,7 @@ fn a_request_that_was_refused_waits_for_a_slot_of_the_other_agent() {
             assert_eq!(response.body, b"hi");
             assert_eq!(scripted.next().agent, 0);
         }
-        several.wait_until_idle();
+        scene.wait_until_idle();
         response.map(drop)
     });
 }

@@ -10,7 +10,7 @@ use gw_shared::tunnel::frame::StreamId;
 use http::Method;
 
 use crate::support::agents::modified_agent::Tunnel;
-use crate::support::agents::several::{Scripted, Several, answered, body, statistics};
+use crate::support::agents::scripted::{Scripted, answered, body, statistics};
 use crate::support::agents::tunnel_frames::{ok, ping, uploaded};
 use crate::support::eventually;
 use crate::support::limits::{FIRST_TUNNEL_BACK, WAITING_REQUESTS};
@@ -21,11 +21,12 @@ use crate::support::peers::http2_caller;
 use crate::support::peers::http2_caller::on_a_reactor;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process;
+use crate::support::scene::Scene;
 use crate::support::stopwatch::{Stopwatch, in_time, within};
 
 /// GETs that the first of two agents holds when it becomes silent, with their streams.
 fn held_by_one(
-    several: &Several,
+    scene: &Scene,
     one: &mut Tunnel,
     two: &mut Tunnel,
     count: usize,
@@ -34,8 +35,8 @@ fn held_by_one(
     two.until_handled();
     let mut callers = Vec::new();
     for _ in 0..count {
-        let mut caller = several.connect();
-        caller.send(several.get());
+        let mut caller = scene.connect();
+        caller.send(scene.get("/"));
         callers.push((caller, one.request()));
     }
     two.0.send(statistics(1000, "healthy", false));
@@ -45,14 +46,14 @@ fn held_by_one(
 
 #[test]
 fn requests_leave_a_silent_agent_and_new_ones_go_elsewhere() {
-    let several = Several::start(&["one", "two"]);
-    let mut one = several.tunnel("one");
-    let mut two = several.tunnel("two");
-    let mut callers = held_by_one(&several, &mut one, &mut two, 10);
-    let mut post = several.connect();
+    let scene = Scene::service().enrolled(&["one", "two"]).start();
+    let mut one = scene.tunnel("one");
+    let mut two = scene.tunnel("two");
+    let mut callers = held_by_one(&scene, &mut one, &mut two, 10);
+    let mut post = scene.connect();
     two.0.send(statistics(1000, "unhealthy", false));
     two.until_handled();
-    post.send(several.request("POST /", "Content-Length: 1\r\n\r\na"));
+    post.send(scene.request("POST /", "Content-Length: 1\r\n\r\na"));
     let of_post = one.request();
     two.0.send(statistics(1000, "healthy", false));
     two.until_handled();
@@ -68,8 +69,8 @@ fn requests_leave_a_silent_agent_and_new_ones_go_elsewhere() {
     }
     silent.assert_within(Duration::from_secs(10), "the move of the requests");
     for _ in 0..20 {
-        let mut caller = several.connect();
-        caller.send(several.get());
+        let mut caller = scene.connect();
+        caller.send(scene.get("/"));
         assert_eq!(caller.response().body, b"two");
     }
     // The agent answers again: what cannot be sent twice has stayed with it.
@@ -78,16 +79,16 @@ fn requests_leave_a_silent_agent_and_new_ones_go_elsewhere() {
         .send([uploaded(of_post, 1), ok(of_post, b"one")].concat());
     assert_eq!(post.response().body, b"one");
     thread::spawn(move || while one.next().is_ok() {});
-    several.wait_until_idle();
+    scene.wait_until_idle();
 }
 
 #[test]
 fn requests_stay_with_a_silent_agent_if_the_service_has_no_retries() {
-    let several = Several::start(&["one", "two"]);
-    several.set_retries(false);
-    let mut one = several.tunnel("one");
-    let mut two = several.tunnel("two");
-    let callers = held_by_one(&several, &mut one, &mut two, 3);
+    let scene = Scene::service().enrolled(&["one", "two"]).start();
+    scene.set_retries(false);
+    let mut one = scene.tunnel("one");
+    let mut two = scene.tunnel("two");
+    let callers = held_by_one(&scene, &mut one, &mut two, 3);
     let scripted = Scripted::new();
     scripted.serve(1, two, |tunnel, attempt| {
         tunnel.0.send(ok(attempt.stream, b"two"));
@@ -95,21 +96,21 @@ fn requests_stay_with_a_silent_agent_if_the_service_has_no_retries() {
     });
     // Longer than requests with retries take to leave.
     eventually("the agent is silent", || {
-        several
+        scene
             .tunnels()
             .iter()
             .any(|tunnel| tunnel.state == "suspect" && tunnel.state_seconds >= 2)
             .then_some(())
     });
     assert_eq!(scripted.attempts().len(), 0);
-    let mut new = several.connect();
-    new.send(several.get());
+    let mut new = scene.connect();
+    new.send(scene.get("/"));
     assert_eq!(new.response().body, b"two");
     for (mut caller, stream) in callers {
         one.0.send(ok(stream, b"one"));
         assert_eq!(caller.response().body, b"one");
     }
-    several.wait_until_idle();
+    scene.wait_until_idle();
 }
 
 #[test]
@@ -158,15 +159,15 @@ fn a_killed_agent_costs_no_get() {
 #[test]
 fn only_requests_in_flight_fail_when_the_only_tunnel_is_cut() {
     in_time("requests wait for the next tunnel", || {
-        let several = Several::start(&["one"]);
-        let mut first = several.tunnel("one");
-        let mut in_flight = several.connect();
-        let post = several.request("POST /", "Content-Length: 1\r\n\r\na");
+        let scene = Scene::service().enrolled(&["one"]).start();
+        let mut first = scene.tunnel("one");
+        let mut in_flight = scene.connect();
+        let post = scene.request("POST /", "Content-Length: 1\r\n\r\na");
         in_flight.send(&post);
         first.request();
         let connected = || {
-            let mut caller = several.connect();
-            use_once(&mut caller, HOST, several.prepared.service_key());
+            let mut caller = scene.connect();
+            use_once(&mut caller, HOST, &scene.about.service_key);
             caller
         };
         let mut later: Vec<Caller> = std::iter::repeat_with(connected).take(40).collect();
@@ -175,7 +176,7 @@ fn only_requests_in_flight_fail_when_the_only_tunnel_is_cut() {
         assert_eq!(in_flight.response().status, 502);
         later.iter_mut().for_each(|caller| caller.send(&post));
         let scripted = Scripted::new();
-        scripted.serve(0, several.tunnel("one"), |tunnel, attempt| {
+        scripted.serve(0, scene.tunnel("one"), |tunnel, attempt| {
             let (body, _) = body(tunnel, attempt);
             tunnel.0.send(answered(attempt, body.len(), &body));
             true
@@ -191,7 +192,7 @@ fn only_requests_in_flight_fail_when_the_only_tunnel_is_cut() {
             );
         }
         assert_eq!(scripted.attempts().len(), 40);
-        several.wait_until_idle();
+        scene.wait_until_idle();
         Some(())
     });
 }
@@ -199,27 +200,26 @@ fn only_requests_in_flight_fail_when_the_only_tunnel_is_cut() {
 #[test]
 fn a_bounded_number_of_requests_waits_for_the_next_tunnel() {
     in_time("requests wait for the next tunnel", || {
-        let several = Several::start(&["one"]);
-        let first = several.tunnel("one");
-        on_a_reactor(more_than_may_wait(&several, &first))
+        let scene = Scene::service().enrolled(&["one"]).start();
+        let first = scene.tunnel("one");
+        on_a_reactor(more_than_may_wait(&scene, &first))
     });
 }
 
 /// Ends the only tunnel, sends more requests than may wait, and opens another tunnel. `None` if the
 /// time for which requests wait may have ended before the last response.
-async fn more_than_may_wait(several: &Several, first: &Tunnel) -> Option<()> {
+async fn more_than_may_wait(scene: &Scene, first: &Tunnel) -> Option<()> {
     const CONNECTIONS: usize = 11;
     /// Requests on each connection.
     const REQUESTS: usize = 100;
     let mut connections = Vec::new();
     for _ in 0..CONNECTIONS {
-        connections
-            .push(http2_caller::connect_to(&several.about(), &h2::client::Builder::new()).await);
+        connections.push(http2_caller::connect_to(&scene.about, &h2::client::Builder::new()).await);
     }
     let lost = Instant::now();
     first.close();
     eventually("the tunnel is gone", || {
-        several.tunnels().is_empty().then_some(())
+        scene.tunnels().is_empty().then_some(())
     });
     let mut responses = FuturesUnordered::new();
     for connection in &connections {
@@ -234,9 +234,9 @@ async fn more_than_may_wait(several: &Several, first: &Tunnel) -> Option<()> {
     for _ in WAITING_REQUESTS..CONNECTIONS * REQUESTS {
         refused.push(responses.next().await.unwrap());
     }
-    let waiting = several.left_to_owner();
+    let waiting = scene.left_to_owner();
     let scripted = Scripted::new();
-    scripted.serve(0, several.tunnel("one"), |tunnel, attempt| {
+    scripted.serve(0, scene.tunnel("one"), |tunnel, attempt| {
         tunnel.0.send(ok(attempt.stream, b"one"));
         true
     });
@@ -256,23 +256,23 @@ async fn more_than_may_wait(several: &Several, first: &Tunnel) -> Option<()> {
         assert_eq!(served.status, 200, "{text}");
     }
     assert_eq!(scripted.attempts().len(), WAITING_REQUESTS);
-    several.wait_until_idle();
+    scene.wait_until_idle();
     Some(())
 }
 
 #[test]
 fn requests_do_not_wait_for_an_agent_that_was_revoked() {
-    let several = Several::start(&["one"]);
-    let mut tunnel = several.tunnel("one");
-    let agent = several.tunnels()[0].agent_id.clone();
-    several.gateway.api().revoke_agent("demo", &agent);
+    let scene = Scene::service().enrolled(&["one"]).start();
+    let mut tunnel = scene.tunnel("one");
+    let agent = scene.tunnels()[0].agent_id.clone();
+    scene.gateway.api().revoke_agent("demo", &agent);
     assert!(tunnel.is_cut());
     eventually("the tunnel is gone", || {
-        several.tunnels().is_empty().then_some(())
+        scene.tunnels().is_empty().then_some(())
     });
     within(Duration::from_secs(4), "the refusal", || {
-        let mut caller = several.connect();
-        caller.send(several.get());
+        let mut caller = scene.connect();
+        caller.send(scene.get("/"));
         assert_eq!(caller.response().code(), "AGENT_UNAVAILABLE");
     });
 }

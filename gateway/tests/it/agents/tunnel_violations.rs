@@ -16,10 +16,7 @@ use crate::support::agents::tunnel_frames::{
     begun, credit, data, frame, head_text, hello, interim, last_data, message, of_tunnel, ok,
     refused, reset, response, trailers,
 };
-use crate::support::demo;
-use crate::support::demo::Demo;
-use crate::support::peers::caller;
-use crate::support::peers::caller::connect;
+use crate::support::scene::Scene;
 
 /// Streams of one tunnel: one without a response, one with the beginning of a response, and one
 /// that is over.
@@ -188,12 +185,12 @@ fn a_violation_ends_its_own_tunnel_only() {
     // The rate of new tunnels of an agent is limited.
     const TUNNELS: usize = 8;
     for violations in VIOLATIONS.chunks(TUNNELS) {
-        let demo = demo(None);
-        let enrolled = enroll(&demo);
+        let scene = Scene::service().agent().start();
+        let enrolled = enroll(&scene);
         for (what, violation) in violations {
-            end_a_tunnel(&demo, &enrolled, what, violation);
+            end_a_tunnel(&scene, &enrolled, what, violation);
         }
-        let mut ended = demo.tunnels_ended();
+        let mut ended = scene.tunnels_ended();
         let as_messages = ended.remove("too_many_messages").unwrap_or(0);
         assert_eq!(
             ended,
@@ -205,13 +202,13 @@ fn a_violation_ends_its_own_tunnel_only() {
     }
 }
 
-fn end_a_tunnel(demo: &Demo, enrolled: &Enrolled, what: &str, violation: &Violation) {
-    let mut tunnel = enrolled.tunnel(demo);
-    let (mut served, over) = enrolled.send_get(demo, &mut tunnel);
+fn end_a_tunnel(scene: &Scene, enrolled: &Enrolled, what: &str, violation: &Violation) {
+    let mut tunnel = enrolled.tunnel(scene);
+    let (mut served, over) = enrolled.send_get(scene, &mut tunnel);
     tunnel.0.send(ok(over, b"ok"));
     assert_eq!(served.response().body, b"ok", "{what}");
-    let (mut waiting, open) = enrolled.send_get(demo, &mut tunnel);
-    let (mut reading, response_begun) = enrolled.send_get(demo, &mut tunnel);
+    let (mut waiting, open) = enrolled.send_get(scene, &mut tunnel);
+    let (mut reading, response_begun) = enrolled.send_get(scene, &mut tunnel);
     tunnel
         .0
         .send([begun(response_begun), data(response_begun, b"begun")].concat());
@@ -232,31 +229,31 @@ fn end_a_tunnel(demo: &Demo, enrolled: &Enrolled, what: &str, violation: &Violat
         "{what}"
     );
     assert!(reading.body(head.framing).is_err(), "{what}");
-    let mut bystander = connect(demo);
-    bystander.send(caller::get(demo, "/"));
+    let mut bystander = scene.connect();
+    bystander.send(scene.get("/"));
     assert_eq!(bystander.response().status, 200, "{what}");
 }
 
 #[test]
 fn the_first_frame_need_not_be_hello_but_no_tunnel_is_ready_before_it() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.upgraded(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.upgraded(&scene);
     tunnel.until_handled();
-    assert!(enrolled.report(&demo).is_none());
+    assert!(enrolled.report(&scene).is_none());
     tunnel.0.send(hello(0));
     assert!(tunnel.is_cut());
-    let mut caller = enrolled.caller(&demo);
+    let mut caller = enrolled.caller(&scene);
     caller.send(enrolled.get());
     assert_eq!(caller.response().code(), "AGENT_UNAVAILABLE");
 }
 
 #[test]
 fn exactly_the_credit_may_be_sent() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
-    let (mut caller, stream) = enrolled.send_get(&demo, &mut tunnel);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.tunnel(&scene);
+    let (mut caller, stream) = enrolled.send_get(&scene, &mut tunnel);
     tunnel.0.send(begun(stream));
     let head = caller.response_head(&Method::GET).unwrap();
     // The caller has not read, but its socket buffers take some of it: only then is more granted.
@@ -272,9 +269,9 @@ fn exactly_the_credit_may_be_sent() {
 
 #[test]
 fn frames_in_single_bytes_are_handled() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.upgraded(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.upgraded(&scene);
     let in_bytes = |tunnel: &mut crate::support::agents::modified_agent::Tunnel,
                     frames: Vec<u8>| {
         for byte in frames {
@@ -284,8 +281,8 @@ fn frames_in_single_bytes_are_handled() {
         }
     };
     in_bytes(&mut tunnel, hello(1));
-    crate::support::eventually("the tunnel is registered", || enrolled.report(&demo));
-    let (mut caller, stream) = enrolled.send_get(&demo, &mut tunnel);
+    crate::support::eventually("the tunnel is registered", || enrolled.report(&scene));
+    let (mut caller, stream) = enrolled.send_get(&scene, &mut tunnel);
     let trailers = trailers(stream, &[("grpc-status", "0")]);
     let hint = interim(stream, "103", &[("link", "</a>")]);
     in_bytes(
@@ -312,11 +309,11 @@ fn frames_in_single_bytes_are_handled() {
 
 #[test]
 fn a_tunnel_that_ends_within_a_frame_cuts_its_responses() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
-    let (mut caller, stream) = enrolled.send_get(&demo, &mut tunnel);
-    let (mut waiting, other) = enrolled.send_get(&demo, &mut tunnel);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.tunnel(&scene);
+    let (mut caller, stream) = enrolled.send_get(&scene, &mut tunnel);
+    let (mut waiting, other) = enrolled.send_get(&scene, &mut tunnel);
     tunnel.0.send(begun(stream));
     let head = caller.response_head(&Method::GET).unwrap();
     // The last frame of one response, without its last byte.
@@ -328,18 +325,18 @@ fn a_tunnel_that_ends_within_a_frame_cuts_its_responses() {
     tunnel.close();
     assert!(caller.body(head.framing).is_err());
     assert_eq!(
-        demo.tunnels_ended(),
+        scene.tunnels_ended(),
         BTreeMap::from([("connection_lost".to_owned(), 1)])
     );
-    let ended = last_end(&demo, &enrolled);
+    let ended = last_end(&scene, &enrolled);
     assert_eq!(ended["service"], "mallory--evil");
     assert_eq!(ended["reason"], "connection_lost");
     assert_eq!(ended.get("advice"), None);
 }
 
 /// The only end of a tunnel that administrators are shown of the agent.
-fn last_end(demo: &Demo, enrolled: &Enrolled) -> Value {
-    let mut shown = demo.api().agent(ACCOUNT, &enrolled.agent);
+fn last_end(scene: &Scene, enrolled: &Enrolled) -> Value {
+    let mut shown = scene.api().agent(ACCOUNT, &enrolled.agent);
     let ended = &mut shown["ended_tunnels"];
     assert_eq!(ended.as_array().map(Vec::len), Some(1), "{ended}");
     ended[0].take()
@@ -347,35 +344,35 @@ fn last_end(demo: &Demo, enrolled: &Enrolled) -> Value {
 
 #[test]
 fn agent_and_administrator_are_told_why_a_tunnel_ends() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let api = demo.api();
-    let mut violating = enrolled.tunnel(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let api = scene.api();
+    let mut violating = enrolled.tunnel(&scene);
     violating.0.send(hello(100));
     assert_eq!(violating.reason_for_the_end(), "protocol_violation");
-    assert_eq!(last_end(&demo, &enrolled)["reason"], "protocol_violation");
-    let mut invalid = enrolled.tunnel(&demo);
+    assert_eq!(last_end(&scene, &enrolled)["reason"], "protocol_violation");
+    let mut invalid = enrolled.tunnel(&scene);
     invalid.0.send(message("no JSON"));
     assert_eq!(invalid.reason_for_the_end(), "invalid_message");
-    let mut revoked = enrolled.tunnel(&demo);
+    let mut revoked = enrolled.tunnel(&scene);
     api.revoke_agent(ACCOUNT, &enrolled.agent);
     assert_eq!(revoked.reason_for_the_end(), "agent_revoked");
-    let ended = last_end(&demo, &enrolled);
+    let ended = last_end(&scene, &enrolled);
     assert_eq!(ended["reason"], "agent_revoked");
     assert_eq!(ended["advice"].as_str(), CutReason::AgentRevoked.advice());
     let reasons = ["protocol_violation", "invalid_message", "agent_revoked"];
     assert_eq!(
-        demo.tunnels_ended(),
+        scene.tunnels_ended(),
         reasons.map(|reason| (reason.to_owned(), 1)).into()
     );
     let are_ends_shown = || {
-        let page = Browser::signed_in(&demo).get("/accounts/mallory/services/evil");
+        let page = Browser::signed_in(&scene).get("/accounts/mallory/services/evil");
         page.text.contains("Agents whose tunnel has ended")
     };
     crate::support::eventually("the end is shown", || are_ends_shown().then_some(()));
     // A deleted agent leaves nothing behind, also if its tunnel ends by that.
-    let deleted = enroll(&demo);
-    let mut tunnel = deleted.tunnel(&demo);
+    let deleted = enroll(&scene);
+    let mut tunnel = deleted.tunnel(&scene);
     for agent in [&enrolled, &deleted] {
         api.delete_agent(ACCOUNT, &agent.agent);
     }

@@ -9,31 +9,32 @@ use gw_shared::tunnel::frame::Kind;
 use crate::support::agents::in_process::Agent;
 use crate::support::agents::modified_agent;
 use crate::support::peers::backend;
-use crate::support::peers::caller::{connect, get};
+use crate::support::scene::Scene;
+
+use crate::support::eventually;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::{config_text, gw_gateway, hold, serve, serve_command};
 use crate::support::stopwatch::within_a_second;
-use crate::support::{demo, eventually};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
 #[test]
 fn a_revoked_agents_tunnel_is_cut_within_a_second() {
-    let demo = demo(None);
-    let mut caller = connect(&demo);
-    caller.send(get(&demo, "/slow?ms=60000"));
+    let scene = Scene::service().agent().start();
+    let mut caller = scene.connect();
+    caller.send(scene.get("/slow?ms=60000"));
     let tunnel = eventually("the request is on the tunnel", || {
-        let mut tunnels = demo.tunnels().into_iter();
+        let mut tunnels = scene.tunnels().into_iter();
         tunnels.find(|tunnel| tunnel.in_flight == 1)
     });
-    demo.api().revoke_agent("demo", &tunnel.agent_id);
+    scene.api().revoke_agent("demo", &tunnel.agent_id);
     let cut = within_a_second("the end of a revoked agent's tunnel", || caller.response());
     assert_eq!(cut.code(), "GW_RELAY_ERROR");
     assert_eq!(
-        demo.tunnels_ended(),
+        scene.tunnels_ended(),
         BTreeMap::from([("agent_revoked".to_owned(), 1)])
     );
-    caller.send(get(&demo, "/"));
+    caller.send(scene.get("/"));
     let response = caller.response();
     assert_eq!(
         (response.status.as_u16(), response.code().as_str()),
@@ -72,19 +73,21 @@ fn a_revoked_agent_reconnects_once_a_restored_backup_allows_it() {
 
 #[test]
 fn two_agents_share_a_service_and_each_can_drain() {
-    let demo = demo(Some(backend::answering(
-        "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1",
-    )));
+    let scene = Scene::service()
+        .agent_to(backend::answering(
+            "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1",
+        ))
+        .start();
     let state = tempfile::tempdir().unwrap();
     let other = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n2");
-    demo.enroll("demo", &["echo"], state.path());
+    scene.enroll("demo", &["echo"], state.path());
     let second = Agent::start(state.path().to_owned(), &other);
     eventually("both tunnels are open", || {
-        (demo.tunnels().len() == 2).then_some(())
+        (scene.tunnels().len() == 2).then_some(())
     });
-    let mut caller = connect(&demo);
+    let mut caller = scene.connect();
     let mut ask = |target: &str| {
-        caller.send(get(&demo, target));
+        caller.send(scene.get(target));
         caller.response().body[0]
     };
     for agent in [b'1', b'2'] {
@@ -100,19 +103,19 @@ fn two_agents_share_a_service_and_each_can_drain() {
         }
     });
     eventually("one tunnel is left", || {
-        (demo.tunnels().len() == 1).then_some(())
+        (scene.tunnels().len() == 1).then_some(())
     });
     assert_eq!(
-        demo.tunnels_ended(),
+        scene.tunnels_ended(),
         BTreeMap::from([("agent_drained".to_owned(), 1)])
     );
 }
 
 #[test]
 fn a_newer_tunnel_of_the_same_agent_takes_over_and_the_older_one_is_its_reserve() {
-    let demo = demo(None);
-    let state_dir = demo.about.ca_file.parent().unwrap().join("agent");
-    let before = demo.tunnels()[0].generation;
+    let scene = Scene::service().agent().start();
+    let state_dir = scene.state_dir("agent");
+    let before = scene.tunnels()[0].generation;
     // The folder is in use, so a copy of it starts the same agent.
     let copy = tempfile::tempdir().unwrap();
     for file in fs::read_dir(state_dir).unwrap() {
@@ -123,22 +126,22 @@ fn a_newer_tunnel_of_the_same_agent_takes_over_and_the_older_one_is_its_reserve(
         copy.path().to_owned(),
         &backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nnew"),
     );
-    let mut caller = connect(&demo);
+    let mut caller = scene.connect();
     eventually("the newer tunnel serves", || {
-        caller.send(get(&demo, "/"));
+        caller.send(scene.get("/"));
         (caller.response().body == b"new").then_some(())
     });
-    let now = demo.tunnels();
+    let now = scene.tunnels();
     assert_eq!(now.len(), 1);
     assert!(now[0].generation > before);
     // The older tunnel has stayed open, and serves as soon as the newer one ends.
     newer.drain();
-    caller.send(get(&demo, "/"));
+    caller.send(scene.get("/"));
     let response = caller.response();
     assert!(response.status == 200 && response.body != b"new");
-    assert_eq!(demo.tunnels()[0].generation, before);
+    assert_eq!(scene.tunnels()[0].generation, before);
     assert_eq!(
-        demo.tunnels_ended(),
+        scene.tunnels_ended(),
         BTreeMap::from([("agent_drained".to_owned(), 1)])
     );
 }
@@ -147,10 +150,10 @@ fn a_newer_tunnel_of_the_same_agent_takes_over_and_the_older_one_is_its_reserve(
 fn the_round_trip_of_a_tunnel_is_that_of_a_ping() {
     // Longer than TCP takes to acknowledge it.
     const LATE: Duration = Duration::from_millis(300);
-    let demo = demo(None);
-    let agent = modified_agent::enroll(&demo);
-    let mut tunnel = agent.tunnel(&demo);
-    let round_trip = || agent.report(&demo).unwrap().round_trip_us;
+    let scene = Scene::service().agent().start();
+    let agent = modified_agent::enroll(&scene);
+    let mut tunnel = agent.tunnel(&scene);
+    let round_trip = || agent.report(&scene).unwrap().round_trip_us;
     // The gateway has sent a PING with its first window.
     assert_eq!(round_trip(), None);
     thread::sleep(LATE);
@@ -161,42 +164,42 @@ fn the_round_trip_of_a_tunnel_is_that_of_a_ping() {
 
 #[test]
 fn stalled_downloads_do_not_delay_other_requests() {
-    let demo = demo(None);
+    let scene = Scene::service().agent().start();
     let stalled: Vec<_> = (0..8)
         .map(|_| {
-            let mut caller = connect(&demo);
-            caller.send(get(&demo, "/bytes/1000000000"));
+            let mut caller = scene.connect();
+            caller.send(scene.get("/bytes/1000000000"));
             caller.bytes(64 * 1024).unwrap();
             caller
         })
         .collect();
-    let mut caller = connect(&demo);
+    let mut caller = scene.connect();
     for number in 0..200 {
-        caller.send(get(&demo, &format!("/{number}")));
+        caller.send(scene.get(&format!("/{number}")));
         assert_eq!(caller.response().json()["target"], format!("/{number}"));
     }
     drop(stalled);
-    crate::support::wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }
 
 #[test]
 fn cancelled_downloads_release_their_slots() {
-    let demo = demo(None);
+    let scene = Scene::service().agent().start();
     for _ in 0..200 {
-        let mut caller = connect(&demo);
-        caller.send(get(&demo, "/bytes/1000000000"));
+        let mut caller = scene.connect();
+        caller.send(scene.get("/bytes/1000000000"));
         caller.bytes(1000).unwrap();
     }
     thread::scope(|scope| {
         for _ in 0..100 {
             scope.spawn(|| {
-                let mut caller = connect(&demo);
-                caller.send(get(&demo, "/bytes/1000000000"));
+                let mut caller = scene.connect();
+                caller.send(scene.get("/bytes/1000000000"));
                 caller.bytes(1000).unwrap();
             });
         }
     });
-    crate::support::wait_until_slots_are_free(&demo);
-    assert_eq!(demo.tunnels()[0].slots, Some(128));
-    assert_eq!(demo.tunnels()[0].generation, 1, "the tunnel survived");
+    scene.wait_until_slots_are_free();
+    assert_eq!(scene.tunnels()[0].slots, Some(128));
+    assert_eq!(scene.tunnels()[0].generation, 1, "the tunnel survived");
 }

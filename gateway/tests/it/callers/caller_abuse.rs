@@ -10,39 +10,38 @@ use std::time::Duration;
 
 use http::Method;
 
-use crate::support::demo::{Demo, Options};
-use crate::support::peers::caller::{Caller, HOST, Tls, connect, get};
+use crate::support::eventually;
+use crate::support::peers::caller::{Caller, HOST, Tls};
 use crate::support::peers::http2_frames::{
     CONTINUATION, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS,
     WINDOW_UPDATE, frame,
 };
 use crate::support::peers::proxy_protocol::{connect_through, tcp4_of};
 use crate::support::peers::{caller, http2_frames};
-use crate::support::{demo, eventually};
+use crate::support::scene::Scene;
 
-/// A demo with one worker and these further lines of configuration.
-fn configured(configuration: &str) -> Demo {
-    Demo::start(&Options {
-        configuration: configuration.to_owned(),
-        workers: 1,
-        ..crate::support::options(None)
-    })
-    .unwrap()
+/// A scene with one worker and these further lines of configuration.
+fn configured(configuration: &str) -> Scene {
+    Scene::service()
+        .agent()
+        .configuration(configuration)
+        .workers(1)
+        .start()
 }
 
 /// Number of connections that were refused or closed for `reason`.
-fn count(demo: &Demo, reason: &str) -> u64 {
-    let metrics = demo.metrics();
+fn count(scene: &Scene, reason: &str) -> u64 {
+    let metrics = scene.metrics();
     let of = |name| metrics.count_with(name, &format!("\"{reason}\""));
     of("gw_connections_turned_away_total") + of("gw_connections_ended_early_total")
 }
 
-fn connections(demo: &Demo) -> u64 {
-    demo.metrics().count("gw_connections")
+fn connections(scene: &Scene) -> u64 {
+    scene.metrics().count("gw_connections")
 }
 
-fn is_served(demo: &Demo, caller: &mut Caller) {
-    caller.send(get(demo, "/"));
+fn is_served(scene: &Scene, caller: &mut Caller) {
+    caller.send(scene.get("/"));
     let response = caller.response();
     assert_eq!(
         response.status,
@@ -53,76 +52,76 @@ fn is_served(demo: &Demo, caller: &mut Caller) {
 }
 
 /// Whether the gateway ends a new connection before TLS.
-fn is_refused(demo: &Demo) -> bool {
-    let mut session = caller::session(&demo.about, HOST, &[b"http/1.1"], None);
+fn is_refused(scene: &Scene) -> bool {
+    let mut session = caller::session(&scene.about, HOST, &[b"http/1.1"], None);
     session
-        .complete_io(&mut caller::socket(&demo.about))
+        .complete_io(&mut caller::socket(&scene.about))
         .is_err()
 }
 
 #[test]
 fn connections_per_address_are_limited() {
-    let demo = configured("connections_per_address = 4\n");
+    let scene = configured("connections_per_address = 4\n");
     // Waits until the connections of enrollment and of the tunnel handshake are closed.
     eventually("no connections are left", || {
-        (connections(&demo) == 0).then_some(())
+        (connections(&scene) == 0).then_some(())
     });
-    let mut callers: Vec<Caller> = (0..4).map(|_| connect(&demo)).collect();
+    let mut callers: Vec<Caller> = (0..4).map(|_| scene.connect()).collect();
     callers
         .iter_mut()
-        .for_each(|caller| is_served(&demo, caller));
-    assert!(is_refused(&demo));
-    assert_eq!(count(&demo, "address_connections"), 1);
+        .for_each(|caller| is_served(&scene, caller));
+    assert!(is_refused(&scene));
+    assert_eq!(count(&scene, "address_connections"), 1);
     callers
         .iter_mut()
-        .for_each(|caller| is_served(&demo, caller));
+        .for_each(|caller| is_served(&scene, caller));
     drop(callers.pop());
     eventually("a connection is accepted again", || {
-        (!is_refused(&demo)).then_some(())
+        (!is_refused(&scene)).then_some(())
     });
-    is_served(&demo, &mut callers[0]);
+    is_served(&scene, &mut callers[0]);
 }
 
 #[test]
 fn the_rate_of_new_connections_per_address_is_limited() {
-    let demo = configured("new_connections_per_minute = 40\n");
-    let mut bystander = connect(&demo);
-    is_served(&demo, &mut bystander);
-    let sockets: Vec<TcpStream> = (0..40).map(|_| caller::socket(&demo.about)).collect();
+    let scene = configured("new_connections_per_minute = 40\n");
+    let mut bystander = scene.connect();
+    is_served(&scene, &mut bystander);
+    let sockets: Vec<TcpStream> = (0..40).map(|_| caller::socket(&scene.about)).collect();
     eventually("a connection is refused", || {
-        (count(&demo, "address_rate") > 0).then_some(())
+        (count(&scene, "address_rate") > 0).then_some(())
     });
     drop(sockets);
     // There is a connection more every 1.5 seconds.
     eventually("another connection is refused", || {
-        is_refused(&demo).then_some(())
+        is_refused(&scene).then_some(())
     });
-    is_served(&demo, &mut bystander);
+    is_served(&scene, &mut bystander);
 }
 
 #[test]
 fn behind_a_trusted_proxy_limits_apply_to_the_announced_address() {
-    let demo = configured("trusted_proxies = [\"127.0.0.1/32\"]\nconnections_per_address = 1\n");
+    let scene = configured("trusted_proxies = [\"127.0.0.1/32\"]\nconnections_per_address = 1\n");
     // Connections of the proxy itself are not limited.
-    let mut own: Vec<Caller> = (0..5).map(|_| connect(&demo)).collect();
-    own.iter_mut().for_each(|caller| is_served(&demo, caller));
-    let mut first = connect_through(&demo, &tcp4_of([198, 51, 100, 7]));
-    is_served(&demo, &mut first);
-    let mut second = connect_through(&demo, &tcp4_of([198, 51, 100, 7]));
-    drop(second.stream.write_all(get(&demo, "/").as_bytes()));
+    let mut own: Vec<Caller> = (0..5).map(|_| scene.connect()).collect();
+    own.iter_mut().for_each(|caller| is_served(&scene, caller));
+    let mut first = connect_through(&scene, &tcp4_of([198, 51, 100, 7]));
+    is_served(&scene, &mut first);
+    let mut second = connect_through(&scene, &tcp4_of([198, 51, 100, 7]));
+    drop(second.stream.write_all(scene.get("/").as_bytes()));
     assert!(second.try_response(&Method::GET).is_err());
-    assert_eq!(count(&demo, "address_connections"), 1);
+    assert_eq!(count(&scene, "address_connections"), 1);
     is_served(
-        &demo,
-        &mut connect_through(&demo, &tcp4_of([198, 51, 100, 8])),
+        &scene,
+        &mut connect_through(&scene, &tcp4_of([198, 51, 100, 8])),
     );
-    is_served(&demo, &mut first);
+    is_served(&scene, &mut first);
 }
 
 #[test]
 fn handshakes_and_heads_that_take_too_long_are_closed() {
-    let demo = demo(None);
-    let mut bystander = connect(&demo);
+    let scene = Scene::service().agent().start();
+    let mut bystander = scene.connect();
     let drip = |mut stream: Box<dyn Write + Send>, bytes: Vec<u8>| {
         thread::spawn(move || {
             for byte in bytes.iter().cycle() {
@@ -138,36 +137,36 @@ fn handshakes_and_heads_that_take_too_long_are_closed() {
         })
     };
     let mut hello = Vec::new();
-    caller::session(&demo.about, HOST, &[b"h2"], None)
+    caller::session(&scene.about, HOST, &[b"h2"], None)
         .write_tls(&mut hello)
         .unwrap();
     let dripping = [
-        drip(Box::new(caller::socket(&demo.about)), hello),
+        drip(Box::new(caller::socket(&scene.about)), hello),
         drip(
-            Box::new(connect(&demo).stream),
+            Box::new(scene.connect().stream),
             b"GET / HTTP/1.1\r\nX: y".to_vec(),
         ),
-        drip(Box::new(tls(&demo)), b"PRI * HTTP/2.0\r\n".to_vec()),
+        drip(Box::new(tls(&scene)), b"PRI * HTTP/2.0\r\n".to_vec()),
     ];
-    is_served(&demo, &mut bystander);
+    is_served(&scene, &mut bystander);
     for ended in dripping {
         ended.join().unwrap();
     }
     eventually("only the bystander is left", || {
-        (connections(&demo) == 1).then_some(())
+        (connections(&scene) == 1).then_some(())
     });
-    is_served(&demo, &mut bystander);
+    is_served(&scene, &mut bystander);
 }
 
 #[test]
 fn a_connection_with_many_refused_requests_is_closed() {
-    let demo = demo(None);
-    let mut bystander = connect(&demo);
+    let scene = Scene::service().agent().start();
+    let mut bystander = scene.connect();
     for (closed, host) in [(1, HOST), (2, "eu1.gw.localhost")] {
         // An unused connection would be closed after `limits::HEAD`, and a busy machine can take
         // longer than that.
-        is_served(&demo, &mut bystander);
-        let mut stranger = connect(&demo);
+        is_served(&scene, &mut bystander);
+        let mut stranger = scene.connect();
         let began = std::time::Instant::now();
         let refused = (0..)
             .take_while(|_| {
@@ -187,10 +186,10 @@ fn a_connection_with_many_refused_requests_is_closed() {
             (1001..=1001 + refilled).contains(&refused),
             "{host}: {refused}, {refilled} refilled"
         );
-        assert_eq!(count(&demo, "refusals"), closed, "{host}");
+        assert_eq!(count(&scene, "refusals"), closed, "{host}");
     }
-    is_served(&demo, &mut bystander);
-    is_served(&demo, &mut connect(&demo));
+    is_served(&scene, &mut bystander);
+    is_served(&scene, &mut scene.connect());
 }
 
 /// The header block of a request whose answer takes longer than the test.
@@ -199,17 +198,17 @@ fn slow_get(key: Option<&str>) -> Vec<u8> {
 }
 
 /// A connection that speaks HTTP/2.
-fn tls(demo: &Demo) -> Tls {
+fn tls(scene: &Scene) -> Tls {
     Tls::new(
-        caller::session(&demo.about, HOST, &[b"h2"], None),
-        caller::socket(&demo.about),
+        caller::session(&scene.about, HOST, &[b"h2"], None),
+        caller::socket(&scene.about),
     )
 }
 
 /// Sends `first`, then the result of `more` for each stream id, until the gateway ends the
 /// connection. Reads all frames, and returns the error code of a GOAWAY.
-fn flood(demo: &Demo, first: &[u8], more: impl Fn(u32) -> Vec<u8>) -> Option<u8> {
-    let mut stream = tls(demo);
+fn flood(scene: &Scene, first: &[u8], more: impl Fn(u32) -> Vec<u8>) -> Option<u8> {
+    let mut stream = tls(scene);
     stream.write_all(PREFACE).unwrap();
     stream.write_all(&frame(SETTINGS, 0, 0, &[])).unwrap();
     stream.write_all(first).unwrap();
@@ -264,10 +263,10 @@ fn goaway(mut received: &[u8]) -> Option<u8> {
 }
 
 /// Number of connections that the gateway has ended because of abuse.
-fn ended_connections(demo: &Demo) -> u64 {
+fn ended_connections(scene: &Scene) -> u64 {
     ["frames", "resets", "refusals", "http2"]
         .iter()
-        .map(|reason| count(demo, reason))
+        .map(|reason| count(scene, reason))
         .sum()
 }
 
@@ -276,21 +275,17 @@ fn http2_floods_end_their_connection() {
     const ENHANCE_YOUR_CALM: Option<u8> = Some(11);
     const PROTOCOL_ERROR: Option<u8> = Some(1);
     // Requests with a valid key hold slots until the agent has processed the reset.
-    let demo = Demo::start(&Options {
-        slots: Some(1024),
-        ..crate::support::options(None)
-    })
-    .unwrap();
-    let mut bystander = connect(&demo);
+    let scene = Scene::service().agent().slots(1024).start();
+    let mut bystander = scene.connect();
     // An unused connection would be closed after `limits::HEAD`, and a busy machine can take longer
     // than that.
-    is_served(&demo, &mut bystander);
-    let key = demo.about.service_key.clone();
+    is_served(&scene, &mut bystander);
+    let key = scene.about.service_key.clone();
     let request =
         |id: u32, key: Option<&str>| frame(HEADERS, END_HEADERS | END_STREAM, id, &slow_get(key));
     let mut ended = 0;
     let mut ends = |what: &str, first: &[u8], more: &dyn Fn(u32) -> Vec<u8>| {
-        let goaway = flood(&demo, first, more);
+        let goaway = flood(&scene, first, more);
         // A TCP reset may discard the GOAWAY; then only the counter shows the reason. A frame on a
         // stream that was reset long ago is a PROTOCOL_ERROR.
         assert!(
@@ -298,8 +293,8 @@ fn http2_floods_end_their_connection() {
             "{what}: {goaway:?}"
         );
         ended += 1;
-        eventually(what, || (ended_connections(&demo) == ended).then_some(()));
-        is_served(&demo, &mut bystander);
+        eventually(what, || (ended_connections(&scene) == ended).then_some(()));
+        is_served(&scene, &mut bystander);
     };
     ends("rapid reset", &[], &|id| {
         [
@@ -337,17 +332,17 @@ fn http2_floods_end_their_connection() {
     ends("window updates", &[], &|_| {
         frame(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])
     });
-    crate::support::wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }
 
 #[test]
 fn unread_error_responses_are_given_up() {
     const REQUESTS: u32 = 50;
-    let demo = demo(None);
-    let mut bystander = connect(&demo);
+    let scene = Scene::service().agent().start();
+    let mut bystander = scene.connect();
     // From now on the connection is idle, for longer than the limit of the first head allows.
-    is_served(&demo, &mut bystander);
-    let mut stream = tls(&demo);
+    is_served(&scene, &mut bystander);
+    let mut stream = tls(&scene);
     stream.write_all(PREFACE).unwrap();
     // SETTINGS_INITIAL_WINDOW_SIZE is 0, so the gateway cannot send a body.
     stream
@@ -365,8 +360,8 @@ fn unread_error_responses_are_given_up() {
     }
     stream.flush().unwrap();
     eventually("all refusals are given up", || {
-        let given_up = demo.metrics().count("gw_requests_caller_gone_total");
+        let given_up = scene.metrics().count("gw_requests_caller_gone_total");
         (given_up == u64::from(REQUESTS)).then_some(())
     });
-    is_served(&demo, &mut bystander);
+    is_served(&scene, &mut bystander);
 }

@@ -10,14 +10,14 @@ use gw_shared::http::Framing;
 use http::Method;
 use tokio::io::AsyncWriteExt;
 
-use crate::support::demo::{Demo, Options};
-use crate::support::peers::caller::{Caller, HOST, connect, connect_to, get, request};
+use crate::support::peers::caller::{Caller, HOST, connect_to};
 use crate::support::peers::http1_peer::{Peer, Response};
 use crate::support::peers::http2_frames::{
     END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame,
 };
 use crate::support::peers::{backend, http2_caller, http2_frames};
-use crate::support::{SOON, demo, eventually, wait_until_slots_are_free};
+use crate::support::scene::Scene;
+use crate::support::{SOON, eventually};
 
 #[test]
 fn an_incomplete_response_is_never_relayed_as_complete() {
@@ -27,15 +27,17 @@ fn an_incomplete_response_is_never_relayed_as_complete() {
     ] {
         let (release, held) = mpsc::channel::<()>();
         let held = Mutex::new(held);
-        let demo = demo(Some(backend::start(move |mut peer| {
-            drop(peer.request());
-            peer.send(format!("HTTP/1.1 200 OK\r\n{head}"));
-            // Waits until the caller has read the head; before that, the gateway could still send
-            // an error response.
-            let _ = held.lock().unwrap().recv_timeout(SOON);
-        })));
-        let mut caller = connect(&demo);
-        caller.send(get(&demo, "/"));
+        let scene = Scene::service()
+            .agent_to(backend::start(move |mut peer| {
+                drop(peer.request());
+                peer.send(format!("HTTP/1.1 200 OK\r\n{head}"));
+                // Waits until the caller has read the head; before that, the gateway could still
+                // send an error response.
+                let _ = held.lock().unwrap().recv_timeout(SOON);
+            }))
+            .start();
+        let mut caller = scene.connect();
+        caller.send(scene.get("/"));
         let begun = caller.response_head(&Method::GET).unwrap();
         assert_eq!(begun.status, 200);
         release.send(()).unwrap();
@@ -44,7 +46,7 @@ fn an_incomplete_response_is_never_relayed_as_complete() {
             ErrorKind::ConnectionReset,
             "{head}"
         );
-        wait_until_slots_are_free(&demo);
+        scene.wait_until_slots_are_free();
     }
 }
 
@@ -52,13 +54,15 @@ fn an_incomplete_response_is_never_relayed_as_complete() {
 fn an_incomplete_response_to_http_1_0_ends_with_a_reset() {
     let (release, held) = mpsc::channel::<()>();
     let held = Mutex::new(held);
-    let demo = demo(Some(backend::start(move |mut peer| {
-        drop(peer.request());
-        peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n");
-        let _ = held.lock().unwrap().recv_timeout(SOON);
-    })));
-    let mut caller = connect_to(&demo.about, HOST, &[b"http/1.0"], None);
-    caller.send(get(&demo, "/").replace("HTTP/1.1", "HTTP/1.0"));
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            drop(peer.request());
+            peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n");
+            let _ = held.lock().unwrap().recv_timeout(SOON);
+        }))
+        .start();
+    let mut caller = connect_to(&scene.about, HOST, &[b"http/1.0"], None);
+    caller.send(scene.get("/").replace("HTTP/1.1", "HTTP/1.0"));
     assert_eq!(caller.stream.conn.alpn_protocol(), Some(&b"http/1.0"[..]));
     let begun = caller.response_head(&Method::GET).unwrap();
     // The body is delimited by the end of the connection.
@@ -89,18 +93,18 @@ fn observing_backend() -> (String, Receiver<&'static str>) {
 #[test]
 fn a_disconnected_caller_ends_the_backend_request_at_once() {
     let (backend, backend_saw) = observing_backend();
-    let demo = demo(Some(backend));
+    let scene = Scene::service().agent_to(backend).start();
     // The caller leaves while it waits for a response, and during an upload.
     for rest in [
         "\r\n".to_owned(),
         "Content-Length: 10\r\n\r\nabc".to_owned(),
     ] {
-        let mut caller = connect(&demo);
-        caller.send(request(&demo, "POST /", &rest));
+        let mut caller = scene.connect();
+        caller.send(scene.request("POST /", &rest));
         assert_eq!(backend_saw.recv_timeout(SOON), Ok("head"));
         drop(caller);
         assert_eq!(backend_saw.recv_timeout(SOON), Ok("end"));
-        wait_until_slots_are_free(&demo);
+        scene.wait_until_slots_are_free();
     }
 }
 
@@ -121,12 +125,12 @@ const HALF_CLOSES: [(bool, bool); 3] = [(true, false), (false, true), (true, tru
 #[test]
 fn a_half_closed_connection_cancels_its_request_like_a_closed_one() {
     let (backend, backend_saw) = observing_backend();
-    let demo = demo(Some(backend));
+    let scene = Scene::service().agent_to(backend).start();
     for (close_notify, fin) in HALF_CLOSES {
         // Behind a whole request, and in an upload.
         for rest in ["\r\n", "Content-Length: 10\r\n\r\nabc"] {
-            let mut caller = connect(&demo);
-            caller.send(request(&demo, "POST /", rest));
+            let mut caller = scene.connect();
+            caller.send(scene.request("POST /", rest));
             assert_eq!(backend_saw.recv_timeout(SOON), Ok("head"));
             end_sending(&mut caller, close_notify, fin);
             assert_eq!(
@@ -140,7 +144,7 @@ fn a_half_closed_connection_cancels_its_request_like_a_closed_one() {
                 ErrorKind::ConnectionReset,
                 "{close_notify} {fin} {rest:?}"
             );
-            wait_until_slots_are_free(&demo);
+            scene.wait_until_slots_are_free();
         }
     }
 }
@@ -148,10 +152,10 @@ fn a_half_closed_connection_cancels_its_request_like_a_closed_one() {
 #[test]
 fn the_end_of_an_http2_connection_cancels_its_requests() {
     let (backend, backend_saw) = observing_backend();
-    let demo = demo(Some(backend));
+    let scene = Scene::service().agent_to(backend).start();
     http2_caller::on_a_reactor(async {
-        let mut stream = http2_caller::tls(&demo.about).await;
-        let key = demo.about.service_key.as_str();
+        let mut stream = http2_caller::tls(&scene.about).await;
+        let key = scene.about.service_key.as_str();
         let head = [
             (":method", "GET"),
             (":scheme", "https"),
@@ -173,25 +177,27 @@ fn the_end_of_an_http2_connection_cancels_its_requests() {
         stream.close().await.unwrap();
         assert_eq!(backend_saw.recv_timeout(SOON), Ok("end"));
     });
-    wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }
 
 #[test]
 fn a_half_closed_connection_cuts_its_response() {
     let (sender, ended) = mpsc::channel();
-    let demo = demo(Some(backend::start(move |mut peer| {
-        while let Ok((head, ..)) = peer.request() {
-            if head.target == "/whole" {
-                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello");
-                continue;
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            while let Ok((head, ..)) = peer.request() {
+                if head.target == "/whole" {
+                    peer.send("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello");
+                    continue;
+                }
+                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello");
+                sender.send(peer.is_closed()).unwrap();
             }
-            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello");
-            sender.send(peer.is_closed()).unwrap();
-        }
-    })));
+        }))
+        .start();
     for (close_notify, fin) in HALF_CLOSES {
-        let mut caller = connect(&demo);
-        caller.send(get(&demo, "/cut"));
+        let mut caller = scene.connect();
+        caller.send(scene.get("/cut"));
         assert_eq!(caller.response_head(&Method::GET).unwrap().status, 200);
         assert_eq!(caller.bytes(5).unwrap(), b"hello");
         end_sending(&mut caller, close_notify, fin);
@@ -202,8 +208,8 @@ fn a_half_closed_connection_cuts_its_response() {
             "{close_notify} {fin}"
         );
         // Behind the whole response, the end is orderly.
-        let mut caller = connect(&demo);
-        caller.send(get(&demo, "/whole"));
+        let mut caller = scene.connect();
+        caller.send(scene.get("/whole"));
         assert_eq!(caller.response().body, b"hello");
         end_sending(&mut caller, close_notify, fin);
         assert_eq!(
@@ -212,24 +218,24 @@ fn a_half_closed_connection_cuts_its_response() {
             "{close_notify} {fin}"
         );
     }
-    wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }
 
 #[test]
 fn an_upload_that_nothing_reads_holds_its_slot_until_the_caller_leaves() {
     let kept = Mutex::new(Vec::new());
-    let demo = demo(Some(backend::start(move |mut peer| {
-        peer.request_head().unwrap();
-        peer.send("HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nno!");
-        // Keeps the connection open without reading, so the upload stalls.
-        kept.lock().unwrap().push(peer);
-    })));
-    let mut caller = connect(&demo);
-    caller.send(request(
-        &demo,
-        "POST /",
-        "Content-Length: 100000000\r\n\r\n",
-    ));
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            peer.request_head().unwrap();
+            peer.send(
+                "HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nno!",
+            );
+            // Keeps the connection open without reading, so the upload stalls.
+            kept.lock().unwrap().push(peer);
+        }))
+        .start();
+    let mut caller = scene.connect();
+    caller.send(scene.request("POST /", "Content-Length: 100000000\r\n\r\n"));
     let response = caller.response();
     // Fills all windows and buffers up to the backend. They are full when nothing more can be
     // written for a while.
@@ -253,26 +259,28 @@ fn an_upload_that_nothing_reads_holds_its_slot_until_the_caller_leaves() {
         (413, b"no!".as_slice())
     );
     eventually("a slot in use", || {
-        (demo.tunnels()[0].slots_in_use == Some(1)).then_some(())
+        (scene.tunnels()[0].slots_in_use == Some(1)).then_some(())
     });
     // A reset: the end of a direction would wait behind the bytes that nothing reads.
     socket2::SockRef::from(&caller.stream.sock)
         .set_linger(Some(Duration::ZERO))
         .unwrap();
     drop(caller);
-    wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }
 
 #[test]
 fn a_request_on_a_closed_pooled_connection_is_retried_if_safe() {
     // Answers one request per connection and closes without `Connection: close`.
-    let demo = demo(Some(backend::start(|mut peer| {
-        drop(peer.request());
-        peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
-    })));
-    let mut caller = connect(&demo);
+    let scene = Scene::service()
+        .agent_to(backend::start(|mut peer| {
+            drop(peer.request());
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+        }))
+        .start();
+    let mut caller = scene.connect();
     for _ in 0..200 {
-        caller.send(get(&demo, "/"));
+        caller.send(scene.get("/"));
         assert_eq!(caller.response().status, 200);
     }
 }
@@ -280,37 +288,39 @@ fn a_request_on_a_closed_pooled_connection_is_retried_if_safe() {
 #[test]
 fn a_request_that_a_backend_received_is_repeated_once_if_safe() {
     let (seen, requests) = mpsc::channel();
-    let demo = demo(Some(backend::start(move |mut peer| {
-        // Answers the first request of each connection, reads the second and closes.
-        let mut first = true;
-        while let Ok((head, _, _)) = peer.request() {
-            seen.send(head.target.to_string()).unwrap();
-            if !std::mem::take(&mut first) {
-                return;
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            // Answers the first request of each connection, reads the second and closes.
+            let mut first = true;
+            while let Ok((head, _, _)) = peer.request() {
+                seen.send(head.target.to_string()).unwrap();
+                if !std::mem::take(&mut first) {
+                    return;
+                }
+                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
             }
-            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
-        }
-    })));
-    let mut caller = connect(&demo);
+        }))
+        .start();
+    let mut caller = scene.connect();
     let mut sent = Vec::new();
     // On a busy machine the agent opens a new connection, as the other one has been idle for over a
     // second.
     let broken = (0..20).find(|number| {
         let target = format!("/{number}");
-        caller.send(request(&demo, &format!("DELETE {target}"), "\r\n"));
+        caller.send(scene.request(&format!("DELETE {target}"), "\r\n"));
         sent.push(target);
         let response = caller.response();
         response.status != 200 && response.code() == "GW_BACKEND_RESET"
     });
     assert!(broken.is_some());
-    wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
     assert_eq!(requests.try_iter().collect::<Vec<_>>(), sent);
 
     for _ in 0..2 {
-        caller.send(get(&demo, "/safe"));
+        caller.send(scene.get("/safe"));
         assert_eq!(caller.response().status, 200);
     }
-    wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
     // Three with the repetition. Two if the machine was so busy that the connection was idle for
     // over four seconds.
     let seen = requests.try_iter().count();
@@ -320,22 +330,22 @@ fn a_request_that_a_backend_received_is_repeated_once_if_safe() {
 #[test]
 fn a_disconnect_is_noticed_behind_pipelined_requests() {
     let (backend, backend_saw) = observing_backend();
-    let demo = demo(Some(backend));
-    let mut caller = connect(&demo);
+    let scene = Scene::service().agent_to(backend).start();
+    let mut caller = scene.connect();
     // More than the gateway reads ahead, less than its socket buffer holds.
-    caller.send(get(&demo, "/").repeat(600));
+    caller.send(scene.get("/").repeat(600));
     assert_eq!(backend_saw.recv_timeout(SOON), Ok("head"));
     drop(caller);
     assert_eq!(backend_saw.recv_timeout(SOON), Ok("end"));
-    wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }
 
 /// Responses that break after their head.
 const BREAKS: [&str; 4] = ["/bad-chunk", "/bad-chunk-later", "/short", "/reset"];
 
-/// A demo with a backend that serves [`BREAKS`]. Connections are not handed over, so some requests
+/// A scene with a backend that serves [`BREAKS`]. Connections are not handed over, so some requests
 /// cross workers and others do not.
-fn breaking() -> Demo {
+fn breaking() -> Scene {
     let backend = backend::start(|mut peer| {
         let Ok((head, _, _)) = peer.request() else {
             return;
@@ -354,11 +364,10 @@ fn breaking() -> Demo {
             }
         }
     });
-    Demo::start(&Options {
-        hand_over: "never",
-        ..crate::support::options(Some(backend))
-    })
-    .unwrap()
+    Scene::service()
+        .agent_to(backend)
+        .hand_over("never")
+        .start()
 }
 
 /// Makes the connection end with a TCP reset when it is dropped.
@@ -379,11 +388,11 @@ fn is_refusal_of(path: &str, code: &str) {
 
 #[test]
 fn over_http1_a_response_that_breaks_after_its_head_is_an_error_or_is_cut() {
-    let demo = breaking();
+    let scene = breaking();
     for _ in 0..100 {
         for path in BREAKS {
-            let mut caller = connect(&demo);
-            caller.send(get(&demo, path));
+            let mut caller = scene.connect();
+            caller.send(scene.get(path));
             let head = caller
                 .response_head(&Method::GET)
                 .unwrap_or_else(|error| panic!("{path}: no head: {error}"));
@@ -418,15 +427,15 @@ fn over_http1_a_response_that_breaks_after_its_head_is_an_error_or_is_cut() {
             assert_eq!(cut.kind(), ErrorKind::ConnectionReset, "{path}");
         }
     }
-    wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }
 
 #[test]
 fn over_http2_a_response_that_breaks_after_its_head_is_an_error_or_is_cut() {
-    let demo = breaking();
+    let scene = breaking();
     for _ in 0..10 {
         http2_caller::on_a_reactor(async {
-            let connection = http2_caller::connect(&demo).await;
+            let connection = http2_caller::connect(&scene).await;
             for path in BREAKS.repeat(10) {
                 let (response, _) = connection
                     .begin(connection.request(&Method::GET, path), true)
@@ -468,5 +477,5 @@ fn over_http2_a_response_that_breaks_after_its_head_is_an_error_or_is_cut() {
             }
         });
     }
-    wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }

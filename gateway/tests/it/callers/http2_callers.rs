@@ -11,20 +11,20 @@ use gw_shared::runtime;
 use http::{HeaderMap, Method, Request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::demo::{Demo, Options};
 use crate::support::peers::caller::HOST;
 use crate::support::peers::http2_caller::{Connection, connect, data, on_a_reactor, tls, whole};
 use crate::support::peers::http2_frames::{
     END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, PRIORITY, RST_STREAM, SETTINGS, UNKNOWN, frame,
 };
 use crate::support::peers::{backend, http2_frames};
-use crate::support::{SOON, demo, turn};
+use crate::support::scene::Scene;
+use crate::support::{SOON, turn};
 
 #[test]
 fn a_request_reaches_the_backend_unchanged() {
-    let demo = demo(None);
+    let scene = Scene::service().agent().start();
     on_a_reactor(async {
-        let caller = connect(&demo).await;
+        let caller = connect(&scene).await;
         let request = caller.request(&Method::from_bytes(b"PURGE").unwrap(), "/a%2F//b?x=1&y");
         let seen = caller
             .fetch(
@@ -61,19 +61,21 @@ fn a_request_reaches_the_backend_unchanged() {
 fn bodies_and_trailers_pass_in_both_directions_at_the_same_time() {
     // The backend echoes each piece after it has arrived: buffering anywhere would stall both
     // directions.
-    let demo = demo(Some(backend::start(|mut peer| {
-        let head = peer.request_head().unwrap();
-        assert_eq!(head.headers["te"], "trailers");
-        peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: x-sum\r\n\r\n");
-        for _ in 0..20 {
-            let chunk = peer.bytes(6).unwrap();
-            peer.send(chunk);
-        }
-        assert_eq!(peer.bytes(18).unwrap(), b"0\r\nx-check: up\r\n\r\n");
-        peer.send("0\r\nX-Sum: down\r\n\r\n");
-    })));
+    let scene = Scene::service()
+        .agent_to(backend::start(|mut peer| {
+            let head = peer.request_head().unwrap();
+            assert_eq!(head.headers["te"], "trailers");
+            peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: x-sum\r\n\r\n");
+            for _ in 0..20 {
+                let chunk = peer.bytes(6).unwrap();
+                peer.send(chunk);
+            }
+            assert_eq!(peer.bytes(18).unwrap(), b"0\r\nx-check: up\r\n\r\n");
+            peer.send("0\r\nX-Sum: down\r\n\r\n");
+        }))
+        .start();
     on_a_reactor(async {
-        let caller = connect(&demo).await;
+        let caller = connect(&scene).await;
         let request = caller.request(&Method::POST, "/").header("te", "trailers");
         let (response, mut upload) = caller.begin(request, false).await;
         let (parts, mut body) = response.await.unwrap().into_parts();
@@ -103,7 +105,7 @@ fn bodies_and_trailers_pass_in_both_directions_at_the_same_time() {
             .unwrap();
         assert_eq!(trailers["x-sum"], "down");
     });
-    crate::support::wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }
 
 #[test]
@@ -119,15 +121,14 @@ fn large_bodies_pass_on_many_streams_on_and_across_workers() {
         }
     });
     for hand_over in ["always", "never"] {
-        let options = Options {
-            workers: 4,
-            hand_over,
-            ..crate::support::options(Some(mirror.clone()))
-        };
-        let demo = Demo::start(&options).unwrap();
+        let scene = Scene::service()
+            .agent_to(mirror.clone())
+            .workers(4)
+            .hand_over(hand_over)
+            .start();
         on_a_reactor(async {
             for _ in 0..4 {
-                let caller = connect(&demo).await;
+                let caller = connect(&scene).await;
                 let exchanges = (1..20usize).map(|number| {
                     let caller = &caller;
                     async move {
@@ -148,8 +149,8 @@ fn large_bodies_pass_on_many_streams_on_and_across_workers() {
                 futures_util::future::join_all(exchanges).await;
             }
         });
-        crate::support::wait_until_slots_are_free(&demo);
-        demo.stop();
+        scene.wait_until_slots_are_free();
+        scene.stop();
     }
 }
 
@@ -171,13 +172,13 @@ async fn refusal(caller: &Connection, request: http::request::Builder) -> String
 
 #[test]
 fn refusals_match_http1_and_keep_the_connection() {
-    let demo = demo(None);
+    let scene = Scene::service().agent().start();
     let other = "demo--other.eu1.gw.localhost";
-    demo.api().create_service("demo", "other");
-    let (_, other_key) = demo.api().create_service_key("demo", &["other"]);
+    scene.api().create_service("demo", "other");
+    let (_, other_key) = scene.api().create_service_key("demo", &["other"]);
     on_a_reactor(async {
-        let caller = connect(&demo).await;
-        let key = &demo.about.service_key;
+        let caller = connect(&scene).await;
+        let key = &scene.about.service_key;
         let get = |uri: String| Request::get(uri);
         let to =
             |host: &str| Request::get(format!("https://{host}/")).header("x-gw-service-key", key);
@@ -233,23 +234,25 @@ fn refusals_match_http1_and_keep_the_connection() {
 #[test]
 fn a_stream_reset_cancels_only_its_request() {
     let (closed, closes) = mpsc::channel();
-    let demo = demo(Some(backend::start(move |mut peer| {
-        while let Ok(head) = peer.request_head() {
-            match head.target.as_str() {
-                "/wait" => {}
-                "/stream" => peer.send("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nbegun"),
-                _ => {
-                    peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
-                    continue;
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            while let Ok(head) = peer.request_head() {
+                match head.target.as_str() {
+                    "/wait" => {}
+                    "/stream" => peer.send("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nbegun"),
+                    _ => {
+                        peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+                        continue;
+                    }
                 }
+                let target = head.target.as_str().to_owned();
+                assert!(peer.is_closed());
+                return closed.send(target).unwrap();
             }
-            let target = head.target.as_str().to_owned();
-            assert!(peer.is_closed());
-            return closed.send(target).unwrap();
-        }
-    })));
+        }))
+        .start();
     on_a_reactor(async {
-        let caller = connect(&demo).await;
+        let caller = connect(&scene).await;
         for target in ["/wait", "/stream"] {
             let (response, mut stream) = caller
                 .begin(caller.request(&Method::GET, target), true)
@@ -270,23 +273,19 @@ fn a_stream_reset_cancels_only_its_request() {
     let mut ended = [(); 2].map(|()| closes.recv_timeout(SOON).unwrap());
     ended.sort();
     assert_eq!(ended, ["/stream", "/wait"]);
-    crate::support::wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }
 
 #[test]
 fn the_slot_of_a_reset_stream_is_free_at_once() {
-    let demo = Demo::start(&Options {
-        slots: Some(1),
-        ..crate::support::options(None)
-    })
-    .unwrap();
+    let scene = Scene::service().agent().slots(1).start();
     on_a_reactor(async {
-        let mut stream = tls(&demo.about).await;
-        let begin = [PREFACE, &settings(), &get(&demo, 1, "/slow?ms=60000")].concat();
+        let mut stream = tls(&scene.about).await;
+        let begin = [PREFACE, &settings(), &get(&scene, 1, "/slow?ms=60000")].concat();
         AsyncWriteExt::write_all(&mut stream, &begin).await.unwrap();
         for slow in (1..40).step_by(4) {
             let next = slow + 2;
-            let reset_and_next = [cancel(slow), get(&demo, next, "/")].concat();
+            let reset_and_next = [cancel(slow), get(&scene, next, "/")].concat();
             AsyncWriteExt::write_all(&mut stream, &reset_and_next)
                 .await
                 .unwrap();
@@ -299,7 +298,7 @@ fn the_slot_of_a_reset_stream_is_free_at_once() {
             };
             // `:status: 200` in HPACK's static table (RFC 7541 appendix A).
             assert_eq!(status, 0x88, "{slow}");
-            AsyncWriteExt::write_all(&mut stream, &get(&demo, slow + 4, "/slow?ms=60000"))
+            AsyncWriteExt::write_all(&mut stream, &get(&scene, slow + 4, "/slow?ms=60000"))
                 .await
                 .unwrap();
         }
@@ -309,22 +308,24 @@ fn the_slot_of_a_reset_stream_is_free_at_once() {
 #[test]
 fn requests_that_are_reset_at_once_do_not_reach_the_backend() {
     let (heard, targets) = mpsc::channel();
-    let demo = demo(Some(backend::start(move |mut peer| {
-        while let Ok((head, ..)) = peer.request() {
-            heard.send(head.target.as_str().to_owned()).unwrap();
-            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
-        }
-    })));
-    let asked = || demo.metrics().count("gw_requests_total");
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            while let Ok((head, ..)) = peer.request() {
+                heard.send(head.target.as_str().to_owned()).unwrap();
+                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+            }
+        }))
+        .start();
+    let asked = || scene.metrics().count("gw_requests_total");
     let before = asked();
     on_a_reactor(async {
-        let mut stream = tls(&demo.about).await;
+        let mut stream = tls(&scene.about).await;
         let mut sent = [PREFACE, &settings()].concat();
         for id in (1..40).step_by(2) {
-            sent.extend(get(&demo, id, "/taken-back"));
+            sent.extend(get(&scene, id, "/taken-back"));
             sent.extend(cancel(id));
         }
-        sent.extend(get(&demo, 41, "/wanted"));
+        sent.extend(get(&scene, 41, "/wanted"));
         AsyncWriteExt::write_all(&mut stream, &sent).await.unwrap();
         AsyncWriteExt::flush(&mut stream).await.unwrap();
         while !matches!(read_frame(&mut stream).await, (HEADERS, 41, _)) {}
@@ -337,13 +338,13 @@ fn settings() -> Vec<u8> {
     frame(SETTINGS, 0, 0, &[])
 }
 
-/// A complete request with the demo's key.
-fn get(demo: &Demo, stream: u32, target: &str) -> Vec<u8> {
+/// A complete request with the scene's key.
+fn get(scene: &Scene, stream: u32, target: &str) -> Vec<u8> {
     frame(
         HEADERS,
         END_HEADERS | END_STREAM,
         stream,
-        &http2_frames::get(target, Some(&demo.about.service_key)),
+        &http2_frames::get(target, Some(&scene.about.service_key)),
     )
 }
 
@@ -372,12 +373,14 @@ async fn read_frame(stream: &mut TlsStream) -> (u8, u32, Vec<u8>) {
 
 #[test]
 fn an_incomplete_response_resets_its_stream() {
-    let demo = demo(Some(backend::start(|mut peer| {
-        peer.request().unwrap();
-        peer.send("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf");
-    })));
+    let scene = Scene::service()
+        .agent_to(backend::start(|mut peer| {
+            peer.request().unwrap();
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf");
+        }))
+        .start();
     on_a_reactor(async {
-        let caller = connect(&demo).await;
+        let caller = connect(&scene).await;
         let (response, _) = caller.begin(caller.request(&Method::GET, "/"), true).await;
         let mut body = response.await.unwrap().into_body();
         assert_eq!(data(&mut body).await.unwrap(), "half");
@@ -391,18 +394,20 @@ fn an_incomplete_response_resets_its_stream() {
 
 #[test]
 fn a_response_may_end_before_its_request() {
-    let demo = demo(Some(backend::start(|mut peer| {
-        peer.request_head().unwrap();
-        peer.send(
-            "HTTP/1.1 413 Content Too Large\r\nContent-Length: 6\r\nConnection: close\r\n\r\n\
+    let scene = Scene::service()
+        .agent_to(backend::start(|mut peer| {
+            peer.request_head().unwrap();
+            peer.send(
+                "HTTP/1.1 413 Content Too Large\r\nContent-Length: 6\r\nConnection: close\r\n\r\n\
              enough",
-        );
-        // Reads the rest of the request: a TCP reset would discard the response.
-        drop(peer.stream.shutdown(std::net::Shutdown::Write));
-        drop(peer.stream.read_to_end(&mut Vec::new()));
-    })));
+            );
+            // Reads the rest of the request: a TCP reset would discard the response.
+            drop(peer.stream.shutdown(std::net::Shutdown::Write));
+            drop(peer.stream.read_to_end(&mut Vec::new()));
+        }))
+        .start();
     on_a_reactor(async {
-        let caller = connect(&demo).await;
+        let caller = connect(&scene).await;
         let (response, mut upload) = caller
             .begin(caller.request(&Method::POST, "/"), false)
             .await;
@@ -416,14 +421,14 @@ fn a_response_may_end_before_its_request() {
         );
         drop(upload);
     });
-    crate::support::wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }
 
 #[test]
 fn repeated_stream_resets_end_the_connection() {
-    let demo = demo(None);
+    let scene = Scene::service().agent().start();
     on_a_reactor(async {
-        let mut caller = connect(&demo).await;
+        let mut caller = connect(&scene).await;
         let ended = loop {
             let request = caller
                 .request(&Method::GET, "/slow?ms=60000")
@@ -445,10 +450,10 @@ fn repeated_stream_resets_end_the_connection() {
         );
         assert!((&mut caller.ended).await.unwrap().is_err());
     });
-    assert_eq!(demo.metrics().count("gw_connections_abusive_total"), 1);
-    crate::support::wait_until_slots_are_free(&demo);
+    assert_eq!(scene.metrics().count("gw_connections_abusive_total"), 1);
+    scene.wait_until_slots_are_free();
     on_a_reactor(async {
-        let answer = connect(&demo).await.get("/").await;
+        let answer = connect(&scene).await.get("/").await;
         assert_eq!(
             answer.status,
             200,
@@ -460,12 +465,12 @@ fn repeated_stream_resets_end_the_connection() {
 
 #[test]
 fn floods_of_empty_frames_end_the_connection() {
-    let demo = demo(None);
+    let scene = Scene::service().agent().start();
     let ping = frame(PING, 0, 0, &[7; 8]);
     let priority = frame(PRIORITY, 0, 1, &[0, 0, 0, 0, 16]);
     for flood in [ping, settings(), priority, frame(UNKNOWN, 0, 0, &[])] {
         on_a_reactor(async {
-            let mut stream = tls(&demo.about).await;
+            let mut stream = tls(&scene.about).await;
             AsyncWriteExt::write_all(&mut stream, &[PREFACE, &settings()].concat())
                 .await
                 .unwrap();
@@ -504,19 +509,21 @@ fn floods_of_empty_frames_end_the_connection() {
 fn a_drain_sends_goaway_and_finishes_requests() {
     let (release, held) = mpsc::channel::<()>();
     let held = Mutex::new(held);
-    let demo = demo(Some(backend::start(move |mut peer| {
-        peer.request().unwrap();
-        held.lock().unwrap().recv_timeout(SOON).unwrap();
-        peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
-    })));
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            peer.request().unwrap();
+            held.lock().unwrap().recv_timeout(SOON).unwrap();
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+        }))
+        .start();
     on_a_reactor(async move {
-        let mut caller = connect(&demo).await;
+        let mut caller = connect(&scene).await;
         let (response, _) = caller.begin(caller.request(&Method::GET, "/"), true).await;
-        while demo.tunnels()[0].in_flight == 0 {
+        while scene.tunnels()[0].in_flight == 0 {
             runtime::sleep(Duration::from_millis(5)).await;
         }
-        let ready = format!("{}/readyz", demo.about.admin_url);
-        let stopping = thread::spawn(move || demo.stop());
+        let ready = format!("{}/readyz", scene.about.admin_url);
+        let stopping = thread::spawn(move || scene.stop());
         while ureq::get(&ready).call().is_ok() {
             runtime::sleep(Duration::from_millis(5)).await;
         }

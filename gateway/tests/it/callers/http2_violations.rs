@@ -5,8 +5,6 @@ use std::sync::mpsc;
 use gw_shared::net::TlsStream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::demo;
-use crate::support::demo::Demo;
 use crate::support::peers::backend;
 use crate::support::peers::caller::HOST;
 use crate::support::peers::http2_caller::{on_a_reactor, tls};
@@ -14,6 +12,7 @@ use crate::support::peers::http2_frames::{
     self, ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING, PREFACE,
     PRIORITY, RST_STREAM, SETTINGS, UNKNOWN, WINDOW_UPDATE, frame,
 };
+use crate::support::scene::Scene;
 
 const PUSH_PROMISE: u8 = 5;
 /// Flag of DATA and HEADERS.
@@ -43,9 +42,9 @@ impl Received {
 
 /// Sends `sent` on a new connection. Returns the frames up to the one for which `is_last` is true,
 /// or to the end of the connection.
-fn exchange(demo: &Demo, sent: &[u8], is_last: impl Fn(&Received) -> bool) -> Vec<Received> {
+fn exchange(scene: &Scene, sent: &[u8], is_last: impl Fn(&Received) -> bool) -> Vec<Received> {
     on_a_reactor(async {
-        let mut stream = tls(&demo.about).await;
+        let mut stream = tls(&scene.about).await;
         AsyncWriteExt::write_all(&mut stream, sent).await.unwrap();
         AsyncWriteExt::flush(&mut stream).await.unwrap();
         let mut frames = Vec::new();
@@ -87,13 +86,13 @@ fn setting(id: u16, value: u32) -> Vec<u8> {
 }
 
 /// The fields of a POST with the key of the demo.
-fn post(demo: &Demo) -> Vec<(&str, &str)> {
+fn post(scene: &Scene) -> Vec<(&str, &str)> {
     vec![
         (":method", "POST"),
         (":scheme", "https"),
         (":authority", HOST),
         (":path", "/"),
-        ("x-gw-service-key", &demo.about.service_key),
+        ("x-gw-service-key", &scene.about.service_key),
     ]
 }
 
@@ -261,8 +260,8 @@ const VIOLATIONS: &[(&str, u32, Violation)] = &[
 
 #[test]
 fn violations_of_the_framing_end_the_connection() {
-    let demo = demo(None);
-    let fields = post(&demo);
+    let scene = Scene::service().agent().start();
+    let fields = post(&scene);
     let open = headers(1, 0, &fields);
     let done = headers(
         1,
@@ -272,7 +271,7 @@ fn violations_of_the_framing_end_the_connection() {
     let begun = frame(HEADERS, 0, 1, &http2_frames::block(&fields));
     let at = Beginnings { open, done, begun };
     for (name, code, violation) in VIOLATIONS {
-        let received = exchange(&demo, &connection(&violation(&at)), |_| false);
+        let received = exchange(&scene, &connection(&violation(&at)), |_| false);
         let goaway = received.iter().rfind(|frame| frame.kind == GOAWAY);
         assert_eq!(
             goaway.map(|frame| (frame.stream, frame.code())),
@@ -282,12 +281,12 @@ fn violations_of_the_framing_end_the_connection() {
     }
     // Not HTTP/2, so that GOAWAY may be left out (RFC 9113 §3.4).
     let preface = [&PREFACE[..16], b"XX\r\n\r\n"].concat();
-    let received = exchange(&demo, &preface, |_| false);
+    let received = exchange(&scene, &preface, |_| false);
     assert!(
         received.iter().all(|frame| frame.kind == SETTINGS),
         "{received:?}"
     );
-    crate::support::wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }
 
 /// The requests that arrive at a backend.
@@ -380,18 +379,18 @@ fn with_invalid_pseudo_header_fields<'a>(
 #[test]
 fn malformed_requests_are_not_forwarded() {
     let (url, seen) = counting();
-    let demo = demo(Some(url));
-    let whole = post(&demo);
+    let scene = Scene::service().agent_to(url).start();
+    let whole = post(&scene);
     for (name, field, value) in INVALID_FIELDS {
         let fields = [&whole[..], &[(field, value)]].concat();
-        is_malformed(&demo, name, &[headers(1, END_STREAM, &fields)]);
+        is_malformed(&scene, name, &[headers(1, END_STREAM, &fields)]);
     }
     for (name, fields) in &with_invalid_pseudo_header_fields(&whole) {
-        is_malformed(&demo, name, &[headers(1, END_STREAM, fields)]);
+        is_malformed(&scene, name, &[headers(1, END_STREAM, fields)]);
     }
     let trailers = [headers(1, 0, &whole), headers(1, 0, &[("x", "1")])];
-    is_malformed(&demo, "trailers without END_STREAM", &trailers);
-    crate::support::wait_until_slots_are_free(&demo);
+    is_malformed(&scene, "trailers without END_STREAM", &trailers);
+    scene.wait_until_slots_are_free();
     assert_eq!(seen.try_iter().count(), 0);
 
     // The h2 crate drops pseudo-header fields of trailers.
@@ -400,28 +399,30 @@ fn malformed_requests_are_not_forwarded() {
         headers(1, END_STREAM, &[(":path", "/other")]),
     ];
     let is_answer = |frame: &Received| frame.kind == HEADERS;
-    let received = exchange(&demo, &connection(&trailers), is_answer);
+    let received = exchange(&scene, &connection(&trailers), is_answer);
     assert_eq!(received.last().map(|frame| frame.payload[0]), Some(OK));
     assert_eq!(seen.try_iter().count(), 1);
 }
 
 #[test]
 fn trailers_of_a_switched_stream_reset_it() {
-    let demo = demo(Some(backend::start(|mut peer| {
-        peer.request_head().unwrap();
-        peer.send("HTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nhello");
-        assert!(peer.is_closed());
-    })));
+    let scene = Scene::service()
+        .agent_to(backend::start(|mut peer| {
+            peer.request_head().unwrap();
+            peer.send("HTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nhello");
+            assert!(peer.is_closed());
+        }))
+        .start();
     let connect = [
         (":method", "CONNECT"),
         (":protocol", "x"),
         (":scheme", "https"),
         (":authority", HOST),
         (":path", "/"),
-        ("x-gw-service-key", &demo.about.service_key),
+        ("x-gw-service-key", &scene.about.service_key),
     ];
     on_a_reactor(async {
-        let mut stream = tls(&demo.about).await;
+        let mut stream = tls(&scene.about).await;
         let send = async |stream: &mut TlsStream, sent: Vec<u8>| {
             AsyncWriteExt::write_all(stream, &sent).await.unwrap();
             AsyncWriteExt::flush(stream).await.unwrap();
@@ -437,13 +438,13 @@ fn trailers_of_a_switched_stream_reset_it() {
         };
         assert_eq!((reset.stream, reset.code()), (1, PROTOCOL_ERROR));
     });
-    crate::support::wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }
 
 /// Asserts that the frames end their stream, or the connection, with `PROTOCOL_ERROR`.
-fn is_malformed(demo: &Demo, name: &str, frames: &[Vec<u8>]) {
+fn is_malformed(scene: &Scene, name: &str, frames: &[Vec<u8>]) {
     let is_end = |frame: &Received| [RST_STREAM, GOAWAY, HEADERS].contains(&frame.kind);
-    let received = exchange(demo, &connection(frames), is_end);
+    let received = exchange(scene, &connection(frames), is_end);
     let end = received.last().unwrap();
     assert!(
         end.kind != HEADERS && end.code() == PROTOCOL_ERROR,
@@ -456,8 +457,8 @@ const OK: u8 = 0x88;
 
 #[test]
 fn what_an_endpoint_ignores_leaves_the_connection_usable() {
-    let demo = demo(None);
-    let fields = post(&demo);
+    let scene = Scene::service().agent().start();
+    let fields = post(&scene);
     let reset = |code: u32| frame(RST_STREAM, 0, 1, &code.to_be_bytes());
     let mut undefined = headers(7, END_STREAM | 0xc2, &fields);
     // The reserved bit of the stream identifier.
@@ -481,7 +482,7 @@ fn what_an_endpoint_ignores_leaves_the_connection_usable() {
         undefined,
     ]);
     let answers = std::cell::Cell::new(0);
-    let received = exchange(&demo, &sent, |frame| {
+    let received = exchange(&scene, &sent, |frame| {
         answers.set(answers.get() + u32::from(frame.kind == HEADERS));
         answers.get() == 2
     });
@@ -537,12 +538,12 @@ fn the_settings_are_valid(first: &Received) {
 
 #[test]
 fn a_stream_beyond_the_limit_is_refused() {
-    let demo = demo(None);
-    let fields = post(&demo);
+    let scene = Scene::service().agent().start();
+    let fields = post(&scene);
     let open: Vec<_> = (0..=100)
         .map(|number| headers(2 * number + 1, 0, &fields))
         .collect();
-    let received = exchange(&demo, &connection(&open), |frame| frame.kind == RST_STREAM);
+    let received = exchange(&scene, &connection(&open), |frame| frame.kind == RST_STREAM);
     let limit = received[0]
         .payload
         .chunks(6)
@@ -553,5 +554,5 @@ fn a_stream_beyond_the_limit_is_refused() {
     );
     let refused = received.last().map(|frame| (frame.stream, frame.code()));
     assert_eq!(refused, Some((201, REFUSED_STREAM)));
-    crate::support::wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }

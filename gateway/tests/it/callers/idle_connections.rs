@@ -5,7 +5,6 @@ use std::io::{Read, Write};
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Response};
 
-use crate::support::demo::About;
 use crate::support::eventually;
 use crate::support::peers::caller::{HOST, Tls, session, socket};
 use crate::support::peers::http2_backend;
@@ -14,6 +13,7 @@ use crate::support::peers::http2_frames::{
     frame, get_with_padding, indexed,
 };
 use crate::support::processes::prepared::Prepared;
+use crate::support::scene::About;
 
 /// Connections: as many as it takes to tell their memory from that of the process.
 const CONNECTIONS: usize = 1000;

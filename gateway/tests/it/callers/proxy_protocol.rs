@@ -6,15 +6,15 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::support::demo::{Demo, Options};
 use crate::support::peers::caller;
-use crate::support::peers::caller::{Caller, HOST, Tls, get};
+use crate::support::peers::caller::{Caller, HOST, Tls};
 use crate::support::peers::http1_peer::Peer;
 use crate::support::peers::proxy_protocol::{
     SIGNATURE, begin_with, connect_through, socket_from, tcp4_of, trusted,
 };
 use crate::support::processes::process;
 use crate::support::processes::process::{Running, hold};
+use crate::support::scene::Scene;
 use crate::support::{eventually, programs};
 
 /// Address of a proxy that must announce its clients, of one that must not, and of a client.
@@ -42,32 +42,31 @@ fn tcp6() -> Vec<u8> {
     .concat()
 }
 
-/// A demo behind a proxy of which the configuration does not say what it sends. Hands over all
+/// A scene behind a proxy of which the configuration does not say what it sends. Hands over all
 /// connections.
-fn behind_a_proxy() -> Demo {
+fn behind_a_proxy() -> Scene {
     start("trusted_proxies = [\"127.0.0.1/32\"]\n")
 }
 
-/// A demo behind [`ANNOUNCES`] and [`SILENT`].
-fn behind_declared_proxies() -> Demo {
+/// A scene behind [`ANNOUNCES`] and [`SILENT`].
+fn behind_declared_proxies() -> Scene {
     start(&trusted(&[
         ("127.0.0.2/31", "required"),
         ("127.0.0.3/32", "off"),
     ]))
 }
 
-fn start(configuration: &str) -> Demo {
-    Demo::start(&Options {
-        configuration: configuration.to_owned(),
-        hand_over: "always",
-        ..crate::support::options(None)
-    })
-    .unwrap()
+fn start(configuration: &str) -> Scene {
+    Scene::service()
+        .agent()
+        .configuration(configuration)
+        .hand_over("always")
+        .start()
 }
 
 /// Value of `X-Forwarded-For` at the backend.
-fn forwarded_for(demo: &Demo, caller: &mut Caller) -> String {
-    caller.send(get(demo, "/"));
+fn forwarded_for(scene: &Scene, caller: &mut Caller) -> String {
+    caller.send(scene.get("/"));
     let seen = caller.response().json();
     let fields = seen["headers"].as_array().unwrap();
     let field = fields
@@ -78,8 +77,8 @@ fn forwarded_for(demo: &Demo, caller: &mut Caller) -> String {
 }
 
 /// Bytes that the gateway sends before it ends a connection that begins with `beginning`.
-fn refusal(demo: &Demo, beginning: &[u8]) -> Vec<u8> {
-    refused(caller::socket(&demo.about), beginning)
+fn refusal(scene: &Scene, beginning: &[u8]) -> Vec<u8> {
+    refused(caller::socket(&scene.about), beginning)
 }
 
 fn refused(mut socket: TcpStream, beginning: &[u8]) -> Vec<u8> {
@@ -91,21 +90,21 @@ fn refused(mut socket: TcpStream, beginning: &[u8]) -> Vec<u8> {
     }
 }
 
-fn handshake_failures(demo: &Demo) -> u64 {
-    demo.metrics().count("gw_handshake_failures_total")
+fn handshake_failures(scene: &Scene) -> u64 {
+    scene.metrics().count("gw_handshake_failures_total")
 }
 
 #[test]
 fn the_announced_source_is_the_client_address() {
-    let demo = behind_a_proxy();
+    let scene = behind_a_proxy();
     // Enough connections for each worker to accept some of them.
     for _ in 0..8 {
         assert_eq!(
-            forwarded_for(&demo, &mut connect_through(&demo, &tcp4())),
+            forwarded_for(&scene, &mut connect_through(&scene, &tcp4())),
             "198.51.100.7"
         );
         assert_eq!(
-            forwarded_for(&demo, &mut connect_through(&demo, &tcp6())),
+            forwarded_for(&scene, &mut connect_through(&scene, &tcp6())),
             "2001:db8::7"
         );
     }
@@ -113,68 +112,68 @@ fn the_announced_source_is_the_client_address() {
 
 #[test]
 fn a_header_may_arrive_byte_by_byte() {
-    let demo = behind_a_proxy();
-    let mut socket = caller::socket(&demo.about);
+    let scene = behind_a_proxy();
+    let mut socket = caller::socket(&scene.about);
     for byte in tcp6() {
         socket.write_all(&[byte]).unwrap();
     }
-    let session = caller::session(&demo.about, HOST, &[b"http/1.1"], None);
+    let session = caller::session(&scene.about, HOST, &[b"http/1.1"], None);
     assert_eq!(
-        forwarded_for(&demo, &mut Peer::new(Tls::new(session, socket))),
+        forwarded_for(&scene, &mut Peer::new(Tls::new(session, socket))),
         "2001:db8::7"
     );
 }
 
 #[test]
 fn local_headers_and_connections_without_a_header_are_accepted() {
-    let demo = behind_a_proxy();
+    let scene = behind_a_proxy();
     let local = [SIGNATURE, b"\x20\x00\x00\x00"].concat();
     let unspecified = [SIGNATURE, b"\x21\x00\x00\x03abc"].concat();
     for header in [local, unspecified, Vec::new()] {
         assert_eq!(
-            forwarded_for(&demo, &mut connect_through(&demo, &header)),
+            forwarded_for(&scene, &mut connect_through(&scene, &header)),
             "127.0.0.1"
         );
     }
     // The agent's tunnel was opened without a header as well.
-    assert_eq!(demo.tunnels().len(), 1);
+    assert_eq!(scene.tunnels().len(), 1);
 }
 
 #[test]
 fn malformed_headers_end_the_connection() {
-    let demo = behind_a_proxy();
+    let scene = behind_a_proxy();
     let wrong_version = [SIGNATURE, b"\x11\x11\x00\x00"].concat();
     let too_short = [SIGNATURE, b"\x21\x11\x00\x04\x01\x02\x03\x04"].concat();
     let too_long = [SIGNATURE, b"\x21\x11\xff\xff"].concat();
     let malformed = [wrong_version, too_short, too_long];
     for header in &malformed {
-        assert_eq!(refusal(&demo, header), b"");
+        assert_eq!(refusal(&scene, header), b"");
     }
     let failures = malformed.len() as u64;
     eventually("the failures are counted", || {
-        (handshake_failures(&demo) == failures).then_some(())
+        (handshake_failures(&scene) == failures).then_some(())
     });
     // Version 1 headers and other bytes are not accepted as a header.
     assert_eq!(
-        refusal(&demo, b"PROXY TCP4 1.1.1.1 2.2.2.2 1 2\r\n")[..9],
+        refusal(&scene, b"PROXY TCP4 1.1.1.1 2.2.2.2 1 2\r\n")[..9],
         *b"HTTP/1.1 "
     );
 }
 
 #[test]
 fn headers_of_untrusted_peers_are_refused() {
-    let demo = crate::support::demo(None);
+    let scene = Scene::service().agent().start();
     // Content type 21: alert (RFC 8446 §5.1).
-    assert_eq!(refusal(&demo, &tcp4())[0], 21);
+    assert_eq!(refusal(&scene, &tcp4())[0], 21);
     assert_eq!(
-        forwarded_for(&demo, &mut connect_through(&demo, b"")),
+        forwarded_for(&scene, &mut connect_through(&scene, b"")),
         "127.0.0.1"
     );
 }
 
 /// Connections without a header where one is required.
-fn without_header(demo: &Demo) -> u64 {
-    let metrics = demo.metrics();
+fn without_header(scene: &Scene) -> u64 {
+    let metrics = scene.metrics();
     metrics.count_with("gw_connections_turned_away_total", "proxy_header_missing")
 }
 
@@ -200,12 +199,12 @@ fn announcements() -> [(Vec<u8>, &'static str); 6] {
 
 #[test]
 fn a_proxy_that_announces_its_clients_must_do_so_on_every_connection() {
-    let demo = behind_declared_proxies();
-    let connect = || socket_from(ANNOUNCES, demo.address());
+    let scene = behind_declared_proxies();
+    let connect = || socket_from(ANNOUNCES, scene.address());
     let headers = announcements();
     for (header, client) in &headers {
         assert_eq!(
-            forwarded_for(&demo, &mut begin_with(&demo, header, connect())),
+            forwarded_for(&scene, &mut begin_with(&scene, header, connect())),
             *client
         );
         let mut socket = connect();
@@ -213,14 +212,14 @@ fn a_proxy_that_announces_its_clients_must_do_so_on_every_connection() {
             .iter()
             .for_each(|byte| socket.write_all(&[*byte]).unwrap());
         assert_eq!(
-            forwarded_for(&demo, &mut begin_with(&demo, b"", socket)),
+            forwarded_for(&scene, &mut begin_with(&scene, b"", socket)),
             *client,
             "byte by byte"
         );
     }
 
     let mut hello = Vec::new();
-    caller::session(&demo.about, HOST, &[b"http/1.1"], None)
+    caller::session(&scene.about, HOST, &[b"http/1.1"], None)
         .write_tls(&mut hello)
         .unwrap();
     let without: [&[u8]; 4] = [
@@ -236,10 +235,10 @@ fn a_proxy_that_announces_its_clients_must_do_so_on_every_connection() {
             "no answer, and no handshake"
         );
         eventually("the connection is counted", || {
-            (without_header(&demo) == count).then_some(())
+            (without_header(&scene) == count).then_some(())
         });
     }
-    assert_eq!(handshake_failures(&demo), 0);
+    assert_eq!(handshake_failures(&scene), 0);
     // A check of the proxy's that only connects is no connection without a header; a line without
     // end is malformed.
     drop(connect());
@@ -248,9 +247,9 @@ fn a_proxy_that_announces_its_clients_must_do_so_on_every_connection() {
         b""
     );
     eventually("the failures are counted", || {
-        (handshake_failures(&demo) == 2).then_some(())
+        (handshake_failures(&scene) == 2).then_some(())
     });
-    assert_eq!(without_header(&demo), without.len() as u64);
+    assert_eq!(without_header(&scene), without.len() as u64);
     // The second header is no part of the announcement.
     let twice = [headers[0].0.as_slice(), &tcp4()].concat();
     assert_eq!(refused(connect(), &twice)[0], 21, "an alert of TLS");
@@ -258,22 +257,18 @@ fn a_proxy_that_announces_its_clients_must_do_so_on_every_connection() {
 
 #[test]
 fn a_client_of_a_proxy_that_announces_none_cannot_announce_itself() {
-    let demo = behind_declared_proxies();
-    let connect = || socket_from(SILENT, demo.address());
+    let scene = behind_declared_proxies();
+    let connect = || socket_from(SILENT, scene.address());
     assert_eq!(refused(connect(), &tcp4())[0], 21, "an alert of TLS");
     assert_eq!(
         &refused(connect(), b"PROXY TCP4 198.51.100.7 192.0.2.1 1 2\r\n")[..9],
         b"HTTP/1.1 "
     );
-    let mut caller = begin_with(&demo, b"", connect());
-    assert_eq!(forwarded_for(&demo, &mut caller), "127.0.0.3");
-    assert_eq!(without_header(&demo), 0);
+    let mut caller = begin_with(&scene, b"", connect());
+    assert_eq!(forwarded_for(&scene, &mut caller), "127.0.0.3");
+    assert_eq!(without_header(&scene), 0);
     // Its own announcement counts: X-Forwarded-For.
-    caller.send(caller::request(
-        &demo,
-        "GET /",
-        "X-Forwarded-For: 198.51.100.7\r\n\r\n",
-    ));
+    caller.send(scene.request("GET /", "X-Forwarded-For: 198.51.100.7\r\n\r\n"));
     let seen = caller.response().json().to_string();
     assert!(seen.contains("198.51.100.7, 127.0.0.3"), "{seen}");
 }
@@ -315,11 +310,11 @@ fn a_missing_header_and_a_guessed_one_are_logged_with_their_setting() {
 
 /// Waits until `port` takes connections, then asserts that the backend sees the client of a real
 /// proxy.
-fn assert_announced(demo: &Demo, port: u16) {
+fn assert_announced(scene: &Scene, port: u16) {
     let balancer = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     eventually("the proxy listens", || TcpStream::connect(balancer).ok());
-    let mut caller = begin_with(demo, b"", socket_from(CLIENT, balancer));
-    assert_eq!(forwarded_for(demo, &mut caller), CLIENT.to_string());
+    let mut caller = begin_with(scene, b"", socket_from(CLIENT, balancer));
+    assert_eq!(forwarded_for(scene, &mut caller), CLIENT.to_string());
 }
 
 /// Starts `program` with a configuration file that has this text.
@@ -340,7 +335,7 @@ fn haproxy_announces_clients_in_both_versions() {
     if !programs::usable(&["haproxy"]) {
         return;
     }
-    let demo = behind_declared_proxies();
+    let scene = behind_declared_proxies();
     for option in ["send-proxy", "send-proxy-v2"] {
         let folder = tempfile::tempdir().unwrap();
         let reserved = hold("127.0.0.1:0".parse().unwrap());
@@ -350,12 +345,12 @@ fn haproxy_announces_clients_in_both_versions() {
              server 1m\n\
              listen gw\n    bind 127.0.0.1:{port}\n    server gw1 {} source {ANNOUNCES} check \
              {option}\n",
-            demo.address()
+            scene.address()
         );
         let _haproxy = start_proxy(folder.path(), &["haproxy", "-db", "-f"], &config);
-        assert_announced(&demo, port);
+        assert_announced(&scene, port);
     }
-    assert_eq!(without_header(&demo), 0, "HAProxy's checks have a header");
+    assert_eq!(without_header(&scene), 0, "HAProxy's checks have a header");
 }
 
 #[test]
@@ -363,7 +358,7 @@ fn nginx_announces_clients_in_version_1() {
     if !programs::usable(&["nginx", "nginx-stream"]) {
         return;
     }
-    let demo = behind_declared_proxies();
+    let scene = behind_declared_proxies();
     let folder = tempfile::tempdir().unwrap();
     let reserved = hold("127.0.0.1:0".parse().unwrap());
     let port = reserved.local_addr().unwrap().as_socket().unwrap().port();
@@ -373,8 +368,8 @@ fn nginx_announces_clients_in_version_1() {
          master_process off;\npid {path}/nginx.pid;\nerror_log {path}/nginx.err;\nevents {{}}\n\
          stream {{ server {{ listen 127.0.0.1:{port} reuseport; proxy_pass {}; proxy_bind \
          {ANNOUNCES}; proxy_protocol on; }} }}\n",
-        demo.address()
+        scene.address()
     );
     let _nginx = start_proxy(folder.path(), &["nginx", "-c"], &config);
-    assert_announced(&demo, port);
+    assert_announced(&scene, port);
 }

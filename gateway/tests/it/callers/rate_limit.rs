@@ -3,23 +3,22 @@
 use std::thread;
 use std::time::Instant;
 
-use crate::support::demo::{Demo, Options};
 use crate::support::peers::backend;
-use crate::support::peers::caller::{HOST, connect, get, request};
+use crate::support::peers::caller::HOST;
+use crate::support::scene::Scene;
 
 /// Sends 1,500 requests on 30 concurrent connections, with or without hand-over between workers.
 fn storm(workers: usize, hand_over: &'static str) {
     let backend = backend::answering("HTTP/1.1 204 No Content\r\n\r\n");
-    let options = Options {
-        workers,
-        hand_over,
-        rate: (1000, 300),
-        ..crate::support::options(Some(backend))
-    };
-    let demo = Demo::start(&options).unwrap();
+    let scene = Scene::service()
+        .agent_to(backend)
+        .workers(workers)
+        .hand_over(hand_over)
+        .rate(1000, 300)
+        .start();
     let started = Instant::now();
     let (passed, limited) = thread::scope(|scope| {
-        let callers: Vec<_> = (0..30).map(|_| scope.spawn(|| call(&demo, 50))).collect();
+        let callers: Vec<_> = (0..30).map(|_| scope.spawn(|| call(&scene, 50))).collect();
         callers
             .into_iter()
             .map(|caller| caller.join().unwrap())
@@ -33,12 +32,12 @@ fn storm(workers: usize, hand_over: &'static str) {
     );
 }
 
-fn call(demo: &Demo, count: usize) -> (u128, u128) {
-    let mut caller = connect(demo);
+fn call(scene: &Scene, count: usize) -> (u128, u128) {
+    let mut caller = scene.connect();
     let mut passed = 0;
     let mut limited = 0;
     for _ in 0..count {
-        caller.send(get(demo, "/"));
+        caller.send(scene.get("/"));
         let response = caller.response();
         if response.status == 204 {
             passed += 1;
@@ -73,17 +72,16 @@ fn exactly_the_burst_passes_across_connections_and_workers() {
 fn answered_here(workers: usize) {
     const BURST: u32 = 32;
     let (_refusing, backend) = backend::refusing();
-    let options = Options {
-        workers,
-        hand_over: "never",
-        rate: (BURST, 1),
-        ..crate::support::options(Some(format!("http://{backend}")))
-    };
-    let demo = Demo::start(&options).unwrap();
+    let scene = Scene::service()
+        .agent_to(format!("http://{backend}"))
+        .workers(workers)
+        .hand_over("never")
+        .rate(BURST, 1)
+        .start();
     let ask = |number: u32| {
         let line = ["OPTIONS *", "TRACE /"][number as usize % 2];
-        let mut caller = connect(&demo);
-        caller.send(request(&demo, line, "Max-Forwards: 0\r\n\r\n"));
+        let mut caller = scene.connect();
+        caller.send(scene.request(line, "Max-Forwards: 0\r\n\r\n"));
         caller.response().status.as_u16()
     };
     for number in 0..BURST {
@@ -94,7 +92,7 @@ fn answered_here(workers: usize) {
     let statuses: Vec<u16> = (0..4).map(ask).collect();
     let refused = statuses.iter().filter(|status| **status == 429).count();
     assert!(refused >= 3, "{statuses:?} of {workers} workers");
-    let crossings = demo.metrics().count("gw_requests_crossing_total");
+    let crossings = scene.metrics().count("gw_requests_crossing_total");
     assert_eq!(crossings > 0, workers > 1);
 }
 
@@ -106,20 +104,16 @@ fn requests_that_the_gateway_answers_take_tokens_of_the_owner() {
 
 #[test]
 fn unauthenticated_requests_take_no_tokens() {
-    let demo = Demo::start(&Options {
-        rate: (1, 1),
-        ..crate::support::options(None)
-    })
-    .unwrap();
-    let mut caller = connect(&demo);
+    let scene = Scene::service().agent().rate(1, 1).start();
+    let mut caller = scene.connect();
     for _ in 0..10 {
         caller.send(format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));
         assert_eq!(caller.response().code(), "GW_AUTH_REQUIRED");
     }
     let began = Instant::now();
-    caller.send(get(&demo, "/"));
+    caller.send(scene.get("/"));
     assert_eq!(caller.response().status, 200);
-    caller.send(get(&demo, "/"));
+    caller.send(scene.get("/"));
     let limited = caller.response();
     assert_eq!(limited.status, 429);
     // Retry-After is the time until the next token.

@@ -12,21 +12,21 @@ use http::{Method, Request};
 use serde_json::json;
 
 use crate::support::agents::in_process;
-use crate::support::demo::{Demo, Options};
 use crate::support::limits::HTTP2_STREAMS;
 use crate::support::peers::backend;
-use crate::support::peers::caller::{HOST, connect, connect_to, get, request};
+use crate::support::peers::caller::{HOST, connect_to};
 use crate::support::peers::http2_caller::{self, on_a_reactor};
-use crate::support::{SOON, apex, demo, eventually, options};
+use crate::support::scene::Scene;
+use crate::support::{SOON, apex, eventually};
 
 #[test]
 fn policy_and_authentication_errors_have_codes() {
-    let demo = demo(None);
-    let key = demo.about.service_key.clone();
-    let api = demo.api();
+    let scene = Scene::service().agent().start();
+    let key = scene.about.service_key.clone();
+    let api = scene.api();
     api.create_service("demo", "other");
     let (_, other_key) = api.create_service_key("demo", &["other"]);
-    let mut caller = connect(&demo);
+    let mut caller = scene.connect();
     let mut code = |host: &str, fields: &str| {
         caller.send(format!("GET / HTTP/1.1\r\nHost: {host}\r\n{fields}\r\n"));
         let response = caller.response();
@@ -81,9 +81,9 @@ fn policy_and_authentication_errors_have_codes() {
 
 #[test]
 fn disabled_services_and_services_without_key_mode_are_refused() {
-    let demo = demo(None);
-    let api = demo.api();
-    let mut caller = connect(&demo);
+    let scene = Scene::service().agent().start();
+    let api = scene.api();
+    let mut caller = scene.connect();
     for (changes, code) in [
         (json!({ "enabled": false }), "GW_SERVICE_DISABLED"),
         (
@@ -92,14 +92,14 @@ fn disabled_services_and_services_without_key_mode_are_refused() {
         ),
     ] {
         api.change_service("demo", "echo", &changes);
-        caller.send(get(&demo, "/"));
+        caller.send(scene.get("/"));
         assert_eq!(caller.response().code(), code);
     }
 }
 
 #[test]
 fn malformed_http_is_refused_and_the_connection_closed() {
-    let demo = demo(None);
+    let scene = Scene::service().agent().start();
     let host = format!("Host: {HOST}\r\n");
     for bad in [
         format!("POST / HTTP/1.1\r\n{host}Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"),
@@ -113,7 +113,7 @@ fn malformed_http_is_refused_and_the_connection_closed() {
         format!("CONNECT {HOST}:443 HTTP/1.1\r\n{host}\r\n"),
         "\x16\x03\x01 nonsense\r\n\r\n".to_owned(),
     ] {
-        let mut caller = connect(&demo);
+        let mut caller = scene.connect();
         caller.send(&bad);
         let response = caller.response();
         assert_eq!(
@@ -128,20 +128,16 @@ fn malformed_http_is_refused_and_the_connection_closed() {
 
 #[test]
 fn a_malformed_chunk_is_refused_before_the_response_begins() {
-    let demo = demo(None);
-    let mut caller = connect(&demo);
-    caller.send(request(
-        &demo,
-        "POST /",
-        "Transfer-Encoding: chunked\r\n\r\n3\r\nabcXX",
-    ));
+    let scene = Scene::service().agent().start();
+    let mut caller = scene.connect();
+    caller.send(scene.request("POST /", "Transfer-Encoding: chunked\r\n\r\n3\r\nabcXX"));
     let response = caller.response();
     assert_eq!(
         (response.status.as_u16(), response.code().as_str()),
         (400, "GW_BAD_REQUEST")
     );
     assert!(caller.is_closed());
-    crate::support::wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }
 
 /// Chunk extensions, and whether RFC 9112 §7.1.1 allows them.
@@ -162,15 +158,14 @@ const CHUNK_EXTENSIONS: [(&str, bool); 12] = [
 
 #[test]
 fn malformed_chunk_extensions_of_callers_are_refused() {
-    let demo = demo(None);
+    let scene = Scene::service().agent().start();
     for (extension, is_valid) in CHUNK_EXTENSIONS {
         for body in [
             format!("3{extension}\r\nabc\r\n0\r\n\r\n"),
             format!("3\r\nabc\r\n0{extension}\r\n\r\n"),
         ] {
-            let mut caller = connect(&demo);
-            caller.send(request(
-                &demo,
+            let mut caller = scene.connect();
+            caller.send(scene.request(
                 "POST /",
                 &format!("Transfer-Encoding: chunked\r\n\r\n{body}"),
             ));
@@ -191,28 +186,30 @@ fn malformed_chunk_extensions_of_callers_are_refused() {
             assert!(caller.is_closed(), "{body:?}");
         }
     }
-    crate::support::wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }
 
 #[test]
 fn malformed_chunk_extensions_of_backends_are_refused() {
     for (extension, is_valid) in CHUNK_EXTENSIONS {
-        let demo = demo(Some(backend::start(move |mut peer| {
-            while let Ok((head, ..)) = peer.request() {
-                let chunk = if head.target == "/first" {
-                    format!("3{extension}")
-                } else {
-                    "3".to_owned()
-                };
-                peer.send(format!(
-                    "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{chunk}\r\nabc\r\n"
-                ));
-                peer.send(format!("0{extension}\r\n\r\n"));
-            }
-        })));
+        let scene = Scene::service()
+            .agent_to(backend::start(move |mut peer| {
+                while let Ok((head, ..)) = peer.request() {
+                    let chunk = if head.target == "/first" {
+                        format!("3{extension}")
+                    } else {
+                        "3".to_owned()
+                    };
+                    peer.send(format!(
+                        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{chunk}\r\nabc\r\n"
+                    ));
+                    peer.send(format!("0{extension}\r\n\r\n"));
+                }
+            }))
+            .start();
         for target in ["/first", "/last"] {
-            let mut caller = connect(&demo);
-            caller.send(get(&demo, target));
+            let mut caller = scene.connect();
+            caller.send(scene.get(target));
             match caller.try_response(&Method::GET) {
                 Ok(response) if is_valid => assert_eq!(response.body, b"abc", "{extension:?}"),
                 Ok(response) => assert_eq!(
@@ -234,7 +231,7 @@ fn malformed_chunk_extensions_of_backends_are_refused() {
 
 #[test]
 fn heads_over_the_limits_are_refused() {
-    let demo = demo(None);
+    let scene = Scene::service().agent().start();
     for (line, fields) in [
         ("GET /".to_owned() + &"a".repeat(8 * 1024), String::new()),
         ("GET /".to_owned(), "A: b\r\n".repeat(101)),
@@ -243,8 +240,8 @@ fn heads_over_the_limits_are_refused() {
             format!("A: {}\r\n", "b".repeat(33 * 1024)),
         ),
     ] {
-        let mut caller = connect(&demo);
-        caller.send(request(&demo, &line, &format!("{fields}\r\n")));
+        let mut caller = scene.connect();
+        caller.send(scene.request(&line, &format!("{fields}\r\n")));
         let response = caller.response();
         assert_eq!(
             (response.status.as_u16(), response.code().as_str()),
@@ -252,17 +249,13 @@ fn heads_over_the_limits_are_refused() {
         );
         assert_eq!(response.header("x-gw-status"), "HeadersTooLarge");
     }
-    let mut caller = connect(&demo);
-    caller.send(request(
-        &demo,
-        "GET /",
-        &format!("A: {}\r\n\r\n", "b".repeat(30 * 1024)),
-    ));
+    let mut caller = scene.connect();
+    caller.send(scene.request("GET /", &format!("A: {}\r\n\r\n", "b".repeat(30 * 1024))));
     assert_eq!(caller.response().status, 200);
     // The token endpoint has errors of its own (RFC 6749 §5.2), which such a head does not reach.
     for path in ["/oauth/token", "/enroll"] {
         let field = format!("A: {}\r\n", "b".repeat(33 * 1024));
-        let response = apex::ask(&demo, &format!("POST {path}"), &field, "");
+        let response = apex::ask(&scene, &format!("POST {path}"), &field, "");
         assert_eq!(
             (response.status.as_u16(), response.code().as_str()),
             (502, "GW_HEADERS_TOO_LARGE"),
@@ -285,12 +278,14 @@ fn backend_errors_have_codes() {
             "GW_BACKEND_INVALID_RESPONSE",
         ),
     ] {
-        let demo = demo(Some(backend::start(move |mut peer| {
-            drop(peer.request());
-            peer.send(answer);
-        })));
-        let mut caller = connect(&demo);
-        caller.send(get(&demo, "/"));
+        let scene = Scene::service()
+            .agent_to(backend::start(move |mut peer| {
+                drop(peer.request());
+                peer.send(answer);
+            }))
+            .start();
+        let mut caller = scene.connect();
+        caller.send(scene.get("/"));
         let response = caller.response();
         assert_eq!(
             (response.status.as_u16(), response.code().as_str()),
@@ -304,9 +299,11 @@ fn backend_errors_have_codes() {
 #[test]
 fn an_unreachable_backend_has_a_code() {
     let (_closed, address) = backend::refusing();
-    let demo = demo(Some(format!("http://{address}")));
-    let mut caller = connect(&demo);
-    caller.send(get(&demo, "/"));
+    let scene = Scene::service()
+        .agent_to(format!("http://{address}"))
+        .start();
+    let mut caller = scene.connect();
+    caller.send(scene.get("/"));
     assert_eq!(caller.response().code(), "GW_BACKEND_UNREACHABLE");
 }
 
@@ -314,27 +311,29 @@ fn an_unreachable_backend_has_a_code() {
 fn requests_beyond_the_slots_are_refused() {
     let (release, held) = mpsc::channel::<()>();
     let held = Mutex::new(held);
-    let demo = demo(Some(backend::start(move |mut peer| {
-        while let Ok((head, ..)) = peer.request() {
-            if head.target == "/held" {
-                // Waits until the sender is dropped, which releases all requests.
-                let _ = held.lock().unwrap().recv_timeout(2 * SOON);
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            while let Ok((head, ..)) = peer.request() {
+                if head.target == "/held" {
+                    // Waits until the sender is dropped, which releases all requests.
+                    let _ = held.lock().unwrap().recv_timeout(2 * SOON);
+                }
+                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
             }
-            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
-        }
-    })));
+        }))
+        .start();
     let mut waiting: Vec<_> = (0..128)
         .map(|_| {
-            let mut caller = connect(&demo);
-            caller.send(get(&demo, "/held"));
+            let mut caller = scene.connect();
+            caller.send(scene.get("/held"));
             caller
         })
         .collect();
     eventually("128 slots in use", || {
-        (demo.tunnels()[0].slots_in_use == Some(128)).then_some(())
+        (scene.tunnels()[0].slots_in_use == Some(128)).then_some(())
     });
-    let mut late = connect(&demo);
-    late.send(get(&demo, "/"));
+    let mut late = scene.connect();
+    late.send(scene.get("/"));
     let response = late.response();
     assert_eq!(
         (response.status.as_u16(), response.header("x-gw-status")),
@@ -349,40 +348,40 @@ fn requests_beyond_the_slots_are_refused() {
     for caller in &mut waiting {
         assert_eq!(caller.response().status, 200);
     }
-    late.send(get(&demo, "/"));
+    late.send(scene.get("/"));
     assert_eq!(late.response().status, 200);
 }
 
 #[test]
 fn small_bodies_of_refused_requests_are_drained() {
-    let demo = demo(None);
-    let mut caller = connect(&demo);
+    let scene = Scene::service().agent().start();
+    let mut caller = scene.connect();
     let body = "x".repeat(10_000);
     caller.send(format!(
         "POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 10000\r\n\r\n{body}"
     ));
     assert_eq!(caller.response().code(), "GW_AUTH_REQUIRED");
-    caller.send(get(&demo, "/"));
+    caller.send(scene.get("/"));
     assert_eq!(caller.response().status, 200);
 }
 
 #[test]
 fn agents_of_another_version_get_no_tunnel() {
-    let demo = demo(None);
+    let scene = Scene::service().agent().start();
     let upgrade = |version: &str| {
         format!(
             "GET /tunnel HTTP/1.1\r\nHost: {HOST}\r\nConnection: upgrade\r\nUpgrade: gw-tunnel\r\n\
              X-Gw-Version: {version}\r\n\r\n"
         )
     };
-    let mut stranger = connect_to(&demo.about, HOST, &[gw_shared::tunnel::ALPN], None);
+    let mut stranger = connect_to(&scene.about, HOST, &[gw_shared::tunnel::ALPN], None);
     stranger.send(upgrade(env!("CARGO_PKG_VERSION")));
     let response = stranger.response_to(&Method::GET);
     assert_eq!(
         (response.status.as_u16(), response.code().as_str()),
         (401, "GW_AGENT_CERTIFICATE_REQUIRED")
     );
-    let mut older = connect_to(&demo.about, HOST, &[gw_shared::tunnel::ALPN], None);
+    let mut older = connect_to(&scene.about, HOST, &[gw_shared::tunnel::ALPN], None);
     older.send(upgrade("0.0.1"));
     let response = older.response_to(&Method::GET);
     assert_eq!(
@@ -401,15 +400,15 @@ fn agents_of_another_version_get_no_tunnel() {
 
 #[test]
 fn an_agent_gets_tunnels_only_for_its_own_services() {
-    let demo = demo(None);
-    let api = demo.api();
+    let scene = Scene::service().agent().start();
+    let api = scene.api();
     api.create_service("demo", "other");
     let state = tempfile::tempdir().unwrap();
-    let agent = demo.enroll("demo", &["other"], state.path());
+    let agent = scene.enroll("demo", &["other"], state.path());
     let upgrade = |host: &str| {
         let identity = in_process::identity(state.path());
         let alpn = &[gw_shared::tunnel::ALPN];
-        let mut caller = connect_to(&demo.about, host, alpn, Some(identity));
+        let mut caller = connect_to(&scene.about, host, alpn, Some(identity));
         caller.send(format!(
             "GET /tunnel HTTP/1.1\r\nHost: {host}\r\nConnection: upgrade\r\nUpgrade: gw-tunnel\r\n\
              X-Gw-Version: {}\r\n\r\n",
@@ -437,8 +436,8 @@ fn an_agent_gets_tunnels_only_for_its_own_services() {
 
 #[test]
 fn a_refused_request_without_its_body_ends_the_connection() {
-    let demo = demo(None);
-    let mut caller = connect(&demo);
+    let scene = Scene::service().agent().start();
+    let mut caller = scene.connect();
     caller.send(format!(
         "POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 1000\r\n\r\n"
     ));
@@ -448,11 +447,11 @@ fn a_refused_request_without_its_body_ends_the_connection() {
 
 #[test]
 fn a_malformed_trailer_section_ends_the_connection() {
-    let demo = demo(None);
-    let mut caller = connect(&demo);
+    let scene = Scene::service().agent().start();
+    let mut caller = scene.connect();
     let body =
         "Transfer-Encoding: chunked\r\n\r\n0\r\nX: 1\n\nGET /next HTTP/1.1\r\nHost: h\r\n\r\n";
-    caller.send(request(&demo, "POST /", body));
+    caller.send(scene.request("POST /", body));
     let response = caller.response();
     assert_eq!(
         (response.code().as_str(), response.header("connection")),
@@ -463,7 +462,7 @@ fn a_malformed_trailer_section_ends_the_connection() {
 
 #[test]
 fn a_certificate_of_another_authority_gets_no_tunnel() {
-    let demo = demo(None);
+    let scene = Scene::service().agent().start();
     let key = rcgen::KeyPair::generate().unwrap();
     let certificate = rcgen::CertificateParams::new(Vec::new())
         .unwrap()
@@ -474,7 +473,7 @@ fn a_certificate_of_another_authority_gets_no_tunnel() {
         key.serialize_der().try_into().unwrap(),
     );
     let mut stranger = connect_to(
-        &demo.about,
+        &scene.about,
         HOST,
         &[gw_shared::tunnel::ALPN],
         Some(identity),
@@ -485,20 +484,16 @@ fn a_certificate_of_another_authority_gets_no_tunnel() {
         b"GET /tunnel HTTP/1.1\r\n",
     ));
     assert!(stranger.try_response(&Method::GET).is_err());
-    assert_eq!(demo.tunnels().len(), 1);
+    assert_eq!(scene.tunnels().len(), 1);
 }
 
 #[test]
 fn refusals_of_one_account_leave_in_their_time_and_delay_no_other() {
     const CONNECTIONS: usize = 20;
     let backend = backend::answering("HTTP/1.1 204 No Content\r\n\r\n");
-    let demo = &Demo::start(&Options {
-        workers: 1,
-        ..options(Some(backend))
-    })
-    .unwrap();
+    let scene = &Scene::service().agent_to(backend).workers(1).start();
     // A service without an agent.
-    let api = demo.api();
+    let api = scene.api();
     api.create_service("flood", "none");
     let (_, key) = api.create_service_key("flood", &["none"]);
     let refused =
@@ -509,7 +504,7 @@ fn refusals_of_one_account_leave_in_their_time_and_delay_no_other() {
         on_a_reactor(async {
             let mut connections = Vec::new();
             for _ in 0..CONNECTIONS {
-                connections.push(http2_caller::connect(demo).await);
+                connections.push(http2_caller::connect(scene).await);
             }
             let mut refusals = FuturesUnordered::new();
             let began = Instant::now();
@@ -528,7 +523,7 @@ fn refusals_of_one_account_leave_in_their_time_and_delay_no_other() {
                 began.elapsed()
             };
             let other = async {
-                let other = http2_caller::connect(demo).await;
+                let other = http2_caller::connect(scene).await;
                 assert_eq!(other.get("/").await.status, 204);
                 left.get()
             };

@@ -8,13 +8,13 @@ use std::thread;
 
 use http::Method;
 
-use crate::support::demo::{About, Demo, Options};
-use crate::support::peers::caller::{Caller, HOST, Tls, connect, get, request, session};
+use crate::support::eventually;
+use crate::support::peers::caller::{Caller, HOST, Tls, session};
 use crate::support::peers::http2_caller::on_a_reactor;
 use crate::support::peers::proxy_protocol::socket_from;
 use crate::support::peers::{backend, http2_caller, is_open};
 use crate::support::processes::prepared::Prepared;
-use crate::support::{demo, eventually, wait_until_slots_are_free};
+use crate::support::scene::{About, Scene};
 
 const SIZES: [usize; 3] = [1, 200_000, 3_000_000];
 
@@ -39,8 +39,8 @@ fn upload(caller: &mut Caller, head: &str, size: usize, is_chunked: bool) -> u16
 
 /// Requests that are refused before their bodies are read: head, without framing and empty line,
 /// and status.
-fn refused(demo: &Demo) -> Vec<(String, u16)> {
-    let (_, key) = demo.api().create_service_key("demo", &["lonely"]);
+fn refused(scene: &Scene) -> Vec<(String, u16)> {
+    let (_, key) = scene.api().create_service_key("demo", &["lonely"]);
     vec![
         (format!("POST / HTTP/1.1\r\nHost: {HOST}\r\n"), 502),
         (
@@ -63,10 +63,10 @@ fn refused(demo: &Demo) -> Vec<(String, u16)> {
 
 #[test]
 fn a_connection_goes_on_after_a_refused_upload() {
-    let demo = demo(None);
-    demo.api().create_service("demo", "lonely");
-    let mut caller = connect(&demo);
-    for (head, status) in refused(&demo) {
+    let scene = Scene::service().agent().start();
+    scene.api().create_service("demo", "lonely");
+    let mut caller = scene.connect();
+    for (head, status) in refused(&scene) {
         for size in SIZES {
             for is_chunked in [false, true] {
                 assert_eq!(
@@ -77,24 +77,20 @@ fn a_connection_goes_on_after_a_refused_upload() {
             }
         }
     }
-    caller.send(get(&demo, "/next"));
+    caller.send(scene.get("/next"));
     assert_eq!(caller.response().json()["target"], "/next");
 }
 
 #[test]
 fn a_connection_goes_on_after_an_upload_beyond_the_rate_limit() {
-    let options = Options {
-        rate: (1, 1),
-        ..crate::support::options(None)
-    };
-    let demo = Demo::start(&options).unwrap();
-    let mut caller = connect(&demo);
-    caller.send(get(&demo, "/"));
+    let scene = Scene::service().agent().rate(1, 1).start();
+    let mut caller = scene.connect();
+    caller.send(scene.get("/"));
     assert_eq!(caller.response().status, 200);
     for size in SIZES {
         for is_chunked in [false, true] {
             assert_eq!(
-                upload(&mut caller, &request(&demo, "POST /", ""), size, is_chunked),
+                upload(&mut caller, &scene.request("POST /", ""), size, is_chunked),
                 429
             );
         }
@@ -103,32 +99,30 @@ fn a_connection_goes_on_after_an_upload_beyond_the_rate_limit() {
 
 #[test]
 fn uploads_to_a_backend_that_reads_nothing_leave_the_connection_usable() {
-    let demo = demo(Some(backend::start(|mut peer| {
-        drop(peer.request_head());
-        peer.send(
+    let scene = Scene::service()
+        .agent_to(backend::start(|mut peer| {
+            drop(peer.request_head());
+            peer.send(
             "HTTP/1.1 413 Content Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nno!",
         );
-    })));
-    let mut caller = connect(&demo);
+        }))
+        .start();
+    let mut caller = scene.connect();
     for size in [200_000, 30_000_000] {
         for is_chunked in [false, true] {
             assert_eq!(
-                upload(&mut caller, &request(&demo, "POST /", ""), size, is_chunked),
+                upload(&mut caller, &scene.request("POST /", ""), size, is_chunked),
                 413
             );
         }
     }
-    wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }
 
 #[test]
 fn an_endless_refused_upload_does_not_delay_other_callers() {
-    let options = Options {
-        workers: 1,
-        ..crate::support::options(None)
-    };
-    let demo = Demo::start(&options).unwrap();
-    let mut endless = connect(&demo);
+    let scene = Scene::service().agent().workers(1).start();
+    let mut endless = scene.connect();
     endless.send(format!(
         "POST / HTTP/1.1\r\nHost: {HOST}\r\nTransfer-Encoding: chunked\r\n\r\n"
     ));
@@ -144,9 +138,9 @@ fn an_endless_refused_upload_does_not_delay_other_callers() {
                 }
             }
         });
-        let mut other = connect(&demo);
+        let mut other = scene.connect();
         for _ in 0..100 {
-            other.send(get(&demo, "/"));
+            other.send(scene.get("/"));
             assert_eq!(other.response().status, 200);
         }
         is_over.store(true, Ordering::Relaxed);
@@ -155,9 +149,9 @@ fn an_endless_refused_upload_does_not_delay_other_callers() {
 
 #[test]
 fn a_refused_upload_over_http2_is_reset_without_an_error() {
-    let demo = demo(None);
+    let scene = Scene::service().agent().start();
     on_a_reactor(async {
-        let connection = http2_caller::connect(&demo).await;
+        let connection = http2_caller::connect(&scene).await;
         let unauthenticated = http::Request::builder()
             .method(Method::POST)
             .uri(format!("https://{HOST}/"));

@@ -2,9 +2,9 @@
 
 use std::thread;
 
-use crate::support::demo::{Demo, Options};
 use crate::support::peers::backend;
-use crate::support::peers::caller::{connect, connect_to, get, request};
+use crate::support::peers::caller::connect_to;
+use crate::support::scene::Scene;
 use crate::support::{eventually, turn};
 
 /// A backend that echoes every body.
@@ -30,24 +30,21 @@ fn requests_and_large_bodies_cross_workers_in_every_mode() {
         (4, "always"),
         (4, "never"),
     ] {
-        let options = Options {
-            workers,
-            hand_over,
-            ..crate::support::options(Some(mirror()))
-        };
-        let demo = Demo::start(&options).unwrap();
+        let scene = Scene::service()
+            .agent_to(mirror())
+            .workers(workers)
+            .hand_over(hand_over)
+            .start();
         thread::scope(|scope| {
             for number in 0..12usize {
-                let demo = &demo;
+                let scene = &scene;
                 scope.spawn(move || {
-                    let mut caller = connect(demo);
+                    let mut caller = scene.connect();
                     for length in [0, 1, 1000, 300_000 + number, 3_000_000] {
                         let body: Vec<u8> = (0..length).map(|at| (at * 7 + number) as u8).collect();
-                        caller.send(request(
-                            demo,
-                            "POST /",
-                            &format!("Content-Length: {length}\r\n\r\n"),
-                        ));
+                        caller.send(
+                            scene.request("POST /", &format!("Content-Length: {length}\r\n\r\n")),
+                        );
                         caller.send(&body);
                         let response = caller.response();
                         assert_eq!(response.status, 200);
@@ -60,7 +57,7 @@ fn requests_and_large_bodies_cross_workers_in_every_mode() {
             }
         });
         let counts = || {
-            let metrics = demo.metrics();
+            let metrics = scene.metrics();
             (
                 metrics.count("gw_requests_crossing_total"),
                 metrics.count("gw_connections_handed_over_total"),
@@ -69,8 +66,8 @@ fn requests_and_large_bodies_cross_workers_in_every_mode() {
         if workers > 1 {
             // The kernel may give all connections to the same worker.
             eventually("a connection reaches another worker", || {
-                let mut caller = connect(&demo);
-                caller.send(request(&demo, "POST /", "Content-Length: 0\r\n\r\n"));
+                let mut caller = scene.connect();
+                caller.send(scene.request("POST /", "Content-Length: 0\r\n\r\n"));
                 assert_eq!(caller.response().status, 200);
                 (counts() != (0, 0)).then_some(())
             });
@@ -87,54 +84,52 @@ fn requests_and_large_bodies_cross_workers_in_every_mode() {
                 "{crossed} crossed, {handed} handed over"
             ),
         }
-        crate::support::wait_until_slots_are_free(&demo);
-        demo.stop();
+        scene.wait_until_slots_are_free();
+        scene.stop();
     }
 }
 
 #[test]
 fn a_disconnected_caller_cancels_a_request_that_crosses_workers() {
     for hand_over in ["always", "never"] {
-        let options = Options {
-            workers: 4,
-            hand_over,
-            ..crate::support::options(None)
-        };
-        let demo = Demo::start(&options).unwrap();
+        let scene = Scene::service()
+            .agent()
+            .workers(4)
+            .hand_over(hand_over)
+            .start();
         // Enough connections for some to reach a worker that does not own the service.
         for target in ["/slow?ms=60000", "/bytes/1000000000"] {
             let callers: Vec<_> = (0..16)
                 .map(|_| {
-                    let mut caller = connect(&demo);
-                    caller.send(get(&demo, target));
+                    let mut caller = scene.connect();
+                    caller.send(scene.get(target));
                     caller
                 })
                 .collect();
             eventually("16 requests on the tunnel", || {
-                (demo.tunnels()[0].in_flight == 16).then_some(())
+                (scene.tunnels()[0].in_flight == 16).then_some(())
             });
             drop(callers);
-            crate::support::wait_until_slots_are_free(&demo);
+            scene.wait_until_slots_are_free();
         }
     }
 }
 
 #[test]
 fn a_connection_may_carry_requests_for_services_other_than_its_server_name() {
-    let options = Options {
-        workers: 4,
-        hand_over: "always",
-        ..crate::support::options(None)
-    };
-    let demo = Demo::start(&options).unwrap();
-    // Server names owned by other workers: requests for the demo's service cross from there.
+    let scene = Scene::service()
+        .agent()
+        .workers(4)
+        .hand_over("always")
+        .start();
+    // Server names owned by other workers: requests for the scene's service cross from there.
     for number in 0..8 {
         let name = format!("other{number}");
-        demo.api().create_service("demo", &name);
+        scene.api().create_service("demo", &name);
         let server_name = format!("demo--{name}.eu1.gw.localhost");
-        let mut caller = connect_to(&demo.about, &server_name, &[b"http/1.1"], None);
-        caller.send(get(&demo, "/coalesced"));
+        let mut caller = connect_to(&scene.about, &server_name, &[b"http/1.1"], None);
+        caller.send(scene.get("/coalesced"));
         assert_eq!(caller.response().json()["target"], "/coalesced");
     }
-    assert!(demo.metrics().count("gw_requests_crossing_total") > 0);
+    assert!(scene.metrics().count("gw_requests_crossing_total") > 0);
 }

@@ -18,7 +18,6 @@ use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
 use crate::support::agents::in_process::{self, Identity};
-use crate::support::demo::About;
 use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, connect_to};
@@ -27,6 +26,7 @@ use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::{Served, gw_gateway};
 use crate::support::processes::region::Region;
 use crate::support::processes::successor;
+use crate::support::scene::About;
 
 const ANSWER: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 const PAUSE: Duration = Duration::from_millis(10);

@@ -20,16 +20,16 @@ use serde_json::Value;
 use crate::support::agents::modified_agent;
 use crate::support::agents::modified_agent::{ACCOUNT, HOST, STREAMS, Tunnel};
 use crate::support::agents::tunnel_frames::{hello, last_head, ping};
-use crate::support::demo::{Demo, Options};
 use crate::support::peers::http1_peer::Response;
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::{Running, config_text, gw_gateway};
-use crate::support::{demo, eventually, options, programs};
+use crate::support::scene::Scene;
+use crate::support::{eventually, programs};
 
 /// Asks for a tunnel as an agent of this version does. Returns the refusal, if it is refused.
-fn ask(demo: &Demo, agent: &modified_agent::Enrolled, version: &str) -> Result<Tunnel, Response> {
+fn ask(scene: &Scene, agent: &modified_agent::Enrolled, version: &str) -> Result<Tunnel, Response> {
     let request = String::from_utf8(handshake::request(HOST, None)).unwrap();
-    let mut peer = agent.connection(demo);
+    let mut peer = agent.connection(scene);
     peer.send(request.replace(VERSION, version));
     let head = peer.response_head(&Method::GET).unwrap();
     if head.status == 101 {
@@ -47,16 +47,16 @@ fn ask(demo: &Demo, agent: &modified_agent::Enrolled, version: &str) -> Result<T
 
 #[test]
 fn a_refused_version_is_named_with_agent_and_service() {
-    let demo = demo(None);
-    let agent = modified_agent::enroll(&demo);
-    let api = demo.api();
+    let scene = Scene::service().agent().start();
+    let agent = modified_agent::enroll(&scene);
+    let api = scene.api();
     let refused_version = || {
         let view = api.agent(ACCOUNT, &agent.agent);
         view.get("refused_version").cloned()
     };
     assert_eq!(refused_version(), None);
     let previous = format!("{PREVIOUS}.0");
-    let answer = ask(&demo, &agent, &previous).err().unwrap();
+    let answer = ask(&scene, &agent, &previous).err().unwrap();
     assert_eq!(
         (answer.status.as_u16(), answer.code().as_str()),
         (426, "GW_VERSION_MISMATCH")
@@ -76,58 +76,57 @@ fn a_refused_version_is_named_with_agent_and_service() {
         assert_eq!(refused[member], expected, "{refused}");
     }
     // Another patch version of the line is served, and the refusal is forgotten.
-    let _tunnel = agent.tunnel(&demo);
+    let _tunnel = agent.tunnel(&scene);
     eventually("the refusal is forgotten", || {
         refused_version().is_none().then_some(())
     });
 }
 
-/// A demo that serves agents of the previous line too.
-fn demo_for_previous() -> Demo {
-    Demo::start(&Options {
-        configuration: "agent_versions = \"previous\"\n".to_owned(),
-        ..options(None)
-    })
-    .unwrap()
+/// A scene that serves agents of the previous line too.
+fn demo_for_previous() -> Scene {
+    Scene::service()
+        .agent()
+        .configuration("agent_versions = \"previous\"\n")
+        .start()
 }
 
 #[test]
 fn agents_of_the_previous_line_are_served_on_request() {
-    let demo = demo_for_previous();
-    let agent = modified_agent::enroll(&demo);
-    assert!(ask(&demo, &agent, &format!("{PREVIOUS}.7")).is_ok());
-    assert_eq!(ask(&demo, &agent, "0.0.9").err().unwrap().status, 426);
+    let scene = demo_for_previous();
+    let agent = modified_agent::enroll(&scene);
+    assert!(ask(&scene, &agent, &format!("{PREVIOUS}.7")).is_ok());
+    assert_eq!(ask(&scene, &agent, "0.0.9").err().unwrap().status, 426);
 }
 
 #[test]
 fn agents_of_the_previous_line_are_not_told_of_callers_connections() {
-    let demo = demo_for_previous();
-    let agent = modified_agent::enroll(&demo);
+    let scene = demo_for_previous();
+    let agent = modified_agent::enroll(&scene);
     for (version, is_told) in [(format!("{PREVIOUS}.0"), false), (VERSION.to_owned(), true)] {
-        let mut tunnel = ask(&demo, &agent, &version).ok().unwrap();
+        let mut tunnel = ask(&scene, &agent, &version).ok().unwrap();
         tunnel.0.send(hello(STREAMS));
-        eventually("the tunnel is registered", || agent.report(&demo));
-        let mut caller = agent.caller(&demo);
+        eventually("the tunnel is registered", || agent.report(&scene));
+        let mut caller = agent.caller(&scene);
         caller.send(agent.request("GET /", "Authorization: NTLM TlRM\r\n\r\n"));
         let request = tunnel.next_of(Kind::Request).unwrap();
         let head = String::from_utf8(request.payload[4..].to_vec()).unwrap();
         assert_eq!(head.contains("x-gw-caller-connection"), is_told, "{head}");
         drop(tunnel);
         eventually("the tunnel has ended", || {
-            agent.report(&demo).is_none().then_some(())
+            agent.report(&scene).is_none().then_some(())
         });
     }
 }
 
 #[test]
 fn agents_of_the_previous_line_get_an_upgrade_with_content_as_an_ordinary_request() {
-    let demo = demo_for_previous();
-    let agent = modified_agent::enroll(&demo);
+    let scene = demo_for_previous();
+    let agent = modified_agent::enroll(&scene);
     for (version, is_upgrade) in [(format!("{PREVIOUS}.0"), false), (VERSION.to_owned(), true)] {
-        let mut tunnel = ask(&demo, &agent, &version).ok().unwrap();
+        let mut tunnel = ask(&scene, &agent, &version).ok().unwrap();
         tunnel.0.send(hello(STREAMS));
-        eventually("the tunnel is registered", || agent.report(&demo));
-        let mut caller = agent.caller(&demo);
+        eventually("the tunnel is registered", || agent.report(&scene));
+        let mut caller = agent.caller(&scene);
         let fields = "Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 4\r\n\r\njsonraw";
         caller.send(agent.request("POST /", fields));
         let request = tunnel.next_of(Kind::Request).unwrap();
@@ -152,7 +151,7 @@ fn agents_of_the_previous_line_get_an_upgrade_with_content_as_an_ordinary_reques
         );
         drop(tunnel);
         eventually("the tunnel has ended", || {
-            agent.report(&demo).is_none().then_some(())
+            agent.report(&scene).is_none().then_some(())
         });
     }
 }
@@ -175,18 +174,18 @@ fn messages_until(tunnel: &mut Tunnel, last: Option<Kind>) -> Vec<String> {
 
 #[test]
 fn agents_of_the_previous_line_are_sent_no_messages_of_this_line() {
-    let demo = demo_for_previous();
-    let previous = modified_agent::enroll(&demo);
-    let current = modified_agent::enroll(&demo);
+    let scene = demo_for_previous();
+    let previous = modified_agent::enroll(&scene);
+    let current = modified_agent::enroll(&scene);
     let mut tunnels = [&previous, &current].map(|agent| {
         let version = if agent.agent == previous.agent {
             format!("{PREVIOUS}.0")
         } else {
             VERSION.to_owned()
         };
-        let mut tunnel = ask(&demo, agent, &version).ok().unwrap();
+        let mut tunnel = ask(&scene, agent, &version).ok().unwrap();
         tunnel.0.send(hello(STREAMS));
-        eventually("the tunnel is registered", || agent.report(&demo));
+        eventually("the tunnel is registered", || agent.report(&scene));
         tunnel
     });
     // Each of them has another one beside it, and then ends for a reason that the agent is told.
@@ -195,7 +194,7 @@ fn agents_of_the_previous_line_are_sent_no_messages_of_this_line() {
         messages_until(tunnel, Some(Kind::Pong))
     });
     for agent in [&previous, &current] {
-        demo.api().revoke_agent(ACCOUNT, &agent.agent);
+        scene.api().revoke_agent(ACCOUNT, &agent.agent);
     }
     let after = tunnels
         .each_mut()

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use rcgen::{CertificateParams, KeyPair};
 
-use crate::support::demo::About;
 use crate::support::peers::caller::{Caller, HOST, connect_to};
 use crate::support::processes::prepared;
 use crate::support::processes::process::{config_text, serve, serve_command};
+use crate::support::scene::About;
 
 /// Writes a self-signed certificate for the region.
 fn write_certificate(directory: &Path) -> Vec<u8> {

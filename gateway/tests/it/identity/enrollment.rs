@@ -14,11 +14,11 @@ use serde_json::{Value, json};
 
 use crate::support::agents::in_process;
 use crate::support::apex::{ask, post_json};
-use crate::support::demo::{Demo, Options};
+use crate::support::eventually;
 use crate::support::peers::backend;
-use crate::support::peers::caller::{Caller, HOST, connect, connect_to, get};
+use crate::support::peers::caller::{Caller, HOST, connect_to};
 use crate::support::peers::http1_peer::Response;
-use crate::support::{demo, eventually};
+use crate::support::scene::Scene;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -30,9 +30,9 @@ fn plain_csr(key: &KeyPair) -> String {
     csr(&CertificateParams::default(), key)
 }
 
-fn enroll(demo: &Demo, token: &str) -> Response {
+fn enroll(scene: &Scene, token: &str) -> Response {
     post_json(
-        demo,
+        scene,
         "/enroll",
         "",
         &json!({ "token": token, "name": "test", "version": VERSION }),
@@ -59,29 +59,28 @@ fn outcome(response: &Response) -> String {
     format!("{} {code}", response.status.as_u16())
 }
 
-/// A demo with further lines of configuration.
-fn demo_with(configuration: &str) -> Demo {
-    Demo::start(&Options {
-        configuration: configuration.to_owned(),
-        ..crate::support::options(None)
-    })
-    .unwrap()
+/// A scene with further lines of configuration.
+fn scene_with(configuration: &str) -> Scene {
+    Scene::service()
+        .agent()
+        .configuration(configuration)
+        .start()
 }
 
-/// A demo with raised limits for requests to the apex.
-fn demo_with_high_limits() -> Demo {
-    demo_with("enrollment_requests_per_minute = 10000\n")
+/// A scene with raised limits for requests to the apex.
+fn scene_with_high_limits() -> Scene {
+    scene_with("enrollment_requests_per_minute = 10000\n")
 }
 
 #[test]
 fn agents_that_wait_behind_one_address_are_limited_apart_from_it_and_each_other() {
-    let demo = demo_with("enrollment_requests_per_minute = 8\n");
-    // The demo's agent has used up to three requests.
-    let token = manual_token(&demo, 5);
-    let waiting: Vec<Value> = (0..5).map(|_| enroll(&demo, &token).json()).collect();
+    let scene = scene_with("enrollment_requests_per_minute = 8\n");
+    // The scene's agent has used up to three requests.
+    let token = manual_token(&scene, 5);
+    let waiting: Vec<Value> = (0..5).map(|_| enroll(&scene, &token).json()).collect();
     let poll = |id: &str, secret: &str| {
         outcome(&ask(
-            &demo,
+            &scene,
             &format!("GET /enroll/status?enrollment_id={id}"),
             &bearer(secret),
             "",
@@ -98,7 +97,7 @@ fn agents_that_wait_behind_one_address_are_limited_apart_from_it_and_each_other(
         (guess() == "429 GW_RATE_LIMIT_EXCEEDED").then_some(())
     });
     // A worker that answers knows the agents that enrolled before.
-    demo.api().await_workers();
+    scene.api().await_workers();
     for _ in 0..12 {
         for agent in &waiting {
             assert_eq!(poll_of(agent), "200 ");
@@ -108,7 +107,7 @@ fn agents_that_wait_behind_one_address_are_limited_apart_from_it_and_each_other(
     let secret = text(&waiting[0], "enrollment_secret");
     let limited = (0..1000).find_map(|_| {
         let response = ask(
-            &demo,
+            &scene,
             &format!("GET /enroll/status?enrollment_id={first}"),
             &bearer(secret),
             "",
@@ -129,30 +128,30 @@ fn agents_that_wait_behind_one_address_are_limited_apart_from_it_and_each_other(
 }
 
 /// An enrollment token for so many agents, which have to wait for an administrator.
-fn manual_token(demo: &Demo, uses: u32) -> String {
+fn manual_token(scene: &Scene, uses: u32) -> String {
     let new = json!({ "services": ["echo"], "approval": "manual", "uses": uses });
-    let created = demo.api().post("/accounts/demo/enrollment-tokens", &new);
+    let created = scene.api().post("/accounts/demo/enrollment-tokens", &new);
     text(&created, "token").to_owned()
 }
 
-/// The id of the demo's agent with this name.
-fn agent_named(demo: &Demo, name: &str) -> String {
-    let agents = demo.api().agents("demo");
+/// The id of the scene's agent with this name.
+fn agent_named(scene: &Scene, name: &str) -> String {
+    let agents = scene.api().agents("demo");
     let agent = agents.iter().find(|agent| agent["name"] == name);
     text(agent.unwrap(), "agent_id").to_owned()
 }
 
-fn enrollment_status(demo: &Demo, id: &str, fields: &str) -> Response {
+fn enrollment_status(scene: &Scene, id: &str, fields: &str) -> Response {
     let line = format!("GET /enroll/status?enrollment_id={id}");
-    ask(demo, &line, fields, "")
+    ask(scene, &line, fields, "")
 }
 
 #[test]
 fn enrollment_endpoints_report_every_error() {
-    let demo = demo_with_high_limits();
-    let api = demo.api();
+    let scene = scene_with_high_limits();
+    let api = scene.api();
     let used = api.create_enrollment_token("demo", &["echo"]);
-    let enrolled = enroll(&demo, &used);
+    let enrolled = enroll(&scene, &used);
     assert_eq!(enrolled.status, 201, "{}", enrolled.json());
     assert_eq!(enrolled.header("cache-control"), "no-store");
     let enrolled = enrolled.json();
@@ -162,9 +161,9 @@ fn enrollment_endpoints_report_every_error() {
     let id = text(&enrolled, "enrollment_id");
     let secret = bearer(text(&enrolled, "enrollment_secret"));
 
-    tokens_versions_and_names_are_checked(&demo, &used);
+    tokens_versions_and_names_are_checked(&scene, &used);
 
-    let status = |id: &str, fields: &str| enrollment_status(&demo, id, fields);
+    let status = |id: &str, fields: &str| enrollment_status(&scene, id, fields);
     let known = status(id, &secret);
     assert_eq!(
         (known.status.as_u16(), text(&known.json(), "status")),
@@ -181,17 +180,17 @@ fn enrollment_endpoints_report_every_error() {
         "401 GW_ENROLLMENT_INVALID"
     );
     assert_eq!(
-        outcome(&ask(&demo, "GET /enroll/status", &secret, "")),
+        outcome(&ask(&scene, "GET /enroll/status", &secret, "")),
         "400 GW_BAD_REQUEST"
     );
 
     let key = KeyPair::generate().unwrap();
     let good = plain_csr(&key);
     let ask_for =
-        |fields: &str, csr: &str| post_json(&demo, "/csr", fields, &json!({ "csr": csr }));
+        |fields: &str, csr: &str| post_json(&scene, "/csr", fields, &json!({ "csr": csr }));
     let agent_id = text(&known.json(), "agent_id").to_owned();
     let both = json!({ "csr": good, "agent_id": agent_id });
-    certificate_requests_are_checked(&demo, &secret, &good, &both);
+    certificate_requests_are_checked(&scene, &secret, &good, &both);
 
     let issued = ask_for(&secret, &good);
     assert_eq!(issued.status, 200, "{}", issued.json());
@@ -209,13 +208,13 @@ fn enrollment_endpoints_report_every_error() {
     assert_eq!(text(&status(id, &secret).json(), "status"), "revoked");
     assert_eq!(outcome(&ask_for(&secret, &good)), "401 GW_AGENT_REVOKED");
     assert_eq!(
-        outcome(&post_json(&demo, "/csr", "", &both)),
+        outcome(&post_json(&scene, "/csr", "", &both)),
         "401 GW_AGENT_REVOKED"
     );
 }
 
-fn tokens_versions_and_names_are_checked(demo: &Demo, used: &str) {
-    let api = demo.api();
+fn tokens_versions_and_names_are_checked(scene: &Scene, used: &str) {
+    let api = scene.api();
     let fresh = api.create_enrollment_token("demo", &["echo"]);
     let withdrawn = api.create_enrollment_token("demo", &["echo"]);
     let withdrawn_id = withdrawn["gw_et_".len()..].split('.').next().unwrap();
@@ -268,25 +267,26 @@ fn tokens_versions_and_names_are_checked(demo: &Demo, used: &str) {
         ),
     ] {
         assert_eq!(
-            outcome(&post_json(demo, "/enroll", "", &body)),
+            outcome(&post_json(scene, "/enroll", "", &body)),
             expected,
             "{what}"
         );
     }
     assert_eq!(
-        outcome(&ask(demo, "POST /enroll", "", &"x".repeat(70_000))),
+        outcome(&ask(scene, "POST /enroll", "", &"x".repeat(70_000))),
         "413 GW_BODY_TOO_LARGE"
     );
     // The refused requests did not consume the token. An agent of a later version may send more
     // members.
     let mut later = body(&fresh, "a", VERSION);
     later["from_a_later_version"] = json!(true);
-    assert_eq!(outcome(&post_json(demo, "/enroll", "", &later)), "201 ");
+    assert_eq!(outcome(&post_json(scene, "/enroll", "", &later)), "201 ");
 }
 
 /// `both` is a request with `good` and the id of its agent.
-fn certificate_requests_are_checked(demo: &Demo, secret: &str, good: &str, both: &Value) {
-    let ask_for = |fields: &str, csr: &str| post_json(demo, "/csr", fields, &json!({ "csr": csr }));
+fn certificate_requests_are_checked(scene: &Scene, secret: &str, good: &str, both: &Value) {
+    let ask_for =
+        |fields: &str, csr: &str| post_json(scene, "/csr", fields, &json!({ "csr": csr }));
     let p384 = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).unwrap();
     let mut garbled = good.to_owned();
     let middle = good.len() / 2;
@@ -325,23 +325,23 @@ fn certificate_requests_are_checked(demo: &Demo, secret: &str, good: &str, both:
         assert_eq!(outcome(&ask_for(fields, csr)), expected, "{what}");
     }
     assert_eq!(
-        outcome(&post_json(demo, "/csr", secret, both)),
+        outcome(&post_json(scene, "/csr", secret, both)),
         "400 GW_BAD_REQUEST"
     );
     // An agent without a certificate has no key to recover with.
     assert_eq!(
-        outcome(&post_json(demo, "/csr", "", both)),
+        outcome(&post_json(scene, "/csr", "", both)),
         "401 GW_AGENT_CERTIFICATE_EXPIRED"
     );
 }
 
 #[test]
 fn one_of_eight_concurrent_enrollments_with_one_token_succeeds() {
-    let demo = demo(None);
-    let token = demo.api().create_enrollment_token("demo", &["echo"]);
+    let scene = Scene::service().agent().start();
+    let token = scene.api().create_enrollment_token("demo", &["echo"]);
     let mut statuses: Vec<u16> = thread::scope(|scope| {
         let attempts: Vec<_> = (0..8)
-            .map(|_| scope.spawn(|| enroll(&demo, &token).status.as_u16()))
+            .map(|_| scope.spawn(|| enroll(&scene, &token).status.as_u16()))
             .collect();
         attempts
             .into_iter()
@@ -354,8 +354,8 @@ fn one_of_eight_concurrent_enrollments_with_one_token_succeeds() {
 
 #[test]
 fn an_enrollment_token_can_require_manual_approval() {
-    let demo = demo_with_high_limits();
-    let enrolled = enroll(&demo, &manual_token(&demo, 1)).json();
+    let scene = scene_with_high_limits();
+    let enrolled = enroll(&scene, &manual_token(&scene, 1)).json();
     assert_eq!(text(&enrolled, "status"), "pending");
     let secret = bearer(text(&enrolled, "enrollment_secret"));
     let status = || {
@@ -363,7 +363,7 @@ fn an_enrollment_token_can_require_manual_approval() {
             "GET /enroll/status?enrollment_id={}",
             text(&enrolled, "enrollment_id")
         );
-        ask(&demo, &line, &secret, "").json()
+        ask(&scene, &line, &secret, "").json()
     };
     assert_eq!(
         (text(&status(), "status"), status().get("agent_id")),
@@ -371,28 +371,30 @@ fn an_enrollment_token_can_require_manual_approval() {
     );
     let key = KeyPair::generate().unwrap();
     let ask_for_certificate =
-        || post_json(&demo, "/csr", &secret, &json!({ "csr": plain_csr(&key) }));
+        || post_json(&scene, "/csr", &secret, &json!({ "csr": plain_csr(&key) }));
     assert_eq!(outcome(&ask_for_certificate()), "409 GW_ENROLLMENT_PENDING");
-    let pending = agent_named(&demo, "test");
+    let pending = agent_named(&scene, "test");
     let approve = format!("/accounts/demo/agents/{pending}/approve");
-    demo.api().post(&approve, &Value::Null);
+    scene.api().post(&approve, &Value::Null);
     assert_eq!(text(&status(), "agent_id"), pending);
     assert_eq!(ask_for_certificate().status, 200);
 }
 
 #[test]
 fn an_agent_follows_changes_of_its_services_without_a_restart() {
-    let demo = demo(Some(backend::answering(
-        "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1",
-    )));
-    let api = demo.api();
+    let scene = Scene::service()
+        .agent_to(backend::answering(
+            "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1",
+        ))
+        .start();
+    let api = scene.api();
     api.create_service("demo", "second");
-    let agent = format!("/accounts/demo/agents/{}", agent_named(&demo, "demo"));
+    let agent = format!("/accounts/demo/agents/{}", agent_named(&scene, "agent"));
     let serve = |services: &[&str]| {
         api.patch(&agent, &json!({ "services": services }));
     };
     let served = || {
-        let mut served: Vec<String> = demo
+        let mut served: Vec<String> = scene
             .tunnels()
             .into_iter()
             .map(|tunnel| tunnel.service)
@@ -400,12 +402,12 @@ fn an_agent_follows_changes_of_its_services_without_a_restart() {
         served.sort();
         served
     };
-    let before = demo.tunnels()[0].generation;
+    let before = scene.tunnels()[0].generation;
     serve(&["echo", "second"]);
     eventually("the tunnel of the second service", || {
         (served() == ["demo--echo", "demo--second"]).then_some(())
     });
-    let echo = demo
+    let echo = scene
         .tunnels()
         .into_iter()
         .find(|tunnel| tunnel.service == "demo--echo")
@@ -423,8 +425,8 @@ fn an_agent_follows_changes_of_its_services_without_a_restart() {
 }
 
 /// Sends an upgrade request on a new connection without a client certificate.
-fn upgrade(demo: &Demo, proof: Option<&Proof>) -> Caller {
-    let mut stranger = connect_to(&demo.about, HOST, &[gw_shared::tunnel::ALPN], None);
+fn upgrade(scene: &Scene, proof: Option<&Proof>) -> Caller {
+    let mut stranger = connect_to(&scene.about, HOST, &[gw_shared::tunnel::ALPN], None);
     stranger.send(handshake::request(HOST, proof));
     stranger
 }
@@ -449,9 +451,9 @@ fn challenge_of(agent: &mut Caller) -> String {
 
 #[test]
 fn without_client_certificates_agents_sign_a_challenge() {
-    let demo = demo_with("agent_mtls = false\n");
-    let mut caller = connect(&demo);
-    caller.send(get(&demo, "/"));
+    let scene = scene_with("agent_mtls = false\n");
+    let mut caller = scene.connect();
+    caller.send(scene.get("/"));
     assert_eq!(
         caller.response().status,
         200,
@@ -459,12 +461,12 @@ fn without_client_certificates_agents_sign_a_challenge() {
     );
 
     let state = tempfile::tempdir().unwrap();
-    demo.enroll("demo", &["echo"], state.path());
+    scene.enroll("demo", &["echo"], state.path());
     let (certificate, key) = identity(state.path());
     let sign =
         |key: &KeyPair, host: &str, challenge: &str| proof(&certificate, key, host, challenge);
     // A signature by the agent's key of the challenge of this connection is accepted.
-    let mut agent = upgrade(&demo, None);
+    let mut agent = upgrade(&scene, None);
     let challenge = challenge_of(&mut agent);
     agent.send(handshake::request(
         HOST,
@@ -483,7 +485,7 @@ fn without_client_certificates_agents_sign_a_challenge() {
         "another key",
         "nobody's certificate",
     ] {
-        let mut stranger = upgrade(&demo, None);
+        let mut stranger = upgrade(&scene, None);
         let fresh = challenge_of(&mut stranger);
         let proof = match what {
             "nothing" => None,
@@ -502,7 +504,7 @@ fn without_client_certificates_agents_sign_a_challenge() {
         assert!(stranger.is_closed(), "{what}");
     }
     // A proof without a challenge is ignored.
-    let mut eager = upgrade(&demo, Some(&sign(&key, HOST, &challenge)));
+    let mut eager = upgrade(&scene, Some(&sign(&key, HOST, &challenge)));
     challenge_of(&mut eager);
 }
 
@@ -514,10 +516,10 @@ fn identity(state_dir: &Path) -> (CertificateDer<'static>, KeyPair) {
 
 #[test]
 fn enrollment_is_limited_by_address_separately() {
-    let demo = demo_with("enrollment_requests_per_minute = 5\n");
-    // The demo's own agent has used one request to enroll. Those with its secret were charged to
+    let scene = scene_with("enrollment_requests_per_minute = 5\n");
+    // The scene's own agent has used one request to enroll. Those with its secret were charged to
     // itself, unless a worker did not know it yet.
-    let answers: Vec<Response> = (0..7).map(|_| enroll(&demo, "gw_et_x")).collect();
+    let answers: Vec<Response> = (0..7).map(|_| enroll(&scene, "gw_et_x")).collect();
     let statuses: Vec<u16> = answers
         .iter()
         .map(|answer| answer.status.as_u16())
@@ -530,7 +532,7 @@ fn enrollment_is_limited_by_address_separately() {
     assert_eq!(answers[6].code(), "GW_RATE_LIMIT_EXCEEDED");
     assert!((40..=60).contains(&answers[6].header("retry-after").parse::<u32>().unwrap()));
     assert_eq!(
-        crate::support::apex::token(&demo, "x", "x", "x").status,
+        crate::support::apex::token(&scene, "x", "x", "x").status,
         401
     );
 }

@@ -8,19 +8,18 @@ use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
 use crate::support::apex::{APEX, ask, post_json};
-use crate::support::demo::{About, Demo, Options};
 use crate::support::eventually;
 use crate::support::peers::caller::connect_to;
 use crate::support::peers::http1_peer::Response;
 use crate::support::processes::region::Region;
+use crate::support::scene::{About, Scene};
 
-/// A demo with raised limits for enrollments.
-fn demo() -> Demo {
-    Demo::start(&Options {
-        configuration: "enrollment_requests_per_minute = 10000\n".to_owned(),
-        ..crate::support::options(None)
-    })
-    .unwrap()
+/// A scene with raised limits for enrollments.
+fn start() -> Scene {
+    Scene::service()
+        .agent()
+        .configuration("enrollment_requests_per_minute = 10000\n")
+        .start()
 }
 
 fn enroll(about: &About, token: &str) -> Response {
@@ -50,7 +49,7 @@ fn refusal(response: &Response) -> String {
         .to_owned()
 }
 
-/// An enrollment token for agents of the demo's service.
+/// An enrollment token for agents of the scene's service.
 struct Token {
     /// Its path in the API.
     path: String,
@@ -78,8 +77,8 @@ fn each(list: &[Value], member: &str) -> Vec<Value> {
 
 #[test]
 fn a_token_enrolls_as_many_agents_as_it_has_uses_and_names_them() {
-    let demo = demo();
-    let api = Api::of(&demo.about);
+    let scene = start();
+    let api = Api::of(&scene.about);
     let new = json!({ "services": ["echo"], "uses": 3, "expires_in_seconds": 2_592_000 });
     let created = api.ask("POST", "/accounts/demo/enrollment-tokens", &new);
     assert_eq!(created.status, 201, "{}", created.body);
@@ -98,13 +97,13 @@ fn a_token_enrolls_as_many_agents_as_it_has_uses_and_names_them() {
 
     let mut agents: Vec<String> = Vec::new();
     for number in 1..=3 {
-        let reply = enroll(&demo.about, token);
+        let reply = enroll(&scene.about, token);
         assert_eq!(reply.status, 201, "{}", reply.json());
         agents.push(reply.json()["agent_id"].as_str().unwrap().to_owned());
         agents.sort();
         assert_eq!(shown(), (json!(3), json!(number), json!(agents)));
     }
-    assert_eq!(refusal(&enroll(&demo.about, token)), "used up");
+    assert_eq!(refusal(&enroll(&scene.about, token)), "used up");
     let list = api.list("/accounts/demo/enrollment-tokens");
     assert!(list.contains(&api.get(&item).body), "{list:?}");
     let enrolled_with = |id: &str| {
@@ -126,7 +125,7 @@ fn a_token_enrolls_as_many_agents_as_it_has_uses_and_names_them() {
         204
     );
     assert_eq!(shown(), (json!(3), json!(3), json!(agents[1..])));
-    assert_eq!(refusal(&enroll(&demo.about, token)), "used up");
+    assert_eq!(refusal(&enroll(&scene.about, token)), "used up");
     assert_eq!(api.ask("DELETE", &item, &Value::Null).status, 204);
     assert_eq!(each(&enrolled_with(id), "agent_id"), agents[1..]);
     assert_eq!(
@@ -166,8 +165,8 @@ fn the_audit_log_has_each_use(api: &Api, id: &str) {
 
 #[test]
 fn values_out_of_range_are_refused_by_field() {
-    let demo = demo();
-    let api = Api::of(&demo.about);
+    let scene = start();
+    let api = Api::of(&scene.about);
     for (field, wrong) in [
         ("uses", 0),
         ("uses", 10_001),
@@ -187,10 +186,10 @@ fn values_out_of_range_are_refused_by_field() {
 
 #[test]
 fn concurrent_enrollments_get_exactly_the_uses_of_a_token() {
-    let demo = demo();
-    let token = Token::create(&demo.api(), 5, 600);
+    let scene = start();
+    let token = Token::create(&scene.api(), 5, 600);
     let statuses: Vec<u16> = thread::scope(|scope| {
-        let enroll = || enroll(&demo.about, &token.text).status.as_u16();
+        let enroll = || enroll(&scene.about, &token.text).status.as_u16();
         let attempts: Vec<_> = (0..16).map(|_| scope.spawn(enroll)).collect();
         attempts
             .into_iter()
@@ -203,20 +202,20 @@ fn concurrent_enrollments_get_exactly_the_uses_of_a_token() {
 
 #[test]
 fn a_deleted_or_expired_token_enrolls_no_further_agent_and_agents_stay() {
-    let demo = demo();
-    let api = demo.api();
+    let scene = start();
+    let api = scene.api();
     let deleted = Token::create(&api, 10, 600);
-    assert_eq!(enroll(&demo.about, &deleted.text).status, 201);
+    assert_eq!(enroll(&scene.about, &deleted.text).status, 201);
     api.delete(&deleted.path);
     assert_eq!(
-        refusal(&enroll(&demo.about, &deleted.text)),
+        refusal(&enroll(&scene.about, &deleted.text)),
         "unknown or deleted"
     );
 
     // An agent may take longer than a token is valid.
     let used = (1..60).find_map(|seconds| {
         let token = Token::create(&api, 10, seconds);
-        (enroll(&demo.about, &token.text).status == 201).then_some(token)
+        (enroll(&scene.about, &token.text).status == 201).then_some(token)
     });
     let expired = used.unwrap();
     let shown = api.get(&expired.path).done();
@@ -224,11 +223,11 @@ fn a_deleted_or_expired_token_enrolls_no_further_agent_and_agents_stay() {
     eventually("the token has expired", || {
         (SystemTime::now() > end).then_some(())
     });
-    assert_eq!(refusal(&enroll(&demo.about, &expired.text)), "expired");
+    assert_eq!(refusal(&enroll(&scene.about, &expired.text)), "expired");
     // Only with its secret, a token says why it is refused.
     let (id, _) = expired.text.split_once('.').unwrap();
     assert_eq!(
-        refusal(&enroll(&demo.about, &format!("{id}.guessed"))),
+        refusal(&enroll(&scene.about, &format!("{id}.guessed"))),
         "unknown or deleted"
     );
 
@@ -239,10 +238,10 @@ fn a_deleted_or_expired_token_enrolls_no_further_agent_and_agents_stay() {
 
 #[test]
 fn a_resumed_enrollment_is_one_use() {
-    let demo = demo();
-    let api = demo.api();
+    let scene = start();
+    let api = scene.api();
     let token = Token::create(&api, 2, 600);
-    let enrolled = enroll(&demo.about, &token.text).json();
+    let enrolled = enroll(&scene.about, &token.text).json();
     let text = |member: &str| enrolled[member].as_str().unwrap();
     let bearer = format!("Authorization: Bearer {}\r\n", text("enrollment_secret"));
     let csr = CertificateParams::default()
@@ -253,9 +252,9 @@ fn a_resumed_enrollment_is_one_use() {
     // An interrupted agent repeats all requests after the first one.
     for _ in 0..3 {
         let status = format!("GET /enroll/status?enrollment_id={}", text("enrollment_id"));
-        assert_eq!(ask(&demo, &status, &bearer, "").status, 200);
+        assert_eq!(ask(&scene, &status, &bearer, "").status, 200);
         assert_eq!(
-            post_json(&demo, "/csr", &bearer, &json!({ "csr": csr })).status,
+            post_json(&scene, "/csr", &bearer, &json!({ "csr": csr })).status,
             200
         );
     }

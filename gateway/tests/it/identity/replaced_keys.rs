@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use crate::support::agents::modified_agent::{self, ACCOUNT, HOST, STREAMS, Tunnel, connection};
 use crate::support::agents::tunnel_frames::hello;
 use crate::support::apex::post_json;
-use crate::support::demo::{Demo, Options};
 use crate::support::eventually;
+use crate::support::scene::Scene;
 
 fn csr(key: &KeyPair) -> String {
     CertificateParams::default()
@@ -27,17 +27,17 @@ fn certificate_of(reply: &Value) -> CertificateDer<'static> {
 }
 
 /// Renews the certificate through a tunnel, for `key`. Returns once all workers know of it.
-fn renew(demo: &Demo, tunnel: &mut Tunnel, key: &KeyPair) -> CertificateDer<'static> {
+fn renew(scene: &Scene, tunnel: &mut Tunnel, key: &KeyPair) -> CertificateDer<'static> {
     let reply = tunnel.renew(&csr(key));
-    demo.api().await_workers();
+    scene.api().await_workers();
     certificate_of(&reply)
 }
 
 /// Opens a tunnel with this certificate, and waits until the gateway has registered it.
-fn tunnel(demo: &Demo, certificate: &CertificateDer<'static>, key: &KeyPair) -> Tunnel {
+fn tunnel(scene: &Scene, certificate: &CertificateDer<'static>, key: &KeyPair) -> Tunnel {
     let key = PrivateKeyDer::from_pem_slice(key.serialize_pem().as_bytes()).unwrap();
     let mut tunnel = Tunnel::upgrade(
-        connection(&demo.about, HOST, (certificate.clone(), key)),
+        connection(&scene.about, HOST, (certificate.clone(), key)),
         HOST,
     );
     tunnel.0.send(hello(STREAMS));
@@ -48,33 +48,32 @@ fn tunnel(demo: &Demo, certificate: &CertificateDer<'static>, key: &KeyPair) -> 
 
 #[test]
 fn a_replaced_key_signs_no_request_once_a_tunnel_has_used_the_new_one() {
-    let demo = Demo::start(&Options {
-        configuration: "enrollment_requests_per_minute = 10000\n".to_owned(),
-        ..crate::support::options(None)
-    })
-    .unwrap();
-    let enrolled = modified_agent::enroll(&demo);
+    let scene = Scene::service()
+        .agent()
+        .configuration("enrollment_requests_per_minute = 10000\n")
+        .start();
+    let enrolled = modified_agent::enroll(&scene);
     let agent = &enrolled.agent;
     let stolen = KeyPair::try_from(&enrolled.key).unwrap();
     let ask_with = |key: &KeyPair| {
         let request = json!({ "csr": csr(key), "agent_id": agent });
-        post_json(&demo, "/csr", "", &request)
+        post_json(&scene, "/csr", "", &request)
     };
-    let forgotten = || demo.api().audit("agent.forget_key");
+    let forgotten = || scene.api().audit("agent.forget_key");
 
     // The agent may not have got the new certificate: the key before it still gets one, also after
     // a tunnel of its own.
-    let mut before = enrolled.tunnel(&demo);
+    let mut before = enrolled.tunnel(&scene);
     let new = KeyPair::generate().unwrap();
-    renew(&demo, &mut before, &new);
+    renew(&scene, &mut before, &new);
     let answer = ask_with(&stolen);
     assert_eq!(answer.status, 200, "{}", answer.json());
     let old = certificate_of(&answer.json());
-    let certificate = renew(&demo, &mut before, &new);
-    drop(tunnel(&demo, &old, &stolen));
+    let certificate = renew(&scene, &mut before, &new);
+    drop(tunnel(&scene, &old, &stolen));
     assert_eq!(forgotten(), [Value::Null; 0]);
 
-    let first = tunnel(&demo, &certificate, &new);
+    let first = tunnel(&scene, &certificate, &new);
     eventually("the replaced key is forgotten", || {
         (!forgotten().is_empty()).then_some(())
     });
@@ -88,7 +87,7 @@ fn a_replaced_key_signs_no_request_once_a_tunnel_has_used_the_new_one() {
     assert_eq!(ask_with(&new).status, 200);
 
     // One change for a renewal, however many tunnels follow.
-    drop((first, tunnel(&demo, &certificate, &new)));
+    drop((first, tunnel(&scene, &certificate, &new)));
     let entries = forgotten();
     assert_eq!(entries.len(), 1, "{entries:?}");
     for (member, expected) in [

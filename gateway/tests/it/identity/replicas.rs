@@ -10,25 +10,25 @@ use std::sync::{Arc, Condvar, Mutex};
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::support::demo::Demo;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, connect_to};
 use crate::support::processes::process::{Running, gw_agent, start_logged};
-use crate::support::{SOON, demo, eventually};
+use crate::support::scene::Scene;
+use crate::support::{SOON, eventually};
 
 const HOST: &str = "acme--api.eu1.gw.localhost";
 
 /// A service, its key, and what pods mount: the token and the configuration.
 struct Deployment {
-    demo: Demo,
+    scene: Scene,
     key: String,
     folder: TempDir,
 }
 
 impl Deployment {
     fn new() -> Self {
-        let demo = demo(None);
-        let api = demo.api();
+        let scene = Scene::service().agent().start();
+        let api = scene.api();
         api.create_service("acme", "api");
         let (_, key) = api.create_service_key("acme", &["api"]);
         let new = json!({ "services": ["api"], "uses": 100, "ephemeral": true });
@@ -36,7 +36,7 @@ impl Deployment {
         let token = created["token"].as_str().unwrap();
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("token"), token).unwrap();
-        Self { demo, key, folder }
+        Self { scene, key, folder }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -63,14 +63,14 @@ impl Deployment {
 
     /// Adds the options with which a pod enrolls.
     fn with_token<'a>(&self, pod: &'a mut Command) -> &'a mut Command {
-        pod.args(["--gateway", &self.demo.about.base_url])
+        pod.args(["--gateway", &self.scene.about.base_url])
             .arg("--token-file")
             .arg(self.path("token"));
-        pod.arg("--ca-file").arg(&self.demo.about.ca_file)
+        pod.arg("--ca-file").arg(&self.scene.about.ca_file)
     }
 
     fn request(&self) -> Caller {
-        let mut caller = connect_to(&self.demo.about, HOST, &[b"http/1.1"], None);
+        let mut caller = connect_to(&self.scene.about, HOST, &[b"http/1.1"], None);
         caller.send(format!(
             "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {}\r\n\r\n",
             self.key
@@ -81,7 +81,7 @@ impl Deployment {
     /// Ids of the agents that have a tunnel of the service.
     fn connected(&self) -> BTreeSet<String> {
         let of_service = self
-            .demo
+            .scene
             .tunnels()
             .into_iter()
             .filter(|tunnel| tunnel.service == "acme--api");
@@ -96,7 +96,7 @@ impl Deployment {
 
     /// Ids of the agents in the list of the administration.
     fn listed(&self) -> BTreeSet<String> {
-        let agents = self.demo.api().agents("acme");
+        let agents = self.scene.api().agents("acme");
         assert!(
             agents.iter().all(|agent| agent["ephemeral"] == true),
             "{agents:?}"
@@ -188,7 +188,7 @@ fn a_replica_whose_record_was_deleted_enrolls_again_with_its_token() {
     let backend = backend::answering("HTTP/1.1 204 X\r\n\r\n");
     let mut pod = Running::new(it.with_token(&mut it.pod("pod", &backend)).spawn().unwrap());
     let before = it.wait_for_tunnels(1);
-    let api = it.demo.api();
+    let api = it.scene.api();
     // As the gateway does when its machine has been away for an hour.
     api.delete_agent("acme", before.first().unwrap());
     let after = eventually("the agent has a new record and a tunnel", || {
@@ -211,10 +211,10 @@ fn an_agent_without_a_token_whose_record_was_deleted_says_what_to_do() {
     let it = Deployment::new();
     let backend = backend::answering("HTTP/1.1 204 X\r\n\r\n");
     let mut command = it.pod("pod", &backend);
-    let agent = it.demo.enroll("acme", &["api"], &it.path("pod"));
+    let agent = it.scene.enroll("acme", &["api"], &it.path("pod"));
     let (mut pod, log) = start_logged(&mut command);
     it.wait_for_tunnels(1);
-    it.demo.api().delete_agent("acme", &agent);
+    it.scene.api().delete_agent("acme", &agent);
     let line = log.line_with("the gateway does not know this agent");
     assert!(
         line.contains("gw-agent enroll --force") && line.contains("ERROR"),

@@ -11,13 +11,13 @@ use http::Method;
 use serde_json::{Value, json};
 
 use crate::support::admin_api::{Api, Reply};
-use crate::support::demo::About;
 use crate::support::limits::DRAIN_IDLE_SUCCEEDED;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, HOST, connect_to};
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::region::Region;
 use crate::support::processes::successor::replace;
+use crate::support::scene::About;
 use crate::support::stopwatch::in_time;
 use crate::support::turn;
 
@@ -56,7 +56,7 @@ struct Node {
     slot: String,
 }
 
-/// Callers of the demo's service at some nodes.
+/// Callers of the scene's service at some nodes.
 struct BusyCallers {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<Option<String>>>,

@@ -7,14 +7,14 @@ use std::net::TcpListener;
 
 use serde_json::{Value, json};
 
-use crate::support::demo::{Demo, Options};
 use crate::support::doctor::{OF_AGENT, examine};
-use crate::support::peers::caller::{connect, get};
+use crate::support::scene::Scene;
+
+use crate::support::eventually;
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::process::{
     Served, config_text, gw_agent, gw_gateway, serve, serve_command,
 };
-use crate::support::{demo, eventually, options};
 
 #[test]
 fn a_gateway_that_requires_a_proxy_header_of_this_machine_is_recognised() {
@@ -47,10 +47,10 @@ fn a_gateway_that_requires_a_proxy_header_of_this_machine_is_recognised() {
 
 #[test]
 fn doctor_does_not_disturb_a_running_agent() {
-    let demo = demo(None);
-    let before = demo.tunnels();
+    let scene = Scene::service().agent().start();
+    let before = scene.tunnels();
     let backend = TcpListener::bind("127.0.0.1:0").unwrap();
-    let state = demo.about.ca_file.with_file_name("agent");
+    let state = scene.state_dir("agent");
     let doctor = |backend: &str| {
         let mut command = gw_agent();
         command
@@ -62,16 +62,16 @@ fn doctor_does_not_disturb_a_running_agent() {
     };
     let backend = format!("http://{}", backend.local_addr().unwrap());
     examine(&mut doctor(&backend)).assert(&OF_AGENT, &[]);
-    let after = demo.tunnels();
+    let after = scene.tunnels();
     assert_eq!(
         (after.len(), after[0].generation, after[0].draining),
         (1, before[0].generation, false)
     );
-    let mut caller = connect(&demo);
-    caller.send(get(&demo, "/status/204"));
+    let mut caller = scene.connect();
+    caller.send(scene.get("/status/204"));
     assert_eq!(caller.response().status, 204);
 
-    demo.stop();
+    scene.stop();
 }
 
 #[test]
@@ -80,13 +80,9 @@ fn a_service_with_one_ready_agent_of_several_has_a_warning() {
     let config = directory.path().join("gateway.toml");
     let data_dir = directory.path().join("data");
     std::fs::write(&config, config_text(&data_dir, 0)).unwrap();
-    let demo = Demo::start(&Options {
-        data_dir: Some(data_dir),
-        ..options(None)
-    })
-    .unwrap();
-    let api = demo.api();
-    let admin = demo
+    let scene = Scene::service().agent().data_dir(&data_dir).start();
+    let api = scene.api();
+    let admin = scene
         .about
         .admin_url
         .trim_start_matches("http://")
@@ -112,7 +108,7 @@ fn a_service_with_one_ready_agent_of_several_has_a_warning() {
     let ready = api.agents("demo").remove(0);
     let id = ready["agent_id"].as_str().unwrap();
     let name = ready["name"].as_str().unwrap();
-    let lost = demo.enroll("demo", &["echo"], &directory.path().join("lost"));
+    let lost = scene.enroll("demo", &["echo"], &directory.path().join("lost"));
     let found = format!("1 of 2 agents is ready, {id} ({name}); {lost} (test): no tunnel");
     let warning = &api.get("/warnings").body["items"][0];
     assert_eq!(
@@ -123,7 +119,7 @@ fn a_service_with_one_ready_agent_of_several_has_a_warning() {
     let looked = doctor();
     assert_eq!(looked.of("service demo/echo").found, found);
     looked.assert_complaints(&[("certificate", "warning"), ("service demo/echo", "warning")]);
-    demo.stop();
+    scene.stop();
     let not_checked = "not checked: the gateway does not run";
     assert_eq!(doctor().of("services").found, not_checked);
 }
@@ -131,15 +127,14 @@ fn a_service_with_one_ready_agent_of_several_has_a_warning() {
 #[test]
 fn a_service_whose_tunnel_was_full_has_a_warning() {
     let backend = HeldBackend::start();
-    let demo = Demo::start(&Options {
-        slots: Some(1),
-        ..options(Some(backend.url.clone()))
-    })
-    .unwrap();
-    let api = demo.api();
+    let scene = Scene::service()
+        .agent_to(backend.url.clone())
+        .slots(1)
+        .start();
+    let api = scene.api();
     assert_eq!(api.get("/warnings").body, json!({ "items": [] }));
-    let mut caller = connect(&demo);
-    caller.send(get(&demo, "/held"));
+    let mut caller = scene.connect();
+    caller.send(scene.get("/held"));
     let warning = || api.get("/warnings").body["items"].get(0).cloned();
     let full = eventually("the tunnel is full", warning);
     let found = full["found"].as_str().unwrap();
@@ -157,5 +152,5 @@ fn a_service_whose_tunnel_was_full_has_a_warning() {
         found.contains(" was full ").then_some(())
     };
     eventually("the tunnel was full", || warning().and_then(was_full));
-    demo.stop();
+    scene.stop();
 }

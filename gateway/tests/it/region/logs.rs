@@ -13,13 +13,13 @@ use serde_json::{Value, json};
 use crate::administration::console::browser::Browser;
 use crate::support::admin_api::Api;
 use crate::support::agents::in_process::Agent;
-use crate::support::demo::About;
 use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::processes::nodes::Nodes;
 use crate::support::processes::process;
 use crate::support::processes::region::Region;
 use crate::support::request_log::{capture_bodies, record};
+use crate::support::scene::About;
 
 /// Three nodes that capture bodies, with an agent in front of a backend that answers `ok`.
 struct World {

@@ -12,13 +12,13 @@ use std::time::Duration;
 use http::Method;
 
 use crate::support::agents::in_process::{Agent, Identity};
-use crate::support::demo::About;
 use crate::support::peers::caller::{Caller, HOST};
 use crate::support::peers::http1_peer::{Peer, fields};
 use crate::support::peers::http2_caller::on_a_reactor;
 use crate::support::peers::node_peer::certificate;
 use crate::support::peers::{backend, http2_caller, node_peer};
 use crate::support::processes::nodes::Nodes;
+use crate::support::scene::About;
 use crate::support::{SOON, eventually};
 
 /// A backend that answers by path: see the tests.

@@ -38,7 +38,7 @@ fn announcement_of(key: &[u8], last: u8, sender: usize, session: u128) -> Vec<u8
     header
 }
 
-/// A ClientHello of an agent of the demo's service.
+/// A ClientHello of an agent of the scene's service.
 fn client_hello(nodes: &Nodes, alpn: &[u8]) -> Vec<u8> {
     let mut session = caller::session(&nodes.about(0), HOST, &[alpn], None);
     let mut hello = Vec::new();

@@ -44,7 +44,7 @@ fn frozen(region: &Region, node: usize, change: impl FnOnce()) {
     process.signal("CONT");
 }
 
-/// A key or a credential of the demo's service.
+/// A key or a credential of the scene's service.
 fn created(region: &Region, kind: &str) -> Value {
     let body = json!({ "name": "queued", "allowed_services": ["echo"] });
     region.api(0).post(&format!("/accounts/demo/{kind}"), &body)

@@ -11,12 +11,12 @@ use std::thread::JoinHandle;
 use http::Method;
 use rustls::StreamOwned;
 
-use crate::support::demo::About;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, session};
 use crate::support::peers::http1_peer::Peer;
 use crate::support::processes::process::Running;
 use crate::support::processes::region::Region;
+use crate::support::scene::About;
 use crate::support::{SOON, eventually, turn};
 
 const CALLERS: u64 = 6;

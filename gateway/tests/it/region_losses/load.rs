@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use http::Method;
 use rustls::StreamOwned;
 
-use crate::support::demo::About;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, HOST, session};
 use crate::support::peers::http1_peer::Peer;
 use crate::support::processes::process::Running;
 use crate::support::processes::region::Region;
 use crate::support::processes::successor::{Successor, replace};
+use crate::support::scene::About;
 use crate::support::waiting_requests::Loss;
 use crate::support::{SOON, eventually, turn};
 

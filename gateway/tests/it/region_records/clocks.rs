@@ -8,13 +8,13 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
 
 use crate::support::apex::APEX;
-use crate::support::demo::About;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{HOST, connect_to};
 use crate::support::processes::machine::Machine;
 use crate::support::processes::process;
 use crate::support::processes::process::{Served, gw_gateway, start_logged};
 use crate::support::processes::region::Region;
+use crate::support::scene::About;
 use crate::support::{eventually, programs};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
@@ -78,7 +78,7 @@ fn clock_finding(found: &str) -> Value {
         .clone()
 }
 
-/// A new access token of a gateway for the demo's service.
+/// A new access token of a gateway for the scene's service.
 pub(super) fn token(about: &About, (id, secret): &(String, String)) -> String {
     let body = json!({
         "client_id": id,

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use crate::support::admin_api::Api;
-use crate::support::demo::About;
 use crate::support::eventually;
 use crate::support::gateway::Gateway;
 use crate::support::peers::caller::{HOST, connect_to};
@@ -16,6 +15,7 @@ use crate::support::processes::postgres::Postgres;
 use crate::support::processes::prepared::about;
 use crate::support::processes::process::{self, Running};
 use crate::support::processes::successor::{admin, replace};
+use crate::support::scene::About;
 
 /// A node in this process, with a data folder of its own.
 pub(crate) struct Node {

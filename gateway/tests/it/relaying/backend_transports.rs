@@ -21,24 +21,20 @@ use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
-use crate::support::demo::{Demo, Options};
+use crate::support::SOON;
 use crate::support::peers::backend;
-use crate::support::peers::caller::{HOST, connect, get, request};
+use crate::support::peers::caller::HOST;
 use crate::support::peers::http1_peer::Peer;
 use crate::support::peers::http2_backend::http2;
-use crate::support::{SOON, demo, options};
+use crate::support::scene::Scene;
 
 const NAME: &str = "backend.example";
 
-/// A demo whose agent has `backends` (TOML) as its backend configuration.
-fn demo_with(folder: &Path, backends: &str) -> Demo {
+/// A scene whose agent has `backends` (TOML) as its backend configuration.
+fn scene_with(folder: &Path, backends: &str) -> Scene {
     let file = folder.join("agent.toml");
     std::fs::write(&file, format!("backend = {backends}\n")).unwrap();
-    Demo::start(&Options {
-        agent_config: Some(file),
-        ..options(None)
-    })
-    .unwrap()
+    Scene::service().agent_with(file).start()
 }
 
 /// A certificate authority with a server certificate and a client certificate, in files.
@@ -142,9 +138,9 @@ fn answer_target<S: Read + Write>(mut peer: Peer<S>) {
     }
 }
 
-fn body(demo: &Demo, target: &str) -> String {
-    let mut caller = connect(demo);
-    caller.send(get(demo, target));
+fn body(scene: &Scene, target: &str) -> String {
+    let mut caller = scene.connect();
+    caller.send(scene.get(target));
     let response = caller.response();
     assert_eq!(
         response.status,
@@ -156,9 +152,9 @@ fn body(demo: &Demo, target: &str) -> String {
 }
 
 /// Code and message of the error that the gateway answers with.
-fn error(demo: &Demo) -> (String, String) {
-    let mut caller = connect(demo);
-    caller.send(get(demo, "/"));
+fn error(scene: &Scene) -> (String, String) {
+    let mut caller = scene.connect();
+    caller.send(scene.get("/"));
     let response = caller.response();
     (
         response.code(),
@@ -174,14 +170,14 @@ fn a_tls_backend_is_verified_by_authority_and_name() {
     let authority = Authority::new();
     let stranger = Authority::new();
     let url = tls(authority.server(&[b"http/1.1"], false));
-    let trusting = demo_with(
+    let trusting = scene_with(
         authority.folder.path(),
         &format!("{{ {} }}", authority.trusted(&url)),
     );
     assert_eq!(body(&trusting, "/a"), format!("{HOST}/a"));
     assert_eq!(body(&trusting, "/b"), format!("{HOST}/b"));
 
-    let wary = demo_with(
+    let wary = scene_with(
         stranger.folder.path(),
         &format!("{{ {} }}", stranger.trusted(&url)),
     );
@@ -192,7 +188,7 @@ fn a_tls_backend_is_verified_by_authority_and_name() {
     );
     let ca_file = authority.file("ca.crt");
     let unnamed = format!("{{ urls = '{url}', ca_file = '{}' }}", ca_file.display());
-    let (code, message) = error(&demo_with(stranger.folder.path(), &unnamed));
+    let (code, message) = error(&scene_with(stranger.folder.path(), &unnamed));
     assert!(
         code == "GW_BACKEND_TLS" && message.contains("server_name"),
         "{code}: {message}"
@@ -202,7 +198,7 @@ fn a_tls_backend_is_verified_by_authority_and_name() {
     let certificate = std::fs::read_to_string(authority.file("server.crt")).unwrap();
     std::fs::write(&leaf, format!("\u{feff}{certificate}")).unwrap();
     let unnamed = format!("{{ urls = '{url}', ca_file = '{}' }}", leaf.display());
-    let pinned = demo_with(stranger.folder.path(), &unnamed);
+    let pinned = scene_with(stranger.folder.path(), &unnamed);
     assert_eq!(body(&pinned, "/c"), format!("{HOST}/c"));
 }
 
@@ -216,10 +212,10 @@ fn the_configured_client_certificate_is_presented_to_a_backend() {
     let known =
         format!("{{ {trusted}, client_certificate = '{certificate}', client_key = '{key}' }}");
     assert_eq!(
-        body(&demo_with(authority.folder.path(), &known), "/"),
+        body(&scene_with(authority.folder.path(), &known), "/"),
         format!("{HOST}/")
     );
-    let (code, message) = error(&demo_with(
+    let (code, message) = error(&scene_with(
         authority.folder.path(),
         &format!("{{ {trusted} }}"),
     ));
@@ -231,11 +227,11 @@ fn the_configured_client_certificate_is_presented_to_a_backend() {
 
 #[test]
 fn an_http2_backend_exchanges_bodies_and_trailers() {
-    let demo = demo(Some(http2()));
-    let mut caller = connect(&demo);
+    let scene = Scene::service().agent_to(http2()).start();
+    let mut caller = scene.connect();
     for _ in 0..3 {
         let rest = "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-Checksum: 7\r\n\r\n";
-        caller.send(request(&demo, "POST /p?q", rest));
+        caller.send(scene.request("POST /p?q", rest));
         let response = caller.response();
         assert_eq!(
             String::from_utf8_lossy(&response.body),
@@ -245,8 +241,7 @@ fn an_http2_backend_exchanges_bodies_and_trailers() {
     }
     // Larger than any flow control window.
     let large = "x".repeat(3_000_000);
-    caller.send(request(
-        &demo,
+    caller.send(scene.request(
         "POST /",
         &format!("Content-Length: {}\r\n\r\n{large}", large.len()),
     ));
@@ -266,9 +261,11 @@ fn a_backend_on_a_unix_socket_is_reached() {
             thread::spawn(move || answer_target(Peer::new(connection.unwrap())));
         }
     });
-    let demo = demo(Some(format!("unix:{}", path.display())));
-    assert_eq!(body(&demo, "/one"), format!("{HOST}/one"));
-    assert_eq!(body(&demo, "/two"), format!("{HOST}/two"));
+    let scene = Scene::service()
+        .agent_to(format!("unix:{}", path.display()))
+        .start();
+    assert_eq!(body(&scene, "/one"), format!("{HOST}/one"));
+    assert_eq!(body(&scene, "/two"), format!("{HOST}/two"));
     std::fs::remove_file(&path).unwrap();
 }
 
@@ -284,10 +281,12 @@ fn a_backend_on_a_unix_socket_may_close_between_requests() {
             peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
         }
     });
-    let demo = demo(Some(format!("unix:{}", path.display())));
-    let mut caller = connect(&demo);
+    let scene = Scene::service()
+        .agent_to(format!("unix:{}", path.display()))
+        .start();
+    let mut caller = scene.connect();
     for _ in 0..20 {
-        caller.send(get(&demo, "/"));
+        caller.send(scene.get("/"));
         assert!(matches!(caller.response().status.as_u16(), 200));
     }
 }
@@ -308,12 +307,12 @@ fn requests_go_to_the_reachable_backends() {
     let (_closed, dead) = backend::refusing();
     let dead = format!("http://{dead}");
     let folder = tempfile::tempdir().unwrap();
-    let demo_of = |urls: &[&str]| demo_with(folder.path(), &serde_json::to_string(urls).unwrap());
+    let scene_of = |urls: &[&str]| scene_with(folder.path(), &serde_json::to_string(urls).unwrap());
 
-    let demo = demo_of(&[&dead, &counting(&first), &counting(&second)]);
-    let mut caller = connect(&demo);
+    let scene = scene_of(&[&dead, &counting(&first), &counting(&second)]);
+    let mut caller = scene.connect();
     for _ in 0..60 {
-        caller.send(get(&demo, "/"));
+        caller.send(scene.get("/"));
         assert_eq!(caller.response().status, 200);
     }
     let shares = (
@@ -326,9 +325,9 @@ fn requests_go_to_the_reachable_backends() {
     );
 
     // If all backends are set aside, they are tried nevertheless.
-    let demo = demo_of(&[&dead, &dead]);
+    let scene = scene_of(&[&dead, &dead]);
     for _ in 0..3 {
-        let (code, message) = error(&demo);
+        let (code, message) = error(&scene);
         assert!(
             code == "GW_BACKEND_UNREACHABLE" && message.contains(&dead),
             "{message}"
@@ -340,11 +339,11 @@ fn requests_go_to_the_reachable_backends() {
 fn the_host_field_can_be_rewritten_to_the_backend() {
     let folder = tempfile::tempdir().unwrap();
     let url = backend::start(answer_target::<TcpStream>);
-    let demo = demo_with(
+    let scene = scene_with(
         folder.path(),
         &format!("{{ urls = ['{url}'], host = 'rewrite' }}"),
     );
-    assert_eq!(format!("http://{}", body(&demo, "/x")), format!("{url}/x"));
+    assert_eq!(format!("http://{}", body(&scene, "/x")), format!("{url}/x"));
 }
 
 #[test]
@@ -365,17 +364,16 @@ fn a_rewritten_host_is_mapped_back_in_responses() {
             });
         }
     });
-    let demo = Demo::start(&Options {
-        host_header: Some("rewrite".to_owned()),
-        ..options(Some(url))
-    })
-    .unwrap();
+    let scene = Scene::service()
+        .agent_to(url)
+        .host_header("rewrite")
+        .start();
     for (rest, status) in [
         ("\r\n", 302),
         ("Connection: upgrade\r\nUpgrade: x\r\n\r\n", 101),
     ] {
-        let mut caller = connect(&demo);
-        caller.send(request(&demo, "GET /", rest));
+        let mut caller = scene.connect();
+        caller.send(scene.request("GET /", rest));
         let head = caller.response_head(&Method::GET).unwrap();
         assert_eq!(head.status, status);
         for (name, expected) in [
@@ -392,16 +390,18 @@ fn a_rewritten_host_is_mapped_back_in_responses() {
 #[test]
 fn a_response_is_relayed_while_the_request_body_is_sent() {
     let (sender, receiver) = mpsc::channel();
-    let demo = demo(Some(backend::start(move |mut peer| {
-        let head = peer.request_head().unwrap();
-        peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n");
-        sender
-            .send(peer.body(head.framing).unwrap().0.len())
-            .unwrap();
-        peer.send("0\r\n\r\n");
-    })));
-    let mut caller = connect(&demo);
-    caller.send(request(&demo, "POST /", "Content-Length: 1000000\r\n\r\n"));
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            let head = peer.request_head().unwrap();
+            peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n");
+            sender
+                .send(peer.body(head.framing).unwrap().0.len())
+                .unwrap();
+            peer.send("0\r\n\r\n");
+        }))
+        .start();
+    let mut caller = scene.connect();
+    caller.send(scene.request("POST /", "Content-Length: 1000000\r\n\r\n"));
     let head = caller.response_head(&Method::POST).unwrap();
     caller.send("x".repeat(1_000_000));
     assert_eq!(caller.body(head.framing).unwrap().0, b"hi");

@@ -10,13 +10,13 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use bytes::Bytes;
 use http::Method;
 
-use crate::support::demo::{Demo, Options};
-use crate::support::peers::caller::{Caller, connect, get, request};
+use crate::support::peers::caller::Caller;
 use crate::support::peers::http1_peer::Peer;
 use crate::support::peers::http2_caller::on_a_reactor;
 use crate::support::peers::{backend, http2_caller};
 use crate::support::processes::nodes::Nodes;
-use crate::support::{request_log, turn, wait_until_slots_are_free};
+use crate::support::scene::Scene;
+use crate::support::{request_log, turn};
 
 /// More than all windows and socket buffers between caller and backend hold together.
 const BODY: usize = 24 * 1024 * 1024;
@@ -95,20 +95,20 @@ fn framing(is_chunked: bool) -> String {
     }
 }
 
-fn crossings(demo: &Demo) -> u64 {
-    demo.metrics().count("gw_requests_crossing_total")
+fn crossings(scene: &Scene) -> u64 {
+    scene.metrics().count("gw_requests_crossing_total")
 }
 
 /// A connection whose requests cross workers, or do not. The kernel may give any number of
 /// connections to the same worker.
-fn caller_that(demo: &Demo, crosses: bool, bodies: &Receiver<Vec<u8>>) -> Caller {
+fn caller_that(scene: &Scene, crosses: bool, bodies: &Receiver<Vec<u8>>) -> Caller {
     for _ in 0..100 {
-        let before = crossings(demo);
-        let mut caller = connect(demo);
-        caller.send(get(demo, "/"));
+        let before = crossings(scene);
+        let mut caller = scene.connect();
+        caller.send(scene.get("/"));
         assert_eq!(caller.response().status, 202);
         assert!(bodies.recv().unwrap().is_empty());
-        if (crossings(demo) > before) == crosses {
+        if (crossings(scene) > before) == crosses {
             return caller;
         }
     }
@@ -122,21 +122,20 @@ fn the_rest_of_a_body_reaches_the_backend_on_and_across_workers() {
     let _turn = turn();
     for (workers, crosses) in [(1, false), (2, false), (2, true)] {
         let (url, bodies) = accepting();
-        let options = Options {
-            workers,
-            hand_over: "never",
-            ..crate::support::options(Some(url))
-        };
-        let demo = Demo::start(&options).unwrap();
-        let mut caller = caller_that(&demo, crosses, &bodies);
-        let before = crossings(&demo);
+        let scene = Scene::service()
+            .agent_to(url)
+            .workers(workers)
+            .hand_over("never")
+            .start();
+        let mut caller = caller_that(&scene, crosses, &bodies);
+        let before = crossings(&scene);
         for is_chunked in ARE_CHUNKED {
-            let head = request(&demo, "POST /", &framing(is_chunked));
+            let head = scene.request("POST /", &framing(is_chunked));
             upload_through(&mut caller, &head, is_chunked, &bodies);
         }
         let crossed = if crosses { ARE_CHUNKED.len() } else { 0 };
-        assert_eq!(crossings(&demo) - before, crossed as u64);
-        wait_until_slots_are_free(&demo);
+        assert_eq!(crossings(&scene) - before, crossed as u64);
+        scene.wait_until_slots_are_free();
     }
 }
 
@@ -164,9 +163,9 @@ fn the_rest_of_a_body_reaches_the_backend_across_nodes() {
 fn the_rest_of_a_body_reaches_the_backend_from_an_http2_caller() {
     let _turn = turn();
     let (url, bodies) = accepting();
-    let demo = crate::support::demo(Some(url));
+    let scene = Scene::service().agent_to(url).start();
     on_a_reactor(async {
-        let connection = http2_caller::connect(&demo).await;
+        let connection = http2_caller::connect(&scene).await;
         let (response, mut sent) = connection
             .begin(connection.request(&Method::POST, "/"), false)
             .await;
@@ -184,7 +183,7 @@ fn the_rest_of_a_body_reaches_the_backend_from_an_http2_caller() {
             .unwrap();
         // The receiver of the backend's thread blocks this one, so the frames have to be sent
         // first.
-        while demo.tunnels()[0].in_flight > 0 {
+        while scene.tunnels()[0].in_flight > 0 {
             gw_shared::runtime::yield_now().await;
         }
         assert!(
@@ -197,15 +196,15 @@ fn the_rest_of_a_body_reaches_the_backend_from_an_http2_caller() {
 #[test]
 fn the_request_log_shows_what_the_backend_took() {
     let (url, bodies) = accepting();
-    let demo = crate::support::demo(Some(url));
-    let mut caller = connect(&demo);
+    let scene = Scene::service().agent_to(url).start();
+    let mut caller = scene.connect();
     let id = upload_through(
         &mut caller,
-        &request(&demo, "POST /", &framing(false)),
+        &scene.request("POST /", &framing(false)),
         false,
         &bodies,
     );
-    let record = request_log::record(&demo.api(), &id);
+    let record = request_log::record(&scene.api(), &id);
     assert_eq!(
         (
             &record["bytes_in"],
@@ -219,12 +218,12 @@ fn the_request_log_shows_what_the_backend_took() {
 #[test]
 fn a_tunnel_that_is_lost_during_the_rest_of_a_body_resets_the_caller() {
     let (url, bodies) = accepting();
-    let demo = crate::support::demo(Some(url));
-    let mut caller = connect(&demo);
-    caller.send(request(&demo, "POST /", &framing(false)));
+    let scene = Scene::service().agent_to(url).start();
+    let mut caller = scene.connect();
+    caller.send(scene.request("POST /", &framing(false)));
     assert_eq!(caller.response().status, 202);
-    let agent = &demo.tunnels()[0].agent_id;
-    demo.api().revoke_agent("demo", agent);
+    let agent = &scene.tunnels()[0].agent_id;
+    scene.api().revoke_agent("demo", agent);
     assert_eq!(
         caller.bytes(1).unwrap_err().kind(),
         ErrorKind::ConnectionReset
@@ -238,15 +237,17 @@ fn a_tunnel_that_is_lost_during_the_rest_of_a_body_resets_the_caller() {
 #[test]
 fn a_caller_that_leaves_after_the_response_cancels_the_request() {
     let (ended, at_backend) = mpsc::channel();
-    let demo = crate::support::demo(Some(backend::start(move |mut peer| {
-        let head = peer.request_head().unwrap();
-        peer.send("HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\nok");
-        ended
-            .send(peer.body(head.framing).map_err(|error| error.kind()))
-            .unwrap();
-    })));
-    let mut caller = connect(&demo);
-    caller.send(request(&demo, "POST /", &framing(false)));
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            let head = peer.request_head().unwrap();
+            peer.send("HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\nok");
+            ended
+                .send(peer.body(head.framing).map_err(|error| error.kind()))
+                .unwrap();
+        }))
+        .start();
+    let mut caller = scene.connect();
+    caller.send(scene.request("POST /", &framing(false)));
     caller.send(pattern(FIRST));
     assert_eq!(caller.response().status, 202);
     drop(caller);
@@ -254,5 +255,5 @@ fn a_caller_that_leaves_after_the_response_cancels_the_request() {
         at_backend.recv().unwrap().unwrap_err(),
         ErrorKind::ConnectionReset
     );
-    wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }

@@ -9,11 +9,11 @@ use std::thread;
 use gw_shared::tunnel::window::{FIRST, LEAST, TUNNEL_BUDGET};
 use http::Method;
 
-use crate::support::demo::{Demo, Options};
 use crate::support::peers::backend;
-use crate::support::peers::caller::{Caller, connect, get, request};
+use crate::support::peers::caller::Caller;
 use crate::support::peers::http1_peer::Peer;
-use crate::support::{eventually, options, turn};
+use crate::support::scene::Scene;
+use crate::support::{eventually, turn};
 
 const MIB: usize = 1024 * 1024;
 /// Bytes of a race that the test ends itself.
@@ -47,27 +47,26 @@ fn serve(mut peer: Peer<TcpStream>) {
     }
 }
 
-fn start(slots: u32) -> Demo {
+fn start(slots: u32) -> Scene {
     start_with(slots, "")
 }
 
 /// As [`start`], with further lines of configuration.
-fn start_with(slots: u32, configuration: &str) -> Demo {
-    let options = Options {
-        workers: 1,
-        slots: Some(slots),
-        configuration: configuration.to_owned(),
-        ..options(Some(backend::start(serve)))
-    };
-    Demo::start(&options).unwrap()
+fn start_with(slots: u32, configuration: &str) -> Scene {
+    Scene::service()
+        .agent_to(backend::start(serve))
+        .slots(slots)
+        .workers(1)
+        .configuration(configuration)
+        .start()
 }
 
 /// Callers that have read the head of a response and read no further.
-fn stalled_downloads(demo: &Demo, callers: usize) -> Vec<Caller> {
+fn stalled_downloads(scene: &Scene, callers: usize) -> Vec<Caller> {
     (0..callers)
         .map(|_| {
-            let mut caller = connect(demo);
-            caller.send(get(demo, "/endless"));
+            let mut caller = scene.connect();
+            caller.send(scene.get("/endless"));
             assert_eq!(caller.response_head(&Method::GET).unwrap().status, 200);
             caller
         })
@@ -76,20 +75,20 @@ fn stalled_downloads(demo: &Demo, callers: usize) -> Vec<Caller> {
 
 /// Waits until the streams of the callers are full: the held bytes have not changed for a while and
 /// are `at_least` this many. Returns them.
-fn held_once_full(demo: &Demo, at_least: usize) -> usize {
+fn held_once_full(scene: &Scene, at_least: usize) -> usize {
     let mut before = 0;
     let mut unchanged = 0;
     eventually("streams are full", || {
-        let held = demo.tunnels()[0].held_bytes;
+        let held = scene.tunnels()[0].held_bytes;
         unchanged = if held == before { unchanged + 1 } else { 0 };
         before = held;
         (held >= at_least && unchanged >= 20).then_some(held)
     })
 }
 
-fn is_answered(demo: &Demo) {
-    let mut caller = connect(demo);
-    caller.send(get(demo, "/"));
+fn is_answered(scene: &Scene) {
+    let mut caller = scene.connect();
+    caller.send(scene.get("/"));
     assert_eq!(caller.response().body, b"ok");
 }
 
@@ -97,24 +96,24 @@ fn is_answered(demo: &Demo) {
 fn stalled_callers_hold_at_most_the_budget_of_their_tunnel() {
     let _turn = turn();
     const CALLERS: usize = 300;
-    let demo = start(512);
-    let callers = stalled_downloads(&demo, CALLERS);
+    let scene = start(512);
+    let callers = stalled_downloads(&scene, CALLERS);
     eventually("the windows shrink", || {
-        (demo.tunnels()[0].window < FIRST).then_some(())
+        (scene.tunnels()[0].window < FIRST).then_some(())
     });
-    let held = held_once_full(&demo, TUNNEL_BUDGET / 2);
+    let held = held_once_full(&scene, TUNNEL_BUDGET / 2);
     assert!(
         held <= TUNNEL_BUDGET + CALLERS * LEAST as usize,
         "{} MiB",
         held / MIB
     );
-    is_answered(&demo);
+    is_answered(&scene);
 
     // Without the stalled callers, the other streams get their windows back.
     drop(callers);
     eventually("the windows grow again", || {
-        is_answered(&demo);
-        let tunnel = &demo.tunnels()[0];
+        is_answered(&scene);
+        let tunnel = &scene.tunnels()[0];
         (tunnel.window == FIRST && tunnel.held_bytes == 0).then_some(())
     });
 }
@@ -122,17 +121,13 @@ fn stalled_callers_hold_at_most_the_budget_of_their_tunnel() {
 #[test]
 fn a_small_request_passes_while_all_other_streams_are_full() {
     let _turn = turn();
-    let demo = start(200);
-    let _down = stalled_downloads(&demo, 99);
+    let scene = start(200);
+    let _down = stalled_downloads(&scene, 99);
     let chunk = vec![0; 64 * 1024];
     let _up: Vec<Caller> = (0..100)
         .map(|_| {
-            let mut caller = connect(&demo);
-            caller.send(request(
-                &demo,
-                "PUT /deaf",
-                "Content-Length: 1000000000\r\n\r\n",
-            ));
+            let mut caller = scene.connect();
+            caller.send(scene.request("PUT /deaf", "Content-Length: 1000000000\r\n\r\n"));
             caller.stream.sock.set_nonblocking(true).unwrap();
             caller
         })
@@ -146,9 +141,9 @@ fn a_small_request_passes_while_all_other_streams_are_full() {
             caller
         })
         .collect();
-    held_once_full(&demo, 8 * MIB);
+    held_once_full(&scene, 8 * MIB);
     for _ in 0..10 {
-        is_answered(&demo);
+        is_answered(&scene);
     }
 }
 
@@ -160,13 +155,13 @@ fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
     // One account may hold half of it, or a quarter while kernel memory of its callers takes the
     // most that it may. The first streams have large windows, and the others the least.
     const _: () = assert!(MEMORY == 10 * STREAMS * LEAST as usize);
-    let demo = start_with(8 * STREAMS as u32, "relay_memory_mib = 40\n");
-    let mut callers = stalled_downloads(&demo, STREAMS);
+    let scene = start_with(8 * STREAMS as u32, "relay_memory_mib = 40\n");
+    let mut callers = stalled_downloads(&scene, STREAMS);
     // How far depends on the time at which each stream began.
     eventually("the windows shrink", || {
-        (demo.tunnels()[0].window < FIRST).then_some(())
+        (scene.tunnels()[0].window < FIRST).then_some(())
     });
-    let held = held_once_full(&demo, MIB);
+    let held = held_once_full(&scene, MIB);
     // Each stream got at most its share at its start, and the shares of the first streams were
     // larger.
     assert!(held <= MEMORY, "{} KiB", held / 1024);
@@ -174,8 +169,8 @@ fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
     // A few more than half of the memory has room for: bytes still move on into the callers'
     // sockets.
     let mut late = loop {
-        let mut caller = connect(&demo);
-        caller.send(get(&demo, "/endless"));
+        let mut caller = scene.connect();
+        caller.send(scene.get("/endless"));
         let head = caller.response_head(&Method::GET).unwrap();
         if head.status == 200 {
             callers.push(caller);
@@ -191,20 +186,20 @@ fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
             (head.status.as_u16(), &head.headers["x-gw-status"]),
             (503, &"Overloaded".parse().unwrap())
         );
-        let mut late = connect(&demo);
-        late.send(get(&demo, "/"));
+        let mut late = scene.connect();
+        late.send(scene.get("/"));
         let response = late.response();
         if response.status != 200 {
             assert_eq!(response.code(), "GW_OVERLOADED");
             break late;
         }
     };
-    assert!(demo.tunnels()[0].window < FIRST);
-    let held = demo.tunnels()[0].held_bytes;
+    assert!(scene.tunnels()[0].window < FIRST);
+    let held = scene.tunnels()[0].held_bytes;
     assert!(held <= MEMORY, "{} KiB", held / 1024);
     callers.pop();
     eventually("a request is admitted again", || {
-        late.send(get(&demo, "/"));
+        late.send(scene.get("/"));
         (late.response().status == 200).then_some(())
     });
 }
@@ -216,14 +211,14 @@ fn kernel_memory_of_stalled_callers_is_bounded_counted_and_released() {
     // slow the machine is: each socket starts with at most 128 KiB of unsent bytes and can hold
     // twice that.
     const CALLERS: usize = 100;
-    let demo = start_with(512, "relay_memory_mib = 512\n");
-    let kernel_bytes = || demo.metrics().count("gw_connections_kernel_bytes") as usize;
-    let callers = stalled_downloads(&demo, CALLERS);
+    let scene = start_with(512, "relay_memory_mib = 512\n");
+    let kernel_bytes = || scene.metrics().count("gw_connections_kernel_bytes") as usize;
+    let callers = stalled_downloads(&scene, CALLERS);
     let held = eventually("the memory of every caller is counted", || {
         let held = kernel_bytes();
         (held > CALLERS * 8 * 1024).then_some(held)
     });
-    let metrics = demo.metrics();
+    let metrics = scene.metrics();
     let limit = metrics.count("gw_connections_kernel_limit_bytes") as usize;
     assert!(limit <= 256 * MIB && held <= limit / 2, "{held} of {limit}");
     assert_eq!(
@@ -231,7 +226,7 @@ fn kernel_memory_of_stalled_callers_is_bounded_counted_and_released() {
         0,
         "the account is within its share"
     );
-    is_answered(&demo);
+    is_answered(&scene);
     drop(callers);
     eventually("no memory is counted", || {
         (kernel_bytes() == 0).then_some(())
@@ -241,13 +236,13 @@ fn kernel_memory_of_stalled_callers_is_bounded_counted_and_released() {
 /// Starts downloads that read until they have `total` bytes together. Returns the shared byte count
 /// and the threads, whose results are their own byte counts.
 fn race(
-    demo: &Demo,
+    scene: &Scene,
     downloads: usize,
     total: usize,
 ) -> (Arc<AtomicUsize>, Vec<thread::JoinHandle<usize>>) {
     let all = Arc::new(AtomicUsize::new(0));
     let start = Arc::new(Barrier::new(downloads));
-    let racers = stalled_downloads(demo, downloads)
+    let racers = stalled_downloads(scene, downloads)
         .into_iter()
         .map(|mut caller| {
             let all = Arc::clone(&all);
@@ -269,8 +264,8 @@ fn race(
 #[test]
 fn streams_of_one_tunnel_share_it_evenly() {
     let _turn = turn();
-    let demo = start(128);
-    let mut callers = stalled_downloads(&demo, 8);
+    let scene = start(128);
+    let mut callers = stalled_downloads(&scene, 8);
     let mut shares = vec![0; callers.len()];
     let mut chunk = vec![0; 16 * 1024];
     for caller in &callers {
@@ -299,13 +294,13 @@ fn streams_of_one_tunnel_share_it_evenly() {
 #[test]
 fn a_small_request_does_not_wait_for_bulk_transfers() {
     let _turn = turn();
-    let demo = start(128);
-    let (all, racers) = race(&demo, 8, FOR_EVER);
-    let mut caller = connect(&demo);
+    let scene = start(128);
+    let (all, racers) = race(&scene, 8, FOR_EVER);
+    let mut caller = scene.connect();
     let mut beside = Vec::new();
     while beside.len() < 20 || all.load(Ordering::Relaxed) < 128 * MIB {
         let before = all.load(Ordering::Relaxed);
-        caller.send(get(&demo, "/"));
+        caller.send(scene.get("/"));
         assert_eq!(caller.response().body, b"ok");
         beside.push(all.load(Ordering::Relaxed) - before);
     }
@@ -319,16 +314,12 @@ fn a_small_request_does_not_wait_for_bulk_transfers() {
 #[test]
 fn windows_adjust_while_both_directions_are_full() {
     let _turn = turn();
-    let demo = start(512);
-    let (all, racers) = race(&demo, 2, FOR_EVER);
+    let scene = start(512);
+    let (all, racers) = race(&scene, 2, FOR_EVER);
     let uploads: Vec<_> = (0..2)
         .map(|_| {
-            let mut caller = connect(&demo);
-            caller.send(request(
-                &demo,
-                "PUT /sink",
-                "Content-Length: 1000000000000\r\n\r\n",
-            ));
+            let mut caller = scene.connect();
+            caller.send(scene.request("PUT /sink", "Content-Length: 1000000000000\r\n\r\n"));
             let all = Arc::clone(&all);
             thread::spawn(move || {
                 let block = vec![0; 64 * 1024];
@@ -340,13 +331,13 @@ fn windows_adjust_while_both_directions_are_full() {
         .collect();
     for _ in 0..2 {
         // Four busy streams on a short path share 1 MiB, and have 512 KiB each on a long one.
-        let stalled = stalled_downloads(&demo, 300);
+        let stalled = stalled_downloads(&scene, 300);
         eventually("the windows shrink", || {
-            (demo.tunnels()[0].window < FIRST / 2).then_some(())
+            (scene.tunnels()[0].window < FIRST / 2).then_some(())
         });
         drop(stalled);
         eventually("the windows grow", || {
-            (demo.tunnels()[0].window >= FIRST / 2).then_some(())
+            (scene.tunnels()[0].window >= FIRST / 2).then_some(())
         });
     }
     all.store(FOR_EVER, Ordering::Relaxed);

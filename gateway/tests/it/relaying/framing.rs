@@ -10,14 +10,13 @@ use h2::ext::Protocol;
 use http::{HeaderMap, HeaderValue, Method};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::demo;
-use crate::support::demo::Demo;
-use crate::support::peers::caller::{HOST, connect, get, request};
+use crate::support::peers::caller::HOST;
 use crate::support::peers::http2_caller::{on_a_reactor, tls, whole};
 use crate::support::peers::http2_frames::{
     DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame,
 };
 use crate::support::peers::{backend, http2_caller, http2_frames};
+use crate::support::scene::Scene;
 
 /// A request as the backend received it.
 #[derive(Debug)]
@@ -69,9 +68,9 @@ fn declining() -> (String, Receiver<Seen>) {
 #[test]
 fn a_declined_extended_connect_does_not_reach_the_next_request() {
     let (url, seen) = declining();
-    let demo = demo(Some(url));
+    let scene = Scene::service().agent_to(url).start();
     on_a_reactor(async {
-        let caller = http2_caller::connect(&demo).await;
+        let caller = http2_caller::connect(&scene).await;
         assert_eq!(caller.get("/before").await.body, b"/before");
         for length in ["34", "0", "100000"] {
             let declined = caller
@@ -113,15 +112,15 @@ fn a_declined_extended_connect_does_not_reach_the_next_request() {
 #[test]
 fn a_declined_http1_upgrade_does_not_reach_the_next_request() {
     let (url, seen) = declining();
-    let demo = demo(Some(url));
+    let scene = Scene::service().agent_to(url).start();
     for line in ["GET /chat", "POST /chat"] {
         let fields = "Connection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: 0\r\n\r\n";
-        let mut caller = connect(&demo);
-        caller.send(request(&demo, line, fields));
+        let mut caller = scene.connect();
+        caller.send(scene.request(line, fields));
         assert_eq!(caller.response().body, b"/chat");
         assert!(caller.is_closed());
-        let mut caller = connect(&demo);
-        caller.send(get(&demo, "/next"));
+        let mut caller = scene.connect();
+        caller.send(scene.get("/next"));
         assert_eq!(caller.response().body, b"/next");
     }
     for _ in 0..2 {
@@ -162,9 +161,9 @@ const REFUSED: [&str; 17] = [
 #[test]
 fn upgrades_to_http_or_invalid_protocols_are_refused() {
     let (url, seen) = declining();
-    let demo = demo(Some(url));
+    let scene = Scene::service().agent_to(url).start();
     on_a_reactor(async {
-        let caller = http2_caller::connect(&demo).await;
+        let caller = http2_caller::connect(&scene).await;
         assert_eq!(caller.get("/before").await.status, 404);
         for protocol in REFUSED {
             let request = caller
@@ -181,10 +180,9 @@ fn upgrades_to_http_or_invalid_protocols_are_refused() {
         }
     });
     // RFC 9110 §7.8: a recipient may ignore `Upgrade`.
-    let mut caller = connect(&demo);
+    let mut caller = scene.connect();
     for protocol in REFUSED {
-        caller.send(request(
-            &demo,
+        caller.send(scene.request(
             "GET /plain",
             &format!("Connection: Upgrade\r\nUpgrade: {protocol}\r\n\r\n"),
         ));
@@ -201,9 +199,9 @@ fn upgrades_to_http_or_invalid_protocols_are_refused() {
 #[test]
 fn a_body_beyond_content_length_zero_does_not_reach_the_backend() {
     let (url, seen) = declining();
-    let demo = demo(Some(url));
+    let scene = Scene::service().agent_to(url).start();
     on_a_reactor(async {
-        let caller = http2_caller::connect(&demo).await;
+        let caller = http2_caller::connect(&scene).await;
         let empty = |target: &str| {
             caller
                 .request(&Method::POST, target)
@@ -245,26 +243,27 @@ fn a_body_beyond_content_length_zero_does_not_reach_the_backend() {
 #[test]
 fn framing_fields_with_underscores_are_dropped_in_both_directions() {
     let (sender, receiver) = mpsc::channel();
-    let demo = demo(Some(backend::start(move |mut peer| {
-        while let Ok((head, body, _)) = peer.request() {
-            let names: Vec<String> = head
-                .headers
-                .names()
-                .map(|name| name.as_str().to_owned())
-                .collect();
-            let length = head.headers.get("content-length").cloned();
-            sender.send((names, length, body)).unwrap();
-            peer.send(
-                "HTTP/1.1 200 OK\r\ncontent_length: 1\r\nCONTENT_LENGTH: 7\r\n\
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            while let Ok((head, body, _)) = peer.request() {
+                let names: Vec<String> = head
+                    .headers
+                    .names()
+                    .map(|name| name.as_str().to_owned())
+                    .collect();
+                let length = head.headers.get("content-length").cloned();
+                sender.send((names, length, body)).unwrap();
+                peer.send(
+                    "HTTP/1.1 200 OK\r\ncontent_length: 1\r\nCONTENT_LENGTH: 7\r\n\
                  Transfer_Encoding: chunked\r\nX_Own: 1\r\nContent-Length: 0003\r\n\r\nabc",
-            );
-        }
-    })));
+                );
+            }
+        }))
+        .start();
     let disguised =
         "Content_Length: 1\r\nCONTENT_length: 9\r\nTransfer_Encoding: chunked\r\nX_Own: 1\r\n";
-    let mut caller = connect(&demo);
-    caller.send(request(
-        &demo,
+    let mut caller = scene.connect();
+    caller.send(scene.request(
         "POST /",
         &format!("{disguised}Content-Length: 005\r\n\r\nhello"),
     ));
@@ -281,7 +280,7 @@ fn framing_fields_with_underscores_are_dropped_in_both_directions() {
     };
     check(&response.headers.into(), &response.body);
     on_a_reactor(async {
-        let caller = http2_caller::connect(&demo).await;
+        let caller = http2_caller::connect(&scene).await;
         let request = caller
             .request(&Method::POST, "/")
             .header("content_length", "1")
@@ -314,23 +313,24 @@ fn framing_fields_with_underscores_are_dropped_in_both_directions() {
 
 #[test]
 fn later_minor_versions_of_http_1_are_served_as_1_1() {
-    let demo = demo(Some(backend::start(|mut peer| {
-        while let Ok((head, body, _)) = peer.request() {
-            let target = head.target.as_str();
-            peer.send(format!(
-                "HTTP/1.2 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n",
-                target.len() + body.len()
-            ));
-            peer.send(format!(
-                "{target}{}\r\n0\r\n\r\n",
-                String::from_utf8(body).unwrap()
-            ));
-        }
-    })));
-    let mut caller = connect(&demo);
+    let scene = Scene::service()
+        .agent_to(backend::start(|mut peer| {
+            while let Ok((head, body, _)) = peer.request() {
+                let target = head.target.as_str();
+                peer.send(format!(
+                    "HTTP/1.2 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n",
+                    target.len() + body.len()
+                ));
+                peer.send(format!(
+                    "{target}{}\r\n0\r\n\r\n",
+                    String::from_utf8(body).unwrap()
+                ));
+            }
+        }))
+        .start();
+    let mut caller = scene.connect();
     for version in ["1.2", "1.9"] {
-        let whole = request(
-            &demo,
+        let whole = scene.request(
             "POST /p",
             "Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
         );
@@ -341,16 +341,18 @@ fn later_minor_versions_of_http_1_are_served_as_1_1() {
 
 #[test]
 fn bodiless_responses_keep_a_content_length_only_where_it_is_allowed() {
-    let demo = demo(Some(backend::start(|mut peer| {
-        while let Ok(head) = peer.request_head() {
-            let status = &head.target.as_str()[1..];
-            peer.send(format!(
-                "HTTP/1.1 103 Early Hints\r\nContent-Length: 3\r\nLink: </a>\r\n\r\n\
+    let scene = Scene::service()
+        .agent_to(backend::start(|mut peer| {
+            while let Ok(head) = peer.request_head() {
+                let status = &head.target.as_str()[1..];
+                peer.send(format!(
+                    "HTTP/1.1 103 Early Hints\r\nContent-Length: 3\r\nLink: </a>\r\n\r\n\
                  HTTP/1.1 {status} X\r\n"
-            ));
-            peer.send("Content-Length: 7\r\n\r\n");
-        }
-    })));
+                ));
+                peer.send("Content-Length: 7\r\n\r\n");
+            }
+        }))
+        .start();
     let cases = [
         ("HEAD", "/200", Some("7")),
         ("GET", "/304", Some("7")),
@@ -359,8 +361,8 @@ fn bodiless_responses_keep_a_content_length_only_where_it_is_allowed() {
     ];
     for (method, target, length) in cases {
         let method = Method::from_bytes(method.as_bytes()).unwrap();
-        let mut caller = connect(&demo);
-        caller.send(request(&demo, &format!("{method} {target}"), "\r\n"));
+        let mut caller = scene.connect();
+        caller.send(scene.request(&format!("{method} {target}"), "\r\n"));
         let interim = caller.response_head(&method).unwrap();
         assert_eq!(
             (
@@ -381,7 +383,7 @@ fn bodiless_responses_keep_a_content_length_only_where_it_is_allowed() {
             "{method} {target}"
         );
         on_a_reactor(async {
-            let caller = http2_caller::connect(&demo).await;
+            let caller = http2_caller::connect(&scene).await;
             let response = caller.fetch(caller.request(&method, target)).await;
             let found = response
                 .headers
@@ -398,9 +400,9 @@ fn bodiless_responses_keep_a_content_length_only_where_it_is_allowed() {
 
 /// Sends `frames` on a new connection. Returns the error code of the reset of stream 1; `None` if
 /// it was answered.
-fn reset_of(demo: &Demo, frames: &[Vec<u8>]) -> Option<u32> {
+fn reset_of(scene: &Scene, frames: &[Vec<u8>]) -> Option<u32> {
     on_a_reactor(async {
-        let mut stream = tls(&demo.about).await;
+        let mut stream = tls(&scene.about).await;
         let sent = [PREFACE, &frame(SETTINGS, 0, 0, &[]), &frames.concat()].concat();
         AsyncWriteExt::write_all(&mut stream, &sent).await.unwrap();
         AsyncWriteExt::flush(&mut stream).await.unwrap();
@@ -421,8 +423,8 @@ fn reset_of(demo: &Demo, frames: &[Vec<u8>]) -> Option<u32> {
 #[test]
 fn malformed_http2_messages_are_stream_errors() {
     let (url, seen) = declining();
-    let demo = demo(Some(url));
-    let key = demo.about.service_key.as_str();
+    let scene = Scene::service().agent_to(url).start();
+    let key = scene.about.service_key.as_str();
     let whole = [
         (":method", "POST"),
         (":scheme", "https"),
@@ -457,7 +459,7 @@ fn malformed_http2_messages_are_stream_errors() {
         ("empty scheme without authority", without_authority("")),
     ] {
         assert_eq!(
-            reset_of(&demo, &[head(END_STREAM, &fields)]),
+            reset_of(&scene, &[head(END_STREAM, &fields)]),
             Some(1),
             "{name}"
         );
@@ -468,9 +470,9 @@ fn malformed_http2_messages_are_stream_errors() {
             frame(DATA, 0, 1, b"body"),
             head(END_STREAM, &trailers),
         ];
-        assert_eq!(reset_of(&demo, &frames), Some(1), "{trailers:?}");
+        assert_eq!(reset_of(&scene, &frames), Some(1), "{trailers:?}");
     }
-    crate::support::wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
     assert_eq!(
         seen.try_iter().count(),
         0,
@@ -481,9 +483,9 @@ fn malformed_http2_messages_are_stream_errors() {
         frame(DATA, 0, 1, b"body"),
         head(END_STREAM, &[("x", "a")]),
     ];
-    assert_eq!(reset_of(&demo, &frames), None);
+    assert_eq!(reset_of(&scene, &frames), None);
     assert_eq!(
-        reset_of(&demo, &[head(END_STREAM, &without_authority("https"))]),
+        reset_of(&scene, &[head(END_STREAM, &without_authority("https"))]),
         None
     );
 }
@@ -491,23 +493,24 @@ fn malformed_http2_messages_are_stream_errors() {
 #[test]
 fn framing_fields_in_trailers_are_dropped_in_both_directions() {
     let (sender, receiver) = mpsc::channel();
-    let demo = demo(Some(backend::start(move |mut peer| {
-        while let Ok((_, _, trailers)) = peer.request() {
-            sender.send(trailers).unwrap();
-            peer.send(
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            while let Ok((_, _, trailers)) = peer.request() {
+                sender.send(trailers).unwrap();
+                peer.send(
                 "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nContent-Length: 9\r\n\
                  Transfer-Encoding: chunked\r\nConnection: close\r\nUpgrade: h2c\r\n\
                  content_length: 9\r\nX-Sum: 1\r\n\r\n",
             );
-        }
-    })));
+            }
+        }))
+        .start();
     let only_sum = Fields::from_iter([("x-sum".parse().unwrap(), HeaderValue::from_static("1"))]);
-    let mut caller = connect(&demo);
+    let mut caller = scene.connect();
     for _ in 0..2 {
         let body = "0\r\nContent-Length: 9\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\
                     content_length: 9\r\nUpgrade: h2c\r\nHost: h\r\nX-Sum: 1\r\n\r\n";
-        caller.send(request(
-            &demo,
+        caller.send(scene.request(
             "POST /",
             &format!("Transfer-Encoding: chunked\r\n\r\n{body}"),
         ));

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
-use crate::support::demo::Demo;
+use crate::support::eventually;
 use crate::support::peers::caller::{HOST, Tls};
 use crate::support::peers::http2_backend;
 use crate::support::peers::http2_caller::{connect, on_a_reactor, whole};
@@ -13,16 +13,16 @@ use crate::support::peers::http2_frames::{
     CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, SETTINGS, frame,
 };
 use crate::support::peers::{backend, caller, http2_frames};
-use crate::support::{demo, eventually};
+use crate::support::scene::Scene;
 
 const KIB: usize = 1024;
 const ENHANCE_YOUR_CALM: u8 = 11;
 
 #[test]
 fn a_list_of_up_to_128_kib_gets_an_error_with_a_request_id() {
-    let demo = demo(None);
+    let scene = Scene::service().agent().start();
     on_a_reactor(async {
-        let caller = connect(&demo).await;
+        let caller = connect(&scene).await;
         for (fields, size) in [(1, 33 * KIB), (5, 16 * KIB), (7, 16 * KIB), (3000, 1)] {
             let value = "x".repeat(size);
             let get = caller.request(&Method::GET, "/");
@@ -62,14 +62,14 @@ fn a_response_has_up_to_a_thousand_fields() {
         respond.send_response(response, true).unwrap();
     });
     for backend in [over_http1, over_http2] {
-        let demo = demo(Some(backend));
+        let scene = Scene::service().agent_to(backend).start();
         for _ in 0..4 {
-            let mut caller = caller::connect(&demo);
-            caller.send(caller::get(&demo, "/1000"));
+            let mut caller = scene.connect();
+            caller.send(scene.get("/1000"));
             let response = caller.response();
             let passed = fields_of("/1000").filter(|name| response.headers.contains(name));
             assert_eq!((response.status.as_u16(), passed.count()), (204, 1000));
-            caller.send(caller::get(&demo, "/1001"));
+            caller.send(scene.get("/1001"));
             let error = caller.response().json()["error"].clone();
             assert_eq!(error["code"], "GW_BACKEND_INVALID_RESPONSE");
             let message = error["message"].as_str().unwrap();
@@ -80,7 +80,7 @@ fn a_response_has_up_to_a_thousand_fields() {
             assert!(!message.contains("not valid HTTP"), "{message}");
         }
         on_a_reactor(async {
-            let caller = connect(&demo).await;
+            let caller = connect(&scene).await;
             let response = caller.get("/1000").await;
             let passed = fields_of("/1000").filter(|name| response.headers.contains_key(name));
             assert_eq!((response.status.as_u16(), passed.count()), (204, 1000));
@@ -98,8 +98,8 @@ fn fields_of(target: &str) -> impl Iterator<Item = HeaderName> {
 #[test]
 fn settings_announce_the_limit_of_a_request_head() {
     const MAX_HEADER_LIST_SIZE: [u8; 2] = [0, 6];
-    let demo = demo(None);
-    let mut caller = RawCaller::connect(&demo);
+    let scene = Scene::service().agent().start();
+    let mut caller = RawCaller::connect(&scene);
     caller.receive_until(SETTINGS);
     let announced = caller.payloads(SETTINGS)[0]
         .chunks(6)
@@ -110,8 +110,8 @@ fn settings_announce_the_limit_of_a_request_head() {
 /// Each of these would be refused by an agent that gets it, which would count against the agent.
 #[test]
 fn pseudo_header_fields_count_as_parts_of_the_head() {
-    let demo = demo(None);
-    let key = demo.about.service_key.clone();
+    let scene = Scene::service().agent().start();
+    let key = scene.about.service_key.clone();
     let long_port = format!("{HOST}:{}443", "0".repeat(40 * KIB));
     let long_protocol = "p".repeat(40 * KIB);
     for (authority, protocol) in [(&*long_port, "p"), (HOST, &*long_protocol)] {
@@ -123,7 +123,7 @@ fn pseudo_header_fields_count_as_parts_of_the_head() {
             (":path", "/"),
             ("x-gw-service-key", &key),
         ]);
-        let mut caller = RawCaller::connect(&demo);
+        let mut caller = RawCaller::connect(&scene);
         caller.send(&in_frames(1, &block));
         caller.receive_until(DATA);
         let body: serde_json::Value = serde_json::from_slice(caller.payloads(DATA)[0]).unwrap();
@@ -133,9 +133,9 @@ fn pseudo_header_fields_count_as_parts_of_the_head() {
 
 #[test]
 fn trailers_over_the_limits_are_malformed() {
-    let demo = demo(Some(http2_backend::http2()));
+    let scene = Scene::service().agent_to(http2_backend::http2()).start();
     on_a_reactor(async {
-        let caller = connect(&demo).await;
+        let caller = connect(&scene).await;
         let trailers = |fields: usize, size: usize| -> HeaderMap {
             let value = HeaderValue::try_from("v".repeat(size)).unwrap();
             let name = |at: usize| HeaderName::try_from(format!("x-{at:02}")).unwrap();
@@ -206,9 +206,9 @@ struct RawCaller {
 }
 
 impl RawCaller {
-    fn connect(demo: &Demo) -> Self {
-        let session = caller::session(&demo.about, HOST, &[b"h2"], None);
-        let mut stream = Tls::new(session, caller::socket(&demo.about));
+    fn connect(scene: &Scene) -> Self {
+        let session = caller::session(&scene.about, HOST, &[b"h2"], None);
+        let mut stream = Tls::new(session, caller::socket(&scene.about));
         stream.write_all(PREFACE).unwrap();
         stream.write_all(&frame(SETTINGS, 0, 0, &[])).unwrap();
         Self {
@@ -272,7 +272,7 @@ impl RawCaller {
 
 #[test]
 fn a_longer_block_ends_the_connection_without_a_response() {
-    let demo = demo(None);
+    let scene = Scene::service().agent().start();
     let whole = |block: &[u8]| frame(HEADERS, END_HEADERS | END_STREAM, 1, block);
     let heads = [
         // From four times the limit on, decoded, h2 itself ends the connection.
@@ -281,13 +281,13 @@ fn a_longer_block_ends_the_connection_without_a_response() {
         ("600 KiB", literal(1, 600 * KIB), (2, 1)),
     ];
     for (what, head, counts) in heads {
-        let mut caller = RawCaller::connect(&demo);
+        let mut caller = RawCaller::connect(&scene);
         caller.send(&head);
         caller.assert_ended_for(ENHANCE_YOUR_CALM);
         assert!(caller.payloads(HEADERS).is_empty(), "{what}");
         let ended = |reason: &str| {
             let name = "gw_connections_ended_early_total";
-            demo.metrics().count_with(name, &format!("\"{reason}\""))
+            scene.metrics().count_with(name, &format!("\"{reason}\""))
         };
         eventually(what, || {
             ((ended("headers"), ended("http2")) == counts).then_some(())
@@ -301,9 +301,9 @@ fn a_longer_block_ends_the_connection_without_a_response() {
 fn a_list_that_decodes_to_more_gets_a_plain_431() {
     // `:status`, as Huffman code (RFC 7541 appendix B).
     const STATUS_431: [u8; 4] = [0x83, 0x69, 0x90, 0xff];
-    let demo = demo(None);
+    let scene = Scene::service().agent().start();
     for repetitions in [33, 127] {
-        let mut caller = RawCaller::connect(&demo);
+        let mut caller = RawCaller::connect(&scene);
         let head = amplified(repetitions);
         caller.send(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &head));
         caller.receive_until(HEADERS);

@@ -6,27 +6,27 @@ use std::sync::mpsc;
 use gw_shared::http::Framing;
 use http::Method;
 
-use crate::support::demo::{Demo, Options};
 use crate::support::peers::backend;
-use crate::support::peers::caller::{HOST, connect, get, request};
+use crate::support::peers::caller::HOST;
 use crate::support::peers::http1_peer::fields;
 use crate::support::peers::proxy_protocol::trusted;
-use crate::support::{demo, options};
+use crate::support::scene::Scene;
 
 #[test]
 fn the_backend_gets_the_request_and_the_client_address() {
     let (seen, requests) = mpsc::channel();
-    let demo = demo(Some(backend::start(move |mut peer| {
-        let (head, body, _) = peer.request().unwrap();
-        seen.send((head, body)).unwrap();
-        peer.send(
-            "HTTP/1.1 201 Made\r\nContent-Length: 2\r\nX-Own: 1\r\nX-Gw-Status: forged\r\n\
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            let (head, body, _) = peer.request().unwrap();
+            seen.send((head, body)).unwrap();
+            peer.send(
+                "HTTP/1.1 201 Made\r\nContent-Length: 2\r\nX-Own: 1\r\nX-Gw-Status: forged\r\n\
              Connection: x-hop\r\nX-Hop: 1\r\n\r\nok",
-        );
-    })));
-    let mut caller = connect(&demo);
-    caller.send(request(
-        &demo,
+            );
+        }))
+        .start();
+    let mut caller = scene.connect();
+    caller.send(scene.request(
         "PATCH /a%2Fb//c?x=%00&y",
         "Authorization: Basic eDp5\r\nX-Forwarded-For: 10.1.1.1\r\nX-Gw-Request-Id: mine\r\n\
          Connection: X-Drop\r\nX-Drop: 1\r\nX_Forwarded_For: 10.2.2.2\r\n\
@@ -124,17 +124,12 @@ fn that_pass(configuration: String) -> Vec<String> {
         seen.send(peer.request().unwrap().0).unwrap();
         peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
     });
-    let demo = Demo::start(&Options {
-        configuration,
-        ..options(Some(backend))
-    })
-    .unwrap();
-    let mut caller = connect(&demo);
-    caller.send(request(
-        &demo,
-        "GET /",
-        &format!("{}\r\n\r\n", FORWARDING.join("\r\n")),
-    ));
+    let scene = Scene::service()
+        .agent_to(backend)
+        .configuration(configuration)
+        .start();
+    let mut caller = scene.connect();
+    caller.send(scene.request("GET /", &format!("{}\r\n\r\n", FORWARDING.join("\r\n"))));
     assert_eq!(caller.response().status, 200);
     let head = heads.recv_timeout(crate::support::SOON).unwrap();
     let passed = fields(&head.headers)
@@ -162,22 +157,24 @@ fn forwarding_fields_of_callers_do_not_reach_the_backend() {
 
 #[test]
 fn bodies_of_every_framing_arrive_complete() {
-    let demo = demo(Some(backend::start(|mut peer| {
-        while let Ok((head, body, trailers)) = peer.request() {
-            let trailer = trailers
-                .get("x-checksum")
-                .map_or("none", |value| value.to_str().unwrap());
-            let text = format!("{:?} {} {trailer}", head.framing, body.len());
-            let chunks: String = text.chars().map(|c| format!("1\r\n{c}\r\n")).collect();
-            peer.send(format!(
+    let scene = Scene::service()
+        .agent_to(backend::start(|mut peer| {
+            while let Ok((head, body, trailers)) = peer.request() {
+                let trailer = trailers
+                    .get("x-checksum")
+                    .map_or("none", |value| value.to_str().unwrap());
+                let text = format!("{:?} {} {trailer}", head.framing, body.len());
+                let chunks: String = text.chars().map(|c| format!("1\r\n{c}\r\n")).collect();
+                peer.send(format!(
                 "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}0\r\nX-After: yes\r\n\
                  Content-Length: 9\r\n\r\n"
             ));
-        }
-    })));
-    let mut caller = connect(&demo);
+            }
+        }))
+        .start();
+    let mut caller = scene.connect();
     let mut exchange = |rest: &str| {
-        caller.send(request(&demo, "POST /", rest));
+        caller.send(scene.request("POST /", rest));
         let response = caller.response();
         assert_eq!(response.framing, Framing::Chunked);
         assert_eq!(
@@ -209,19 +206,21 @@ fn bodies_of_every_framing_arrive_complete() {
 
 #[test]
 fn responses_without_a_body_or_a_length_are_relayed() {
-    let demo = demo(Some(backend::start(|mut peer| {
-        while let Ok((head, _, _)) = peer.request() {
-            match head.target.as_str() {
-                "/204" => peer.send("HTTP/1.1 204 No Content\r\n\r\n"),
-                "/304" => peer.send("HTTP/1.1 304 Not Modified\r\nETag: \"x\"\r\n\r\n"),
-                "/empty" => peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"),
-                "/until-close" => return peer.send("HTTP/1.0 200 OK\r\n\r\nall of it"),
-                _ => peer.send("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n"),
+    let scene = Scene::service()
+        .agent_to(backend::start(|mut peer| {
+            while let Ok((head, _, _)) = peer.request() {
+                match head.target.as_str() {
+                    "/204" => peer.send("HTTP/1.1 204 No Content\r\n\r\n"),
+                    "/304" => peer.send("HTTP/1.1 304 Not Modified\r\nETag: \"x\"\r\n\r\n"),
+                    "/empty" => peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"),
+                    "/until-close" => return peer.send("HTTP/1.0 200 OK\r\n\r\nall of it"),
+                    _ => peer.send("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n"),
+                }
             }
-        }
-    })));
-    let mut caller = connect(&demo);
-    caller.send(request(&demo, "HEAD /", "\r\n"));
+        }))
+        .start();
+    let mut caller = scene.connect();
+    caller.send(scene.request("HEAD /", "\r\n"));
     let head = caller.response_to(&Method::HEAD);
     assert_eq!(
         (head.status.as_u16(), head.header("content-length")),
@@ -233,7 +232,7 @@ fn responses_without_a_body_or_a_length_are_relayed() {
         ("/empty", 200, ""),
         ("/until-close", 200, "all of it"),
     ] {
-        caller.send(get(&demo, target));
+        caller.send(scene.get(target));
         let response = caller.response();
         assert_eq!(
             (response.status.as_u16(), response.body.as_slice()),
@@ -246,10 +245,10 @@ fn responses_without_a_body_or_a_length_are_relayed() {
 
 #[test]
 fn pipelined_requests_are_answered_in_order() {
-    let demo = demo(None);
-    let mut caller = connect(&demo);
+    let scene = Scene::service().agent().start();
+    let mut caller = scene.connect();
     let wave: String = (0..50)
-        .map(|n| request(&demo, &format!("POST /{n}"), "Content-Length: 2\r\n\r\nab"))
+        .map(|n| scene.request(&format!("POST /{n}"), "Content-Length: 2\r\n\r\nab"))
         .collect();
     caller.send(wave);
     for n in 0..50 {
@@ -260,30 +259,31 @@ fn pipelined_requests_are_answered_in_order() {
 #[test]
 fn a_caller_that_sends_close_gets_no_further_response() {
     let (seen, targets) = mpsc::channel();
-    let demo = demo(Some(backend::start(move |mut peer| {
-        while let Ok((head, ..)) = peer.request() {
-            seen.send(head.target.to_string()).unwrap();
-            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
-        }
-    })));
-    let mut caller = connect(&demo);
-    caller.send(request(&demo, "GET /last", "Connection: close\r\n\r\n") + &get(&demo, "/next"));
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            while let Ok((head, ..)) = peer.request() {
+                seen.send(head.target.to_string()).unwrap();
+                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+            }
+        }))
+        .start();
+    let mut caller = scene.connect();
+    caller.send(scene.request("GET /last", "Connection: close\r\n\r\n") + &scene.get("/next"));
     let response = caller.response();
     assert_eq!(
         (response.header("connection"), response.body.as_slice()),
         ("close", &b"ok"[..])
     );
     assert!(caller.is_closed());
-    crate::support::wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
     assert_eq!(targets.try_iter().collect::<Vec<_>>(), ["/last"]);
 }
 
 #[test]
 fn expect_100_continue_is_answered_before_the_body() {
-    let demo = demo(None);
-    let mut caller = connect(&demo);
-    caller.send(request(
-        &demo,
+    let scene = Scene::service().agent().start();
+    let mut caller = scene.connect();
+    caller.send(scene.request(
         "POST /",
         "Expect: 100-continue\r\nContent-Length: 5\r\n\r\n",
     ));
@@ -305,9 +305,9 @@ fn expect_100_continue_is_answered_before_the_body() {
 
 #[test]
 fn absolute_form_and_http_1_0_are_accepted() {
-    let demo = demo(None);
-    let mut caller = connect(&demo);
-    let key = &demo.about.service_key;
+    let scene = Scene::service().agent().start();
+    let mut caller = scene.connect();
+    let key = &scene.about.service_key;
     caller.send(format!(
         "GET https://{HOST}/abs?q HTTP/1.1\r\nHost: elsewhere.example\r\n\
          X-Gw-Service-Key: {key}\r\n\r\n"
@@ -337,21 +337,19 @@ fn absolute_form_and_http_1_0_are_accepted() {
 #[test]
 fn the_first_byte_is_relayed_at_once_in_both_directions() {
     // Each side sends a byte after the other's has arrived: buffering anywhere would stall both.
-    let demo = demo(Some(backend::start(|mut peer| {
-        peer.request_head().unwrap();
-        peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
-        for _ in 0..20 {
-            let received = peer.bytes(6).unwrap();
-            peer.send(received);
-        }
-        peer.send("0\r\n\r\n");
-    })));
-    let mut caller = connect(&demo);
-    caller.send(request(
-        &demo,
-        "POST /",
-        "Transfer-Encoding: chunked\r\n\r\n",
-    ));
+    let scene = Scene::service()
+        .agent_to(backend::start(|mut peer| {
+            peer.request_head().unwrap();
+            peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+            for _ in 0..20 {
+                let received = peer.bytes(6).unwrap();
+                peer.send(received);
+            }
+            peer.send("0\r\n\r\n");
+        }))
+        .start();
+    let mut caller = scene.connect();
+    caller.send(scene.request("POST /", "Transfer-Encoding: chunked\r\n\r\n"));
     let head = caller.response_head(&Method::POST).unwrap();
     assert_eq!(head.framing, Framing::Chunked);
     for n in 0..20 {

@@ -2,10 +2,9 @@
 
 use http::{Method, StatusCode};
 
-use crate::support::demo;
-use crate::support::peers::caller::{connect, get, request};
 use crate::support::peers::http2_caller::{on_a_reactor, whole};
 use crate::support::peers::{backend, http2_caller};
+use crate::support::scene::Scene;
 
 /// A backend that sends 103 responses, then 100 if the request expects it, then the body that it
 /// received.
@@ -35,11 +34,10 @@ fn hinting() -> String {
 
 #[test]
 fn http1_callers_get_interim_responses_in_order() {
-    let demo = demo(Some(hinting()));
-    let mut caller = connect(&demo);
+    let scene = Scene::service().agent_to(hinting()).start();
+    let mut caller = scene.connect();
     for _ in 0..2 {
-        caller.send(request(
-            &demo,
+        caller.send(scene.request(
             "POST /",
             "Expect: 100-continue\r\nContent-Length: 5\r\n\r\n",
         ));
@@ -62,16 +60,16 @@ fn http1_callers_get_interim_responses_in_order() {
         assert_eq!(caller.response().body, b"hello");
     }
     // HTTP/1.0 has no interim responses.
-    let old = get(&demo, "/").replace("HTTP/1.1", "HTTP/1.0");
+    let old = scene.get("/").replace("HTTP/1.1", "HTTP/1.0");
     caller.send(old);
     assert_eq!(caller.response().status, 200);
 }
 
 #[test]
 fn http2_callers_get_interim_responses_in_order() {
-    let demo = demo(Some(hinting()));
+    let scene = Scene::service().agent_to(hinting()).start();
     on_a_reactor(async {
-        let caller = http2_caller::connect(&demo).await;
+        let caller = http2_caller::connect(&scene).await;
         let request = caller
             .request(&Method::POST, "/")
             .header("expect", "100-continue")
@@ -100,14 +98,15 @@ fn http2_callers_get_interim_responses_in_order() {
 
 #[test]
 fn a_backend_may_refuse_an_expected_body() {
-    let demo = demo(Some(backend::start(|mut peer| {
-        peer.request_head().unwrap();
-        peer.send("HTTP/1.1 417 Expectation Failed\r\nContent-Length: 2\r\n\r\nno");
-        assert!(peer.is_closed());
-    })));
-    let mut caller = connect(&demo);
-    caller.send(request(
-        &demo,
+    let scene = Scene::service()
+        .agent_to(backend::start(|mut peer| {
+            peer.request_head().unwrap();
+            peer.send("HTTP/1.1 417 Expectation Failed\r\nContent-Length: 2\r\n\r\nno");
+            assert!(peer.is_closed());
+        }))
+        .start();
+    let mut caller = scene.connect();
+    caller.send(scene.request(
         "POST /",
         "Expect: 100-continue\r\nContent-Length: 5\r\n\r\n",
     ));
@@ -118,13 +117,13 @@ fn a_backend_may_refuse_an_expected_body() {
         (417, "close")
     );
     assert!(caller.is_closed());
-    crate::support::wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }
 
 #[test]
 fn the_apex_answers_expect_100_continue() {
-    let demo = demo(None);
-    let mut caller = connect(&demo);
+    let scene = Scene::service().agent().start();
+    let mut caller = scene.connect();
     caller.send(
         "POST /oauth/token HTTP/1.1\r\nHost: eu1.gw.localhost\r\nExpect: 100-continue\r\n\
          Content-Length: 3\r\n\r\n",

@@ -5,16 +5,16 @@ use std::sync::mpsc;
 use gw_shared::http::Fields;
 use http::{HeaderName, HeaderValue, Method};
 
-use crate::support::peers::caller::{connect, get, request};
+use crate::support::SOON;
 use crate::support::peers::http2_caller::on_a_reactor;
 use crate::support::peers::{backend, http2_caller};
-use crate::support::{SOON, demo};
+use crate::support::scene::Scene;
 
 #[test]
 fn max_forwards_is_decremented_and_answered_at_zero() {
-    let demo = demo(None);
-    let mut caller = connect(&demo);
-    caller.send(request(&demo, "OPTIONS /", "Max-Forwards: 3\r\n\r\n"));
+    let scene = Scene::service().agent().start();
+    let mut caller = scene.connect();
+    caller.send(scene.request("OPTIONS /", "Max-Forwards: 3\r\n\r\n"));
     let seen = caller.response().json();
     assert!(
         seen["headers"]
@@ -22,11 +22,7 @@ fn max_forwards_is_decremented_and_answered_at_zero() {
             .unwrap()
             .contains(&serde_json::json!(["max-forwards", "2"]))
     );
-    caller.send(request(
-        &demo,
-        "TRACE /path",
-        "Max-Forwards: 0\r\nCookie: secret\r\n\r\n",
-    ));
+    caller.send(scene.request("TRACE /path", "Max-Forwards: 0\r\nCookie: secret\r\n\r\n"));
     let trace = caller.response();
     assert_eq!(
         (trace.status.as_u16(), trace.header("content-type")),
@@ -38,7 +34,7 @@ fn max_forwards_is_decremented_and_answered_at_zero() {
             && !text.contains("secret")
             && !text.contains("gw_sk_")
     );
-    caller.send(request(&demo, "OPTIONS *", "Max-Forwards: 0\r\n\r\n"));
+    caller.send(scene.request("OPTIONS *", "Max-Forwards: 0\r\n\r\n"));
     assert_eq!(caller.response().status, 204);
     // Without credentials the request is refused here as well.
     caller.send(format!(
@@ -50,18 +46,20 @@ fn max_forwards_is_decremented_and_answered_at_zero() {
 
 #[test]
 fn options_asterisk_reaches_the_backend_unchanged() {
-    let demo = demo(Some(backend::start(|mut peer| {
-        while let Ok((head, _, _)) = peer.request() {
-            let target = head.target.as_str();
-            peer.send(format!(
-                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{target}",
-                target.len()
-            ));
-        }
-    })));
-    let mut caller = connect(&demo);
+    let scene = Scene::service()
+        .agent_to(backend::start(|mut peer| {
+            while let Ok((head, _, _)) = peer.request() {
+                let target = head.target.as_str();
+                peer.send(format!(
+                    "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{target}",
+                    target.len()
+                ));
+            }
+        }))
+        .start();
+    let mut caller = scene.connect();
     for line in ["OPTIONS *", "OPTIONS https://demo--echo.eu1.gw.localhost"] {
-        caller.send(request(&demo, line, "\r\n"));
+        caller.send(scene.request(line, "\r\n"));
         assert_eq!(caller.response().body, b"*", "{line}");
     }
 }
@@ -100,23 +98,26 @@ const TE: &[(&str, &str, [&str; 3])] = &[
 #[test]
 fn te_reaches_an_http1_backend_with_its_connection_option() {
     let (seen, heads) = mpsc::channel();
-    let demo = demo(Some(backend::start(move |mut peer| {
-        while let Ok((head, ..)) = peer.request() {
-            // Several fields of a name would be joined by `|`.
-            let value = |name| {
-                Vec::from_iter(head.headers.get_all(name).map(|it| it.to_str().unwrap())).join("|")
-            };
-            seen.send(["te", "connection", "upgrade"].map(value))
-                .unwrap();
-            // `TE` is a field of requests, and is not relayed in responses.
-            peer.send(
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            while let Ok((head, ..)) = peer.request() {
+                // Several fields of a name would be joined by `|`.
+                let value = |name| {
+                    Vec::from_iter(head.headers.get_all(name).map(|it| it.to_str().unwrap()))
+                        .join("|")
+                };
+                seen.send(["te", "connection", "upgrade"].map(value))
+                    .unwrap();
+                // `TE` is a field of requests, and is not relayed in responses.
+                peer.send(
                 "HTTP/1.1 200 OK\r\nTE: trailers\r\nConnection: TE\r\nContent-Length: 0\r\n\r\n",
             );
-        }
-    })));
+            }
+        }))
+        .start();
     for (version, fields, expected) in TE {
-        let mut caller = connect(&demo);
-        caller.send(request(&demo, "GET /", &format!("{fields}\r\n")).replacen(
+        let mut caller = scene.connect();
+        caller.send(scene.request("GET /", &format!("{fields}\r\n")).replacen(
             "HTTP/1.1",
             &format!("HTTP/{version}"),
             1,
@@ -137,7 +138,7 @@ fn te_reaches_an_http1_backend_with_its_connection_option() {
         );
     }
     on_a_reactor(async {
-        let caller = http2_caller::connect(&demo).await;
+        let caller = http2_caller::connect(&scene).await;
         let response = caller
             .fetch(caller.request(&Method::GET, "/").header("te", "trailers"))
             .await;
@@ -155,25 +156,27 @@ fn te_reaches_an_http1_backend_with_its_connection_option() {
 
 #[test]
 fn a_missing_date_is_added_and_an_existing_one_kept() {
-    let demo = demo(Some(backend::start(|mut peer| {
-        while let Ok((head, _, _)) = peer.request() {
-            let date = if head.target == "/dated" {
-                "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n"
-            } else {
-                ""
-            };
-            peer.send(format!(
-                "HTTP/1.1 200 OK\r\n{date}Content-Length: 0\r\n\r\n"
-            ));
-        }
-    })));
-    let mut caller = connect(&demo);
-    caller.send(get(&demo, "/dated"));
+    let scene = Scene::service()
+        .agent_to(backend::start(|mut peer| {
+            while let Ok((head, _, _)) = peer.request() {
+                let date = if head.target == "/dated" {
+                    "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n"
+                } else {
+                    ""
+                };
+                peer.send(format!(
+                    "HTTP/1.1 200 OK\r\n{date}Content-Length: 0\r\n\r\n"
+                ));
+            }
+        }))
+        .start();
+    let mut caller = scene.connect();
+    caller.send(scene.get("/dated"));
     assert_eq!(
         caller.response().header("date"),
         "Sun, 06 Nov 1994 08:49:37 GMT"
     );
-    caller.send(get(&demo, "/"));
+    caller.send(scene.get("/"));
     assert!(caller.response().header("date").ends_with(" GMT"));
     caller.send("GET / HTTP/1.1\r\n\r\n");
     assert!(caller.response().header("date").ends_with(" GMT"));
@@ -204,19 +207,21 @@ fn fields_for_the_other_end_pass_unchanged() {
             .collect()
     };
     let (seen, heads) = mpsc::channel();
-    let demo = demo(Some(backend::start(move |mut peer| {
-        while let Ok((head, ..)) = peer.request() {
-            seen.send(lines(&head.headers)).unwrap();
-            peer.send(format!(
-                "HTTP/1.1 401 Unauthorized\r\n{RESPONSE}Content-Length: 9\r\n\r\n not gzip"
-            ));
-        }
-    })));
-    let mut caller = connect(&demo);
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            while let Ok((head, ..)) = peer.request() {
+                seen.send(lines(&head.headers)).unwrap();
+                peer.send(format!(
+                    "HTTP/1.1 401 Unauthorized\r\n{RESPONSE}Content-Length: 9\r\n\r\n not gzip"
+                ));
+            }
+        }))
+        .start();
+    let mut caller = scene.connect();
     // The last empty element of `Allow` has its space, which belongs to the line.
     let expected = RESPONSE.replace(", \r\n", ",\r\n");
     for line in ["GET /", "OPTIONS /"] {
-        caller.send(request(&demo, line, &format!("{REQUEST}\r\n")));
+        caller.send(scene.request(line, &format!("{REQUEST}\r\n")));
         let response = caller.response();
         assert_eq!(heads.recv_timeout(SOON).unwrap(), REQUEST, "{line}");
         assert_eq!(
@@ -241,13 +246,15 @@ fn ambiguous_framing_of_a_response_is_an_error() {
         "Content-Length : 2\r\n",
         "X: a\r\n b\r\n",
     ] {
-        let demo = demo(Some(backend::start(move |mut peer| {
-            while peer.request().is_ok() {
-                peer.send(format!("HTTP/1.1 200 OK\r\n{fields}\r\nab"));
-            }
-        })));
-        let mut caller = connect(&demo);
-        caller.send(get(&demo, "/"));
+        let scene = Scene::service()
+            .agent_to(backend::start(move |mut peer| {
+                while peer.request().is_ok() {
+                    peer.send(format!("HTTP/1.1 200 OK\r\n{fields}\r\nab"));
+                }
+            }))
+            .start();
+        let mut caller = scene.connect();
+        caller.send(scene.get("/"));
         let response = caller.response();
         assert_eq!(
             (response.status.as_u16(), response.code().as_str()),
@@ -259,17 +266,19 @@ fn ambiguous_framing_of_a_response_is_an_error() {
 
 #[test]
 fn hop_by_hop_and_gateway_fields_of_responses_are_dropped() {
-    let demo = demo(Some(backend::start(|mut peer| {
-        while peer.request().is_ok() {
-            peer.send(
+    let scene = Scene::service()
+        .agent_to(backend::start(|mut peer| {
+            while peer.request().is_ok() {
+                peer.send(
                 "HTTP/1.1 200 OK\r\nConnection: keep-alive, X-Private\r\nKeep-Alive: timeout=5\r\n\
                  X-Private: 1\r\nProxy-Connection: x\r\nX-Gw-Status: forged\r\nX-Kept: 1\r\n\
                  Content-Length: 0\r\n\r\n",
             );
-        }
-    })));
+            }
+        }))
+        .start();
     on_a_reactor(async {
-        let caller = http2_caller::connect(&demo).await;
+        let caller = http2_caller::connect(&scene).await;
         let response = caller.fetch(caller.request(&Method::GET, "/")).await;
         let mut names: Vec<&str> = response.headers.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();

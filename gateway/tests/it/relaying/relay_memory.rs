@@ -16,7 +16,6 @@ use crate::support::agents::modified_agent::{HOST, Tunnel, enroll};
 use crate::support::agents::tunnel_frames::{
     CHUNKED, data, frame, head, head_text, hello, last_data, last_head, ping, response, trailers,
 };
-use crate::support::demo::{About, Demo, Options};
 use crate::support::gateway::Gateway;
 use crate::support::peers::caller::{Caller, Tls, session, use_once};
 use crate::support::peers::http1_peer::Peer;
@@ -24,7 +23,8 @@ use crate::support::peers::http2_frames;
 use crate::support::peers::http2_frames::{END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS};
 use crate::support::processes::process::{Served, config_text};
 use crate::support::processes::{prepared, process};
-use crate::support::{eventually, options, turn};
+use crate::support::scene::{About, Scene};
+use crate::support::{eventually, turn};
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
@@ -407,24 +407,23 @@ fn complete_responses_count_until_http2_callers_have_them() {
 
 #[test]
 fn a_head_without_room_is_refused_and_ordinary_heads_pass() {
-    let demo = Demo::start(&Options {
-        workers: 1,
-        configuration: "relay_memory_mib = 16\n".to_owned(),
-        ..options(None)
-    })
-    .unwrap();
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
-    let refusals = || demo.metrics().count("gw_refusals_total");
+    let scene = Scene::service()
+        .agent()
+        .workers(1)
+        .configuration("relay_memory_mib = 16\n")
+        .start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.tunnel(&scene);
+    let refusals = || scene.metrics().count("gw_refusals_total");
     let before = refusals();
     let mut callers = Vec::new();
     // Opens requests until the share of the account is full.
     while refusals() == before {
-        let mut caller = enrolled.caller(&demo);
+        let mut caller = enrolled.caller(&scene);
         caller.send(enrolled.get());
         let opened = |count: usize| {
             enrolled
-                .report(&demo)
+                .report(&scene)
                 .is_some_and(|report| report.in_flight > count)
         };
         eventually("the request is opened or refused", || {
@@ -462,13 +461,9 @@ fn a_head_without_room_is_refused_and_ordinary_heads_pass() {
 #[test]
 fn a_response_without_a_body_counts_until_the_caller_has_taken_it() {
     const HEAD: usize = 59_000;
-    let demo = Demo::start(&Options {
-        workers: 1,
-        ..options(None)
-    })
-    .unwrap();
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
+    let scene = Scene::service().agent().workers(1).start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.tunnel(&scene);
     let answering = thread::spawn(move || {
         while let Ok(request) = tunnel.next_of(Kind::Request) {
             tunnel.0.send(last_head(
@@ -479,13 +474,13 @@ fn a_response_without_a_body_counts_until_the_caller_has_taken_it() {
         }
     });
     let mut caller = Peer::new(Tls::new(
-        session(&demo.about, HOST, &[b"http/1.1"], None),
-        small_socket(&demo.about),
+        session(&scene.about, HOST, &[b"http/1.1"], None),
+        small_socket(&scene.about),
     ));
     caller.send(enrolled.get().repeat(100));
     let held = || {
         enrolled
-            .report(&demo)
+            .report(&scene)
             .map(|report| (report.in_flight, report.held_bytes))
     };
     eventually("the caller's kernel is full", || {
@@ -495,6 +490,6 @@ fn a_response_without_a_body_counts_until_the_caller_has_taken_it() {
         assert_eq!(caller.response().status, 204, "{number}");
     }
     eventually("nothing is held", || held().filter(|held| *held == (0, 0)));
-    drop(demo);
+    drop(scene);
     answering.join().unwrap();
 }

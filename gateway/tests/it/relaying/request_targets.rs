@@ -3,14 +3,14 @@
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::demo::Demo;
-use crate::support::peers::caller::{connect, get};
+use crate::support::scene::Scene;
+
+use crate::support::eventually;
 use crate::support::peers::http2_caller::{on_a_reactor, tls};
 use crate::support::peers::http2_frames::{
     DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame,
 };
 use crate::support::peers::{backend, http2_backend, http2_frames};
-use crate::support::{demo, eventually};
 
 /// A backend that answers with the request target.
 fn target_backend() -> String {
@@ -51,10 +51,10 @@ fn targets() -> Vec<String> {
 }
 
 /// Sends a GET as raw HTTP/2 frames. Returns the response body, or the error code of a reset.
-fn get_over_http_2(demo: &Demo, target: &str) -> Result<Vec<u8>, u32> {
+fn get_over_http_2(scene: &Scene, target: &str) -> Result<Vec<u8>, u32> {
     on_a_reactor(async {
-        let mut stream = tls(&demo.about).await;
-        let block = http2_frames::get(target, Some(&demo.about.service_key));
+        let mut stream = tls(&scene.about).await;
+        let block = http2_frames::get(target, Some(&scene.about.service_key));
         let head = frame(HEADERS, END_HEADERS | END_STREAM, 1, &block);
         let sent = [PREFACE, &frame(SETTINGS, 0, 0, &[]), &head].concat();
         AsyncWriteExt::write_all(&mut stream, &sent).await.unwrap();
@@ -79,10 +79,10 @@ fn get_over_http_2(demo: &Demo, target: &str) -> Result<Vec<u8>, u32> {
 
 #[test]
 fn every_visible_byte_reaches_an_http1_backend() {
-    let demo = demo(Some(target_backend()));
-    let mut caller = connect(&demo);
+    let scene = Scene::service().agent_to(target_backend()).start();
+    let mut caller = scene.connect();
     for target in targets() {
-        caller.send(get(&demo, &target));
+        caller.send(scene.get(&target));
         let response = caller.response();
         assert_eq!(
             (
@@ -91,7 +91,7 @@ fn every_visible_byte_reaches_an_http1_backend() {
             ),
             (200, target.clone())
         );
-        let body = get_over_http_2(&demo, &target)
+        let body = get_over_http_2(&scene, &target)
             .unwrap_or_else(|reason| panic!("{target}: reset for {reason}"));
         assert_eq!(String::from_utf8(body).unwrap(), target);
     }
@@ -99,16 +99,16 @@ fn every_visible_byte_reaches_an_http1_backend() {
 
 #[test]
 fn every_visible_byte_reaches_an_http2_backend() {
-    let demo = demo(Some(http2_backend::http2()));
-    let mut caller = connect(&demo);
+    let scene = Scene::service().agent_to(http2_backend::http2()).start();
+    let mut caller = scene.connect();
     for target in targets() {
-        caller.send(get(&demo, &target));
+        caller.send(scene.get(&target));
         let response = String::from_utf8(caller.response().body).unwrap();
         assert!(
             response.contains(&format!("{}{target} ", crate::support::peers::caller::HOST)),
             "{response} for {target}"
         );
-        let body = get_over_http_2(&demo, &target)
+        let body = get_over_http_2(&scene, &target)
             .unwrap_or_else(|reason| panic!("{target}: reset for {reason}"));
         let response = String::from_utf8(body).unwrap();
         assert!(
@@ -120,29 +120,29 @@ fn every_visible_byte_reaches_an_http2_backend() {
 
 #[test]
 fn fragments_and_invalid_target_bytes_are_refused() {
-    let demo = demo(Some(target_backend()));
+    let scene = Scene::service().agent_to(target_backend()).start();
     for target in ["/a#b", "/#", "/?a#b", "#", "/a\x7f", "/a\x01"] {
-        let mut caller = connect(&demo);
-        caller.send(get(&demo, target));
+        let mut caller = scene.connect();
+        caller.send(scene.get(target));
         assert_eq!(caller.response().code(), "GW_BAD_REQUEST", "{target:?}");
-        assert_eq!(get_over_http_2(&demo, target), Err(1), "{target:?}");
+        assert_eq!(get_over_http_2(&scene, target), Err(1), "{target:?}");
     }
-    assert_eq!(get_over_http_2(&demo, "/a b"), Err(1));
+    assert_eq!(get_over_http_2(&scene, "/a b"), Err(1));
 }
 
 #[test]
 fn every_visible_byte_is_logged_and_replayed() {
-    let demo = demo(Some(target_backend()));
-    let api = demo.api();
+    let scene = Scene::service().agent_to(target_backend()).start();
+    let api = scene.api();
     let changes = json!({ "capture_request_body": true, "capture_response_body": true });
     assert_eq!(
         api.ask("PATCH", "/accounts/demo/services/echo", &changes)
             .status,
         200
     );
-    let mut caller = connect(&demo);
+    let mut caller = scene.connect();
     let mut record = |target: &str| {
-        caller.send(get(&demo, target));
+        caller.send(scene.get(target));
         let response = caller.response();
         assert_eq!(String::from_utf8_lossy(&response.body), target);
         let path = format!("/requests/{}", response.header("x-gw-request-id"));

@@ -9,10 +9,10 @@ use std::sync::{Mutex, PoisonError};
 use gw_shared::http::Framing;
 use http::Method;
 
-use crate::support::demo::Demo;
+use crate::support::SOON;
 use crate::support::peers::backend;
-use crate::support::peers::caller::{Caller, HOST, connect, get, request};
-use crate::support::{SOON, demo};
+use crate::support::peers::caller::{Caller, HOST};
+use crate::support::scene::Scene;
 
 /// A request as the backend received it.
 #[derive(Debug, PartialEq)]
@@ -58,8 +58,8 @@ fn recording(
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
 /// A request that the gateway would serve if it took it for one.
-fn smuggled(demo: &Demo) -> String {
-    get(demo, "/smuggled")
+fn smuggled(scene: &Scene) -> String {
+    scene.get("/smuggled")
 }
 
 /// Asserts that the response announces the end of the connection and that nothing follows it.
@@ -70,9 +70,9 @@ fn is_last(caller: &mut Caller, connection: &str, what: &str) {
 
 /// Asserts that the backend gets nothing but `expected`, each with this body, and the request of
 /// this function. That one follows on a connection of the pool whatever was sent there.
-fn is_all(demo: &Demo, seen: &Receiver<Seen>, expected: &[(&str, &[u8])], what: &str) {
-    let mut caller = connect(demo);
-    caller.send(get(demo, "/last"));
+fn is_all(scene: &Scene, seen: &Receiver<Seen>, expected: &[(&str, &[u8])], what: &str) {
+    let mut caller = scene.connect();
+    caller.send(scene.get("/last"));
     assert_eq!(caller.response().body, b"ok", "{what}");
     for (target, body) in expected.iter().chain(&[("/last", &b""[..])]) {
         let seen = seen.recv_timeout(SOON).unwrap();
@@ -85,40 +85,42 @@ fn is_all(demo: &Demo, seen: &Receiver<Seen>, expected: &[(&str, &[u8])], what: 
     assert!(seen.try_recv().is_err(), "{what}");
 }
 
-fn upgrade(demo: &Demo, target: &str) -> String {
-    upgrade_with(demo, target, "")
+fn upgrade(scene: &Scene, target: &str) -> String {
+    upgrade_with(scene, target, "")
 }
 
 /// A request to switch protocols with this content.
-fn upgrade_with(demo: &Demo, target: &str, content: &str) -> String {
+fn upgrade_with(scene: &Scene, target: &str, content: &str) -> String {
     let length = content.len();
     let fields = format!(
         "Connection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: {length}\r\n\r\n{content}"
     );
-    request(demo, &format!("GET {target}"), &fields)
+    scene.request(&format!("GET {target}"), &fields)
 }
 
 #[test]
 fn bytes_behind_an_upgrade_that_the_backend_declines_are_dropped() {
     let (sender, seen) = mpsc::channel();
-    let demo = demo(Some(backend::start(move |mut peer| {
-        let (head, content, _) = peer.request().unwrap();
-        let target = head.target.to_string();
-        let (status, fields) = target[1..].split_once('/').unwrap();
-        let fields = if fields == "upgrade" {
-            "Upgrade: websocket\r\n"
-        } else {
-            ""
-        };
-        peer.send(format!(
-            "HTTP/1.1 {status} X\r\n{fields}Content-Length: 2\r\n\r\nok"
-        ));
-        // The rest of the connection, up to its end.
-        let rest = peer.bytes(1);
-        sender
-            .send((target, content, rest.map_err(|error| error.kind())))
-            .unwrap();
-    })));
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            let (head, content, _) = peer.request().unwrap();
+            let target = head.target.to_string();
+            let (status, fields) = target[1..].split_once('/').unwrap();
+            let fields = if fields == "upgrade" {
+                "Upgrade: websocket\r\n"
+            } else {
+                ""
+            };
+            peer.send(format!(
+                "HTTP/1.1 {status} X\r\n{fields}Content-Length: 2\r\n\r\nok"
+            ));
+            // The rest of the connection, up to its end.
+            let rest = peer.bytes(1);
+            sender
+                .send((target, content, rest.map_err(|error| error.kind())))
+                .unwrap();
+        }))
+        .start();
     for (target, sent) in [
         ("/200/", ""),
         ("/200/upgrade", "content"),
@@ -126,9 +128,9 @@ fn bytes_behind_an_upgrade_that_the_backend_declines_are_dropped() {
         ("/426/upgrade", ""),
         ("/501/", "content"),
     ] {
-        let mut caller = connect(&demo);
+        let mut caller = scene.connect();
         // At once, so that the gateway has read all before it has an answer.
-        caller.send(upgrade_with(&demo, target, sent) + &smuggled(&demo));
+        caller.send(upgrade_with(&scene, target, sent) + &smuggled(&scene));
         let response = caller.response();
         assert_eq!(
             (response.status.as_str(), response.body.as_slice()),
@@ -141,7 +143,7 @@ fn bytes_behind_an_upgrade_that_the_backend_declines_are_dropped() {
             (target, sent.as_bytes(), Err(ErrorKind::UnexpectedEof))
         );
     }
-    crate::support::wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
     assert!(
         seen.try_recv().is_err(),
         "a second request reached the backend"
@@ -151,22 +153,22 @@ fn bytes_behind_an_upgrade_that_the_backend_declines_are_dropped() {
 #[test]
 fn bytes_behind_an_upgrade_that_the_gateway_declines_are_dropped() {
     let (url, seen) = recording(|_| (OK, Then::Reads));
-    let demo = demo(Some(url));
+    let scene = Scene::service().agent_to(url).start();
     let unauthenticated = format!(
         "GET / HTTP/1.1\r\nHost: {HOST}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
     );
-    let misdirected = upgrade(&demo, "/").replace(HOST, "demo--echo.eu2.gw.localhost");
+    let misdirected = upgrade(&scene, "/").replace(HOST, "demo--echo.eu2.gw.localhost");
     for (declined, code) in [
         (unauthenticated, "GW_AUTH_REQUIRED"),
         (misdirected, "GW_MISDIRECTED"),
     ] {
-        let mut caller = connect(&demo);
-        caller.send(declined + &smuggled(&demo));
+        let mut caller = scene.connect();
+        caller.send(declined + &smuggled(&scene));
         let response = caller.response();
         assert_eq!(response.code(), code);
         is_last(&mut caller, response.header("connection"), code);
     }
-    is_all(&demo, &seen, &[], "declined by the gateway");
+    is_all(&scene, &seen, &[], "declined by the gateway");
 }
 
 #[test]
@@ -174,49 +176,51 @@ fn bytes_behind_an_upgrade_wait_for_the_backend_to_switch() {
     let (arrived, arrivals) = mpsc::channel();
     let (release, released) = mpsc::channel::<()>();
     let released = Mutex::new(released);
-    let demo = demo(Some(backend::start(move |mut peer| {
-        while let Ok(head) = peer.request_head() {
-            if head.upgrade.is_none() {
-                peer.send(OK);
-                continue;
-            }
-            arrived.send(Ok(Vec::new())).unwrap();
-            released
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .recv_timeout(SOON)
-                .unwrap();
-            peer.stream.set_nonblocking(true).unwrap();
-            let early = peer.stream.peek(&mut [0]).map_err(|error| error.kind());
-            peer.stream.set_nonblocking(false).unwrap();
-            arrived.send(early.map(|_| b"early".to_vec())).unwrap();
-            peer.send(
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            while let Ok(head) = peer.request_head() {
+                if head.upgrade.is_none() {
+                    peer.send(OK);
+                    continue;
+                }
+                arrived.send(Ok(Vec::new())).unwrap();
+                released
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .recv_timeout(SOON)
+                    .unwrap();
+                peer.stream.set_nonblocking(true).unwrap();
+                let early = peer.stream.peek(&mut [0]).map_err(|error| error.kind());
+                peer.stream.set_nonblocking(false).unwrap();
+                arrived.send(early.map(|_| b"early".to_vec())).unwrap();
+                peer.send(
                 "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n",
             );
-            peer.send(format!(
-                "Sec-WebSocket-Accept: {}\r\n\r\n",
-                head.headers["x-accept"].to_str().unwrap()
-            ));
-            let count = head.headers["x-count"].to_str().unwrap().parse().unwrap();
-            arrived
-                .send(peer.bytes(count).map_err(|error| error.kind()))
-                .unwrap();
-            return peer.send("switched");
-        }
-    })));
-    let smuggled = smuggled(&demo);
-    let mut caller = connect(&demo);
+                peer.send(format!(
+                    "Sec-WebSocket-Accept: {}\r\n\r\n",
+                    head.headers["x-accept"].to_str().unwrap()
+                ));
+                let count = head.headers["x-count"].to_str().unwrap().parse().unwrap();
+                arrived
+                    .send(peer.bytes(count).map_err(|error| error.kind()))
+                    .unwrap();
+                return peer.send("switched");
+            }
+        }))
+        .start();
+    let smuggled = smuggled(&scene);
+    let mut caller = scene.connect();
     let fields = format!(
         "Connection: Upgrade\r\nUpgrade: websocket\r\n\
          Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nX-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\
          X-Count: {}\r\n\r\n",
         smuggled.len()
     );
-    caller.send(request(&demo, "GET /", &fields) + &smuggled);
+    caller.send(scene.request("GET /", &fields) + &smuggled);
     assert_eq!(arrivals.recv_timeout(SOON).unwrap(), Ok(Vec::new()));
     // A whole exchange on the same tunnel passes by what the gateway had sent before.
-    let mut other = connect(&demo);
-    other.send(get(&demo, "/other"));
+    let mut other = scene.connect();
+    other.send(scene.get("/other"));
     assert_eq!(other.response().body, b"ok");
     release.send(()).unwrap();
     assert_eq!(
@@ -237,8 +241,8 @@ fn bytes_behind_an_upgrade_wait_for_the_backend_to_switch() {
 #[test]
 fn a_request_with_content_length_and_transfer_encoding_is_refused() {
     let (url, seen) = recording(|_| (OK, Then::Reads));
-    let demo = demo(Some(url));
-    let smuggled = smuggled(&demo);
+    let scene = Scene::service().agent_to(url).start();
+    let smuggled = smuggled(&scene);
     // For a reader of the length the smuggled request is of the body, for a reader of the coding it
     // follows, or the other way round.
     let all = 5 + smuggled.len();
@@ -265,8 +269,8 @@ fn a_request_with_content_length_and_transfer_encoding_is_refused() {
              \r\n0\r\n\r\n{smuggled}"
         ),
     ] {
-        let mut caller = connect(&demo);
-        caller.send(request(&demo, "POST /", &fields));
+        let mut caller = scene.connect();
+        caller.send(scene.request("POST /", &fields));
         let response = caller.response();
         assert_eq!(
             (response.status.as_u16(), response.code().as_str()),
@@ -275,20 +279,20 @@ fn a_request_with_content_length_and_transfer_encoding_is_refused() {
         );
         is_last(&mut caller, response.header("connection"), &fields);
     }
-    is_all(&demo, &seen, &[], "both framings");
+    is_all(&scene, &seen, &[], "both framings");
 }
 
 /// Sends two requests on one connection; returns the code of the first response. Asserts that the
 /// second request was answered by itself, on another connection of the backend.
 fn is_not_followed_by_a_forged_response(
-    demo: &Demo,
+    scene: &Scene,
     seen: &Receiver<Seen>,
     target: &str,
 ) -> String {
-    let mut caller = connect(demo);
-    caller.send(get(demo, target));
+    let mut caller = scene.connect();
+    caller.send(scene.get(target));
     let code = caller.response().code();
-    caller.send(get(demo, "/next"));
+    caller.send(scene.get("/next"));
     assert_eq!(caller.response().body, b"ok", "{target}");
     let [first, next] = [(); 2].map(|()| seen.recv_timeout(SOON).unwrap());
     assert_eq!(
@@ -314,9 +318,9 @@ fn a_response_with_content_length_and_transfer_encoding_is_refused() {
         ),
         _ => (OK, Then::Reads),
     });
-    let demo = demo(Some(url));
+    let scene = Scene::service().agent_to(url).start();
     for target in ["/length-first", "/coding-first"] {
-        let code = is_not_followed_by_a_forged_response(&demo, &seen, target);
+        let code = is_not_followed_by_a_forged_response(&scene, &seen, target);
         assert_eq!(code, "GW_BACKEND_INVALID_RESPONSE", "{target}");
     }
 }
@@ -328,20 +332,18 @@ fn as_http10(request: &str) -> String {
 #[test]
 fn an_http_1_0_request_with_a_transfer_encoding_is_refused() {
     let (url, seen) = recording(|_| (OK, Then::Reads));
-    let demo = demo(Some(url));
-    let smuggled = smuggled(&demo);
+    let scene = Scene::service().agent_to(url).start();
+    let smuggled = smuggled(&scene);
     for fields in [
         "Transfer-Encoding: chunked\r\n",
         "Transfer-Encoding: chunked\r\nConnection: keep-alive\r\n",
         "Transfer-Encoding: identity\r\nConnection: keep-alive\r\n",
         "Transfer-Encoding: chunked\r\nContent-Length: 5\r\nConnection: keep-alive\r\n",
     ] {
-        let mut caller = connect(&demo);
-        caller.send(as_http10(&request(
-            &demo,
-            "POST /",
-            &format!("{fields}\r\n0\r\n\r\n{smuggled}"),
-        )));
+        let mut caller = scene.connect();
+        caller.send(as_http10(
+            &scene.request("POST /", &format!("{fields}\r\n0\r\n\r\n{smuggled}")),
+        ));
         let response = caller.response();
         assert_eq!(
             (response.status.as_u16(), response.code().as_str()),
@@ -350,14 +352,14 @@ fn an_http_1_0_request_with_a_transfer_encoding_is_refused() {
         );
         is_last(&mut caller, response.header("connection"), fields);
     }
-    is_all(&demo, &seen, &[], "a coding in HTTP/1.0");
+    is_all(&scene, &seen, &[], "a coding in HTTP/1.0");
 }
 
 #[test]
 fn bytes_behind_an_http_1_0_request_without_a_length_are_dropped() {
     let (url, seen) = recording(|_| (OK, Then::Reads));
-    let demo = demo(Some(url));
-    let smuggled = smuggled(&demo);
+    let scene = Scene::service().agent_to(url).start();
+    let smuggled = smuggled(&scene);
     for (line, fields) in [
         ("POST /", ""),
         ("POST /", "Connection: keep-alive\r\n"),
@@ -368,12 +370,10 @@ fn bytes_behind_an_http_1_0_request_without_a_length_are_dropped() {
         ("DELETE /", "Connection: keep-alive\r\n"),
         ("GET /", ""),
     ] {
-        let mut caller = connect(&demo);
-        caller.send(as_http10(&request(
-            &demo,
-            line,
-            &format!("{fields}\r\n{smuggled}"),
-        )));
+        let mut caller = scene.connect();
+        caller.send(as_http10(
+            &scene.request(line, &format!("{fields}\r\n{smuggled}")),
+        ));
         let response = caller.response();
         assert_eq!(
             (response.status.as_u16(), response.body.as_slice()),
@@ -381,12 +381,12 @@ fn bytes_behind_an_http_1_0_request_without_a_length_are_dropped() {
             "{line} {fields:?}"
         );
         is_last(&mut caller, response.header("connection"), line);
-        is_all(&demo, &seen, &[("/", b"")], line);
+        is_all(&scene, &seen, &[("/", b"")], line);
     }
     // With a length, it is clear where the next request begins.
-    let mut caller = connect(&demo);
+    let mut caller = scene.connect();
     let fields = "Connection: keep-alive\r\nContent-Length: 5\r\n\r\nhello";
-    caller.send(as_http10(&request(&demo, "POST /", fields)) + &smuggled);
+    caller.send(as_http10(&scene.request("POST /", fields)) + &smuggled);
     for connection in ["keep-alive", ""] {
         let response = caller.response();
         assert_eq!(
@@ -395,7 +395,7 @@ fn bytes_behind_an_http_1_0_request_without_a_length_are_dropped() {
         );
     }
     is_all(
-        &demo,
+        &scene,
         &seen,
         &[("/", b"hello"), ("/smuggled", b"")],
         "with a length",
@@ -426,12 +426,12 @@ fn a_response_that_ends_with_its_connection_is_not_followed_by_another() {
         ),
         _ => (OK, Then::Reads),
     });
-    let demo = demo(Some(url));
-    let code = is_not_followed_by_a_forged_response(&demo, &seen, "/1.0-chunked");
+    let scene = Scene::service().agent_to(url).start();
+    let code = is_not_followed_by_a_forged_response(&scene, &seen, "/1.0-chunked");
     assert_eq!(code, "GW_BACKEND_INVALID_RESPONSE");
     for target in ["/1.0", "/1.0-keep-alive", "/1.1"] {
-        let mut caller = connect(&demo);
-        caller.send(get(&demo, target));
+        let mut caller = scene.connect();
+        caller.send(scene.get(target));
         let response = caller.response();
         // The caller's connection persists: there the body has a framing of its own.
         assert_eq!(
@@ -439,8 +439,7 @@ fn a_response_that_ends_with_its_connection_is_not_followed_by_another() {
             (Framing::Chunked, FORGED.as_bytes()),
             "{target}"
         );
-        caller.send(as_http10(&request(
-            &demo,
+        caller.send(as_http10(&scene.request(
             &format!("GET {target}"),
             "Connection: keep-alive\r\n\r\n",
         )));
@@ -453,6 +452,6 @@ fn a_response_that_ends_with_its_connection_is_not_followed_by_another() {
         is_last(&mut caller, response.header("connection"), target);
         let [first, second] = [(); 2].map(|()| seen.recv_timeout(SOON).unwrap());
         assert_ne!(first.connection, second.connection, "{target}");
-        is_all(&demo, &seen, &[], target);
+        is_all(&scene, &seen, &[], target);
     }
 }

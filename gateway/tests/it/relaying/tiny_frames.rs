@@ -13,14 +13,14 @@ use http::Method;
 use crate::support::agents::modified_agent;
 use crate::support::agents::modified_agent::enroll;
 use crate::support::agents::tunnel_frames::{begun, data, trailers};
-use crate::support::demo::{Demo, Options};
+use crate::support::eventually;
 use crate::support::peers::backend;
-use crate::support::peers::caller::{Caller, connect, get};
+use crate::support::peers::caller::Caller;
 use crate::support::peers::http1_peer::Peer;
 use crate::support::peers::http2_frames::{
     ACK, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, block, frame,
 };
-use crate::support::{eventually, options};
+use crate::support::scene::{Plan, Scene};
 
 /// Size of a large piece.
 const BLOCK: usize = 16 * 1024;
@@ -53,46 +53,39 @@ fn serve(mut peer: Peer<TcpStream>, blocks: &Mutex<Receiver<()>>, tiny: usize) {
     }
 }
 
-/// Starts a demo whose backend [serves](serve) `tiny` pieces.
-fn start(options: Options, tiny: usize) -> (Demo, Sender<()>) {
+/// Starts a scene whose backend [serves](serve) `tiny` pieces.
+fn start(plan: impl FnOnce(Plan) -> Plan, tiny: usize) -> (Scene, Sender<()>) {
     let (more, blocks) = channel();
     let blocks = Mutex::new(blocks);
     let backend = backend::start(move |peer| serve(peer, &blocks, tiny));
-    (
-        Demo::start(&Options {
-            backend: Some(backend),
-            ..options
-        })
-        .unwrap(),
-        more,
-    )
+    (plan(Scene::service().agent_to(backend)).start(), more)
 }
 
 /// A caller with a small socket receive buffer.
-fn slow_caller(demo: &Demo) -> Caller {
-    let caller = connect(demo);
+fn slow_caller(scene: &Scene) -> Caller {
+    let caller = scene.connect();
     socket2::SockRef::from(&caller.stream.sock)
         .set_recv_buffer_size(4096)
         .unwrap();
     caller
 }
 
-fn is_answered(demo: &Demo) {
-    let mut caller = connect(demo);
-    caller.send(get(demo, "/"));
+fn is_answered(scene: &Scene) {
+    let mut caller = scene.connect();
+    caller.send(scene.get("/"));
     assert_eq!(caller.response().body, b"ok");
 }
 
-fn crossings(demo: &Demo) -> u64 {
-    demo.metrics().count("gw_requests_crossing_total")
+fn crossings(scene: &Scene) -> u64 {
+    scene.metrics().count("gw_requests_crossing_total")
 }
 
 /// Asserts that a stalled caller gets its complete response once it reads, and that its tunnel
 /// serves other requests until then.
-fn stalls_alone(demo: &Demo, more: Sender<()>, mut slow: Caller, tiny: usize) {
-    let tunnel = || demo.tunnels().swap_remove(0);
+fn stalls_alone(scene: &Scene, more: Sender<()>, mut slow: Caller, tiny: usize) {
+    let tunnel = || scene.tunnels().swap_remove(0);
     let generation = tunnel().generation;
-    slow.send(get(demo, "/tiny"));
+    slow.send(scene.get("/tiny"));
     assert_eq!(slow.response_head(&Method::GET).unwrap().status, 200);
     // Blocks stay at the gateway once the socket buffers of the caller are full.
     let mut blocks = 0;
@@ -116,7 +109,7 @@ fn stalls_alone(demo: &Demo, more: Sender<()>, mut slow: Caller, tiny: usize) {
         assert_eq!(tunnel.generation, generation);
         (tunnel.held_bytes >= tiny / 4 * 3).then_some(())
     });
-    is_answered(demo);
+    is_answered(scene);
     let (body, _) = slow.body(gw_shared::http::Framing::Chunked).unwrap();
     assert_eq!(body.len(), blocks * BLOCK + tiny);
     let pieces = &body[blocks * BLOCK..];
@@ -134,33 +127,21 @@ fn stalls_alone(demo: &Demo, more: Sender<()>, mut slow: Caller, tiny: usize) {
 fn a_stalled_caller_does_not_end_the_tunnel() {
     // Three quarters of it take far more memory than their bytes, unless pieces are merged.
     const TINY: usize = 400_000;
-    let (demo, more) = start(
-        Options {
-            workers: 1,
-            ..options(None)
-        },
-        TINY,
-    );
-    stalls_alone(&demo, more, slow_caller(&demo), TINY);
+    let (scene, more) = start(|plan| plan.workers(1), TINY);
+    stalls_alone(&scene, more, slow_caller(&scene), TINY);
 }
 
 #[test]
 fn a_stalled_caller_of_another_worker_does_not_end_the_tunnel() {
     const TINY: usize = 120_000;
-    let (demo, more) = start(
-        Options {
-            hand_over: "never",
-            ..options(None)
-        },
-        TINY,
-    );
+    let (scene, more) = start(|plan| plan.hand_over("never"), TINY);
     for _ in 0..100 {
-        let before = crossings(&demo);
-        let mut slow = slow_caller(&demo);
-        slow.send(get(&demo, "/"));
+        let before = crossings(&scene);
+        let mut slow = slow_caller(&scene);
+        slow.send(scene.get("/"));
         assert_eq!(slow.response().body, b"ok");
-        if crossings(&demo) > before {
-            return stalls_alone(&demo, more, slow, TINY);
+        if crossings(&scene) > before {
+            return stalls_alone(&scene, more, slow, TINY);
         }
     }
     panic!("all connections reach the same worker");
@@ -168,14 +149,10 @@ fn a_stalled_caller_of_another_worker_does_not_end_the_tunnel() {
 
 #[test]
 fn pieces_and_trailers_keep_their_order() {
-    let demo = Demo::start(&Options {
-        workers: 1,
-        ..options(None)
-    })
-    .unwrap();
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
-    let mut slow = enrolled.caller(&demo);
+    let scene = Scene::service().agent().workers(1).start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.tunnel(&scene);
+    let mut slow = enrolled.caller(&scene);
     socket2::SockRef::from(&slow.stream.sock)
         .set_recv_buffer_size(4096)
         .unwrap();
@@ -186,12 +163,13 @@ fn pieces_and_trailers_keep_their_order() {
     // Alternates small and large pieces until the socket buffers of the caller are full. The window
     // still has room.
     let mut sent = Vec::new();
-    let waits = |demo: &Demo| {
-        demo.tunnels()
+    let waits = |scene: &Scene| {
+        scene
+            .tunnels()
             .iter()
             .any(|tunnel| tunnel.held_bytes >= 100_000)
     };
-    while !waits(&demo) {
+    while !waits(&scene) {
         assert!(
             sent.len() < 100_000_000,
             "the caller's socket buffers hold the whole response"
@@ -217,14 +195,10 @@ fn an_unread_request_body_does_not_end_the_callers_connection() {
     // Uses up the credit that an agent grants to each request.
     const FIRST: usize = 16 * 1024;
     const FRAMES: usize = LEAST as usize / FIRST;
-    let demo = Demo::start(&Options {
-        workers: 1,
-        ..options(None)
-    })
-    .unwrap();
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
-    let mut caller = enrolled.http2_caller(&demo);
+    let scene = Scene::service().agent().workers(1).start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.tunnel(&scene);
+    let mut caller = enrolled.http2_caller(&scene);
     let request = |method| {
         let of = [
             (":method", method),

@@ -6,11 +6,11 @@ use std::net::{Shutdown, TcpStream};
 use h2::ext::Protocol;
 use http::Method;
 
-use crate::support::demo::{Demo, Options};
-use crate::support::peers::caller::{Caller, connect, request};
+use crate::support::peers::caller::Caller;
 use crate::support::peers::http1_peer::Peer;
 use crate::support::peers::http2_caller::{data, on_a_reactor};
 use crate::support::peers::{backend, http2_caller};
+use crate::support::scene::Scene;
 
 /// A backend that accepts the requested protocol, then echoes every byte twice. It ends its half
 /// after the other half has ended.
@@ -68,21 +68,20 @@ fn double(peer: &mut Peer<TcpStream>) {
     drop(peer.stream.shutdown(Shutdown::Write));
 }
 
-fn upgrade(demo: &Demo, line: &str, protocol: &str) -> String {
-    request(
-        demo,
+fn upgrade(scene: &Scene, line: &str, protocol: &str) -> String {
+    scene.request(
         line,
         &format!("Connection: Upgrade\r\nUpgrade: {protocol}\r\n\r\n"),
     )
 }
 
 /// A request to switch protocols with this content.
-fn with_content(demo: &Demo, line: &str, content: &str) -> String {
+fn with_content(scene: &Scene, line: &str, content: &str) -> String {
     let fields = format!(
         "Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: {}\r\n\r\n{content}",
         content.len()
     );
-    request(demo, line, &fields)
+    scene.request(line, &fields)
 }
 
 /// A backend as the daemon of Docker: reads the content of a request to switch protocols, answers
@@ -114,17 +113,16 @@ fn content_of_an_upgrade_comes_before_the_protocol() {
     let largest = "x".repeat(MOST);
     let too_large = "x".repeat(MOST + 1);
     for hand_over in ["always", "never"] {
-        let options = Options {
-            workers: 2,
-            hand_over,
-            ..crate::support::options(Some(daemon()))
-        };
-        let demo = Demo::start(&options).unwrap();
+        let scene = Scene::service()
+            .agent_to(daemon())
+            .workers(2)
+            .hand_over(hand_over)
+            .start();
         for content in ["{\"Detach\":false}", &largest] {
             for _ in 0..2 {
-                let mut caller = connect(&demo);
+                let mut caller = scene.connect();
                 // Bytes of the protocol at once behind the content.
-                caller.send(with_content(&demo, "POST /exec/1/start", content) + "ab");
+                caller.send(with_content(&scene, "POST /exec/1/start", content) + "ab");
                 let head = caller.response_head(&Method::GET).unwrap();
                 assert_eq!(
                     (head.status.as_u16(), &head.headers["upgrade"]),
@@ -137,13 +135,13 @@ fn content_of_an_upgrade_comes_before_the_protocol() {
                 assert!(caller.is_closed());
             }
         }
-        let mut caller = connect(&demo);
+        let mut caller = scene.connect();
         for _ in 0..2 {
-            caller.send(with_content(&demo, "POST /", &too_large));
+            caller.send(with_content(&scene, "POST /", &too_large));
             assert_eq!(caller.response().body, too_large.as_bytes());
         }
-        crate::support::wait_until_slots_are_free(&demo);
-        demo.stop();
+        scene.wait_until_slots_are_free();
+        scene.stop();
     }
 }
 
@@ -156,19 +154,18 @@ fn end(caller: &mut Caller) {
 #[test]
 fn http1_upgrades_end_each_half_separately() {
     for hand_over in ["always", "never"] {
-        let options = Options {
-            workers: 2,
-            hand_over,
-            ..crate::support::options(Some(doubling()))
-        };
-        let demo = Demo::start(&options).unwrap();
+        let scene = Scene::service()
+            .agent_to(doubling())
+            .workers(2)
+            .hand_over(hand_over)
+            .start();
         for (line, protocol) in [
             ("GET /", "websocket"),
             ("POST /", "SPDY/3.1"),
             ("GET /", "anything"),
         ] {
-            let mut caller = connect(&demo);
-            caller.send(upgrade(&demo, line, protocol));
+            let mut caller = scene.connect();
+            caller.send(upgrade(&scene, line, protocol));
             let head = caller.response_head(&Method::GET).unwrap();
             let field = |name: &str| {
                 head.headers
@@ -185,31 +182,33 @@ fn http1_upgrades_end_each_half_separately() {
                 caller.send([byte]);
                 assert_eq!(caller.bytes(2).unwrap(), [byte, byte]);
             }
-            assert_eq!(demo.tunnels()[0].in_flight, 1);
+            assert_eq!(scene.tunnels()[0].in_flight, 1);
             end(&mut caller);
             assert_eq!(caller.bytes(3).unwrap(), b"bye");
             assert!(caller.is_closed());
-            crate::support::wait_until_slots_are_free(&demo);
+            scene.wait_until_slots_are_free();
         }
-        demo.stop();
+        scene.stop();
     }
 }
 
 #[test]
 fn the_backend_may_end_its_half_of_an_upgrade_first() {
     let (ended, seen) = std::sync::mpsc::channel();
-    let demo = crate::support::demo(Some(backend::start(move |mut peer| {
-        peer.request_head().unwrap();
-        peer.send(
-            "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n\
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            peer.request_head().unwrap();
+            peer.send(
+                "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n\
              last words",
-        );
-        peer.stream.shutdown(Shutdown::Write).unwrap();
-        let received = peer.bytes(5).unwrap();
-        ended.send((received, peer.is_closed())).unwrap();
-    })));
-    let mut caller = connect(&demo);
-    caller.send(upgrade(&demo, "GET /", "x"));
+            );
+            peer.stream.shutdown(Shutdown::Write).unwrap();
+            let received = peer.bytes(5).unwrap();
+            ended.send((received, peer.is_closed())).unwrap();
+        }))
+        .start();
+    let mut caller = scene.connect();
+    caller.send(upgrade(&scene, "GET /", "x"));
     assert_eq!(caller.response_head(&Method::GET).unwrap().status, 101);
     assert_eq!(caller.bytes(10).unwrap(), b"last words");
     assert!(caller.is_closed());
@@ -219,7 +218,7 @@ fn the_backend_may_end_its_half_of_an_upgrade_first() {
         seen.recv_timeout(crate::support::SOON).unwrap(),
         (b"still".to_vec(), true)
     );
-    crate::support::wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }
 
 #[test]
@@ -239,24 +238,23 @@ fn all_that_a_caller_sends_before_it_ends_its_half_arrives() {
                 let received = peer.bytes(SENT).map(|bytes| bytes.len());
                 ended.send((received, peer.is_closed())).unwrap();
             });
-            let options = Options {
-                workers: 2,
-                hand_over,
-                ..crate::support::options(Some(backend))
-            };
-            let demo = Demo::start(&options).unwrap();
+            let scene = Scene::service()
+                .agent_to(backend)
+                .workers(2)
+                .hand_over(hand_over)
+                .start();
             for _ in 0..4 {
-                let mut caller = connect(&demo);
-                caller.send(upgrade(&demo, "POST /", "x"));
+                let mut caller = scene.connect();
+                caller.send(upgrade(&scene, "POST /", "x"));
                 assert_eq!(caller.response_head(&Method::GET).unwrap().status, 101);
                 caller.send(vec![b'.'; SENT]);
                 end(&mut caller);
                 let (received, is_closed) = seen.recv_timeout(crate::support::SOON).unwrap();
                 assert_eq!((received.unwrap(), is_closed), (SENT, true));
                 assert!(caller.is_closed());
-                crate::support::wait_until_slots_are_free(&demo);
+                scene.wait_until_slots_are_free();
             }
-            demo.stop();
+            scene.stop();
         }
     }
 }
@@ -264,25 +262,29 @@ fn all_that_a_caller_sends_before_it_ends_its_half_arrives() {
 #[test]
 fn a_disconnected_caller_ends_the_upgraded_backend_connection() {
     let (ended, seen) = std::sync::mpsc::channel();
-    let demo = crate::support::demo(Some(backend::start(move |mut peer| {
-        peer.request_head().unwrap();
-        peer.send("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n");
-        ended.send(peer.is_closed()).unwrap();
-    })));
-    let mut caller = connect(&demo);
-    caller.send(upgrade(&demo, "GET /", "x"));
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            peer.request_head().unwrap();
+            peer.send(
+                "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
+            );
+            ended.send(peer.is_closed()).unwrap();
+        }))
+        .start();
+    let mut caller = scene.connect();
+    caller.send(upgrade(&scene, "GET /", "x"));
     assert_eq!(caller.response_head(&Method::GET).unwrap().status, 101);
     drop(caller);
     assert!(seen.recv_timeout(crate::support::SOON).unwrap());
-    crate::support::wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }
 
 #[test]
 fn a_backend_may_refuse_or_ignore_an_upgrade() {
-    let demo = crate::support::demo(Some(doubling()));
+    let scene = Scene::service().agent_to(doubling()).start();
     for (target, status, body) in [("/refuse", 403, "no"), ("/ignore", 200, "ignored")] {
-        let mut caller = connect(&demo);
-        caller.send(upgrade(&demo, &format!("GET {target}"), "websocket"));
+        let mut caller = scene.connect();
+        caller.send(upgrade(&scene, &format!("GET {target}"), "websocket"));
         let response = caller.response();
         assert_eq!(
             (response.status.as_u16(), response.body.as_slice()),
@@ -293,9 +295,9 @@ fn a_backend_may_refuse_or_ignore_an_upgrade() {
     }
     // Another version of HTTP would tunnel requests past the gateway, so it is not offered to the
     // backend. What the gateway ignores leaves an ordinary request.
-    let mut caller = connect(&demo);
+    let mut caller = scene.connect();
     for _ in 0..2 {
-        caller.send(upgrade(&demo, "GET /", "h2c"));
+        caller.send(upgrade(&scene, "GET /", "h2c"));
         let response = caller.response();
         assert_eq!(
             (response.header("connection"), response.body.as_slice()),
@@ -306,9 +308,9 @@ fn a_backend_may_refuse_or_ignore_an_upgrade() {
 
 #[test]
 fn http2_callers_upgrade_by_extended_connect() {
-    let demo = crate::support::demo(Some(doubling()));
+    let scene = Scene::service().agent_to(doubling()).start();
     on_a_reactor(async {
-        let caller = http2_caller::connect(&demo).await;
+        let caller = http2_caller::connect(&scene).await;
         // The SETTINGS of the gateway arrive before the first response.
         assert_eq!(caller.get("/").await.body, b"ordinary");
         assert!(caller.requests.is_extended_connect_protocol_enabled());
@@ -346,5 +348,5 @@ fn http2_callers_upgrade_by_extended_connect() {
             "GW_BACKEND_INVALID_RESPONSE"
         );
     });
-    crate::support::wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }

@@ -9,9 +9,8 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::support::demo::{Demo, Options};
 use crate::support::peers::backend;
-use crate::support::peers::caller::{HOST, request};
+use crate::support::peers::caller::HOST;
 use crate::support::peers::held_backend::HeldBackend;
 use crate::support::processes::kept_connection::KeptConnection;
 use crate::support::processes::prepared::Prepared;
@@ -19,7 +18,8 @@ use crate::support::processes::process;
 use crate::support::processes::process::{Served, gw_gateway, serve_command};
 use crate::support::processes::successor::{admin, replace};
 use crate::support::request_log::{call, capture_bodies, record};
-use crate::support::{SOON, eventually, options, programs};
+use crate::support::scene::Scene;
+use crate::support::{SOON, eventually, programs};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
 
@@ -44,19 +44,17 @@ fn line(path: &Path, id: &str) -> Value {
 fn every_request_has_a_line_with_the_fields_of_its_record() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.jsonl");
-    let demo = Demo::start(&Options {
-        data_dir: Some(folder.path().to_owned()),
-        configuration: format!("access_log = {path:?}\n"),
-        ..options(Some(backend::answering(
+    let scene = Scene::service()
+        .agent_to(backend::answering(
             "HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone",
-        )))
-    })
-    .unwrap();
-    let api = demo.api();
+        ))
+        .data_dir(&folder.path().to_owned())
+        .configuration(format!("access_log = {path:?}\n"))
+        .start();
+    let api = scene.api();
     capture_bodies(&api);
-    let key = &demo.about.service_key;
-    let post = request(
-        &demo,
+    let key = &scene.about.service_key;
+    let post = scene.request(
         &format!("POST /orders/7?limit=5&key={key}"),
         "Content-Length: 3\r\n\r\nabc",
     );
@@ -67,13 +65,13 @@ fn every_request_has_a_line_with_the_fields_of_its_record() {
         &format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n"),
         apex,
     ]
-    .map(|sent| call(&demo, sent).1);
+    .map(|sent| call(&scene, sent).1);
     for id in &ids {
         let recorded = record(&api, id);
         let shown = gw_gateway()
             .args(["request", "show", id, "--json"])
-            .env("GW_ADMIN_URL", &demo.about.admin_url)
-            .env("GW_ADMIN_TOKEN", &demo.about.admin_token)
+            .env("GW_ADMIN_URL", &scene.about.admin_url)
+            .env("GW_ADMIN_TOKEN", &scene.about.admin_token)
             .output()
             .unwrap();
         let mut shown: Value = serde_json::from_slice(&shown.stdout).unwrap();
@@ -84,12 +82,12 @@ fn every_request_has_a_line_with_the_fields_of_its_record() {
         assert_eq!(line(&path, id), shown);
     }
 
-    requests_that_the_request_log_does_not_have_have_lines(&demo, &path);
+    requests_that_the_request_log_does_not_have_have_lines(&scene, &path);
 
     let expected = format!("gw_access_log_written_total {}\n", lines(&path).len());
     // A line is counted after it is written.
     let metrics = eventually("all lines are counted", || {
-        let (_, metrics) = admin(demo.admin_address(), "/metrics");
+        let (_, metrics) = admin(scene.admin_address(), "/metrics");
         Some(metrics).filter(|metrics| metrics.contains(&expected))
     });
     assert!(
@@ -102,13 +100,13 @@ fn every_request_has_a_line_with_the_fields_of_its_record() {
         !text.contains(secret) && !text.contains("hidden") && !text.contains("captured"),
         "{text}"
     );
-    demo.stop();
+    scene.stop();
 }
 
 /// Requests of a service without the request log, and of no service.
-fn requests_that_the_request_log_does_not_have_have_lines(demo: &Demo, path: &Path) {
-    let api = demo.api();
-    let key = &demo.about.service_key;
+fn requests_that_the_request_log_does_not_have_have_lines(scene: &Scene, path: &Path) {
+    let api = scene.api();
+    let key = &scene.about.service_key;
     assert_eq!(
         api.ask(
             "PATCH",
@@ -120,8 +118,8 @@ fn requests_that_the_request_log_does_not_have_have_lines(demo: &Demo, path: &Pa
     );
     let unlogged = eventually("the service is not logged", || {
         let (_, id) = call(
-            demo,
-            &request(demo, "POST /unlogged", "Content-Length: 2\r\n\r\nhi"),
+            scene,
+            &scene.request("POST /unlogged", "Content-Length: 2\r\n\r\nhi"),
         );
         line(path, &id);
         (api.get(&format!("/requests/{id}")).status == 404).then_some(id)
@@ -140,7 +138,7 @@ fn requests_that_the_request_log_does_not_have_have_lines(demo: &Demo, path: &Pa
         assert_eq!(unlogged[field], value, "{field}");
     }
     let (_, stray) = call(
-        demo,
+        scene,
         "GET /?secret=hidden HTTP/1.1\r\nHost: other.example.com\r\n\r\n",
     );
     let stray = line(path, &stray);
@@ -148,7 +146,7 @@ fn requests_that_the_request_log_does_not_have_have_lines(demo: &Demo, path: &Pa
         (&stray["service"], &stray["code"], &stray["query"]),
         (&json!(""), &json!("GW_MISDIRECTED"), &json!("secret=***"))
     );
-    let (_, invalid) = call(demo, "GET /%zz HTTP/1.1\r\nHost: a b\r\n\r\n");
+    let (_, invalid) = call(scene, "GET /%zz HTTP/1.1\r\nHost: a b\r\n\r\n");
     assert_eq!(line(path, &invalid)["code"], "GW_BAD_REQUEST");
 }
 

@@ -5,16 +5,16 @@ use std::fs;
 use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
-use crate::support::demo::{About, Demo};
+use crate::support::eventually;
 use crate::support::lossy_disk::LossyDisk;
-use crate::support::peers::caller::{Caller, HOST, get, request};
+use crate::support::peers::backend;
+use crate::support::peers::caller::{Caller, HOST};
 use crate::support::peers::held_backend::HeldBackend;
-use crate::support::peers::{backend, caller};
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::Served;
 use crate::support::processes::successor::admin;
 use crate::support::request_log::{call, capture_bodies, record};
-use crate::support::{demo, eventually};
+use crate::support::scene::{About, Scene};
 
 const BODY: &str = "Content-Length: 2\r\n\r\nhi";
 
@@ -40,12 +40,12 @@ fn bodies_of_requests_that_reached_the_backend_are_captured() {
             true,
         ),
     ] {
-        let demo = demo(Some(backend));
-        let api = demo.api();
+        let scene = Scene::service().agent_to(backend).start();
+        let api = scene.api();
         capture_bodies(&api);
         // Some connections reach the owner of the service, others another worker.
         for _ in 0..4 {
-            let (_, id) = call(&demo, &request(&demo, "POST /", BODY));
+            let (_, id) = call(&scene, &scene.request("POST /", BODY));
             let record = record(&api, &id);
             assert_eq!(
                 (&record["code"], &record["captured_response"]),
@@ -67,21 +67,21 @@ fn bodies_of_requests_that_reached_the_backend_are_captured() {
 
 #[test]
 fn bodies_of_rate_limited_requests_are_not_captured() {
-    let demo = demo(None);
-    let api = demo.api();
+    let scene = Scene::service().agent().start();
+    let api = scene.api();
     capture_bodies(&api);
     let waiting: Vec<_> = (0..128)
         .map(|_| {
-            let mut caller = caller::connect(&demo);
-            caller.send(get(&demo, "/slow?ms=30000"));
+            let mut caller = scene.connect();
+            caller.send(scene.get("/slow?ms=30000"));
             caller
         })
         .collect();
     eventually("128 slots in use", || {
-        (demo.tunnels()[0].slots_in_use == Some(128)).then_some(())
+        (scene.tunnels()[0].slots_in_use == Some(128)).then_some(())
     });
     let not_kept = |code: &str| {
-        let (_, id) = call(&demo, &request(&demo, "POST /", BODY));
+        let (_, id) = call(&scene, &scene.request("POST /", BODY));
         let record = record(&api, &id);
         assert_eq!(
             (&record["code"], &record["captured_request"]),
@@ -93,7 +93,7 @@ fn bodies_of_rate_limited_requests_are_not_captured() {
     };
     not_kept("GW_AGENT_CONCURRENCY_LIMIT");
     drop(waiting);
-    crate::support::wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
     let tight = json!({ "burst": 1, "refill_per_minute": 1 });
     assert_eq!(
         api.ask("PATCH", "/accounts/demo/services/echo", &tight)
@@ -102,7 +102,7 @@ fn bodies_of_rate_limited_requests_are_not_captured() {
     );
     // The bucket may have been full when its limit was lowered.
     eventually("the bucket is empty", || {
-        (call(&demo, &get(&demo, "/hello")).0 == 429).then_some(())
+        (call(&scene, &scene.get("/hello")).0 == 429).then_some(())
     });
     not_kept("GW_RATE_LIMIT_EXCEEDED");
     let wide = json!({ "burst": 1000, "refill_per_minute": 60_000 });
@@ -125,10 +125,10 @@ fn bodies_of_rate_limited_requests_are_not_captured() {
         200
     );
     eventually("the tunnel is gone", || {
-        demo.tunnels().is_empty().then_some(())
+        scene.tunnels().is_empty().then_some(())
     });
     eventually("the bucket has a token", || {
-        (call(&demo, &get(&demo, "/hello")).0 == 504).then_some(())
+        (call(&scene, &scene.get("/hello")).0 == 504).then_some(())
     });
     not_kept("AGENT_UNAVAILABLE");
 }
@@ -157,10 +157,10 @@ fn audited(api: &Api, id: &str) -> Vec<(String, Value)> {
 
 #[test]
 fn reads_and_replays_of_captures_are_audited() {
-    let demo = demo(None);
-    let api = demo.api();
+    let scene = Scene::service().agent().start();
+    let api = scene.api();
     capture_bodies(&api);
-    let (_, id) = call(&demo, &request(&demo, "POST /echo", BODY));
+    let (_, id) = call(&scene, &scene.request("POST /echo", BODY));
     record(&api, &id);
     api.get("/requests?account=demo");
     // Reading metadata is not audited.
@@ -193,7 +193,7 @@ fn reads_and_replays_of_captures_are_audited() {
         .status,
         422
     );
-    let (_, unkept) = call(&demo, &format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));
+    let (_, unkept) = call(&scene, &format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));
     record(&api, &unkept);
     assert_eq!(
         api.get(&format!("/requests/{unkept}/body/request")).status,
@@ -207,12 +207,12 @@ fn reads_and_replays_of_captures_are_audited() {
 
 #[test]
 fn bodies_are_captured_if_service_and_account_allow_it() {
-    let demo = demo(None);
-    let api = demo.api();
+    let scene = Scene::service().agent().start();
+    let api = scene.api();
     capture_bodies(&api);
     let credentials = "Authorization: Bearer hidden\r\nCookie: a=hidden\r\nX-Plain: yes\r\n";
     let post = format!("{credentials}Content-Type: text/plain\r\nContent-Length: 5\r\n\r\nhello");
-    let (_, id) = call(&demo, &request(&demo, "POST /echo", &post));
+    let (_, id) = call(&scene, &scene.request("POST /echo", &post));
     let kept = record(&api, &id);
     assert_eq!(
         (
@@ -247,11 +247,11 @@ fn bodies_are_captured_if_service_and_account_allow_it() {
         "hello"
     );
 
-    large_bodies_are_truncated(&demo, &api);
+    large_bodies_are_truncated(&scene, &api);
 
     // A refused request has no capture.
     let (_, id) = call(
-        &demo,
+        &scene,
         &format!("POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 2\r\n\r\nhi"),
     );
     assert_eq!(record(&api, &id)["captured_request"], Value::Null);
@@ -266,13 +266,13 @@ fn bodies_are_captured_if_service_and_account_allow_it() {
         .status,
         200
     );
-    let (_, id) = call(&demo, &request(&demo, "POST /echo", &post));
+    let (_, id) = call(&scene, &scene.request("POST /echo", &post));
     assert_eq!(record(&api, &id)["captured_request"], Value::Null);
     assert_eq!(api.get(&format!("/requests/{id}/body/request")).status, 404);
 }
 
-fn large_bodies_are_truncated(demo: &Demo, api: &Api) {
-    let (_, id) = call(demo, &get(demo, "/bytes/3000000"));
+fn large_bodies_are_truncated(scene: &Scene, api: &Api) {
+    let (_, id) = call(scene, &scene.get("/bytes/3000000"));
     let kept = &record(api, &id)["captured_response"];
     assert_eq!(
         (&kept["bytes"], &kept["truncated"]),

@@ -3,13 +3,13 @@
 use gw_shared::id::random_base62;
 use serde_json::json;
 
-use crate::support::demo::{Demo, Options};
 use crate::support::peers::backend;
-use crate::support::peers::caller::{HOST, connect, connect_to, request};
+use crate::support::peers::caller::{HOST, connect_to};
 use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::gw_gateway;
 use crate::support::request_log::{call, capture_bodies, record};
-use crate::support::{eventually, on_disk, options};
+use crate::support::scene::Scene;
+use crate::support::{eventually, on_disk};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
 const MIB: u64 = 1024 * 1024;
@@ -85,19 +85,18 @@ fn strangers_do_not_fill_the_disk() {
 fn a_flood_of_one_account_does_not_cost_another_its_records() {
     const MAX: u64 = 64 * MIB;
     let folder = tempfile::tempdir().unwrap();
-    let demo = Demo::start(&Options {
-        data_dir: Some(folder.path().to_owned()),
-        configuration: format!("request_log_max_bytes = {MAX}\n"),
-        ..options(Some(backend::answering(OK)))
-    })
-    .unwrap();
-    let api = demo.api();
+    let scene = Scene::service()
+        .agent_to(backend::answering(OK))
+        .data_dir(&folder.path().to_owned())
+        .configuration(format!("request_log_max_bytes = {MAX}\n"))
+        .start();
+    let api = scene.api();
     capture_bodies(&api);
-    let metric = |name: &str| demo.metrics().count(name);
+    let metric = |name: &str| scene.metrics().count(name);
     let body = random_base62(256 * 1024);
     let post = format!("Content-Length: {}\r\n\r\n{body}", body.len());
     let ids: Vec<String> = (0..30)
-        .map(|_| call(&demo, &request(&demo, "POST /", &post)).1)
+        .map(|_| call(&scene, &scene.request("POST /", &post)).1)
         .collect();
     let captured = |id: &String| record(&api, id)["captured_request"].clone();
     assert_eq!(captured(&ids[0])["bytes"], body.len());
@@ -110,13 +109,13 @@ fn a_flood_of_one_account_does_not_cost_another_its_records() {
     assert_eq!(replayed.status, 409, "{replayed:?}");
     assert_eq!(metric("gw_request_log_over_share_total"), 0);
 
-    let mut caller = connect(&demo);
+    let mut caller = scene.connect();
     let mut sent = 0;
     while metric("gw_request_log_over_share_total") == 0 {
         assert!(sent < 5000, "the account has no bound");
         for _ in 0..100 {
             let target = format!("GET /{}", random_base62(8000));
-            caller.send(request(&demo, &target, "\r\n"));
+            caller.send(scene.request(&target, "\r\n"));
             assert_eq!(caller.response().status, 200);
         }
         sent += 100;
@@ -129,7 +128,7 @@ fn a_flood_of_one_account_does_not_cost_another_its_records() {
     let path = "/accounts/quiet/services/api";
     assert_eq!(api.ask("PATCH", path, &tight).status, 200);
     let ask = format!("GET / HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {key}\r\n\r\n");
-    let connect = || connect_to(&demo.about, host, &[b"http/1.1"], None);
+    let connect = || connect_to(&scene.about, host, &[b"http/1.1"], None);
     // It waits for an agent. All others are refused at once.
     let mut first = connect();
     first.send(&ask);

@@ -7,27 +7,26 @@ use serde_json::{Value, json};
 
 use crate::administration::console::browser::Browser;
 use crate::support::admin_api::Api;
-use crate::support::demo::{About, Demo};
+use crate::support::eventually;
 use crate::support::peers::backend;
-use crate::support::peers::caller::{connect_to, request};
+use crate::support::peers::caller::connect_to;
 use crate::support::processes::process::gw_gateway;
 use crate::support::processes::region::Region;
 use crate::support::request_log::{call, capture_bodies, record};
-use crate::support::{demo, eventually};
+use crate::support::scene::{About, Scene};
 
 const BODY: &str = "Content-Length: 2\r\n\r\nhi";
 const SERVICE: &str = "/accounts/demo/services/echo";
 
-fn answering() -> Option<String> {
-    Some(backend::answering(
-        "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
-    ))
+fn start() -> Scene {
+    let url = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+    Scene::service().agent_to(url).start()
 }
 
 /// Sends a request whose bodies are captured; returns its id once it is in the log.
-fn captured(demo: &Demo) -> String {
-    let (_, id) = call(demo, &request(demo, "POST /orders", BODY));
-    assert_eq!(record(&demo.api(), &id)["captured_request"]["bytes"], 2);
+fn captured(scene: &Scene) -> String {
+    let (_, id) = call(scene, &scene.request("POST /orders", BODY));
+    assert_eq!(record(&scene.api(), &id)["captured_request"]["bytes"], 2);
     id
 }
 
@@ -93,10 +92,10 @@ fn command(about: &About, arguments: &[&str]) -> Output {
 
 #[test]
 fn a_service_that_is_created_again_shows_nothing_of_the_one_before() {
-    let demo = demo(answering());
-    let api = demo.api();
+    let scene = start();
+    let api = scene.api();
     capture_bodies(&api);
-    let earlier = [captured(&demo), captured(&demo)];
+    let earlier = [captured(&scene), captured(&scene)];
     eventually("the requests are counted", || {
         (counted(&api, QUERIES[0]) == [2, 2]).then_some(())
     });
@@ -120,12 +119,12 @@ fn a_service_that_is_created_again_shows_nothing_of_the_one_before() {
         &key,
         &json!({ "allowed_services": ["echo"] }),
     );
-    let (status, first) = call(&demo, &request(&demo, "POST /new", BODY));
+    let (status, first) = call(&scene, &scene.request("POST /new", BODY));
     assert_eq!(status, 504);
     record(&api, &first);
     for id in &earlier {
-        is_hidden(&demo.about, id);
-        let shown = command(&demo.about, &["request", "show", id]);
+        is_hidden(&scene.about, id);
+        let shown = command(&scene.about, &["request", "show", id]);
         assert_eq!(shown.status.code(), Some(1), "{shown:?}");
     }
     assert_eq!(found(&api), std::slice::from_ref(&first));
@@ -139,7 +138,7 @@ fn a_service_that_is_created_again_shows_nothing_of_the_one_before() {
             (usage == 1 && series == all).then_some(())
         });
     }
-    let printed = command(&demo.about, &["usage", "--csv"]).stdout;
+    let printed = command(&scene.about, &["usage", "--csv"]).stdout;
     let printed = String::from_utf8(printed).unwrap();
     assert!(
         printed.lines().count() == 2 && printed.contains(",demo,echo,1,1,"),
@@ -153,16 +152,16 @@ fn a_service_that_is_created_again_shows_nothing_of_the_one_before() {
         assert_eq!(shown.get("ended_tunnels"), None, "{shown}");
         (shown["tunnels"][0]["state"] == "ready").then_some(())
     });
-    let second = captured(&demo);
+    let second = captured(&scene);
     assert_eq!(found(&api), [second.clone(), first]);
     let replay = api.ask("POST", &format!("/requests/{second}/replay"), &json!({}));
     assert_eq!(replay.status, 201, "{replay:?}");
 
-    the_console_shows_nothing_of_the_one_before(&demo, &earlier[0], &second);
+    the_console_shows_nothing_of_the_one_before(&scene, &earlier[0], &second);
 }
 
-fn the_console_shows_nothing_of_the_one_before(demo: &Demo, earlier: &str, second: &str) {
-    let mut browser = Browser::signed_in(demo);
+fn the_console_shows_nothing_of_the_one_before(scene: &Scene, earlier: &str, second: &str) {
+    let mut browser = Browser::signed_in(scene);
     let page = browser.get("/requests").text;
     assert!(page.contains(second) && !page.contains(earlier));
     for path in ["", "/replay", "/body/request"] {
@@ -175,10 +174,10 @@ fn the_console_shows_nothing_of_the_one_before(demo: &Demo, earlier: &str, secon
 
 #[test]
 fn captures_of_a_deleted_service_end_with_it_and_its_records_stay() {
-    let demo = demo(answering());
-    let api = demo.api();
+    let scene = start();
+    let api = scene.api();
     capture_bodies(&api);
-    let id = captured(&demo);
+    let id = captured(&scene);
     eventually("the request is counted", || {
         (counted(&api, QUERIES[0]) == [1, 1]).then_some(())
     });
@@ -204,10 +203,10 @@ fn captures_of_a_deleted_service_end_with_it_and_its_records_stay() {
 
 #[test]
 fn an_account_that_is_created_again_shows_nothing_of_the_one_before() {
-    let demo = demo(answering());
-    let api = demo.api();
+    let scene = start();
+    let api = scene.api();
     capture_bodies(&api);
-    let id = captured(&demo);
+    let id = captured(&scene);
     eventually("the request is counted", || {
         (counted(&api, QUERIES[0]) == [1, 1]).then_some(())
     });
@@ -228,7 +227,7 @@ fn an_account_that_is_created_again_shows_nothing_of_the_one_before() {
         &json!({ "id": "demo", "capture_allowed": true }),
     );
     let is_empty = || {
-        is_hidden(&demo.about, &id);
+        is_hidden(&scene.about, &id);
         assert_eq!(found(&api), [""; 0]);
         assert_eq!(counted(&api, QUERIES[0]), [0, 0]);
         assert_eq!(counted(&api, QUERIES[1]), [0, 0]);

@@ -8,14 +8,14 @@ use tokio::sync::Notify;
 
 use crate::support::admin_api::Api;
 use crate::support::apex::{self, APEX};
-use crate::support::demo::{Demo, Options};
+use crate::support::eventually;
 use crate::support::gateway::Gateway;
-use crate::support::peers::caller::{HOST, connect, get, request};
+use crate::support::peers::caller::HOST;
 use crate::support::peers::http2_caller::on_a_reactor;
 use crate::support::peers::{backend, http1_peer, http2_backend, http2_caller};
 use crate::support::processes::process::config_text;
 use crate::support::request_log::{call, capture_bodies, record};
-use crate::support::{demo, eventually};
+use crate::support::scene::Scene;
 
 fn set_logging(api: &Api, request_logging: bool) {
     let change = json!({ "request_logging": request_logging });
@@ -25,23 +25,24 @@ fn set_logging(api: &Api, request_logging: bool) {
 
 #[test]
 fn every_request_of_a_service_is_in_the_log() {
-    let demo = demo(Some(backend::answering(
-        "HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone",
-    )));
-    let api = demo.api();
+    let scene = Scene::service()
+        .agent_to(backend::answering(
+            "HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone",
+        ))
+        .start();
+    let api = scene.api();
     let (_, id) = call(
-        &demo,
-        &request(
-            &demo,
+        &scene,
+        &scene.request(
             "POST /orders/7?limit=5&x=%20",
             "Content-Length: 3\r\n\r\nabc",
         ),
     );
     let relayed = record(&api, &id);
-    the_record_has_all_fields(&demo, &relayed, &id);
+    the_record_has_all_fields(&scene, &relayed, &id);
 
     let strangers = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n");
-    let (status, id) = call(&demo, &strangers);
+    let (status, id) = call(&scene, &strangers);
     let refused = record(&api, &id);
     assert_eq!(
         (status, &refused["status"], &refused["code"]),
@@ -74,17 +75,17 @@ fn every_request_of_a_service_is_in_the_log() {
 
     // With the log turned off, no record is written.
     set_logging(&api, false);
-    let (_, unlogged) = call(&demo, &get(&demo, "/unlogged"));
+    let (_, unlogged) = call(&scene, &scene.get("/unlogged"));
     set_logging(&api, true);
-    let (_, logged) = call(&demo, &get(&demo, "/logged"));
+    let (_, logged) = call(&scene, &scene.get("/logged"));
     record(&api, &logged);
     assert_eq!(api.get(&format!("/requests/{unlogged}")).status, 404);
 }
 
-fn the_record_has_all_fields(demo: &Demo, relayed: &Value, id: &str) {
-    let api = demo.api();
+fn the_record_has_all_fields(scene: &Scene, relayed: &Value, id: &str) {
+    let api = scene.api();
     let agents = api.get("/accounts/demo/agents").body;
-    let key = demo
+    let key = scene
         .about
         .service_key
         .trim_start_matches("gw_sk_")
@@ -134,20 +135,21 @@ fn the_record_has_all_fields(demo: &Demo, relayed: &Value, id: &str) {
 #[test]
 fn requests_of_disconnected_callers_are_in_the_log() {
     let (asked, was_asked) = mpsc::channel();
-    let demo = demo(Some(backend::start(move |mut peer| {
-        if peer.request().is_ok() {
-            asked.send(()).unwrap();
-            // Never answers: waits for the connection to end.
-            let _ = peer.request();
-        }
-    })));
-    let api = demo.api();
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            if peer.request().is_ok() {
+                asked.send(()).unwrap();
+                // Never answers: waits for the connection to end.
+                let _ = peer.request();
+            }
+        }))
+        .start();
+    let api = scene.api();
     capture_bodies(&api);
     // Some connections reach the owner of the service, others another worker.
     for number in 0..8 {
-        let mut caller = connect(&demo);
-        caller.send(request(
-            &demo,
+        let mut caller = scene.connect();
+        caller.send(scene.request(
             &format!("POST /slow/{number}"),
             "Content-Length: 2\r\n\r\nhi",
         ));
@@ -178,36 +180,38 @@ fn requests_of_disconnected_callers_are_in_the_log() {
 #[test]
 fn a_response_of_announced_length_is_complete_before_its_stream_ends() {
     let was_received = Arc::new(Notify::new());
-    let demo = demo(Some(http2_backend::start({
-        let was_received = Arc::clone(&was_received);
-        async move |request, mut respond| {
-            let response = Response::builder().header("content-length", 5);
-            let mut stream = respond
-                .send_response(response.body(()).unwrap(), false)
-                .unwrap();
-            stream.send_data("whole".into(), false).unwrap();
-            match request.uri().path() {
-                "/reset" => {
-                    was_received.notified().await;
-                    stream.send_reset(h2::Reason::INTERNAL_ERROR);
+    let scene = Scene::service()
+        .agent_to(http2_backend::start({
+            let was_received = Arc::clone(&was_received);
+            async move |request, mut respond| {
+                let response = Response::builder().header("content-length", 5);
+                let mut stream = respond
+                    .send_response(response.body(()).unwrap(), false)
+                    .unwrap();
+                stream.send_data("whole".into(), false).unwrap();
+                match request.uri().path() {
+                    "/reset" => {
+                        was_received.notified().await;
+                        stream.send_reset(h2::Reason::INTERNAL_ERROR);
+                    }
+                    _ => std::future::pending().await,
                 }
-                _ => std::future::pending().await,
             }
-        }
-    })));
-    let api = demo.api();
+        }))
+        .start();
+    let api = scene.api();
     // Some connections reach the owner of the service, others another worker.
     for _ in 0..8 {
-        let mut caller = connect(&demo);
+        let mut caller = scene.connect();
         for target in ["/reset", "/held"] {
-            caller.send(get(&demo, target));
+            caller.send(scene.get(target));
             let response = caller.response();
             assert_eq!(response.body, b"whole");
             let id = response.header("x-gw-request-id").to_owned();
             if target == "/reset" {
                 was_received.notify_one();
             } else {
-                caller = connect(&demo);
+                caller = scene.connect();
             }
             let recorded = record(&api, &id);
             assert_eq!(
@@ -229,22 +233,20 @@ fn requests_cut_by_a_drain_are_in_the_log() {
         }
     });
     let folder = tempfile::tempdir().unwrap();
-    let data_dir = Some(folder.path().to_owned());
-    let demo = Demo::start(&Options {
-        data_dir,
-        configuration: "drain_seconds = 0\n".to_owned(),
-        ..crate::support::options(Some(backend))
-    })
-    .unwrap();
+    let scene = Scene::service()
+        .agent_to(backend)
+        .data_dir(folder.path())
+        .configuration("drain_seconds = 0\n")
+        .start();
     let callers: Vec<_> = (0..4)
         .map(|_| {
-            let mut caller = connect(&demo);
-            caller.send(get(&demo, "/slow"));
+            let mut caller = scene.connect();
+            caller.send(scene.get("/slow"));
             was_asked.recv_timeout(crate::support::SOON).unwrap();
             caller
         })
         .collect();
-    demo.stop();
+    scene.stop();
     for mut caller in callers {
         assert_eq!(caller.response().code(), "GW_RELAY_ERROR");
     }
@@ -254,28 +256,29 @@ fn requests_cut_by_a_drain_are_in_the_log() {
 
 #[test]
 fn an_upgrade_is_recorded_with_the_status_that_the_caller_got() {
-    let demo = demo(Some(backend::start(|mut peer| {
-        while let Ok((head, _, _)) = peer.request() {
-            if head.target.path() == "/switch" {
-                peer.send(
+    let scene = Scene::service()
+        .agent_to(backend::start(|mut peer| {
+            while let Ok((head, _, _)) = peer.request() {
+                if head.target.path() == "/switch" {
+                    peer.send(
                     "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n\
                      bye",
                 );
-                return;
+                    return;
+                }
+                peer.send("HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno");
             }
-            peer.send("HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno");
-        }
-    })));
-    let api = demo.api();
+        }))
+        .start();
+    let api = scene.api();
     capture_bodies(&api);
     let upgrade = |path: &str| {
-        request(
-            &demo,
+        scene.request(
             &format!("GET {path}"),
             "Connection: upgrade\r\nUpgrade: x\r\n\r\n",
         )
     };
-    let mut caller = connect(&demo);
+    let mut caller = scene.connect();
     caller.send(upgrade("/switch"));
     assert_eq!(
         caller.response_head(&http::Method::GET).unwrap().status,
@@ -292,7 +295,7 @@ fn an_upgrade_is_recorded_with_the_status_that_the_caller_got() {
         (&json!("/switch"), &Value::Null)
     );
     // A refused upgrade is recorded like other responses.
-    let (_, id) = call(&demo, &upgrade("/refuse"));
+    let (_, id) = call(&scene, &upgrade("/refuse"));
     let refused = record(&api, &id);
     assert_eq!(
         (&refused["status"], &refused["captured_response"]["bytes"]),
@@ -301,20 +304,20 @@ fn an_upgrade_is_recorded_with_the_status_that_the_caller_got() {
 }
 
 /// Heads that are refused, and the method, path and code in their records.
-fn refused_heads(demo: &Demo) -> [(String, &'static str, String, &'static str); 5] {
+fn refused_heads(scene: &Scene) -> [(String, &'static str, String, &'static str); 5] {
     let long = "a".repeat(8 * 1024);
     let fields = format!("A: {}\r\n\r\n", "b".repeat(33 * 1024));
     let host = format!("Host: {HOST}\r\n");
     [
         (
-            request(demo, &format!("PUT /{long}?x"), "\r\n"),
+            scene.request(&format!("PUT /{long}?x"), "\r\n"),
             "PUT",
             // Requests without an authenticated caller are cut after 512 bytes.
             format!("/{}\u{2026}", &long[..508]),
             "GW_HEADERS_TOO_LARGE",
         ),
         (
-            request(demo, "GET /many?k=gw_cs_secret", &fields),
+            scene.request("GET /many?k=gw_cs_secret", &fields),
             "GET",
             "/many".to_owned(),
             "GW_HEADERS_TOO_LARGE",
@@ -342,11 +345,11 @@ fn refused_heads(demo: &Demo) -> [(String, &'static str, String, &'static str); 
 
 #[test]
 fn refused_heads_that_name_a_service_are_recorded() {
-    let demo = demo(None);
-    let api = demo.api();
+    let scene = Scene::service().agent().start();
+    let api = scene.api();
     let host = format!("Host: {HOST}\r\n");
-    for (head, method, path, code) in refused_heads(&demo) {
-        let (status, id) = call(&demo, &head);
+    for (head, method, path, code) in refused_heads(&scene) {
+        let (status, id) = call(&scene, &head);
         let record = record(&api, &id);
         assert_eq!(
             [
@@ -374,7 +377,7 @@ fn refused_heads_that_name_a_service_are_recorded() {
         );
         assert!(!record.to_string().contains("secret"), "{record}");
     }
-    a_refused_head_of_http2_is_recorded(&demo, &api);
+    a_refused_head_of_http2_is_recorded(&scene, &api);
     assert_eq!(
         api.get("/requests?account=demo&service=echo&code=GW_HEADERS_TOO_LARGE")
             .body["items"]
@@ -386,16 +389,16 @@ fn refused_heads_that_name_a_service_are_recorded() {
 
     // The setting of the service applies to refused requests as well.
     set_logging(&api, false);
-    let (_, unlogged) = call(&demo, &format!("GET /off HTTP/1.1\n{host}\n"));
+    let (_, unlogged) = call(&scene, &format!("GET /off HTTP/1.1\n{host}\n"));
     set_logging(&api, true);
-    let (_, logged) = call(&demo, &format!("GET /on HTTP/1.1\n{host}\n"));
+    let (_, logged) = call(&scene, &format!("GET /on HTTP/1.1\n{host}\n"));
     record(&api, &logged);
     assert_eq!(api.get(&format!("/requests/{unlogged}")).status, 404);
 }
 
-fn a_refused_head_of_http2_is_recorded(demo: &Demo, api: &Api) {
+fn a_refused_head_of_http2_is_recorded(scene: &Scene, api: &Api) {
     on_a_reactor(async {
-        let caller = http2_caller::connect(demo).await;
+        let caller = http2_caller::connect(scene).await;
         let large = caller
             .request(&http::Method::POST, "/h2?a=b")
             .header("x", "y".repeat(33 * 1024));
@@ -414,26 +417,26 @@ fn a_refused_head_of_http2_is_recorded(demo: &Demo, api: &Api) {
 }
 
 /// Responses of the apex to requests with secrets, and their status, path and code.
-fn ask_with_secrets(demo: &Demo) -> [(http1_peer::Response, u16, &'static str, Value); 6] {
-    let id = &demo.about.client_id;
-    let secret = &demo.about.client_secret;
+fn ask_with_secrets(scene: &Scene) -> [(http1_peer::Response, u16, &'static str, Value); 6] {
+    let id = &scene.about.client_id;
+    let secret = &scene.about.client_secret;
     let secrets =
         format!("?client_secret={secret}&enrollment_id=en_1&gw_et_a.bcdefgh&token=hidden");
     let token = |secret: &str| {
         let form =
             format!("client_id={id}&client_secret={secret}&scope=account:demo%20service:echo");
         let fields = "Content-Type: application/x-www-form-urlencoded\r\n";
-        apex::ask(demo, &format!("POST /oauth/token{secrets}"), fields, &form)
+        apex::ask(scene, &format!("POST /oauth/token{secrets}"), fields, &form)
     };
     let bad = format!("GET /bad{secrets} HTTP/1.1\nHost: {APEX}\n\n");
-    let mut caller = apex::connect(demo);
+    let mut caller = apex::connect(scene);
     caller.send(bad);
     [
         (token(secret), 200, "/oauth/token", Value::Null),
         (token("wrong"), 401, "/oauth/token", json!("invalid_client")),
         (
             apex::ask(
-                demo,
+                scene,
                 &format!("GET /.well-known/jwks.json{secrets}"),
                 "",
                 "",
@@ -444,7 +447,7 @@ fn ask_with_secrets(demo: &Demo) -> [(http1_peer::Response, u16, &'static str, V
         ),
         (
             apex::ask(
-                demo,
+                scene,
                 &format!("POST /enroll{secrets}"),
                 "",
                 "{\"token\":\"gw_et_a.hidden\"}",
@@ -454,7 +457,7 @@ fn ask_with_secrets(demo: &Demo) -> [(http1_peer::Response, u16, &'static str, V
             json!("GW_BAD_REQUEST"),
         ),
         (
-            apex::ask(demo, &format!("GET /nowhere{secrets}"), "", ""),
+            apex::ask(scene, &format!("GET /nowhere{secrets}"), "", ""),
             404,
             "/nowhere",
             json!("GW_NOT_FOUND"),
@@ -465,9 +468,9 @@ fn ask_with_secrets(demo: &Demo) -> [(http1_peer::Response, u16, &'static str, V
 
 #[test]
 fn requests_to_the_apex_are_recorded_without_secrets_and_bodies() {
-    let demo = demo(None);
-    let api = demo.api();
-    for (response, status, path, code) in ask_with_secrets(&demo) {
+    let scene = Scene::service().agent().start();
+    let api = scene.api();
+    for (response, status, path, code) in ask_with_secrets(&scene) {
         assert_eq!(response.status, status);
         let record = record(&api, response.header("x-gw-request-id"));
         assert_eq!(
@@ -493,9 +496,9 @@ fn requests_to_the_apex_are_recorded_without_secrets_and_bodies() {
             .as_array()
             .map_or(0, Vec::len)
     };
-    let (_, relayed) = call(&demo, &get(&demo, "/hello"));
+    let (_, relayed) = call(&scene, &scene.get("/hello"));
     record(&api, &relayed);
-    // The enrollment of the demo's own agent is in the log as well.
+    // The enrollment of the scene's own agent is in the log as well.
     let at_apex = found("?apex=true");
     assert_eq!(
         [
@@ -523,9 +526,9 @@ fn requests_to_the_apex_are_recorded_without_secrets_and_bodies() {
 fn records_of_unauthenticated_apex_requests_are_rate_limited() {
     const BURST: usize = 400;
     const MORE: usize = 200;
-    let demo = demo(None);
-    let api = demo.api();
-    let mut caller = apex::connect(&demo);
+    let scene = Scene::service().agent().start();
+    let api = scene.api();
+    let mut caller = apex::connect(&scene);
     let mut ids = Vec::new();
     for _ in 0..BURST + MORE {
         caller.send(format!(
@@ -534,16 +537,16 @@ fn records_of_unauthenticated_apex_requests_are_rate_limited() {
         ids.push(caller.response().header("x-gw-request-id").to_owned());
     }
     record(&api, &ids[0]);
-    let left_out = || demo.metrics().count("gw_apex_records_left_out_total");
+    let left_out = || scene.metrics().count("gw_apex_records_left_out_total");
     // Two records a second are admitted in the meantime.
     eventually("omitted records are counted", || {
         (left_out() > 0).then_some(())
     });
     assert!(left_out() <= MORE as u64);
     // Authenticated requests are still recorded.
-    let about = &demo.about;
+    let about = &scene.about;
     let minted = apex::token(
-        &demo,
+        &scene,
         &about.client_id,
         &about.client_secret,
         "account:demo service:echo",

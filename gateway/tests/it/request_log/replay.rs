@@ -6,24 +6,26 @@ use gw_shared::http::RequestHead;
 use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
-use crate::support::demo;
 use crate::support::peers::backend;
-use crate::support::peers::caller::{get, request};
+use crate::support::scene::Scene;
+
 use crate::support::request_log::{call, capture_bodies, record};
 
 #[test]
 fn a_captured_request_is_replayed() {
     let (seen, requests) = mpsc::channel();
-    let demo = demo(Some(backend::start(move |mut peer| {
-        while let Ok((head, body, _)) = peer.request() {
-            seen.send((head, body)).unwrap();
-            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
-        }
-    })));
-    let api = demo.api();
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            while let Ok((head, body, _)) = peer.request() {
+                seen.send((head, body)).unwrap();
+                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+            }
+        }))
+        .start();
+    let api = scene.api();
     capture_bodies(&api);
     let fields = "Authorization: Basic eDp5\r\nX-A: 1\r\nContent-Length: 3\r\n\r\nabc";
-    let (_, id) = call(&demo, &request(&demo, "PUT /orders?x=1", fields));
+    let (_, id) = call(&scene, &scene.request("PUT /orders?x=1", fields));
     let original = record(&api, &id);
     let (first, _) = requests.recv_timeout(crate::support::SOON).unwrap();
 
@@ -136,9 +138,9 @@ fn invalid_edits_and_ids_are_refused(api: &Api, id: &str) {
 
 #[test]
 fn requests_without_a_complete_capture_are_not_replayed() {
-    let demo = demo(None);
-    let api = demo.api();
-    let (_, unkept) = call(&demo, &get(&demo, "/hello"));
+    let scene = Scene::service().agent().start();
+    let api = scene.api();
+    let (_, unkept) = call(&scene, &scene.get("/hello"));
     record(&api, &unkept);
     let refused = api.ask("POST", &format!("/requests/{unkept}/replay"), &json!({}));
     assert_eq!(refused.status, 409);
@@ -153,7 +155,7 @@ fn requests_without_a_complete_capture_are_not_replayed() {
     capture_bodies(&api);
     let length = (1 << 20) + 1;
     let large = format!("Content-Length: {length}\r\n\r\n{}", "x".repeat(length));
-    let (_, truncated) = call(&demo, &request(&demo, "POST /large", &large));
+    let (_, truncated) = call(&scene, &scene.request("POST /large", &large));
     record(&api, &truncated);
     let refused = api.ask("POST", &format!("/requests/{truncated}/replay"), &json!({}));
     assert_eq!(refused.status, 409);
@@ -168,14 +170,13 @@ fn requests_without_a_complete_capture_are_not_replayed() {
 
 #[test]
 fn masked_values_must_be_supplied_for_a_replay() {
-    let demo = demo(None);
-    let api = demo.api();
+    let scene = Scene::service().agent().start();
+    let api = scene.api();
     capture_bodies(&api);
     let key = "gw_sk_abc.secret";
     let (_, id) = call(
-        &demo,
-        &request(
-            &demo,
+        &scene,
+        &scene.request(
             &format!("GET /hello?key={key}"),
             &format!("X-Key: {key}\r\n\r\n"),
         ),
@@ -216,10 +217,10 @@ fn masked_values_must_be_supplied_for_a_replay() {
 
 #[test]
 fn rate_limits_apply_to_replays() {
-    let demo = demo(None);
-    let api = demo.api();
+    let scene = Scene::service().agent().start();
+    let api = scene.api();
     capture_bodies(&api);
-    let (_, id) = call(&demo, &get(&demo, "/hello"));
+    let (_, id) = call(&scene, &scene.get("/hello"));
     record(&api, &id);
     let tight = json!({ "burst": 1, "refill_per_minute": 1 });
     assert_eq!(

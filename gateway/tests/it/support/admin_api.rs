@@ -8,8 +8,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::SOON;
-use super::demo::About;
 use super::metrics::Metrics;
+use super::scene::About;
 
 /// Time after which a gateway answers without the workers that have not reported.
 const REPORT_WITHIN: Duration = Duration::from_secs(2);

@@ -1,19 +1,19 @@
 //! Requests to the regional apex host.
 
-use super::demo::Demo;
 use super::peers::caller::{Caller, connect_to};
 use super::peers::http1_peer::Response;
+use super::scene::Scene;
 
 pub(crate) const APEX: &str = "eu1.gw.localhost";
 
 /// A connection to the apex, as an HTTPS client opens it.
-pub(crate) fn connect(demo: &Demo) -> Caller {
-    connect_to(&demo.about, APEX, &[b"http/1.1"], None)
+pub(crate) fn connect(scene: &Scene) -> Caller {
+    connect_to(&scene.about, APEX, &[b"http/1.1"], None)
 }
 
 /// Sends one request on its own connection; each of `fields` ends in CRLF.
-pub(crate) fn ask(demo: &Demo, line: &str, fields: &str, body: &str) -> Response {
-    let mut caller = connect(demo);
+pub(crate) fn ask(scene: &Scene, line: &str, fields: &str, body: &str) -> Response {
+    let mut caller = connect(scene);
     caller.send(format!(
         "{line} HTTP/1.1\r\nHost: {APEX}\r\n{fields}Content-Length: {}\r\n\r\n{body}",
         body.len()
@@ -22,34 +22,34 @@ pub(crate) fn ask(demo: &Demo, line: &str, fields: &str, body: &str) -> Response
 }
 
 pub(crate) fn post_json(
-    demo: &Demo,
+    scene: &Scene,
     path: &str,
     fields: &str,
     body: &serde_json::Value,
 ) -> Response {
     ask(
-        demo,
+        scene,
         &format!("POST {path}"),
         &format!("Content-Type: application/json\r\n{fields}"),
         &body.to_string(),
     )
 }
 
-/// Mints a token for the demo's service.
-pub(crate) fn token(demo: &Demo, client_id: &str, client_secret: &str, scope: &str) -> Response {
+/// Mints a token for the scene's service.
+pub(crate) fn token(scene: &Scene, client_id: &str, client_secret: &str, scope: &str) -> Response {
     let body = serde_json::json!({
         "client_id": client_id,
         "client_secret": client_secret,
         "scope": scope,
     });
-    post_json(demo, "/oauth/token", "", &body)
+    post_json(scene, "/oauth/token", "", &body)
 }
 
-/// An access token for the demo's service with the demo's credential.
-pub(crate) fn demo_token(demo: &Demo) -> String {
-    let about = &demo.about;
+/// An access token for the scene's service with the scene's credential.
+pub(crate) fn demo_token(scene: &Scene) -> String {
+    let about = &scene.about;
     let response = token(
-        demo,
+        scene,
         &about.client_id,
         &about.client_secret,
         "account:demo service:echo",

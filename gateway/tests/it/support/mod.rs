@@ -8,7 +8,6 @@ pub(crate) mod acme_servers;
 pub(crate) mod admin_api;
 pub(crate) mod agents;
 pub(crate) mod apex;
-pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod forms;
 pub(crate) mod gateway;
@@ -20,6 +19,7 @@ pub(crate) mod processes;
 #[path = "../../../../shared/tests/programs/mod.rs"]
 pub(crate) mod programs;
 pub(crate) mod request_log;
+pub(crate) mod scene;
 pub(crate) mod small_disk;
 pub(crate) mod stopwatch;
 pub(crate) mod waiting_requests;
@@ -31,9 +31,6 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use self::admin_api::Tunnel;
-use self::demo::{Demo, Options};
-
 /// Timeout for events that normally take milliseconds. Only a failing test reaches it.
 pub(crate) const SOON: Duration = Duration::from_secs(30);
 
@@ -42,20 +39,6 @@ pub(crate) const SOON: Duration = Duration::from_secs(30);
 pub(crate) fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-pub(crate) fn options(backend: Option<String>) -> Options {
-    Options {
-        backend,
-        workers: 2,
-        rate: (1_000_000, 1_000_000),
-        ..Options::default()
-    }
-}
-
-/// A gateway and an agent in this process, in front of `backend` or the built-in echo.
-pub(crate) fn demo(backend: Option<String>) -> Demo {
-    Demo::start(&options(backend)).unwrap()
 }
 
 /// Moves a folder of another file system into `into`, and leaves a link in its place.
@@ -93,12 +76,4 @@ pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
         let pause = (waited / 20).clamp(Duration::from_millis(5), Duration::from_millis(20));
         std::thread::sleep(pause);
     }
-}
-
-/// Waits until both the gateway and the agent count no request on any tunnel.
-pub(crate) fn wait_until_slots_are_free(demo: &Demo) {
-    eventually("all slots free", || {
-        let free = |tunnel: &Tunnel| tunnel.in_flight == 0 && tunnel.slots_in_use == Some(0);
-        demo.tunnels().iter().all(free).then_some(())
-    });
 }

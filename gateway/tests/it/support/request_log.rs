@@ -1,11 +1,10 @@
-//! Requests to a demo and their records in the request log.
+//! Requests to a scene and their records in the request log.
 
 use serde_json::{Value, json};
 
 use super::admin_api::Api;
-use super::demo::Demo;
 use super::eventually;
-use super::peers::caller::connect;
+use super::scene::Scene;
 
 /// Waits for the record of the request with this id.
 pub(crate) fn record(api: &Api, id: &str) -> Value {
@@ -15,7 +14,7 @@ pub(crate) fn record(api: &Api, id: &str) -> Value {
     })
 }
 
-/// Turns on capture of request and response bodies for the demo's service.
+/// Turns on capture of request and response bodies for the scene's service.
 pub(crate) fn capture_bodies(api: &Api) {
     let changes = json!({ "capture_request_body": true, "capture_response_body": true });
     assert_eq!(
@@ -26,8 +25,8 @@ pub(crate) fn capture_bodies(api: &Api) {
 }
 
 /// Sends `request` on a new connection; returns the status and the request id of the response.
-pub(crate) fn call(demo: &Demo, request: &str) -> (u16, String) {
-    let mut caller = connect(demo);
+pub(crate) fn call(scene: &Scene, request: &str) -> (u16, String) {
+    let mut caller = scene.connect();
     caller.send(request);
     let response = caller.response();
     (

@@ -4,22 +4,18 @@ use std::time::Instant;
 
 use super::{SCOPE, bearer, call, outcome};
 use crate::support::apex::{ask, demo_token, token};
-use crate::support::demo::{Demo, Options};
-use crate::support::peers::caller::connect;
+use crate::support::scene::Scene;
+
 use crate::support::peers::proxy_protocol::trusted;
 
 #[test]
 fn the_token_endpoint_allows_sixty_requests_a_minute_across_workers() {
-    let demo = Demo::start(&Options {
-        workers: 4,
-        ..crate::support::options(None)
-    })
-    .unwrap();
+    let scene = Scene::service().agent().workers(4).start();
     // Failed requests count as well.
     let begun = Instant::now();
     let mut answered = 0;
     let last = loop {
-        let answer = token(&demo, "gw_ci_x", "x", SCOPE);
+        let answer = token(&scene, "gw_ci_x", "x", SCOPE);
         if answer.status == 429 {
             break answer;
         }
@@ -35,23 +31,25 @@ fn the_token_endpoint_allows_sixty_requests_a_minute_across_workers() {
     let seconds: u32 = last.header("retry-after").parse().unwrap();
     assert!((50..=60).contains(&seconds), "{seconds}");
     // The other endpoints are limited separately.
-    assert_eq!(ask(&demo, "GET /enroll/status", "", "").status, 400);
-    assert_eq!(ask(&demo, "GET /.well-known/jwks.json", "", "").status, 200);
+    assert_eq!(ask(&scene, "GET /enroll/status", "", "").status, 400);
+    assert_eq!(
+        ask(&scene, "GET /.well-known/jwks.json", "", "").status,
+        200
+    );
 }
 
 #[test]
 fn token_requests_are_limited_by_the_address_that_a_trusted_proxy_forwards() {
     let low_limit = "token_requests_per_minute = 2\n";
     let start = |more: &str| {
-        Demo::start(&Options {
-            configuration: format!("{low_limit}{more}"),
-            ..crate::support::options(None)
-        })
-        .unwrap()
+        Scene::service()
+            .agent()
+            .configuration(format!("{low_limit}{more}"))
+            .start()
     };
-    let ask_as = |demo: &Demo, forwarded_for: &str| {
+    let ask_as = |scene: &Scene, forwarded_for: &str| {
         ask(
-            demo,
+            scene,
             "POST /oauth/token",
             &format!("X-Forwarded-For: {forwarded_for}\r\n"),
             "",
@@ -90,16 +88,15 @@ fn token_requests_are_limited_by_the_address_that_a_trusted_proxy_forwards() {
 
 #[test]
 fn failed_authentication_is_limited_without_locking_out_valid_callers() {
-    let demo = Demo::start(&Options {
-        workers: 1,
-        configuration: "auth_failures_per_minute = 2\n".to_owned(),
-        ..crate::support::options(None)
-    })
-    .unwrap();
-    let known = bearer(&demo_token(&demo));
-    let fresh = bearer(&demo_token(&demo));
-    let key = format!("X-Gw-Service-Key: {}\r\n", demo.about.service_key);
-    let mut caller = connect(&demo);
+    let scene = Scene::service()
+        .agent()
+        .workers(1)
+        .configuration("auth_failures_per_minute = 2\n")
+        .start();
+    let known = bearer(&demo_token(&scene));
+    let fresh = bearer(&demo_token(&scene));
+    let key = format!("X-Gw-Service-Key: {}\r\n", scene.about.service_key);
+    let mut caller = scene.connect();
     assert_eq!(outcome(&call(&mut caller, &known)), "200 ");
     let guess = "X-Gw-Service-Key: gw_sk_0123456789abcdef.guess\r\n";
     let guesses: Vec<String> = (0..4).map(|_| outcome(&call(&mut caller, guess))).collect();
@@ -124,7 +121,7 @@ fn failed_authentication_is_limited_without_locking_out_valid_callers() {
     assert_eq!(outcome(&call(&mut caller, &fresh)), "200 ");
     // Only at the address that sends forged tokens are new tokens limited, because each costs a
     // signature check.
-    let unseen = bearer(&demo_token(&demo));
+    let unseen = bearer(&demo_token(&scene));
     let (message, _) = unseen.trim_end().rsplit_once('.').unwrap();
     for number in 0..6 {
         let forged = format!("{message}.{}\r\n", format!("{number}").repeat(86));

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use super::{bearer, call, outcome};
 use crate::support::admin_api::Api;
 use crate::support::apex::{ask, demo_token};
-use crate::support::demo::{Demo, Options};
-use crate::support::peers::caller::connect;
-use crate::support::{eventually, options};
+use crate::support::scene::Scene;
+
+use crate::support::eventually;
 
 /// Makes a key that follows the active one, or that replaces it now. Returns its id.
 fn rotate(api: &Api, immediately: bool) -> String {
@@ -39,14 +39,13 @@ pub(crate) fn stored(data_dir: &Path) -> Vec<Value> {
 
 #[test]
 fn signing_keys_rotate_without_invalidating_tokens() {
-    let demo = Demo::start(&Options {
-        configuration: "token_requests_per_minute = 10000\n".to_owned(),
-        ..options(None)
-    })
-    .unwrap();
-    let api = demo.api();
+    let scene = Scene::service()
+        .agent()
+        .configuration("token_requests_per_minute = 10000\n")
+        .start();
+    let api = scene.api();
     let kids = || -> Vec<String> {
-        let keys = ask(&demo, "GET /.well-known/jwks.json", "", "").json();
+        let keys = ask(&scene, "GET /.well-known/jwks.json", "", "").json();
         keys["keys"]
             .as_array()
             .unwrap()
@@ -61,18 +60,18 @@ fn signing_keys_rotate_without_invalidating_tokens() {
         let header: Value = serde_json::from_slice(&header).unwrap();
         header["kid"].as_str().unwrap().to_owned()
     };
-    let first = demo_token(&demo);
+    let first = demo_token(&scene);
     // The new key is published before use: the next token is still signed with the old key.
     let next = rotate(&api, false);
     assert!(kids().contains(&next), "the next key is published");
-    assert_eq!(kid_of(&demo_token(&demo)), kid_of(&first));
+    assert_eq!(kid_of(&demo_token(&scene)), kid_of(&first));
     let repeated = rotate(&api, false);
     assert_eq!(repeated, next, "the pending key is the next one");
     let next = rotate(&api, true);
     let second = eventually("the new key signs", || {
-        Some(demo_token(&demo)).filter(|token| kid_of(token) == next)
+        Some(demo_token(&scene)).filter(|token| kid_of(token) == next)
     });
-    let mut caller = connect(&demo);
+    let mut caller = scene.connect();
     for token in [&first, &second] {
         assert_eq!(outcome(&call(&mut caller, &bearer(token))), "200 ");
     }
@@ -97,22 +96,16 @@ fn signing_keys_rotate_without_invalidating_tokens() {
 #[test]
 fn a_stolen_waiting_key_signs_nothing_after_an_immediate_rotation() {
     let folder = tempfile::tempdir().unwrap();
-    let start = || {
-        Demo::start(&Options {
-            data_dir: Some(folder.path().to_owned()),
-            ..options(None)
-        })
-        .unwrap()
-    };
-    let demo = start();
-    rotate(&demo.api(), false);
-    demo.stop();
+    let plan = Scene::service().data_dir(folder.path());
+    let scene = plan.clone().start();
+    rotate(&scene.api(), false);
+    scene.stop();
     let stolen = stored(folder.path());
     assert_eq!(stolen.len(), 2, "the active key and the waiting one");
 
-    let demo = start();
-    let api = demo.api();
-    let genuine = demo_token(&demo);
+    let scene = plan.agent().start();
+    let api = scene.api();
+    let genuine = demo_token(&scene);
     let new = rotate(&api, true);
     let is_deleted = |key: &Value| {
         let kid = key["kid"].as_str().unwrap();
@@ -125,13 +118,13 @@ fn a_stolen_waiting_key_signs_nothing_after_an_immediate_rotation() {
         keys.iter().all(is_deleted).then_some(())
     });
     api.await_workers();
-    let mut caller = connect(&demo);
+    let mut caller = scene.connect();
     for key in &stolen {
         let forged = bearer(&signed_with(key, &genuine));
         assert_eq!(outcome(&call(&mut caller, &forged)), "502 GW_TOKEN_INVALID");
     }
     assert_eq!(
-        outcome(&call(&mut caller, &bearer(&demo_token(&demo)))),
+        outcome(&call(&mut caller, &bearer(&demo_token(&scene)))),
         "200 "
     );
 }

@@ -3,12 +3,12 @@
 use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
-use crate::support::demo;
+use crate::support::scene::Scene;
 
 #[test]
 fn a_deleted_service_leaves_the_lists_of_all_other_records() {
-    let demo = demo(None);
-    let api = Api::of(&demo.about);
+    let scene = Scene::service().agent().start();
+    let api = Api::of(&scene.about);
     let account = "/accounts/demo";
     let create = |collection: &str, body: &Value| {
         let made = api.ask("POST", &format!("{account}/{collection}"), body);
@@ -48,8 +48,8 @@ fn a_deleted_service_leaves_the_lists_of_all_other_records() {
 
 #[test]
 fn the_audit_log_names_the_signing_key_that_a_rotation_has_deleted() {
-    let demo = demo(None);
-    let api = Api::of(&demo.about);
+    let scene = Scene::service().agent().start();
+    let api = Api::of(&scene.about);
     let rotate = |body: &Value| {
         let made = api.ask("POST", "/signing-keys/rotate", body);
         assert!([200, 201].contains(&made.status), "{}", made.body);

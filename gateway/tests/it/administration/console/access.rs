@@ -1,13 +1,13 @@
 //! Sign-in, sessions, and requests that the console refuses.
 
 use super::browser::Browser;
-use crate::support::demo;
 use crate::support::forms::PageForm;
+use crate::support::scene::Scene;
 
 #[test]
 fn only_the_admin_token_signs_in_and_signing_out_ends_it() {
-    let demo = demo(None);
-    let mut browser = Browser::new(&demo);
+    let scene = Scene::service().agent().start();
+    let mut browser = Browser::new(&scene);
     let turned_away = browser.get("/requests?status=5xx");
     assert_eq!(
         (turned_away.status, turned_away.header("location")),
@@ -18,7 +18,7 @@ fn only_the_admin_token_signs_in_and_signing_out_ends_it() {
     assert!(wrong.text.contains("not the admin token"));
 
     let right = browser.sign_in(
-        &format!(" {}\n", demo.about.admin_token),
+        &format!(" {}\n", scene.about.admin_token),
         "/requests?status=5xx",
     );
     assert_eq!(
@@ -34,12 +34,12 @@ fn only_the_admin_token_signs_in_and_signing_out_ends_it() {
     assert_eq!(browser.get("/sign-in").header("location"), "/");
 
     // A redirect target on another host is replaced by the start page.
-    let mut other = Browser::new(&demo);
+    let mut other = Browser::new(&scene);
     let form_token = other.get("/sign-in").form_token();
     let forged = [
         ("form_token", form_token.as_str()),
         ("next", "//evil.example/"),
-        ("token", &demo.about.admin_token),
+        ("token", &scene.about.admin_token),
     ];
     assert_eq!(other.post("/sign-in", &forged).header("location"), "/");
     assert_ne!(other.cookies["gw_session"], id);
@@ -53,9 +53,9 @@ fn only_the_admin_token_signs_in_and_signing_out_ends_it() {
 
 #[test]
 fn sign_in_after_an_expired_session_returns_to_the_open_page() {
-    let demo = demo(None);
-    let mut browser = Browser::new(&demo);
-    let page = |path: &str| format!("{}{path}", demo.about.admin_url);
+    let scene = Scene::service().agent().start();
+    let mut browser = Browser::new(&scene);
+    let page = |path: &str| format!("{}{path}", scene.about.admin_url);
     browser.extra = vec![
         ("HX-Request", "true".to_owned()),
         ("HX-Current-URL", page("/accounts/demo/agents/x?note=saved")),
@@ -82,7 +82,7 @@ fn sign_in_after_an_expired_session_returns_to_the_open_page() {
     );
     let other = browser.get("/sign-in");
     assert!(!other.text.contains("has ended"));
-    let filled = form.form("/sign-in").set("token", &demo.about.admin_token);
+    let filled = form.form("/sign-in").set("token", &scene.about.admin_token);
     let signed_in = browser.send_form(&filled);
     assert_eq!(signed_in.header("location"), "/accounts/demo/settings");
     assert_eq!(
@@ -92,7 +92,7 @@ fn sign_in_after_an_expired_session_returns_to_the_open_page() {
         "/tunnels"
     );
     // A cookie that the console did not issue is replaced.
-    let mut browser = Browser::new(&demo);
+    let mut browser = Browser::new(&scene);
     browser
         .cookies
         .insert("gw_sign_in".to_owned(), "x".to_owned());
@@ -101,10 +101,10 @@ fn sign_in_after_an_expired_session_returns_to_the_open_page() {
 
 #[test]
 fn over_https_the_session_cookie_is_secure() {
-    let demo = demo(None);
-    let mut browser = Browser::new(&demo);
+    let scene = Scene::service().agent().start();
+    let mut browser = Browser::new(&scene);
     browser.extra = vec![("X-Forwarded-Proto", "https".to_owned())];
-    let right = browser.sign_in(&demo.about.admin_token, "/");
+    let right = browser.sign_in(&scene.about.admin_token, "/");
     let (_, flags) = right.cookie("__Host-gw_session").unwrap();
     assert_eq!(
         flags,
@@ -115,8 +115,8 @@ fn over_https_the_session_cookie_is_secure() {
 
 #[test]
 fn wrong_tokens_are_rate_limited_without_locking_out_the_administrator() {
-    let demo = demo(None);
-    let mut browser = Browser::new(&demo);
+    let scene = Scene::service().agent().start();
+    let mut browser = Browser::new(&scene);
     let statuses: Vec<u16> = (0..11)
         .map(|_| browser.sign_in("guess", "/").status)
         .collect();
@@ -130,20 +130,20 @@ fn wrong_tokens_are_rate_limited_without_locking_out_the_administrator() {
         (429, true)
     );
     // The correct token is accepted from an address with many wrong guesses.
-    assert_eq!(browser.sign_in(&demo.about.admin_token, "/").status, 303);
+    assert_eq!(browser.sign_in(&scene.about.admin_token, "/").status, 303);
 }
 
 #[test]
 fn forms_without_a_valid_token_or_from_another_origin_are_refused() {
-    let demo = demo(None);
-    let mut browser = Browser::signed_in(&demo);
+    let scene = Scene::service().agent().start();
+    let mut browser = Browser::signed_in(&scene);
     let form_token = browser.get("/accounts").form_token();
-    let api = demo.api();
+    let api = scene.api();
     let accounts = || api.list("/accounts").len();
 
     // Without the session's form token, with the token of another session, and with a foreign
     // origin.
-    let other = Browser::signed_in(&demo).get("/accounts").form_token();
+    let other = Browser::signed_in(&scene).get("/accounts").form_token();
     for token in ["", "x", &other, &form_token[1..]] {
         assert_eq!(
             browser
@@ -164,7 +164,7 @@ fn forms_without_a_valid_token_or_from_another_origin_are_refused() {
         assert_eq!(reply.status, 403, "{name}: {value}");
         assert_eq!(
             browser
-                .post("/sign-in", &[("token", &demo.about.admin_token)])
+                .post("/sign-in", &[("token", &scene.about.admin_token)])
                 .status,
             403
         );
@@ -172,7 +172,7 @@ fn forms_without_a_valid_token_or_from_another_origin_are_refused() {
     assert_eq!(accounts(), 1);
 
     // The console's own pages send these fields.
-    let origin = demo.about.admin_url.clone();
+    let origin = scene.about.admin_url.clone();
     browser.extra = vec![
         ("Origin", origin),
         ("Sec-Fetch-Site", "same-origin".to_owned()),
@@ -191,19 +191,19 @@ fn forms_without_a_valid_token_or_from_another_origin_are_refused() {
 
 #[test]
 fn edits_of_a_form_outlive_the_session() {
-    let demo = demo(None);
-    let mut browser = Browser::signed_in(&demo);
+    let scene = Scene::service().agent().start();
+    let mut browser = Browser::signed_in(&scene);
     let settings = "/accounts/demo/services/echo";
     let form = browser.form(settings, settings);
     let form = form
         .set("burst", "77")
         .set("refill_per_minute", "\"><script>");
     browser.cookies.remove("gw_session");
-    browser.extra = vec![("Referer", format!("{}{settings}", demo.about.admin_url))];
+    browser.extra = vec![("Referer", format!("{}{settings}", scene.about.admin_url))];
     let mut told = browser.send_form(&form);
     browser.extra.clear();
     // A wrong token does not lose them either.
-    for admin_token in ["wrong", &demo.about.admin_token] {
+    for admin_token in ["wrong", &scene.about.admin_token] {
         assert_eq!(told.status, 401);
         assert!(
             told.text.contains("Sign in") && !told.text.contains("<script>"),

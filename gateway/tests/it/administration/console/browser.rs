@@ -7,8 +7,8 @@ use std::sync::Arc;
 use gw_shared::net::https;
 use gw_shared::net::tls::Trusted;
 
-use crate::support::demo::Demo;
 use crate::support::forms::{self, PageForm};
+use crate::support::scene::Scene;
 
 /// A response.
 pub(crate) struct Reply {
@@ -85,8 +85,8 @@ pub(crate) struct Browser {
 }
 
 impl Browser {
-    pub(crate) fn new(demo: &Demo) -> Self {
-        Self::at(demo.about.admin_url.clone())
+    pub(crate) fn new(scene: &Scene) -> Self {
+        Self::at(scene.about.admin_url.clone())
     }
 
     /// A browser for the admin listener at this URL.
@@ -100,9 +100,9 @@ impl Browser {
     }
 
     /// A browser that has signed in.
-    pub(crate) fn signed_in(demo: &Demo) -> Self {
-        let mut browser = Self::new(demo);
-        let reply = browser.sign_in(&demo.about.admin_token, "/");
+    pub(crate) fn signed_in(scene: &Scene) -> Self {
+        let mut browser = Self::new(scene);
+        let reply = browser.sign_in(&scene.about.admin_token, "/");
         assert_eq!((reply.status, reply.header("location")), (303, "/"));
         browser
     }

@@ -5,9 +5,8 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use super::browser::{Browser, Reply};
-use crate::support::demo;
-use crate::support::demo::Demo;
 use crate::support::forms::{self, PageForm};
+use crate::support::scene::Scene;
 
 /// How a field is changed.
 #[derive(Debug, Clone, Copy)]
@@ -115,7 +114,7 @@ fn filters() -> Vec<Fields> {
     ]
 }
 
-/// A signed-in browser at a demo whose account has two services and one of each other record.
+/// A signed-in browser at a scene whose account has two services and one of each other record.
 struct Console {
     browser: Browser,
     credential: String,
@@ -126,8 +125,8 @@ struct Console {
 
 const DOMAIN: &str = "/accounts/demo/domains/api.customer.test";
 
-fn console(demo: &Demo) -> Console {
-    let api = demo.api();
+fn console(scene: &Scene) -> Console {
+    let api = scene.api();
     let create = |path: &str, body| {
         let made = api.ask("POST", path, &body);
         assert_eq!(made.status, 201, "{path}: {}", made.body);
@@ -144,7 +143,7 @@ fn console(demo: &Demo) -> Console {
         format!("/accounts/demo/{collection}/{id}")
     };
     Console {
-        browser: Browser::signed_in(demo),
+        browser: Browser::signed_in(scene),
         credential: first("credentials", "client_id"),
         service_key: first("service-keys", "key_id"),
         agent: first("agents", "agent_id"),
@@ -259,8 +258,8 @@ fn all_pages(browser: &mut Browser) -> Vec<(String, Reply)> {
 
 #[test]
 fn every_form_of_the_console_is_tested() {
-    let demo = demo(None);
-    let mut console = console(&demo);
+    let scene = Scene::service().agent().start();
+    let mut console = console(&scene);
     let mut known = console.others();
     let tables = [console.edits(), Console::creations(), filters()];
     known.extend(tables.into_iter().flatten().map(|form| form.action));
@@ -273,7 +272,7 @@ fn every_form_of_the_console_is_tested() {
             if form.is_post && found.insert(action.clone()) {
                 // Without its token it is refused, and without a session it leads to the sign-in.
                 assert_eq!(browser.post(&action, &[]).status, 403, "{action}");
-                let sign_in = Browser::new(&demo).post(&action, &[]);
+                let sign_in = Browser::new(&scene).post(&action, &[]);
                 assert_eq!(sign_in.header("location"), "/sign-in?ended=yes", "{action}");
             }
             found.insert(action);
@@ -285,8 +284,8 @@ fn every_form_of_the_console_is_tested() {
 
 #[test]
 fn each_field_of_a_record_is_changed_alone_and_read_back() {
-    let demo = demo(None);
-    let mut console = console(&demo);
+    let scene = Scene::service().agent().start();
+    let mut console = console(&scene);
     let edits = console.edits();
     let Console { browser, .. } = &mut console;
     for Fields {
@@ -317,8 +316,8 @@ fn each_field_of_a_record_is_changed_alone_and_read_back() {
 
 #[test]
 fn each_field_of_a_new_record_is_in_the_record() {
-    let demo = demo(None);
-    let Console { mut browser, .. } = console(&demo);
+    let scene = Scene::service().agent().start();
+    let Console { mut browser, .. } = console(&scene);
     for Fields {
         page,
         action,
@@ -373,8 +372,8 @@ fn token_is_as_sent(browser: &mut Browser, made: &Reply) {
 
 #[test]
 fn each_field_of_a_search_is_kept_on_its_page() {
-    let demo = demo(None);
-    let mut browser = Browser::signed_in(&demo);
+    let scene = Scene::service().agent().start();
+    let mut browser = Browser::signed_in(&scene);
     for Fields {
         page,
         action,
@@ -402,8 +401,8 @@ fn each_field_of_a_search_is_kept_on_its_page() {
 #[test]
 fn a_request_is_found_by_its_id_from_every_page() {
     const ID: &str = "019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07";
-    let demo = demo(None);
-    let mut browser = Browser::signed_in(&demo);
+    let scene = Scene::service().agent().start();
+    let mut browser = Browser::signed_in(&scene);
     for (path, page) in all_pages(&mut browser) {
         let form = page.form("/requests").set("id", ID);
         let found = browser.send_form(&form);
@@ -414,8 +413,8 @@ fn a_request_is_found_by_its_id_from_every_page() {
 
 #[test]
 fn an_error_of_a_field_without_a_place_is_at_the_top_of_the_page() {
-    let demo = demo(None);
-    let mut browser = Browser::signed_in(&demo);
+    let scene = Scene::service().agent().start();
+    let mut browser = Browser::signed_in(&scene);
     for (address, field) in [
         ("/requests?id=nonsense", "id"),
         ("/requests?cursor=nonsense", "cursor"),

@@ -4,8 +4,8 @@ use serde_json::json;
 
 use super::browser::{Browser, Reply};
 use super::{enroll, with_fast_enrollment};
-use crate::support::demo;
 use crate::support::forms::{PageForm, attributes, texts};
+use crate::support::scene::Scene;
 
 /// Where a reply with status 303 leads to.
 fn leads_to(reply: &Reply) -> &str {
@@ -15,9 +15,9 @@ fn leads_to(reply: &Reply) -> &str {
 
 #[test]
 fn an_account_is_created_changed_and_deleted() {
-    let demo = demo(None);
-    let api = demo.api();
-    let mut browser = Browser::signed_in(&demo);
+    let scene = Scene::service().agent().start();
+    let api = scene.api();
+    let mut browser = Browser::signed_in(&scene);
     // The error is shown at its field, and the typed text is kept.
     let wrong = browser.fill("/accounts", "/accounts", |form| form.set("id", "NO WAY"));
     let error = wrong.error("id");
@@ -52,9 +52,9 @@ fn an_account_is_created_changed_and_deleted() {
 
 #[test]
 fn a_service_is_created_changed_and_deleted() {
-    let demo = demo(None);
-    let api = demo.api();
-    let mut browser = Browser::signed_in(&demo);
+    let scene = Scene::service().agent().start();
+    let api = scene.api();
+    let mut browser = Browser::signed_in(&scene);
     let (new, list) = ("/accounts/demo/new-service", "/accounts/demo");
     let default = browser.form(new, list);
     assert_eq!(default.values("modes"), ["jwt", "service_key"]);
@@ -115,8 +115,8 @@ fn a_service_is_created_changed_and_deleted() {
 
 #[test]
 fn credentials_and_service_keys_are_created_changed_and_deleted() {
-    let demo = demo(None);
-    let mut browser = Browser::signed_in(&demo);
+    let scene = Scene::service().agent().start();
+    let mut browser = Browser::signed_in(&scene);
     for (path, prefix) in [("credentials", "gw_cs_"), ("service-keys", "gw_sk_")] {
         let list = format!("/accounts/demo/{path}");
         let new = format!("/accounts/demo/new-{path}");
@@ -169,9 +169,9 @@ fn credentials_and_service_keys_are_created_changed_and_deleted() {
 
 #[test]
 fn an_enrollment_token_is_created_and_withdrawn() {
-    let demo = demo(None);
-    let api = demo.api();
-    let mut browser = Browser::signed_in(&demo);
+    let scene = Scene::service().agent().start();
+    let api = scene.api();
+    let mut browser = Browser::signed_in(&scene);
     let page = "/accounts/demo/new-agent";
     browser.press(page, page).error("services");
     let wrong = browser.fill(page, page, |form| {
@@ -222,9 +222,9 @@ fn an_enrollment_token_is_created_and_withdrawn() {
 
 #[test]
 fn items_beyond_the_listed_ones_are_kept_on_save() {
-    let demo = demo(None);
-    let api = demo.api();
-    let mut browser = Browser::signed_in(&demo);
+    let scene = Scene::service().agent().start();
+    let api = scene.api();
+    let mut browser = Browser::signed_in(&scene);
     api.create_account("many");
     for number in 0..502 {
         let new = json!({ "id": format!("s{number:03}") });
@@ -256,13 +256,13 @@ fn items_beyond_the_listed_ones_are_kept_on_save() {
 
 #[test]
 fn an_account_with_sixty_agents_and_keys_is_deleted_with_one_form() {
-    let demo = with_fast_enrollment();
-    let api = demo.api();
-    let mut browser = Browser::signed_in(&demo);
+    let scene = with_fast_enrollment();
+    let api = scene.api();
+    let mut browser = Browser::signed_in(&scene);
     api.create_service("acme", "api");
     let (key, _) = api.create_service_key("acme", &["api"]);
     api.create_credential("acme", &["api"]);
-    enroll(&demo, "acme", "api", 60);
+    enroll(&scene, "acme", "api", 60);
     let settings = "/accounts/acme/settings";
     let shown = browser.get(settings).text;
     let contents = texts(&shown, "section tbody td");

@@ -6,7 +6,8 @@ use std::process::Command;
 use std::sync::mpsc;
 
 use crate::support::peers::backend;
-use crate::support::{SOON, demo, programs};
+use crate::support::scene::Scene;
+use crate::support::{SOON, programs};
 
 /// Runs curl with the cookies of a browser. Returns its standard output.
 fn curl(jar: &Path, arguments: &[&str]) -> String {
@@ -67,9 +68,12 @@ fn a_server_on_another_port_of_this_machine_does_not_get_the_session() {
     if !programs::usable(&["curl"]) {
         return;
     }
-    let demo = demo(None);
+    let scene = Scene::service().agent().start();
     let folder = tempfile::tempdir().unwrap();
-    let console = demo.about.console_url.as_str();
+    let console = format!(
+        "http://console.gw.localhost:{}/",
+        scene.admin_address().port()
+    );
     let jar = folder.path().join("cookies");
     let (seen, cookies) = mpsc::channel();
     let thief = backend::start(move |mut peer| {
@@ -88,7 +92,7 @@ fn a_server_on_another_port_of_this_machine_does_not_get_the_session() {
         cookies.recv_timeout(SOON).unwrap()
     };
 
-    let page = sign_in(&jar, console, &demo.about.admin_token);
+    let page = sign_in(&jar, &console, &scene.about.admin_token);
     assert!(page.contains("<h1>Live tunnels"), "{page}");
     let (_, address) = page.rsplit_once('\n').unwrap();
     let host = between(address, "http://", ":");
@@ -118,7 +122,7 @@ fn a_server_on_another_port_of_this_machine_does_not_get_the_session() {
     assert!(curl(&jar, &[address]).contains("<h1>Live tunnels"));
 
     // Under a shared name, the page names the other address.
-    let shared = curl(&jar, &[&format!("{}/sign-in", demo.about.admin_url)]);
+    let shared = curl(&jar, &[&format!("{}/sign-in", scene.about.admin_url)]);
     assert!(
         shared.contains(&format!("<a href=\"{console}\">")),
         "{shared}"

@@ -6,14 +6,14 @@ use super::browser::{Browser, Reply};
 use super::{enroll, with_fast_enrollment};
 use crate::support::agents::modified_agent;
 use crate::support::agents::tunnel_frames::message;
-use crate::support::demo::Demo;
+use crate::support::eventually;
 use crate::support::forms::texts;
-use crate::support::peers::caller::{HOST, connect};
-use crate::support::{demo, eventually};
+use crate::support::peers::caller::HOST;
+use crate::support::scene::Scene;
 
-/// The id of the demo's agent.
-fn agent_of(demo: &Demo) -> String {
-    let [agent] = &demo.api().agents("demo")[..] else {
+/// The id of the scene's agent.
+fn agent_of(scene: &Scene) -> String {
+    let [agent] = &scene.api().agents("demo")[..] else {
         panic!("the demo has one agent");
     };
     agent["agent_id"].as_str().unwrap().to_owned()
@@ -47,11 +47,11 @@ fn assert_secure(page: &Reply, secrets: &[&String], path: &str) {
 
 #[test]
 fn every_page_requires_a_session_and_sends_security_headers() {
-    let demo = demo(None);
-    let api = demo.api();
-    let mut browser = Browser::signed_in(&demo);
-    let about = &demo.about;
-    let agent = agent_of(&demo);
+    let scene = Scene::service().agent().start();
+    let api = scene.api();
+    let mut browser = Browser::signed_in(&scene);
+    let about = &scene.about;
+    let agent = agent_of(&scene);
     let client = &about.client_id;
     let key = api.list("/accounts/demo/service-keys")[0]["key_id"].clone();
     let key = key.as_str().unwrap();
@@ -112,14 +112,14 @@ fn every_page_requires_a_session_and_sends_security_headers() {
         );
         assert_secure(&page, &secrets, &path);
         // Without a session the page redirects to the sign-in page.
-        assert_eq!(Browser::new(&demo).get(&path).status, 303, "{path}");
+        assert_eq!(Browser::new(&scene).get(&path).status, 303, "{path}");
     }
 }
 
 #[test]
 fn unknown_addresses_and_invalid_searches_have_their_status() {
-    let demo = demo(None);
-    let mut browser = Browser::signed_in(&demo);
+    let scene = Scene::service().agent().start();
+    let mut browser = Browser::signed_in(&scene);
     for (path, status) in [
         ("/accounts/nobody", 404),
         ("/accounts/demo/services/none", 404),
@@ -137,10 +137,10 @@ fn unknown_addresses_and_invalid_searches_have_their_status() {
 
 #[test]
 fn polling_is_told_of_the_end_of_the_session_and_assets_need_none() {
-    let demo = demo(None);
-    let mut browser = Browser::signed_in(&demo);
+    let scene = Scene::service().agent().start();
+    let mut browser = Browser::signed_in(&scene);
     // A polling script gets a redirect header instead of the sign-in form.
-    let mut polling = Browser::new(&demo);
+    let mut polling = Browser::new(&scene);
     polling.extra = vec![("HX-Request", "true".to_owned())];
     let told = polling.get("/tunnels");
     assert_eq!(
@@ -150,10 +150,10 @@ fn polling_is_told_of_the_end_of_the_session_and_assets_need_none() {
     // Styles and scripts need no session and are cached for long.
     let sheet = browser.get("/sign-in").header("location").to_owned();
     assert_eq!(sheet, "/");
-    let sheet = Browser::new(&demo)
+    let sheet = Browser::new(&scene)
         .get("/sign-in")
         .between("stylesheet\" href=\"", "\"");
-    let sheet = Browser::new(&demo).get(&sheet);
+    let sheet = Browser::new(&scene).get(&sheet);
     assert_eq!(
         (sheet.status, sheet.header("content-type")),
         (200, "text/css; charset=utf-8")
@@ -163,15 +163,15 @@ fn polling_is_told_of_the_end_of_the_session_and_assets_need_none() {
 
 #[test]
 fn the_overview_lists_the_errors_of_the_last_hour() {
-    let demo = demo(None);
-    let mut browser = Browser::signed_in(&demo);
+    let scene = Scene::service().agent().start();
+    let mut browser = Browser::signed_in(&scene);
     assert!(
         browser
             .get("/")
             .text
             .contains("No logged request of the last hour has a 5xx status.")
     );
-    let mut caller = connect(&demo);
+    let mut caller = scene.connect();
     caller.send(format!("GET /refused HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));
     let link = format!(
         "href=\"/requests/{}\"",
@@ -184,11 +184,11 @@ fn the_overview_lists_the_errors_of_the_last_hour() {
 
 #[test]
 fn state_of_tunnels_and_lost_redundancy_are_shown() {
-    let demo = demo(None);
-    let mut browser = Browser::signed_in(&demo);
+    let scene = Scene::service().agent().start();
+    let mut browser = Browser::signed_in(&scene);
     for page in [
         "/tunnels".to_owned(),
-        format!("/accounts/demo/agents/{}", agent_of(&demo)),
+        format!("/accounts/demo/agents/{}", agent_of(&scene)),
     ] {
         let state = browser
             .get(&page)
@@ -207,9 +207,9 @@ fn state_of_tunnels_and_lost_redundancy_are_shown() {
             page.text
         );
     }
-    let (_, lost) = enroll(&demo, "demo", "echo", 1);
+    let (_, lost) = enroll(&scene, "demo", "echo", 1);
     let path = format!("/accounts/demo/agents/{}", lost[0]);
-    demo.api().patch(&path, &json!({ "name": "<lost>" }));
+    scene.api().patch(&path, &json!({ "name": "<lost>" }));
     assert!(
         browser
             .get("/")
@@ -230,10 +230,10 @@ fn state_of_tunnels_and_lost_redundancy_are_shown() {
 
 #[test]
 fn agents_are_renamed_revoked_and_deleted() {
-    let demo = demo(None);
-    let api = demo.api();
-    let mut browser = Browser::signed_in(&demo);
-    let agent = agent_of(&demo);
+    let scene = Scene::service().agent().start();
+    let api = scene.api();
+    let mut browser = Browser::signed_in(&scene);
+    let agent = agent_of(&scene);
     let page = format!("/accounts/demo/agents/{agent}");
     let kept = |name: &str| api.get(&page).body[name].clone();
     let renamed = browser.fill(&page, &page, |form| form.set("name", "edge <b>"));
@@ -291,10 +291,10 @@ fn agents_are_renamed_revoked_and_deleted() {
 #[test]
 fn release_keys_that_an_agent_accepts_are_shown() {
     const RELEASE_KEY: &str = "t4kjPEvqLr7T1xWmcCbXnJ0yDbdUPyDhEdbsVZ2qRpw=";
-    let demo = demo(None);
-    let agent = modified_agent::enroll(&demo);
-    let mut tunnel = agent.tunnel(&demo);
-    let mut browser = Browser::signed_in(&demo);
+    let scene = Scene::service().agent().start();
+    let agent = modified_agent::enroll(&scene);
+    let mut tunnel = agent.tunnel(&scene);
+    let mut browser = Browser::signed_in(&scene);
     let page = format!(
         "/accounts/{}/agents/{}",
         modified_agent::ACCOUNT,
@@ -311,16 +311,16 @@ fn release_keys_that_an_agent_accepts_are_shown() {
 
 #[test]
 fn the_agents_of_an_enrollment_token_are_listed() {
-    let demo = with_fast_enrollment();
-    let mut browser = Browser::signed_in(&demo);
-    let other = agent_of(&demo);
+    let scene = with_fast_enrollment();
+    let mut browser = Browser::signed_in(&scene);
+    let other = agent_of(&scene);
     let page = browser.get("/accounts/demo/agents");
     let link = format!("<a class=\"id\" href=\"/accounts/demo/agents/{other}\">{other}</a>");
     let listed = format!("<td data-label=\"ID\"><span class=\"id\">{other}</span>");
     for part in [&link, ">1 of 1<", &listed] {
         assert!(page.text.contains(part), "{part}: {}", page.text);
     }
-    let (token, agents) = enroll(&demo, "demo", "echo", 61);
+    let (token, agents) = enroll(&scene, "demo", "echo", 61);
     let of_token = format!("/accounts/demo/agents?enrolled_with={token}");
     let page = browser.get("/accounts/demo/agents");
     assert!(
@@ -350,9 +350,9 @@ fn the_agents_of_an_enrollment_token_are_listed() {
 
 #[test]
 fn names_and_url_values_are_escaped_on_every_page() {
-    let demo = demo(None);
-    let api = demo.api();
-    let mut browser = Browser::signed_in(&demo);
+    let scene = Scene::service().agent().start();
+    let api = scene.api();
+    let mut browser = Browser::signed_in(&scene);
     let name = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>";
     let new = json!({ "name": name, "allowed_services": ["echo"], "managed_by": "git" });
     let [made, _] = ["credentials", "service-keys"]
@@ -394,8 +394,8 @@ fn names_and_url_values_are_escaped_on_every_page() {
 
 #[test]
 fn the_theme_is_remembered() {
-    let demo = demo(None);
-    let mut browser = Browser::signed_in(&demo);
+    let scene = Scene::service().agent().start();
+    let mut browser = Browser::signed_in(&scene);
     assert!(browser.get("/").text.contains("data-theme=\"system\""));
     let set = browser.fill("/tunnels", "/theme", |form| form.press("theme", "dark"));
     assert_eq!((set.status, set.header("location")), (303, "/tunnels"));

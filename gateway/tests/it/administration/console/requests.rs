@@ -7,22 +7,22 @@ use gw_shared::http::head::RequestHead;
 use serde_json::json;
 
 use super::browser::Browser;
-use crate::support::agents::several::{Scripted, Several, answered, refused_unsent};
-use crate::support::demo::Demo;
+use crate::support::agents::scripted::{Scripted, answered, refused_unsent};
+use crate::support::eventually;
 use crate::support::forms::PageForm;
 use crate::support::peers::backend;
-use crate::support::peers::caller::{HOST, connect};
+use crate::support::peers::caller::HOST;
 use crate::support::request_log::record;
-use crate::support::{demo, eventually};
+use crate::support::scene::Scene;
 
 #[test]
 fn recorded_requests_are_found_shown_and_replayed() {
-    let demo = demo(None);
-    let mut browser = Browser::signed_in(&demo);
+    let scene = Scene::service().agent().start();
+    let mut browser = Browser::signed_in(&scene);
     let capture = json!({ "capture_request_body": true, "capture_response_body": true });
-    demo.api().change_service("demo", "echo", &capture);
-    let mut caller = connect(&demo);
-    let key = &demo.about.service_key;
+    scene.api().change_service("demo", "echo", &capture);
+    let mut caller = scene.connect();
+    let key = &scene.about.service_key;
     let mut send = |method: &str, target: &str, body: &str| {
         let length = body.len();
         caller.send(format!(
@@ -56,7 +56,7 @@ fn recorded_requests_are_found_shown_and_replayed() {
     );
     assert!(raw.header("content-disposition").starts_with("attachment"));
     assert_eq!(
-        Browser::new(&demo)
+        Browser::new(&scene)
             .get(&format!("/requests/{id}/body/request"))
             .status,
         303
@@ -141,15 +141,17 @@ type Requests = mpsc::Receiver<(RequestHead, Vec<u8>)>;
 #[test]
 fn a_replay_changes_only_the_edited_parts() {
     let (seen, requests) = mpsc::channel();
-    let demo = demo(Some(backend::start(move |mut peer| {
-        while let Ok((head, body, _)) = peer.request() {
-            seen.send((head, body)).unwrap();
-            peer.send("HTTP/1.1 204 No Content\r\n\r\n");
-        }
-    })));
-    let mut browser = Browser::signed_in(&demo);
-    let mut caller = connect(&demo);
-    let key = demo.about.service_key.clone();
+    let scene = Scene::service()
+        .agent_to(backend::start(move |mut peer| {
+            while let Ok((head, body, _)) = peer.request() {
+                seen.send((head, body)).unwrap();
+                peer.send("HTTP/1.1 204 No Content\r\n\r\n");
+            }
+        }))
+        .start();
+    let mut browser = Browser::signed_in(&scene);
+    let mut caller = scene.connect();
+    let key = scene.about.service_key.clone();
     let mut call = |browser: &mut Browser| {
         let fields = b"X-Bytes: \xff\xfe\r\nX-A: 1\r\nCookie: a=b\r\nContent-Type: text/plain\r\n\
                        Content-Length: 6";
@@ -166,14 +168,14 @@ fn a_replay_changes_only_the_edited_parts() {
     what_was_not_captured_is_not_replayed(&mut browser, &page);
 
     let capture = json!({ "capture_request_body": true });
-    demo.api().change_service("demo", "echo", &capture);
+    scene.api().change_service("demo", "echo", &capture);
     let page = call(&mut browser);
     let address = format!("{page}/replay");
     let shown = browser.get(&page).text;
     assert!(shown.contains(&format!("href=\"{address}\"")), "{shown}");
     a_field_and_the_body_are_edited(&mut browser, &address, &requests);
     a_preview_sends_nothing(&mut browser, &address, &requests);
-    reads_and_replays_are_audited(&demo, &mut browser, &address);
+    reads_and_replays_are_audited(&scene, &mut browser, &address);
 }
 
 fn what_was_not_captured_is_not_replayed(browser: &mut Browser, page: &str) {
@@ -255,14 +257,14 @@ fn a_preview_sends_nothing(browser: &mut Browser, address: &str, requests: &Requ
     );
 }
 
-fn reads_and_replays_are_audited(demo: &Demo, browser: &mut Browser, address: &str) {
+fn reads_and_replays_are_audited(scene: &Scene, browser: &mut Browser, address: &str) {
     // The form, and a page with the body, are audited as reads; sending the form is audited as a
     // replay.
     let id = address
         .trim_start_matches("/requests/")
         .trim_end_matches("/replay");
     let audited = || {
-        let mut entries = demo.api().list("/audit-log?account=demo&limit=500");
+        let mut entries = scene.api().list("/audit-log?account=demo&limit=500");
         entries.retain(|entry| entry["target"] == id);
         entries
     };
@@ -293,10 +295,10 @@ fn reads_and_replays_are_audited(demo: &Demo, browser: &mut Browser, address: &s
 #[test]
 fn failed_attempts_are_found_and_shown() {
     let names = ["one", "two", "three"];
-    let several = Several::start(&names);
+    let scene = Scene::service().enrolled(&names).start();
     let scripted = Scripted::new();
     for (at, name) in names.iter().enumerate() {
-        scripted.serve(at, several.tunnel(name), |tunnel, attempt| {
+        scripted.serve(at, scene.tunnel(name), |tunnel, attempt| {
             tunnel.0.send(if attempt.nth < 2 {
                 refused_unsent(attempt.stream, "GW_BACKEND_UNREACHABLE")
             } else {
@@ -305,22 +307,22 @@ fn failed_attempts_are_found_and_shown() {
             true
         });
     }
-    let mut caller = several.connect();
+    let mut caller = scene.connect();
     let [id, plain_id] = [(); 2].map(|()| {
-        caller.send(several.get());
+        caller.send(scene.get("/"));
         let response = caller.response();
         assert_eq!(response.status, 200);
         response.header("x-gw-request-id").to_owned()
     });
-    let api = several.gateway.api();
+    let api = scene.gateway.api();
     record(&api, &plain_id);
     let recorded = record(&api, &id);
     let attempts = recorded["attempts"].as_array().unwrap();
     assert_eq!(attempts.len(), 2);
 
-    let url = format!("http://{}", several.gateway.admin_address());
+    let url = format!("http://{}", scene.gateway.admin_address());
     let mut browser = Browser::at(url);
-    let token = several.gateway.admin_token();
+    let token = scene.gateway.admin_token();
     assert_eq!(browser.sign_in(&token, "/").status, 303);
     let all = browser.get("/requests").text;
     assert!(
@@ -355,14 +357,14 @@ fn failed_attempts_are_found_and_shown() {
 
 #[test]
 fn a_refused_request_shows_what_its_code_means_and_others_the_names_of_key_and_agent() {
-    let demo = demo(None);
-    let api = demo.api();
-    let mut browser = Browser::signed_in(&demo);
+    let scene = Scene::service().agent().start();
+    let api = scene.api();
+    let mut browser = Browser::signed_in(&scene);
     let keys = "/accounts/demo/service-keys";
     let key_id = api.list(keys)[0]["key_id"].as_str().unwrap().to_owned();
     let named = json!({ "name": "deploy <key>" });
     api.patch(&format!("{keys}/{key_id}"), &named);
-    let mut caller = connect(&demo);
+    let mut caller = scene.connect();
     let mut page_of = |key: &str| {
         caller.send(format!(
             "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"
@@ -372,7 +374,7 @@ fn a_refused_request_shows_what_its_code_means_and_others_the_names_of_key_and_a
             Some(browser.get(&page).text).filter(|text| text.contains("Request ID"))
         })
     };
-    let right = page_of(&demo.about.service_key);
+    let right = page_of(&scene.about.service_key);
     let agents = api.agents("demo");
     let agent = agents[0]["name"].as_str().unwrap();
     for holds in ["deploy &#60;key&#62;", &key_id, agent] {

@@ -3,12 +3,12 @@
 use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
-use crate::support::demo;
+use crate::support::scene::Scene;
 
 #[test]
 fn a_label_is_set_compared_and_taken_away() {
-    let demo = demo(None);
-    let api = Api::of(&demo.about);
+    let scene = Scene::service().agent().start();
+    let api = Api::of(&scene.about);
     let secret =
         json!({ "name": "labelled", "allowed_services": ["echo"], "managed_by": "git/one" });
     for (collection, new, id) in [
@@ -65,7 +65,7 @@ fn a_label_is_set_compared_and_taken_away() {
 
 #[test]
 fn fields_that_name_a_document_are_bounded_ascii() {
-    let demo = demo(None);
+    let scene = Scene::service().agent().start();
     let send = |id: &str, field: &str, value: &[u8]| {
         let agent: ureq::Agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
@@ -73,10 +73,10 @@ fn fields_that_name_a_document_are_bounded_ascii() {
             .into();
         let request = http::Request::builder()
             .method("POST")
-            .uri(format!("{}/api/v1/accounts", demo.about.admin_url))
+            .uri(format!("{}/api/v1/accounts", scene.about.admin_url))
             .header(
                 "Authorization",
-                format!("Bearer {}", demo.about.admin_token),
+                format!("Bearer {}", scene.about.admin_token),
             )
             .header("Content-Type", "application/json")
             .header(field, http::HeaderValue::from_bytes(value).unwrap())
@@ -105,7 +105,7 @@ fn fields_that_name_a_document_are_bounded_ascii() {
         let (status, _) = send(&id, field, "x".repeat(longest).as_bytes());
         assert_eq!(status, 201);
     }
-    let entries = Api::of(&demo.about).get("/audit-log?limit=1").body;
+    let entries = Api::of(&scene.about).get("/audit-log?limit=1").body;
     let applied = &entries["items"][0]["detail"]["applied"];
     assert_eq!(*applied, json!({ "revision": "x".repeat(100) }));
 }

@@ -9,21 +9,20 @@ use http::Method;
 use crate::support::agents::modified_agent;
 use crate::support::agents::modified_agent::enroll;
 use crate::support::agents::tunnel_frames::{interim, ok};
-use crate::support::demo;
-use crate::support::demo::{Demo, Options};
 use crate::support::peers::http1_peer::Response;
 use crate::support::peers::http2_frames;
 use crate::support::peers::http2_frames::{END_HEADERS, END_STREAM, HEADERS, SETTINGS};
+use crate::support::scene::Scene;
 
 #[test]
 fn too_many_interim_responses_end_the_request_and_then_the_tunnel() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
     for settings in [&[][..], &[0, 4, 0, 0, 0, 0]] {
-        let mut tunnel = enrolled.tunnel(&demo);
+        let mut tunnel = enrolled.tunnel(&scene);
         // Neither the HTTP/1.1 caller nor the HTTP/2 caller, which opens no window, reads.
-        let mut caller = enrolled.caller(&demo);
-        let mut http2 = enrolled.http2_caller(&demo);
+        let mut caller = enrolled.caller(&scene);
+        let mut http2 = enrolled.http2_caller(&scene);
         if settings.is_empty() {
             caller.send(enrolled.get());
         } else {
@@ -86,17 +85,13 @@ fn too_many_interim_responses_end_the_request_and_then_the_tunnel() {
 #[test]
 fn small_interim_responses_are_bounded() {
     // Requests accepted by the other worker cross workers.
-    let demo = Demo::start(&Options {
-        hand_over: "never",
-        ..crate::support::options(None)
-    })
-    .unwrap();
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
-    let crossings = || demo.metrics().count("gw_requests_crossing_total");
+    let scene = Scene::service().agent().hand_over("never").start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.tunnel(&scene);
+    let crossings = || scene.metrics().count("gw_requests_crossing_total");
     let mut requests = 0;
     while crossings() == 0 || crossings() == requests {
-        let mut caller = enrolled.caller(&demo);
+        let mut caller = enrolled.caller(&scene);
         caller.send(enrolled.get());
         requests += 1;
         assert!(requests < 100, "all connections reach the same worker");
@@ -114,10 +109,10 @@ fn small_interim_responses_are_bounded() {
 
 #[test]
 fn framing_fields_of_interim_responses_are_ignored() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
-    let (mut caller, stream) = enrolled.send_get(&demo, &mut tunnel);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.tunnel(&scene);
+    let (mut caller, stream) = enrolled.send_get(&scene, &mut tunnel);
     let fields = [
         ("content-length", "2"),
         ("connection", "close"),

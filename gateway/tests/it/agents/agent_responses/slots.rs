@@ -10,25 +10,25 @@ use crate::support::agents::modified_agent::enroll;
 use crate::support::agents::tunnel_frames::{
     begun, credit, data, head, last_data, ok, reset, uploaded,
 };
-use crate::support::demo;
-use crate::support::demo::{Demo, Options};
+use crate::support::scene::Scene;
 
 #[test]
 fn early_answers_resets_and_open_streams_release_their_slot() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
+    let scene = Scene::service().agent().start();
+    let enrolled = enroll(&scene);
+    let mut tunnel = enrolled.tunnel(&scene);
     let post = enrolled.request("POST /", "Content-Length: 1000000\r\n\r\nbegun");
     let is_free = || {
         crate::support::eventually("no request is left", || {
-            demo.tunnels()
+            scene
+                .tunnels()
                 .iter()
                 .all(|tunnel| tunnel.in_flight == 0)
                 .then_some(())
         });
     };
     let mut answer = |request: &str, method: Method, frames: fn(StreamId) -> Vec<u8>| {
-        let response = answered(&enrolled, &mut tunnel, &demo, request, &method, &frames);
+        let response = answered(&enrolled, &mut tunnel, &scene, request, &method, &frames);
         is_free();
         response
     };
@@ -61,32 +61,29 @@ fn early_answers_resets_and_open_streams_release_their_slot() {
     });
     assert_eq!(ended.unwrap().body, b"ok");
     // Sends no answer: the caller gives up.
-    let (caller, stream) = enrolled.send_get(&demo, &mut tunnel);
+    let (caller, stream) = enrolled.send_get(&scene, &mut tunnel);
     drop(caller);
     tunnel.answer_reset(stream);
     is_free();
-    assert!(enrolled.report(&demo).is_some());
+    assert!(enrolled.report(&scene).is_some());
 }
 
 #[test]
 fn an_upgraded_request_is_in_flight_until_both_halves_end() {
     for hand_over in ["always", "never"] {
-        let demo = Demo::start(&Options {
-            hand_over,
-            ..crate::support::options(None)
-        })
-        .unwrap();
-        let enrolled = enroll(&demo);
-        let mut tunnel = enrolled.tunnel(&demo);
+        let scene = Scene::service().agent().hand_over(hand_over).start();
+        let enrolled = enroll(&scene);
+        let mut tunnel = enrolled.tunnel(&scene);
         let in_flight = || {
-            demo.tunnels()
+            scene
+                .tunnels()
                 .iter()
                 .map(|tunnel| tunnel.in_flight)
                 .sum::<usize>()
         };
         // Some of these requests arrive on a worker that does not own the tunnel.
         for _ in 0..8 {
-            let mut caller = enrolled.caller(&demo);
+            let mut caller = enrolled.caller(&scene);
             caller.send(enrolled.request("GET /", "Connection: upgrade\r\nUpgrade: other\r\n\r\n"));
             let stream = tunnel.request();
             // The agent ends its half at once.

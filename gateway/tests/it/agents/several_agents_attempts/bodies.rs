@@ -7,11 +7,12 @@ use gw_shared::tunnel::frame::Kind;
 use http::Method;
 
 use crate::support::agents::modified_agent::Tunnel;
-use crate::support::agents::several::{Attempt, Scripted, Several, answered, body, refused_unsent};
+use crate::support::agents::scripted::{Attempt, Scripted, answered, body, refused_unsent};
 use crate::support::agents::tunnel_frames::{
     credit, data, head, interim, last_data, ping, uploaded,
 };
 use crate::support::eventually;
+use crate::support::scene::Scene;
 
 const LONG: usize = 3_000_000;
 
@@ -73,8 +74,8 @@ fn take_once_accepted(tunnel: &mut Tunnel, attempt: &Attempt) -> bool {
 
 #[test]
 fn a_long_body_waits_for_the_acceptance_of_an_agent() {
-    let several = Several::start(&["one", "two"]);
-    let tunnels = ["one", "two"].map(|name| several.tunnel(name));
+    let scene = Scene::service().enrolled(&["one", "two"]).start();
+    let tunnels = ["one", "two"].map(|name| scene.tunnel(name));
     let scripted = Scripted::new();
     for (number, tunnel) in tunnels.into_iter().enumerate() {
         scripted.serve(number, tunnel, take_once_accepted);
@@ -84,8 +85,8 @@ fn a_long_body_waits_for_the_acceptance_of_an_agent() {
         .collect();
     // The caller sends the whole body at once.
     for _ in 0..3 {
-        let mut caller = several.connect();
-        let mut writer = several
+        let mut caller = scene.connect();
+        let mut writer = scene
             .request("POST /", &format!("Content-Length: {}\r\n\r\n", long.len()))
             .into_bytes();
         writer.extend_from_slice(&long);
@@ -98,12 +99,12 @@ fn a_long_body_waits_for_the_acceptance_of_an_agent() {
         assert_eq!(scripted.attempts().len(), 2);
     }
     // The caller waits for the backend's 100.
-    let mut caller = several.connect();
+    let mut caller = scene.connect();
     let fields = format!(
         "Expect: 100-continue\r\nContent-Length: {}\r\n\r\n",
         long.len()
     );
-    caller.send(several.request("POST /", &fields));
+    caller.send(scene.request("POST /", &fields));
     assert_eq!(caller.response_head(&Method::POST).unwrap().status, 100);
     caller.send(&long);
     let response = caller.response();
@@ -112,17 +113,17 @@ fn a_long_body_waits_for_the_acceptance_of_an_agent() {
         (200, &b"true"[..])
     );
     assert_eq!(scripted.attempts().len(), 2);
-    several.wait_until_idle();
+    scene.wait_until_idle();
 }
 
 #[test]
 fn a_body_that_arrives_in_pieces_around_a_refusal_is_whole_at_the_other_agent() {
-    let several = Several::start(&["one", "two"]);
+    let scene = Scene::service().enrolled(&["one", "two"]).start();
     let scripted = Scripted::new();
     let go = Arc::new(AtomicBool::new(false));
     for (number, name) in ["one", "two"].into_iter().enumerate() {
         let go = Arc::clone(&go);
-        scripted.serve(number, several.tunnel(name), move |tunnel, attempt| {
+        scripted.serve(number, scene.tunnel(name), move |tunnel, attempt| {
             if attempt.nth == 0 {
                 // Some of the body has arrived here.
                 let first = tunnel.next_of(Kind::Data).unwrap();
@@ -142,8 +143,8 @@ fn a_body_that_arrives_in_pieces_around_a_refusal_is_whole_at_the_other_agent() 
         });
     }
     for _ in 0..5 {
-        let mut caller = several.connect();
-        caller.send(several.request("POST /", "Content-Length: 16\r\n\r\nfirst "));
+        let mut caller = scene.connect();
+        caller.send(scene.request("POST /", "Content-Length: 16\r\n\r\nfirst "));
         eventually("the second attempt has the first piece", || {
             go.swap(false, Ordering::SeqCst).then_some(())
         });
@@ -156,10 +157,10 @@ fn a_body_that_arrives_in_pieces_around_a_refusal_is_whole_at_the_other_agent() 
 
 #[test]
 fn an_early_answer_settles_where_the_rest_of_the_body_goes() {
-    let several = Several::start(&["one", "two"]);
+    let scene = Scene::service().enrolled(&["one", "two"]).start();
     let scripted = Scripted::new();
     for (number, name) in ["one", "two"].into_iter().enumerate() {
-        scripted.serve(number, several.tunnel(name), |tunnel, attempt| {
+        scripted.serve(number, scene.tunnel(name), |tunnel, attempt| {
             let stream = attempt.stream;
             if attempt.nth == 0 {
                 tunnel
@@ -182,8 +183,8 @@ fn an_early_answer_settles_where_the_rest_of_the_body_goes() {
             true
         });
     }
-    let mut caller = several.connect();
-    caller.send(several.request("POST /", "Content-Length: 12\r\n\r\nfirst "));
+    let mut caller = scene.connect();
+    caller.send(scene.request("POST /", "Content-Length: 12\r\n\r\nfirst "));
     let response = caller.response_head(&Method::POST).unwrap();
     assert_eq!(
         (response.status.as_u16(), caller.bytes(6).unwrap()),
@@ -192,5 +193,5 @@ fn an_early_answer_settles_where_the_rest_of_the_body_goes() {
     caller.send("second");
     assert_eq!(caller.bytes(6).unwrap(), b"second");
     assert_eq!(scripted.attempts().len(), 2);
-    several.wait_until_idle();
+    scene.wait_until_idle();
 }

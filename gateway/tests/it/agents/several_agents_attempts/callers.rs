@@ -1,9 +1,10 @@
 //! Requests of a caller's connection that a backend may authenticate.
 
 use crate::support::agents::modified_agent::Tunnel;
-use crate::support::agents::several::{Attempt, Scripted, Several, refused_unsent};
+use crate::support::agents::scripted::{Attempt, Scripted, refused_unsent};
 use crate::support::peers::caller::Caller;
 use crate::support::peers::{http2_caller, http2_caller::on_a_reactor};
+use crate::support::scene::Scene;
 
 const FORGED: &str = "X-Gw-Caller-Connection: 0123456789abcdef0123456789abcdef\r\n\
                       X_Gw_Caller_Connection: 0123456789abcdef0123456789abcdef\r\n";
@@ -44,29 +45,29 @@ fn told(attempt: &Attempt) -> Option<&str> {
 
 /// Sends a request; returns the status of the response, and the attempts.
 fn call(
-    several: &Several,
+    scene: &Scene,
     scripted: &Scripted,
     caller: &mut Caller,
     fields: &str,
 ) -> (u16, Vec<Attempt>) {
-    caller.send(several.request("GET /", &format!("{fields}\r\n")));
+    caller.send(scene.request("GET /", &format!("{fields}\r\n")));
     let status = caller.response().status.as_u16();
     (status, scripted.attempts())
 }
 
 #[test]
 fn a_connection_has_a_name_from_its_first_credentials_on() {
-    let several = Several::start(&["one"]);
+    let scene = Scene::service().enrolled(&["one"]).start();
     let scripted = Scripted::new();
-    scripted.serve(0, several.tunnel("one"), act);
+    scripted.serve(0, scene.tunnel("one"), act);
     let call = |caller: &mut Caller, fields: &str| {
-        let (status, attempts) = call(&several, &scripted, caller, fields);
+        let (status, attempts) = call(&scene, &scripted, caller, fields);
         assert_eq!((status, attempts.len()), (200, 1));
         told(&attempts[0]).map(str::to_owned)
     };
     let mut names = Vec::new();
     for credentials in ["NTLM TlRM", "negotiate YII="] {
-        let mut caller = several.connect();
+        let mut caller = scene.connect();
         assert_eq!(call(&mut caller, FORGED), None);
         assert_eq!(call(&mut caller, "Authorization: Basic YTpi\r\n"), None);
         let fields = format!("Authorization: {credentials}\r\n{FORGED}");
@@ -81,7 +82,7 @@ fn a_connection_has_a_name_from_its_first_credentials_on() {
     assert_ne!(names[0], names[1]);
     on_a_reactor(async {
         let builder = h2::client::Builder::new();
-        let caller = http2_caller::connect_to(&several.about(), &builder).await;
+        let caller = http2_caller::connect_to(&scene.about, &builder).await;
         for (credentials, expected) in [("NTLM TlRM", Some("unnamed")), ("Basic YTpi", None)] {
             let request = caller.request(&http::Method::GET, "/");
             let request = request.header("authorization", credentials);
@@ -93,48 +94,48 @@ fn a_connection_has_a_name_from_its_first_credentials_on() {
 
 #[test]
 fn requests_of_a_named_connection_go_to_its_agent_alone() {
-    let several = Several::start(&["one", "two"]);
+    let scene = Scene::service().enrolled(&["one", "two"]).start();
     let scripted = Scripted::new();
     for (number, name) in ["one", "two"].into_iter().enumerate() {
-        scripted.serve(number, several.tunnel(name), act);
+        scripted.serve(number, scene.tunnel(name), act);
     }
-    let mut caller = several.connect();
+    let mut caller = scene.connect();
     // No agent has a connection of this one yet.
     let first = "Authorization: NTLM TlRM\r\nX-Refuse: 1\r\n";
-    let (status, attempts) = call(&several, &scripted, &mut caller, first);
+    let (status, attempts) = call(&scene, &scripted, &mut caller, first);
     assert_eq!((status, attempts.len()), (200, 2));
     assert_eq!(told(&attempts[0]), told(&attempts[1]));
     let agent = attempts[1].agent;
     for _ in 0..10 {
         for (fields, expected) in [("", 200), ("X-Refuse: 1\r\n", 502)] {
-            let (status, attempts) = call(&several, &scripted, &mut caller, fields);
+            let (status, attempts) = call(&scene, &scripted, &mut caller, fields);
             assert_eq!((status, attempts.len()), (expected, 1));
             assert_eq!(attempts[0].agent, agent);
         }
     }
-    let (status, attempts) = call(&several, &scripted, &mut caller, "X-End: 1\r\n");
+    let (status, attempts) = call(&scene, &scripted, &mut caller, "X-End: 1\r\n");
     let agents: Vec<usize> = attempts.iter().map(|attempt| attempt.agent).collect();
     assert_eq!((status, agents), (200, vec![agent, 1 - agent]));
-    let (status, attempts) = call(&several, &scripted, &mut caller, "");
+    let (status, attempts) = call(&scene, &scripted, &mut caller, "");
     assert_eq!((status, attempts[0].agent), (200, 1 - agent));
 }
 
 #[test]
 fn a_named_connection_leaves_an_agent_that_is_not_in_order() {
-    let several = Several::start(&["one", "two"]);
+    let scene = Scene::service().enrolled(&["one", "two"]).start();
     let scripted = Scripted::new();
     for (number, name) in ["one", "two"].into_iter().enumerate() {
-        scripted.serve(number, several.tunnel(name), act);
+        scripted.serve(number, scene.tunnel(name), act);
     }
-    let mut caller = several.connect();
+    let mut caller = scene.connect();
     let first = "Authorization: NTLM TlRM\r\n";
-    let (_, attempts) = call(&several, &scripted, &mut caller, first);
+    let (_, attempts) = call(&scene, &scripted, &mut caller, first);
     let agent = attempts[0].agent;
     let refuse = format!("X-Refuse-At: {agent}\r\n");
     // Requests that reach no backend open the breaker, which is closed again for a probe after a
     // while.
     for refused in 0.. {
-        let (status, attempts) = call(&several, &scripted, &mut caller, &refuse);
+        let (status, attempts) = call(&scene, &scripted, &mut caller, &refuse);
         if attempts.last().unwrap().agent != agent {
             assert_eq!(status, 200);
             break;

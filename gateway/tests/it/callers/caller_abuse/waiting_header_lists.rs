@@ -6,7 +6,6 @@ use std::net::Ipv4Addr;
 
 use http::Method;
 
-use crate::support::demo::About;
 use crate::support::eventually;
 use crate::support::peers::caller::{HOST, Tls, session, socket};
 use crate::support::peers::http2_frames::{
@@ -16,6 +15,7 @@ use crate::support::peers::http2_frames::{
 use crate::support::peers::proxy_protocol::socket_from;
 use crate::support::peers::{backend, is_open};
 use crate::support::processes::prepared::Prepared;
+use crate::support::scene::About;
 
 /// Connections, enough to tell what they hold from what the process holds anyway.
 const CONNECTIONS: usize = 10;

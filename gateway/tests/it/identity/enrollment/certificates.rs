@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 
 use super::{
-    agent_named, bearer, csr, demo_with_high_limits, enroll, identity, outcome, plain_csr, text,
+    agent_named, bearer, csr, enroll, identity, outcome, plain_csr, scene_with_high_limits, text,
 };
 use crate::support::agents::modified_agent::{self, ACCOUNT};
 use crate::support::apex::{APEX, post_json};
@@ -19,9 +19,9 @@ use crate::support::processes::prepared::Prepared;
 
 #[test]
 fn a_certificate_has_only_contents_set_by_the_gateway() {
-    let demo = demo_with_high_limits();
-    let token = demo.api().create_enrollment_token("demo", &["echo"]);
-    let enrolled = enroll(&demo, &token).json();
+    let scene = scene_with_high_limits();
+    let token = scene.api().create_enrollment_token("demo", &["echo"]);
+    let enrolled = enroll(&scene, &token).json();
     let key = KeyPair::generate().unwrap();
     let mut greedy =
         CertificateParams::new(vec!["demo--echo.eu1.gw.localhost".to_owned()]).unwrap();
@@ -32,7 +32,7 @@ fn a_certificate_has_only_contents_set_by_the_gateway() {
         .push(SanType::URI(victim.try_into().unwrap()));
     let fields = bearer(text(&enrolled, "enrollment_secret"));
     let issued = post_json(
-        &demo,
+        &scene,
         "/csr",
         &fields,
         &json!({ "csr": csr(&greedy, &key) }),
@@ -73,22 +73,22 @@ fn a_certificate_has_only_contents_set_by_the_gateway() {
 fn an_agent_that_asks_for_certificates_in_a_loop_makes_twenty_changes() {
     // Certificates of one agent at once (docs/limits.md).
     const MOST: usize = 20;
-    let demo = demo_with_high_limits();
-    let enrolled = modified_agent::enroll(&demo);
+    let scene = scene_with_high_limits();
+    let enrolled = modified_agent::enroll(&scene);
     let key = KeyPair::try_from(&enrolled.key).unwrap();
     let request = json!({ "csr": plain_csr(&key), "agent_id": enrolled.agent });
     let outcomes: Vec<String> = (0..3 * MOST)
-        .map(|_| outcome(&post_json(&demo, "/csr", "", &request)))
+        .map(|_| outcome(&post_json(&scene, "/csr", "", &request)))
         .collect();
     // The first one is that of the enrollment.
     let (issued, refused) = outcomes.split_at(MOST - 1);
     assert!(issued.iter().all(|it| it.starts_with("200")), "{issued:?}");
     let is_refused = |it: &String| it == "503 GW_OVERLOADED";
     assert!(refused.iter().all(is_refused), "{refused:?}");
-    let answer = enrolled.tunnel(&demo).renew(&plain_csr(&key));
+    let answer = enrolled.tunnel(&scene).renew(&plain_csr(&key));
     assert_eq!(answer["type"], "renewal_refused", "{answer}");
     let log = format!("/audit-log?account={ACCOUNT}&limit=1000");
-    let entries = demo.api().list(&log);
+    let entries = scene.api().list(&log);
     let actor = format!("agent {}", enrolled.agent);
     let by_agent = entries.iter().filter(|it| it["actor"] == actor).count();
     assert_eq!(by_agent, MOST);
@@ -96,11 +96,11 @@ fn an_agent_that_asks_for_certificates_in_a_loop_makes_twenty_changes() {
 
 #[test]
 fn only_the_agent_can_use_up_its_certificate_allowance() {
-    let demo = demo_with_high_limits();
-    let agent = agent_named(&demo, "demo");
+    let scene = scene_with_high_limits();
+    let agent = agent_named(&scene, "agent");
     let ask_for = |csr: &str| {
         outcome(&post_json(
-            &demo,
+            &scene,
             "/csr",
             "",
             &json!({ "csr": csr, "agent_id": agent }),
@@ -116,7 +116,7 @@ fn only_the_agent_can_use_up_its_certificate_allowance() {
             "400 GW_CSR_INVALID"
         );
     }
-    let (_, key) = identity(&demo.about.ca_file.parent().unwrap().join("agent"));
+    let (_, key) = identity(&scene.state_dir("agent"));
     let own = plain_csr(&key);
     let outcomes: Vec<String> = (0..25).map(|_| ask_for(&own)).collect();
     // Enrollment has used the first of twenty certificates.

@@ -37,7 +37,7 @@ fn domains_of_two_accounts_are_not_served_on_a_connection_of_each_other() {
     });
     let mut of_demo = setup.connect(&config, DOMAIN).unwrap();
     assert_eq!(setup.ask(&mut of_demo, DOMAIN), 200);
-    // The key of the demo's service opens no service of another account.
+    // The key of the scene's service opens no service of another account.
     let about = setup.prepared.about(setup.address());
     let mut by_hostname = connect_to(&about, RIVAL, &[b"http/1.1"], None);
     let refused = setup.ask(&mut by_hostname, RIVAL);

@@ -9,7 +9,7 @@ use crate::support::peers::caller::{Caller, HOST, connect_to};
 use crate::support::peers::http1_peer::Response;
 use crate::support::programs::usable;
 
-/// An access token of the gateway for a service of the demo's account.
+/// An access token of the gateway for a service of the scene's account.
 fn token(setup: &Setup, service: &str) -> String {
     let api = setup.prepared.api(setup.served.admin_address);
     let (client_id, client_secret) = api.create_credential("demo", &[service]);

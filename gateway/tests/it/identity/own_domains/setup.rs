@@ -15,7 +15,6 @@ use crate::support::acme_front::Front;
 use crate::support::acme_servers::free_address;
 use crate::support::acme_servers::named::Named;
 use crate::support::acme_servers::pebble::{Options as PebbleOptions, Pebble};
-use crate::support::demo::About;
 use crate::support::eventually;
 use crate::support::peers::backend;
 use crate::support::peers::caller::{Caller, HOST, client_config_of, socket};
@@ -25,6 +24,7 @@ use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::{
     Running, Served, gw_agent, gw_gateway, hold, serve, serve_command,
 };
+use crate::support::scene::About;
 
 /// A gateway with an agent and a backend that answers with the host of the request, a DNS server
 /// with the zone `customer.test`, and an authority behind a front.
@@ -152,7 +152,7 @@ impl Setup {
         self.command(&["domain", "add", "demo", "echo", domain])
     }
 
-    /// Lets DNS lead `domain` to the demo's service, and waits for the certificate.
+    /// Lets DNS lead `domain` to the scene's service, and waits for the certificate.
     pub(super) fn serve(&self, domain: &str) {
         self.lead_here(domain);
         self.add(domain).unwrap();
@@ -178,14 +178,14 @@ impl Setup {
         found.unwrap_or(Value::Null)
     }
 
-    /// The domains of the demo's account.
+    /// The domains of the scene's account.
     pub(super) fn list(&self) -> Vec<Value> {
         let list = self.command(&["domain", "list", "demo"]).unwrap();
         let items = list.get("items").unwrap_or(&list).as_array();
         items.unwrap().clone()
     }
 
-    /// Lets DNS lead `domain` to the demo's service.
+    /// Lets DNS lead `domain` to the scene's service.
     pub(super) fn lead_here(&self, domain: &str) {
         let add = format!("add {domain} 1 CNAME {HOST}");
         self.named.update(&[&add]);

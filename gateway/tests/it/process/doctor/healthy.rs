@@ -10,7 +10,6 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
-use crate::support::demo::About;
 use crate::support::doctor::{
     BACKEND, HEALTH_CHECK, OF_AGENT, OF_NODE, assert_quiet, assert_quiet_gateway, doctor_of,
     examine, of_development, with,
@@ -24,13 +23,14 @@ use crate::support::processes::process::{
 };
 use crate::support::processes::region::Region;
 use crate::support::processes::successor::admin;
+use crate::support::scene::About;
 use crate::support::{eventually, programs};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 /// Names of the gateway.
 pub(super) const NAMES: [&str; 2] = ["eu1.gw.localhost", "*.eu1.gw.localhost"];
 
-/// A gateway whose certificate is of an authority in a file, with the demo's account and service.
+/// A gateway whose certificate is of an authority in a file, with the scene's account and service.
 pub(super) struct Site {
     pub(super) folder: tempfile::TempDir,
     pub(super) served: Served,

@@ -15,7 +15,6 @@ use super::power_cuts::check_databases;
 use crate::support::admin_api::Api;
 use crate::support::agents::in_process;
 use crate::support::apex::APEX;
-use crate::support::demo::About;
 use crate::support::doctor::examine;
 use crate::support::eventually;
 use crate::support::peers::backend;
@@ -24,6 +23,7 @@ use crate::support::processes::prepared::Prepared;
 use crate::support::processes::process::{self, gw_gateway};
 use crate::support::processes::region::Region;
 use crate::support::processes::successor::replace;
+use crate::support::scene::About;
 use crate::support::small_disk::SmallDisk;
 use crate::support::stopwatch::within_a_second;
 

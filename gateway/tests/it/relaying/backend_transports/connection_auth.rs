@@ -5,13 +5,12 @@ use std::thread;
 
 use http::{Method, StatusCode};
 
-use crate::support::agents::several::Several;
-use crate::support::demo::{About, Demo, Options};
+use crate::support::eventually;
 use crate::support::peers::caller::{Caller, HOST, connect_to};
 use crate::support::peers::http1_peer::Response;
 use crate::support::peers::{backend, http2_caller};
 use crate::support::processes::nodes::Nodes;
-use crate::support::{demo, eventually};
+use crate::support::scene::{About, Scene};
 
 const OFFER: &str = "WWW-Authenticate: Negotiate\r\nWWW-Authenticate: NTLM\r\n";
 
@@ -137,14 +136,13 @@ fn served(response: &Response, name: &str) {
 #[test]
 fn callers_are_never_served_as_another_user() {
     for hand_over in ["always", "never"] {
-        let options = Options {
-            workers: 4,
-            hand_over,
-            ..crate::support::options(Some(authenticating("c")))
-        };
-        let demo = Demo::start(&options).unwrap();
+        let scene = Scene::service()
+            .agent_to(authenticating("c"))
+            .workers(4)
+            .hand_over(hand_over)
+            .start();
         // Enough for some connections to reach each worker.
-        let connect = || User::connect(&demo.about);
+        let connect = || User::connect(&scene.about);
         let mut users: Vec<_> = (0..8).map(|_| connect()).collect();
         for user in &mut users {
             user.is_asked();
@@ -187,11 +185,11 @@ fn handshakes_at_once(gateways: &[About], of_each: usize) {
 
 #[test]
 fn handshakes_of_many_users_are_all_right_with_two_agents() {
-    let several = Several::start(&["one", "two"]);
-    let _one = several.run("one", 128, &authenticating("one"));
-    let _two = several.run("two", 128, &authenticating("two"));
-    handshakes_at_once(&[several.about()], 200);
-    several.wait_until_idle();
+    let scene = Scene::service().enrolled(&["one", "two"]).start();
+    let _one = scene.run("one", 128, &authenticating("one"));
+    let _two = scene.run("two", 128, &authenticating("two"));
+    handshakes_at_once(&[scene.about.clone()], 200);
+    scene.wait_until_idle();
 }
 
 #[test]
@@ -208,8 +206,8 @@ fn handshakes_are_all_right_from_every_node() {
 
 #[test]
 fn a_handshake_whose_connection_ends_begins_again() {
-    let demo = demo(Some(authenticating("c")));
-    let mut user = User::connect(&demo.about);
+    let scene = Scene::service().agent_to(authenticating("c")).start();
+    let mut user = User::connect(&scene.about);
     for _ in 0..20 {
         let challenge = user.begin("/leave");
         let response = user.finish("alice", &challenge);
@@ -223,18 +221,18 @@ fn a_handshake_whose_connection_ends_begins_again() {
 
 #[test]
 fn requests_of_a_connection_go_to_its_agent_until_the_tunnel_ends() {
-    let several = Several::start(&["one", "two"]);
+    let scene = Scene::service().enrolled(&["one", "two"]).start();
     let mut agents = [
-        Some(several.run("one", 128, &authenticating("one"))),
-        Some(several.run("two", 128, &authenticating("two"))),
+        Some(scene.run("one", 128, &authenticating("one"))),
+        Some(scene.run("two", 128, &authenticating("two"))),
     ];
-    let mut user = User::connect(&several.about());
+    let mut user = User::connect(&scene.about);
     let connection = user.log_in("alice");
     for _ in 0..50 {
         assert_eq!(user.is_served_as("alice"), connection);
     }
     drop(agents[usize::from(connection.starts_with("two"))].take());
-    several.wait_for_tunnels(1);
+    scene.wait_for_tunnels(1);
     user.is_asked();
     let other = user.log_in("alice");
     assert_ne!(other[..3], connection[..3]);
@@ -245,11 +243,11 @@ fn requests_of_a_connection_go_to_its_agent_until_the_tunnel_ends() {
 
 #[test]
 fn an_upgrade_uses_the_connection_of_its_user() {
-    let demo = demo(Some(authenticating("c")));
-    let mut alice = User::connect(&demo.about);
+    let scene = Scene::service().agent_to(authenticating("c")).start();
+    let mut alice = User::connect(&scene.about);
     alice.log_in("alice");
     let upgrade = "Connection: Upgrade\r\nUpgrade: name\r\n";
-    let mut stranger = User::connect(&demo.about);
+    let mut stranger = User::connect(&scene.about);
     assert_eq!(stranger.get("/", upgrade).status, StatusCode::UNAUTHORIZED);
     alice.send("/", upgrade);
     let head = alice.caller.response_head(&Method::GET).unwrap();
@@ -259,11 +257,11 @@ fn an_upgrade_uses_the_connection_of_its_user() {
 
 #[test]
 fn a_request_of_http2_with_credentials_has_a_connection_for_itself() {
-    let demo = demo(Some(authenticating("c")));
-    let mut stranger = User::connect(&demo.about);
+    let scene = Scene::service().agent_to(authenticating("c")).start();
+    let mut stranger = User::connect(&scene.about);
     stranger.is_asked();
     http2_caller::on_a_reactor(async {
-        let caller = http2_caller::connect(&demo).await;
+        let caller = http2_caller::connect(&scene).await;
         let mut connections = Vec::new();
         for name in ["alice", "bob", "alice"] {
             let request = caller.request(&Method::GET, "/");

@@ -12,12 +12,12 @@ use gw_shared::net::Socket;
 use http::{Method, Response};
 use socket2::{SockFilter, SockRef};
 
-use crate::support::demo::Demo;
-use crate::support::peers::caller::{Caller, connect, get, request};
+use crate::support::SOON;
+use crate::support::peers::caller::Caller;
 use crate::support::peers::http1_peer::Peer;
 use crate::support::peers::http2_caller::{data, on_a_reactor};
 use crate::support::peers::{backend, http2_backend, http2_caller};
-use crate::support::{SOON, demo};
+use crate::support::scene::Scene;
 
 const PAUSED: usize = 24 * 1024 * 1024;
 
@@ -80,8 +80,8 @@ fn serve(mut peer: Peer<TcpStream>, accepted: &Accepted, begun: &Sender<()>, pau
 
 type Resumed = Mutex<Receiver<()>>;
 
-fn begin(demo: &Demo, head: String) -> Caller {
-    let mut caller = connect(demo);
+fn begin(scene: &Scene, head: String) -> Caller {
+    let mut caller = scene.connect();
     caller.stream.sock.set_read_timeout(Some(4 * SOON)).unwrap();
     caller
         .stream
@@ -100,19 +100,19 @@ fn connections_end_once_nothing_is_acknowledged_and_live_ones_that_are_not_read_
     let resumed = Mutex::new(resumed);
     let of_backend = accepted.clone();
     let backend = backend::start(move |peer| serve(peer, &of_backend, &begun, &resumed));
-    let demo = demo(Some(backend));
+    let scene = Scene::service().agent_to(backend).start();
 
     // Its connection to the backend has a closed window until the others have ended.
     let head = format!("Content-Length: {PAUSED}\r\n\r\n");
-    let mut paused = begin(&demo, request(&demo, "POST /paused", &head));
+    let mut paused = begin(&scene, scene.request("POST /paused", &head));
     let upload = std::thread::spawn(move || {
         paused.send(vec![b'x'; PAUSED]);
         paused
     });
-    let mut events = begin(&demo, get(&demo, "/events"));
+    let mut events = begin(&scene, scene.get("/events"));
     let upgrade = "Connection: Upgrade\r\nUpgrade: other\r\n\r\n";
-    let mut upgraded = begin(&demo, request(&demo, "GET /upgrade", upgrade));
-    let mut unanswered = begin(&demo, request(&demo, "POST /", "Content-Length: 5\r\n\r\n"));
+    let mut upgraded = begin(&scene, scene.request("GET /upgrade", upgrade));
+    let mut unanswered = begin(&scene, scene.request("POST /", "Content-Length: 5\r\n\r\n"));
     (0..4).for_each(|_| begins.recv_timeout(SOON).unwrap());
     for stream in [&mut events, &mut upgraded] {
         stream.response_head(&Method::GET).unwrap();
@@ -160,9 +160,9 @@ fn http2_connections_end_once_nothing_is_acknowledged() {
         },
         move |socket| of_backend.add(socket),
     );
-    let demo = demo(Some(backend));
+    let scene = Scene::service().agent_to(backend).start();
     on_a_reactor(async {
-        let connection = http2_caller::connect(&demo).await;
+        let connection = http2_caller::connect(&scene).await;
         let events = connection.request(&Method::GET, "/events");
         let (response, _) = connection.begin(events, true).await;
         let mut events = response.await.unwrap().into_body();

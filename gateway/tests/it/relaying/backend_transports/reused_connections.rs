@@ -3,8 +3,9 @@
 use serde_json::json;
 
 use crate::support::peers::backend;
-use crate::support::peers::caller::{connect, request};
-use crate::support::{demo, eventually};
+use crate::support::scene::Scene;
+
+use crate::support::eventually;
 
 /// Answers one request of each connection, and closes at the next one.
 fn of_one_request() -> String {
@@ -18,10 +19,10 @@ fn of_one_request() -> String {
 
 #[test]
 fn a_safe_request_is_repeated_unless_retries_of_the_service_is_off() {
-    let demo = demo(Some(of_one_request()));
-    let mut caller = connect(&demo);
+    let scene = Scene::service().agent_to(of_one_request()).start();
+    let mut caller = scene.connect();
     let mut send = || {
-        caller.send(request(&demo, "GET /", "\r\n"));
+        caller.send(scene.request("GET /", "\r\n"));
         caller.response().status.as_u16()
     };
     for _ in 0..10 {
@@ -29,7 +30,7 @@ fn a_safe_request_is_repeated_unless_retries_of_the_service_is_off() {
     }
     let set = |retries: bool| {
         let path = "/accounts/demo/services/echo";
-        let changed = demo
+        let changed = scene
             .api()
             .ask("PATCH", path, &json!({ "retries": retries }));
         assert_eq!(changed.status, 200, "{changed:?}");

@@ -9,12 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use crate::support::agents::several::Several;
-use crate::support::peers::caller::{connect, request};
+use crate::support::eventually;
 use crate::support::peers::http2_backend;
 use crate::support::processes::process::Running;
 use crate::support::programs::usable;
-use crate::support::{demo, eventually};
+use crate::support::scene::Scene;
 
 /// Takes 8 requests on a connection, half of those that are sent at once, and passes them to a
 /// server that logs each with the length of its body.
@@ -70,17 +69,19 @@ fn each_post_arrives_once_at_an_nginx_that_ends_connections() {
         TcpStream::connect(address).ok()
     });
 
-    let demo = demo(Some(format!("h2c://{address}")));
+    let scene = Scene::service()
+        .agent_to(format!("h2c://{address}"))
+        .start();
     let body = "x".repeat(3000);
     thread::scope(|scope| {
         for number in 0..CALLERS {
-            let (demo, body) = (&demo, &body);
+            let (scene, body) = (&scene, &body);
             scope.spawn(move || {
-                let mut caller = connect(demo);
+                let mut caller = scene.connect();
                 for turn in 0..REQUESTS {
                     let line = format!("POST /{number}/{turn}");
                     let rest = format!("Content-Length: {}\r\n\r\n{body}", body.len());
-                    caller.send(request(demo, &line, &rest));
+                    caller.send(scene.request(&line, &rest));
                     assert_eq!(caller.response().status, 200, "{line}");
                 }
             });
@@ -101,21 +102,21 @@ fn each_post_arrives_once_at_an_nginx_that_ends_connections() {
 
 #[test]
 fn a_request_that_a_backend_keeps_refusing_goes_to_another_agent() {
-    let several = Several::start(&["one", "two"]);
+    let scene = Scene::service().enrolled(&["one", "two"]).start();
     let refused = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&refused);
     let refusing = http2_backend::start(async move |_, mut respond| {
         counted.fetch_add(1, Ordering::Relaxed);
         respond.send_reset(h2::Reason::REFUSED_STREAM);
     });
-    let _one = several.run("one", 16, &refusing);
-    let _two = several.run("two", 16, &http2_backend::http2());
-    let mut caller = several.connect();
+    let _one = scene.run("one", 16, &refusing);
+    let _two = scene.run("two", 16, &http2_backend::http2());
+    let mut caller = scene.connect();
     let mut requests = 0;
     while refused.load(Ordering::Relaxed) == 0 {
         requests += 1;
         assert!(requests < 1000, "no request went to the first agent");
-        caller.send(several.request("POST /", "Content-Length: 3\r\n\r\nabc"));
+        caller.send(scene.request("POST /", "Content-Length: 3\r\n\r\nabc"));
         let response = caller.response();
         let text = String::from_utf8_lossy(&response.body);
         assert!(response.status == 200 && text.ends_with("/ 3 0"), "{text}");

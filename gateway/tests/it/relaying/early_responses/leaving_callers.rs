@@ -13,14 +13,14 @@ use bytes::Bytes;
 use http::Method;
 
 use super::{FIRST, crossings, pattern};
-use crate::support::demo::{Demo, Options};
-use crate::support::peers::caller::{Caller, HOST, connect, connect_to, request};
+use crate::support::peers::caller::{Caller, HOST, connect_to};
 use crate::support::peers::http1_peer::Peer;
 use crate::support::peers::http2_caller::on_a_reactor;
 use crate::support::peers::http2_frames::{self as frames, frame};
 use crate::support::peers::{backend, http2_caller};
 use crate::support::processes::nodes::Nodes;
-use crate::support::{eventually, request_log, turn, wait_until_slots_are_free};
+use crate::support::scene::Scene;
+use crate::support::{eventually, request_log, turn};
 
 /// More than the kernels of agent and backend hold.
 const BODY: usize = 8 * 1024 * 1024;
@@ -178,8 +178,8 @@ fn upload_and_leave(
     response.header("x-gw-request-id").to_owned()
 }
 
-fn record(demo: &Demo, id: &str) -> serde_json::Value {
-    request_log::record(&demo.api(), id)
+fn record(scene: &Scene, id: &str) -> serde_json::Value {
+    request_log::record(&scene.api(), id)
 }
 
 #[test]
@@ -188,30 +188,29 @@ fn a_whole_body_reaches_the_backend_on_and_across_workers() {
     let body = pattern(BODY);
     for workers in [1, 2] {
         let backend = SlowBackend::start();
-        let options = Options {
-            workers,
-            hand_over: "never",
-            ..crate::support::options(Some(backend.url.clone()))
-        };
-        let demo = Demo::start(&options).unwrap();
+        let scene = Scene::service()
+            .agent_to(backend.url.clone())
+            .workers(workers)
+            .hand_over("never")
+            .start();
         // The kernel may give any number of connections to the same worker.
         for _ in 0..32 {
             for end in [End::InOrder, End::Closes] {
-                let head = request(&demo, "PUT /", ANNOUNCED);
-                let id = upload_and_leave(connect(&demo), &backend, &head, &body, end);
+                let head = scene.request("PUT /", ANNOUNCED);
+                let id = upload_and_leave(scene.connect(), &backend, &head, &body, end);
                 assert!(backend.body().unwrap() == body, "another body arrived");
-                let record = record(&demo, &id);
+                let record = record(&scene, &id);
                 assert_eq!(
                     (&record["bytes_taken"], &record["ended"]),
                     (&BODY.into(), &"complete".into())
                 );
             }
-            if workers == 1 || crossings(&demo) > 0 {
+            if workers == 1 || crossings(&scene) > 0 {
                 break;
             }
         }
-        assert_eq!(workers > 1, crossings(&demo) > 0);
-        wait_until_slots_are_free(&demo);
+        assert_eq!(workers > 1, crossings(&scene) > 0);
+        scene.wait_until_slots_are_free();
     }
 }
 
@@ -243,16 +242,15 @@ fn the_bytes_of_an_upgraded_connection_arrive_before_its_end() {
     let body = pattern(BODY);
     for hand_over in ["always", "never"] {
         let backend = SlowBackend::start();
-        let options = Options {
-            hand_over,
-            ..crate::support::options(Some(backend.url.clone()))
-        };
-        let demo = Demo::start(&options).unwrap();
+        let scene = Scene::service()
+            .agent_to(backend.url.clone())
+            .hand_over(hand_over)
+            .start();
         for target in ["/", "/talks", "/", "/talks"] {
-            let head = request(&demo, &format!("GET {target}?{BODY}"), UPGRADE);
-            break_off(connect(&demo), &backend, &head, &body);
+            let head = scene.request(&format!("GET {target}?{BODY}"), UPGRADE);
+            break_off(scene.connect(), &backend, &head, &body);
         }
-        wait_until_slots_are_free(&demo);
+        scene.wait_until_slots_are_free();
     }
 }
 
@@ -278,7 +276,7 @@ fn a_whole_body_reaches_the_backend_across_nodes() {
 #[test]
 fn tiny_chunks_reach_the_backend_at_their_pace() {
     let backend = SlowBackend::start();
-    let demo = crate::support::demo(Some(backend.url.clone()));
+    let scene = Scene::service().agent_to(backend.url.clone()).start();
     // Takes about a second.
     let body = pattern(28_000);
     let mut chunks: Vec<u8> = body
@@ -286,35 +284,35 @@ fn tiny_chunks_reach_the_backend_at_their_pace() {
         .flat_map(|chunk| [b"7\r\n", chunk, b"\r\n"].concat())
         .collect();
     chunks.extend(b"0\r\n\r\n");
-    let head = request(&demo, "PUT /", "Transfer-Encoding: chunked\r\n\r\n");
-    let id = upload_and_leave(connect(&demo), &backend, &head, &chunks, End::Closes);
+    let head = scene.request("PUT /", "Transfer-Encoding: chunked\r\n\r\n");
+    let id = upload_and_leave(scene.connect(), &backend, &head, &chunks, End::Closes);
     assert!(backend.body().unwrap() == body, "another body arrived");
-    assert_eq!(record(&demo, &id)["ended"], "complete");
+    assert_eq!(record(&scene, &id)["ended"], "complete");
 }
 
 #[test]
 fn an_incomplete_body_does_not_look_complete() {
     let _turn = turn();
     let backend = SlowBackend::start();
-    let demo = crate::support::demo(Some(backend.url.clone()));
+    let scene = Scene::service().agent_to(backend.url.clone()).start();
     let body = pattern(BODY - 1);
     for end in [End::InOrder, End::Closes] {
-        let head = request(&demo, "PUT /", ANNOUNCED);
-        let id = upload_and_leave(connect(&demo), &backend, &head, &body, end);
+        let head = scene.request("PUT /", ANNOUNCED);
+        let id = upload_and_leave(scene.connect(), &backend, &head, &body, end);
         backend.body().unwrap_err();
-        assert_eq!(record(&demo, &id)["ended"], "caller_gone");
+        assert_eq!(record(&scene, &id)["ended"], "caller_gone");
     }
-    wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }
 
 #[test]
 fn a_whole_body_of_http2_reaches_the_backend() {
     let backend = SlowBackend::start();
-    let demo = crate::support::demo(Some(backend.url.clone()));
+    let scene = Scene::service().agent_to(backend.url.clone()).start();
     let body = Bytes::from(pattern(BODY));
     let sent = body.clone();
     on_a_reactor(async {
-        let connection = http2_caller::connect(&demo).await;
+        let connection = http2_caller::connect(&scene).await;
         let request = connection.request(&Method::PUT, "/");
         let (response, mut upload) = connection.begin(request, false).await;
         assert_eq!(http2_caller::whole(response).await.status.as_u16(), 202);
@@ -326,13 +324,13 @@ fn a_whole_body_of_http2_reaches_the_backend() {
         connection.ended.await.unwrap().unwrap();
     });
     assert!(backend.body().unwrap() == body, "another body arrived");
-    wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }
 
 /// Sends a request of HTTP/2 and reads until the first frame of this kind and flags for its stream.
-fn begin_http2(demo: &Demo, request: &[(&str, &str)], kind: u8, flags: u8) -> Caller {
-    let mut caller = connect_to(&demo.about, HOST, &[b"h2"], None);
-    let key = ("x-gw-service-key", &*demo.about.service_key);
+fn begin_http2(scene: &Scene, request: &[(&str, &str)], kind: u8, flags: u8) -> Caller {
+    let mut caller = connect_to(&scene.about, HOST, &[b"h2"], None);
+    let key = ("x-gw-service-key", &*scene.about.service_key);
     let target = [(":scheme", "https"), (":authority", HOST), key];
     // Pseudo-header fields go first.
     let block = frames::block(&[request, &target].concat());
@@ -357,7 +355,7 @@ fn end_http2(mut caller: Caller) {
 #[test]
 fn data_of_http2_arrives_before_the_end_of_the_connection() {
     let backend = SlowBackend::start();
-    let demo = crate::support::demo(Some(backend.url.clone()));
+    let scene = Scene::service().agent_to(backend.url.clone()).start();
     // Fits into the first window.
     let body = pattern(48_000);
     let data = |flags: u8| {
@@ -371,7 +369,7 @@ fn data_of_http2_arrives_before_the_end_of_the_connection() {
     };
     for is_whole in [true, false] {
         let request = [(":method", "PUT"), (":path", "/")];
-        let mut caller = begin_http2(&demo, &request, frames::DATA, frames::END_STREAM);
+        let mut caller = begin_http2(&scene, &request, frames::DATA, frames::END_STREAM);
         caller.send(data(if is_whole { frames::END_STREAM } else { 0 }));
         end_http2(caller);
         match backend.body() {
@@ -385,7 +383,7 @@ fn data_of_http2_arrives_before_the_end_of_the_connection() {
         (":protocol", "x"),
         (":path", &target),
     ];
-    let mut caller = begin_http2(&demo, &request, frames::HEADERS, 0);
+    let mut caller = begin_http2(&scene, &request, frames::HEADERS, 0);
     caller.send(data(0));
     end_http2(caller);
     assert!(backend.body().unwrap() == body, "other bytes arrived");
@@ -393,5 +391,5 @@ fn data_of_http2_arrives_before_the_end_of_the_connection() {
         backend.body().unwrap_err().kind(),
         io::ErrorKind::ConnectionReset
     );
-    wait_until_slots_are_free(&demo);
+    scene.wait_until_slots_are_free();
 }

@@ -31,9 +31,22 @@ impl Agent {
         backend: &str,
         environment: impl Fn(&str) -> Option<String>,
     ) -> Self {
-        let backends = [backend.to_owned()];
-        let config = gw_agent::Config::load(None, Some(state_dir), &backends, environment).unwrap();
+        Self::start_of(None, state_dir, &[backend.to_owned()], environment)
+    }
+
+    /// As [`Self::start_with`], with a configuration file, or with backends.
+    pub(crate) fn start_of(
+        file: Option<&Path>,
+        state_dir: PathBuf,
+        backends: &[String],
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Self {
+        let config = gw_agent::Config::load(file, Some(state_dir), backends, environment).unwrap();
         Self(gw_agent::start(config).unwrap())
+    }
+
+    pub(crate) fn metrics_address(&self) -> Option<SocketAddr> {
+        self.0.metrics_address()
     }
 
     /// Stops the agent after the running requests.
@@ -42,19 +55,20 @@ impl Agent {
     }
 }
 
-/// Enrolls an agent with a token at `gateway`, a base URL, over HTTPS, as `gw-agent enroll` does.
-/// Returns its id.
+/// Enrolls an agent with a token at `gateway`, a base URL, over HTTPS, as `gw-agent enroll` does. Its
+/// name is that of its state folder. Returns its id.
 pub(crate) fn enroll_with(
     token: String,
     gateway: &str,
     ca_file: &Path,
     state_dir: &Path,
 ) -> String {
+    let name = state_dir.file_name().unwrap().to_str().unwrap();
     let options = EnrollmentOptions {
         state_dir: state_dir.to_owned(),
         gateway: Some(gateway.to_owned()),
         token: Some(TokenSource::Text(Secret::new(token))),
-        name: Some("test".to_owned()),
+        name: Some(name.trim_start_matches('.').to_owned()),
         ca_file: Some(ca_file.to_owned()),
         ..EnrollmentOptions::default()
     };

@@ -2,6 +2,6 @@
 
 pub(crate) mod in_process;
 pub(crate) mod modified_agent;
-pub(crate) mod several;
+pub(crate) mod scripted;
 pub(crate) mod supervised_agent;
 pub(crate) mod tunnel_frames;

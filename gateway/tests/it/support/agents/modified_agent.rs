@@ -13,13 +13,13 @@ use serde_json::{Value, json};
 
 use super::in_process;
 use super::tunnel_frames::{frame, hello, message, ping, reset};
-use crate::support::demo::{About, Demo};
 use crate::support::peers::caller;
 use crate::support::peers::caller::{Caller, Tls, connect_to};
 use crate::support::peers::http1_peer::Peer;
+use crate::support::scene::{About, Scene};
 use crate::support::{SOON, admin_api};
 
-/// Account of the agent. Another one than that of the demo's service.
+/// Account of the agent. Another one than that of the scene's service.
 pub(crate) const ACCOUNT: &str = "mallory";
 
 /// Host name of the service that only this agent serves.
@@ -67,11 +67,11 @@ pub(crate) struct Frame {
 pub(crate) struct Tunnel(pub(crate) Peer<Tls>);
 
 /// Creates the service and enrolls its agent through `/enroll` and `/csr`.
-pub(crate) fn enroll(demo: &Demo) -> Enrolled {
-    let api = demo.api();
+pub(crate) fn enroll(scene: &Scene) -> Enrolled {
+    let api = scene.api();
     api.create_service(ACCOUNT, "evil");
     let state = tempfile::tempdir().unwrap();
-    let agent = demo.enroll(ACCOUNT, &["evil"], state.path());
+    let agent = scene.enroll(ACCOUNT, &["evil"], state.path());
     let (certificate, key) = in_process::identity(state.path());
     let (_, service_key) = api.create_service_key(ACCOUNT, &["evil"]);
     Enrolled {
@@ -84,37 +84,38 @@ pub(crate) fn enroll(demo: &Demo) -> Enrolled {
 
 impl Enrolled {
     /// A TLS connection that has presented the certificate and sent no request.
-    pub(crate) fn connection(&self, demo: &Demo) -> Peer<Tls> {
+    pub(crate) fn connection(&self, scene: &Scene) -> Peer<Tls> {
         connection(
-            &demo.about,
+            &scene.about,
             HOST,
             (self.certificate.clone(), self.key.clone_key()),
         )
     }
 
     /// An upgraded connection on which the agent has sent no frame.
-    pub(crate) fn upgraded(&self, demo: &Demo) -> Tunnel {
-        Tunnel::upgrade(self.connection(demo), HOST)
+    pub(crate) fn upgraded(&self, scene: &Scene) -> Tunnel {
+        Tunnel::upgrade(self.connection(scene), HOST)
     }
 
     /// A tunnel that the gateway has registered.
-    pub(crate) fn tunnel(&self, demo: &Demo) -> Tunnel {
-        let mut tunnel = self.upgraded(demo);
+    pub(crate) fn tunnel(&self, scene: &Scene) -> Tunnel {
+        let mut tunnel = self.upgraded(scene);
         tunnel.0.send(hello(STREAMS));
-        crate::support::eventually("the tunnel is registered", || self.report(demo));
+        crate::support::eventually("the tunnel is registered", || self.report(scene));
         tunnel
     }
 
     /// The gateway's report of the agent's tunnel, if there is one.
-    pub(crate) fn report(&self, demo: &Demo) -> Option<admin_api::Tunnel> {
-        demo.tunnels()
+    pub(crate) fn report(&self, scene: &Scene) -> Option<admin_api::Tunnel> {
+        scene
+            .tunnels()
             .into_iter()
             .find(|tunnel| tunnel.agent_id == self.agent)
     }
 
     /// A caller of the service.
-    pub(crate) fn caller(&self, demo: &Demo) -> Caller {
-        connect_to(&demo.about, HOST, &[b"http/1.1"], None)
+    pub(crate) fn caller(&self, scene: &Scene) -> Caller {
+        connect_to(&scene.about, HOST, &[b"http/1.1"], None)
     }
 
     /// The head of a caller's request; `rest` is further fields and the body.
@@ -131,17 +132,17 @@ impl Enrolled {
 
     /// Sends a GET on a new connection; returns the caller and the stream of the request on
     /// `tunnel`.
-    pub(crate) fn send_get(&self, demo: &Demo, tunnel: &mut Tunnel) -> (Caller, StreamId) {
-        let mut caller = self.caller(demo);
+    pub(crate) fn send_get(&self, scene: &Scene, tunnel: &mut Tunnel) -> (Caller, StreamId) {
+        let mut caller = self.caller(scene);
         caller.send(self.get());
         (caller, tunnel.request())
     }
 
     /// The connection of a caller that speaks HTTP/2, before its preface.
-    pub(crate) fn http2_caller(&self, demo: &Demo) -> Tls {
+    pub(crate) fn http2_caller(&self, scene: &Scene) -> Tls {
         Tls::new(
-            caller::session(&demo.about, HOST, &[b"h2"], None),
-            caller::socket(&demo.about),
+            caller::session(&scene.about, HOST, &[b"h2"], None),
+            caller::socket(&scene.about),
         )
     }
 

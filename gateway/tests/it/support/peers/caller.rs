@@ -1,4 +1,4 @@
-//! HTTP/1.1 callers: TLS connections to a demo, with a chosen server name.
+//! HTTP/1.1 callers: TLS connections to a scene, with a chosen server name.
 
 use std::net::TcpStream;
 use std::path::Path;
@@ -13,18 +13,13 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 
 use super::SOON;
 use super::http1_peer::Peer;
-use crate::support::demo::{About, Demo};
+use crate::support::scene::About;
 
 pub(crate) type Tls = StreamOwned<ClientConnection, TcpStream>;
 pub(crate) type Caller = Peer<Tls>;
 
-/// Name of the demo's service.
+/// Name of the scene's service.
 pub(crate) const HOST: &str = "demo--echo.eu1.gw.localhost";
-
-/// A connection as a caller of the demo's service would make it.
-pub(crate) fn connect(demo: &Demo) -> Caller {
-    connect_to(&demo.about, HOST, &[b"http/1.1"], None)
-}
 
 pub(crate) fn connect_to(
     about: &About,
@@ -110,17 +105,4 @@ pub(crate) fn client_config_with(
 ) -> ClientConfig {
     let authority = CertificateDer::from_pem_file(ca_file).unwrap();
     gw_bed::tls::client_with(provider, versions, [authority], identity, alpn)
-}
-
-/// A request head for the demo's service, with its key; `rest` is further fields and the body.
-pub(crate) fn request(demo: &Demo, line: &str, rest: &str) -> String {
-    format!(
-        "{line} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {}\r\n{rest}",
-        demo.about.service_key
-    )
-}
-
-/// `request` for a GET without a body.
-pub(crate) fn get(demo: &Demo, target: &str) -> String {
-    request(demo, &format!("GET {target}"), "\r\n")
 }

@@ -12,7 +12,7 @@ use http::{HeaderMap, Method, Request, StatusCode};
 
 use super::SOON;
 use super::caller::{self, HOST};
-use crate::support::demo::{About, Demo};
+use crate::support::scene::{About, Scene};
 
 /// Runs `test` on a reactor; panics if it takes longer than [`SOON`].
 pub(crate) fn on_a_reactor<T>(test: impl Future<Output = T>) -> T {
@@ -66,12 +66,12 @@ pub(crate) async fn tls(about: &About) -> TlsStream {
     stream
 }
 
-pub(crate) async fn connect(demo: &Demo) -> Connection {
-    connect_with(demo, &Builder::new()).await
+pub(crate) async fn connect(scene: &Scene) -> Connection {
+    connect_with(scene, &Builder::new()).await
 }
 
-pub(crate) async fn connect_with(demo: &Demo, builder: &Builder) -> Connection {
-    connect_to(&demo.about, builder).await
+pub(crate) async fn connect_with(scene: &Scene, builder: &Builder) -> Connection {
+    connect_to(&scene.about, builder).await
 }
 
 pub(crate) async fn connect_to(about: &About, builder: &Builder) -> Connection {
@@ -86,7 +86,7 @@ pub(crate) async fn connect_to(about: &About, builder: &Builder) -> Connection {
 }
 
 impl Connection {
-    /// A request for the demo's service, with its key.
+    /// A request for the scene's service, with its key.
     pub(crate) fn request(&self, method: &Method, target: &str) -> http::request::Builder {
         let uri = format!("https://{HOST}{target}");
         Request::builder()

@@ -4,7 +4,7 @@ use super::caller::HOST;
 
 pub(crate) use gw_bed::http2::*;
 
-/// The header block of a GET request to the demo's service.
+/// The header block of a GET request to the scene's service.
 pub(crate) fn get(target: &str, key: Option<&str>) -> Vec<u8> {
     request("GET", HOST, target, key)
 }

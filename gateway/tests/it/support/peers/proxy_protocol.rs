@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use super::caller::{self, Caller, HOST, Tls};
 use super::http1_peer::Peer;
 use crate::support::SOON;
-use crate::support::demo::Demo;
+use crate::support::scene::Scene;
 
 /// Signature of a version 2 header (proxy-protocol.txt §2.2).
 pub(crate) const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
@@ -41,13 +41,13 @@ pub(crate) fn socket_from(source: Ipv4Addr, to: SocketAddr) -> TcpStream {
 }
 
 /// A caller that sends `header` in one segment with its ClientHello.
-pub(crate) fn connect_through(demo: &Demo, header: &[u8]) -> Caller {
-    begin_with(demo, header, caller::socket(&demo.about))
+pub(crate) fn connect_through(scene: &Scene, header: &[u8]) -> Caller {
+    begin_with(scene, header, caller::socket(&scene.about))
 }
 
 /// As [`connect_through`], on a TCP connection that exists.
-pub(crate) fn begin_with(demo: &Demo, header: &[u8], mut socket: TcpStream) -> Caller {
-    let mut session = caller::session(&demo.about, HOST, &[b"http/1.1"], None);
+pub(crate) fn begin_with(scene: &Scene, header: &[u8], mut socket: TcpStream) -> Caller {
+    let mut session = caller::session(&scene.about, HOST, &[b"http/1.1"], None);
     let mut beginning = header.to_vec();
     session.write_tls(&mut beginning).unwrap();
     socket.write_all(&beginning).unwrap();

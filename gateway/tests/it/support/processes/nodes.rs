@@ -12,10 +12,10 @@ use super::prepared::Prepared;
 use super::process::config_text;
 use crate::support::admin_api::{Api, Tunnel};
 use crate::support::agents::in_process::Agent;
-use crate::support::demo::About;
 use crate::support::gateway::Gateway;
 use crate::support::metrics::Metrics;
 use crate::support::peers::caller::{Caller, HOST, connect_to};
+use crate::support::scene::About;
 use crate::support::{SOON, eventually};
 
 /// Secret of the region.
@@ -180,7 +180,7 @@ impl Nodes {
         gateway.api().await_workers();
     }
 
-    /// The node that owns the demo's service if all running nodes are members, and another one.
+    /// The node that owns the scene's service if all running nodes are members, and another one.
     pub(crate) fn owner_and_other(&self) -> (usize, usize) {
         let running: Vec<usize> = (0..self.gateways.len())
             .filter(|node| self.gateways[*node].is_some())
@@ -232,7 +232,7 @@ impl Nodes {
         socket
     }
 
-    /// A request head for the demo's service, with its key; `rest` is further fields and the body.
+    /// A request head for the scene's service, with its key; `rest` is further fields and the body.
     pub(crate) fn request(&self, line: &str, rest: &str) -> String {
         let key = self.prepared.service_key();
         format!("{line} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n{rest}")

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
@@ -11,12 +11,11 @@ use super::process::{self, Running, Served, config_text, gw_agent};
 use crate::support::admin_api::Api;
 use crate::support::agents::in_process;
 use crate::support::agents::modified_agent::{self, Tunnel};
-use crate::support::demo::About;
 use crate::support::eventually;
-use crate::support::gateway::Gateway;
 use crate::support::peers::caller::{Caller, HOST, connect_to};
+use crate::support::scene::{About, Scene};
 
-/// A data folder with the demo's account, service, key and agent. No process is running.
+/// A data folder with the scene's account, service, key and agent. No process is running.
 pub(crate) struct Prepared {
     directory: tempfile::TempDir,
     service_key: String,
@@ -30,16 +29,11 @@ impl Prepared {
     /// Creates one agent of the service for each of `names`, with its state in a folder of that
     /// name.
     pub(crate) fn with_agents(names: &[&str]) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let data_dir = directory.path().join("data");
-        let gateway = Gateway::start(&config_text(&data_dir, 0));
-        let api = gateway.api();
-        api.create_service("demo", "echo");
-        let (_, service_key) = api.create_service_key("demo", &["echo"]);
-        for name in names {
-            gateway.enroll("demo", &["echo"], &directory.path().join(name));
-        }
-        gateway.drain();
+        Scene::service().enrolled(names).prepare()
+    }
+
+    /// The folder of a scene that has ended.
+    pub(crate) fn of(directory: tempfile::TempDir, service_key: String) -> Self {
         Self {
             directory,
             service_key,
@@ -140,11 +134,7 @@ impl Prepared {
 
     /// An upgraded connection of the agent of this name, on which it has sent no frame.
     pub(crate) fn upgraded(&self, name: &str, address: SocketAddr) -> Tunnel {
-        let identity = in_process::identity(&self.path(name));
-        Tunnel::upgrade(
-            modified_agent::connection(&self.about(address), HOST, identity),
-            HOST,
-        )
+        upgraded(&self.about(address), &self.path(name))
     }
 
     pub(crate) fn get(&self, target: &str) -> String {
@@ -163,11 +153,17 @@ impl Prepared {
     }
 }
 
-/// How to reach the demo's service at a gateway.
+/// An upgraded connection of the agent with this state folder, on which it has sent no frame.
+pub(crate) fn upgraded(about: &About, state_dir: &Path) -> Tunnel {
+    let identity = in_process::identity(state_dir);
+    Tunnel::upgrade(modified_agent::connection(about, HOST, identity), HOST)
+}
+
+/// How to reach the scene's service at a gateway.
 pub(crate) fn about(address: SocketAddr, service_key: &str, ca_file: PathBuf) -> About {
     About {
         base_url: format!("https://eu1.gw.localhost:{}", address.port()),
-        tenant_url: String::new(),
+        tenant_url: format!("https://{HOST}:{}", address.port()),
         account: "demo",
         service: "echo",
         client_id: String::new(),

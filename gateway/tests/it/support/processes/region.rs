@@ -15,12 +15,12 @@ use super::prepared::about;
 use super::process::{self, Running, Served};
 use crate::support::admin_api::{Api, Reply};
 use crate::support::agents::in_process;
-use crate::support::demo::About;
 use crate::support::gateway::Gateway;
 use crate::support::limits::ENGINE_GRACE;
 use crate::support::metrics::Metrics;
 use crate::support::peers::caller::{Caller, HOST, connect_to};
 use crate::support::peers::gate::{Gate, Target};
+use crate::support::scene::About;
 use crate::support::{SOON, eventually};
 
 pub(crate) struct Region {
@@ -42,8 +42,8 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// Starts a region with the demo's account and service, and `count` nodes that are all members;
-    /// `None` if PostgreSQL is not installed and may be missing.
+    /// Starts a region with the scene's account and service, and `count` nodes that are all
+    /// members; `None` if PostgreSQL is not installed and may be missing.
     pub(crate) fn start(count: usize) -> Option<Self> {
         Self::start_with(count, false, "")
     }
@@ -235,7 +235,7 @@ impl Region {
             .set(nodes.iter().map(|node| self.node(*node).address).collect());
     }
 
-    /// The number of the node that owns the demo's service.
+    /// The number of the node that owns the scene's service.
     pub(crate) fn owner(&self) -> usize {
         eventually("a node has the tunnel", || {
             self.running()

@@ -12,9 +12,8 @@ use rustls_pki_types::PrivateKeyDer;
 use serde_json::json;
 
 use super::DOMAIN;
-use crate::support::demo::{Demo, Options};
-use crate::support::options;
-use crate::support::peers::caller::{HOST, connect, get, session, socket};
+use crate::support::peers::caller::{HOST, session, socket};
+use crate::support::scene::Scene;
 
 /// A domain of another account, and the host name of its service.
 const OTHER: &str = "shop.rival.test";
@@ -48,20 +47,19 @@ fn start_dns() -> SocketAddr {
     })
 }
 
-/// A demo that finds both domains in DNS.
-fn demo() -> Demo {
-    Demo::start(&Options {
-        workers: 1,
-        configuration: format!("dns_servers = [\"{}\"]\n", start_dns()),
-        ..options(None)
-    })
-    .unwrap()
+/// A scene that finds both domains in DNS.
+fn start() -> Scene {
+    Scene::service()
+        .agent()
+        .workers(1)
+        .configuration(format!("dns_servers = [\"{}\"]\n", start_dns()))
+        .start()
 }
 
 /// Adds a domain with an uploaded certificate, which is served once this returns.
-fn serve(demo: &Demo, account: &str, service: &str, domain: &str, key: &KeyPair) {
+fn serve(scene: &Scene, account: &str, service: &str, domain: &str, key: &KeyPair) {
     let (chain, key) = pair(domain, key);
-    let api = demo.api();
+    let api = scene.api();
     let path = format!("/accounts/{account}/services/{service}/domains");
     let added = api.post(&path, &json!({ "name": domain }));
     assert_eq!(added["status"], "active", "{added}");
@@ -71,9 +69,9 @@ fn serve(demo: &Demo, account: &str, service: &str, domain: &str, key: &KeyPair)
 }
 
 /// The error of a caller that trusts the authority of the region.
-fn refusal(demo: &Demo, domain: &str) -> CertificateError {
-    let mut session: ClientConnection = session(&demo.about, domain, &[b"http/1.1"], None);
-    let mut socket = socket(&demo.about);
+fn refusal(scene: &Scene, domain: &str) -> CertificateError {
+    let mut session: ClientConnection = session(&scene.about, domain, &[b"http/1.1"], None);
+    let mut socket = socket(&scene.about);
     let error = loop {
         if let Err(error) = session.complete_io(&mut socket) {
             break error.into_inner().unwrap();
@@ -87,15 +85,15 @@ fn refusal(demo: &Demo, domain: &str) -> CertificateError {
 
 #[test]
 fn a_certificate_with_slow_handshakes_is_refused() {
-    let demo = demo();
+    let scene = start();
     let quick = generated(&rcgen::PKCS_ECDSA_P384_SHA384);
-    serve(&demo, "demo", "echo", DOMAIN, &quick);
-    assert_eq!(refusal(&demo, DOMAIN), CertificateError::UnknownIssuer);
+    serve(&scene, "demo", "echo", DOMAIN, &quick);
+    assert_eq!(refusal(&scene, DOMAIN), CertificateError::UnknownIssuer);
 
     let slow = generated(&rcgen::PKCS_ECDSA_P521_SHA512);
     let (chain, key) = pair(DOMAIN, &slow);
     let path = format!("/accounts/demo/domains/{DOMAIN}");
-    let api = demo.api();
+    let api = scene.api();
     let upload = json!({ "chain": chain, "key": key });
     let refused = api.ask("POST", &format!("{path}/certificate"), &upload);
     assert_eq!(refused.status, 422, "{refused:?}");
@@ -105,7 +103,7 @@ fn a_certificate_with_slow_handshakes_is_refused() {
         "{text}"
     );
     assert!(api.get(&path).body.get("finding").is_none());
-    assert_eq!(refusal(&demo, DOMAIN), CertificateError::UnknownIssuer);
+    assert_eq!(refusal(&scene, DOMAIN), CertificateError::UnknownIssuer);
 }
 
 /// Time of one signature on a core of its own.
@@ -147,19 +145,19 @@ fn is_answered(stream: &TcpStream) -> bool {
 
 #[test]
 fn a_flood_of_expensive_handshakes_takes_a_quarter_of_a_worker_and_delays_no_other_account() {
-    let demo = demo();
-    demo.api().create_service("rival", "api");
+    let scene = start();
+    scene.api().create_service("rival", "api");
     let expensive = KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, RsaKeySize::_4096).unwrap();
-    serve(&demo, "demo", "echo", DOMAIN, &expensive);
+    serve(&scene, "demo", "echo", DOMAIN, &expensive);
     let quick = generated(&rcgen::PKCS_ECDSA_P256_SHA256);
-    serve(&demo, "rival", "api", OTHER, &quick);
+    serve(&scene, "rival", "api", OTHER, &quick);
 
     let hello = || {
         let mut hello = Vec::new();
-        session(&demo.about, DOMAIN, &[b"http/1.1"], None)
+        session(&scene.about, DOMAIN, &[b"http/1.1"], None)
             .write_tls(&mut hello)
             .unwrap();
-        (socket(&demo.about), hello)
+        (socket(&scene.about), hello)
     };
     let cost_before = cost(&expensive);
     // On a busy machine the gateway may have answered all of a flood before the others come.
@@ -170,9 +168,9 @@ fn a_flood_of_expensive_handshakes_takes_a_quarter_of_a_worker_and_delays_no_oth
             stream.write_all(hello).unwrap();
         }
         // They come last, and do not wait for the flood.
-        assert_eq!(refusal(&demo, OTHER), CertificateError::UnknownIssuer);
-        let mut caller = connect(&demo);
-        caller.send(get(&demo, "/"));
+        assert_eq!(refusal(&scene, OTHER), CertificateError::UnknownIssuer);
+        let mut caller = scene.connect();
+        caller.send(scene.get("/"));
         assert_eq!(caller.response().status, 200);
         let waiting = flood.iter().filter(|(stream, _)| waits(stream)).count();
         let answered = flood

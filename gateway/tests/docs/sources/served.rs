@@ -4,9 +4,7 @@
 use std::fs;
 use std::sync::OnceLock;
 
-use gw_interface::config::Config;
-
-use gw_gateway::demo::{Demo, Options};
+use crate::support::scene::Scene;
 
 pub(crate) struct Served {
     pub(crate) openapi: serde_json::Value,
@@ -28,25 +26,18 @@ fn serve() -> Served {
         "backend = 'http://127.0.0.1:9'\nmetrics_listen = '127.0.0.1:0'\n",
     )
     .unwrap();
-    const TRACES: &str = "region = 'eu1'\ndomain = 'gw.localhost'\ndata_dir = '/'\n\
-                          traces.endpoint = 'http://127.0.0.1:9'";
-    let options = Options {
-        agent_config: Some(agent_config),
-        ..Options::default()
-    };
-    let config = Config {
-        traces: Config::parse(TRACES, |_| None).unwrap().traces,
-        ..options.config(folder.path().join("data"))
-    };
-    let demo = Demo::start_with(&config, &options).unwrap();
-    let admin = &demo.about.admin_url;
-    let agent = demo.agent().metrics_address().unwrap();
+    let scene = Scene::service()
+        .agent_with(agent_config)
+        .traces("http://127.0.0.1:9", 0.0)
+        .start();
+    let admin = &scene.about.admin_url;
+    let agent = scene.agent_metrics_address().unwrap();
     let served = Served {
         openapi: serde_json::from_str(&fetch(&format!("{admin}/api/v1/openapi.json"))).unwrap(),
         gateway_metrics: fetch(&format!("{admin}/metrics")),
         agent_metrics: fetch(&format!("http://{agent}/metrics")),
     };
-    demo.stop();
+    scene.stop();
     served
 }
 

@@ -1,5 +1,4 @@
-//! A gateway in this process, and several agents of the demo's service: real ones, or ones that the
-//! test controls.
+//! Agents that answer as a test says, and backends that record what reached them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -7,112 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use gw_shared::tunnel::frame::{DATA_MAX, Kind, StreamId};
-use serde_json::json;
 
-use super::in_process::Agent;
-use super::modified_agent::{Frame, STREAMS, Tunnel};
-use super::tunnel_frames::{self, begun, credit, data, frame, hello, last_data, message};
-use crate::support::admin_api;
-use crate::support::demo::About;
-use crate::support::eventually;
-use crate::support::gateway::Gateway;
+use super::modified_agent::{Frame, Tunnel};
+use super::tunnel_frames::{self, begun, credit, data, frame, last_data, message};
 use crate::support::peers::backend;
-use crate::support::peers::caller::{Caller, HOST, connect_to};
-use crate::support::processes::prepared::Prepared;
-
-/// A gateway, and enrolled agents of the demo's service that do not run yet.
-pub(crate) struct Several {
-    pub(crate) prepared: Prepared,
-    pub(crate) gateway: Gateway,
-}
-
-impl Several {
-    /// Starts a gateway; `agents` are the names of the agents.
-    pub(crate) fn start(agents: &[&str]) -> Self {
-        let prepared = Prepared::with_agents(agents);
-        let gateway = Gateway::start(&prepared.config());
-        Self { prepared, gateway }
-    }
-
-    /// Starts an agent with this number of slots in front of `backend`, and waits for its tunnel.
-    pub(crate) fn run(&self, name: &str, slots: usize, backend: &str) -> Agent {
-        let before = self.tunnels().len();
-        self.prepared.set_port_of(name, self.gateway.port());
-        let agent = Agent::with_slots(self.prepared.path(name), backend, slots);
-        self.wait_for_tunnels(before + 1);
-        agent
-    }
-
-    pub(crate) fn wait_for_tunnels(&self, count: usize) {
-        eventually("the tunnels are open", || {
-            (self.tunnels().len() == count).then_some(())
-        });
-    }
-
-    /// A tunnel of an agent that the test controls, which the gateway has registered. An agent may
-    /// have several.
-    pub(crate) fn tunnel(&self, name: &str) -> Tunnel {
-        let before: Vec<u64> = self
-            .tunnels()
-            .iter()
-            .map(|tunnel| tunnel.generation)
-            .collect();
-        let mut tunnel = self.prepared.upgraded(name, self.gateway.address());
-        tunnel.0.send(hello(STREAMS));
-        eventually("the tunnel is registered", || {
-            self.tunnels()
-                .iter()
-                .any(|tunnel| !before.contains(&tunnel.generation))
-                .then_some(())
-        });
-        tunnel
-    }
-
-    pub(crate) fn about(&self) -> About {
-        self.prepared.about(self.gateway.address())
-    }
-
-    pub(crate) fn connect(&self) -> Caller {
-        connect_to(&self.about(), HOST, &[b"http/1.1"], None)
-    }
-
-    /// A request head for the demo's service, with its key; `rest` is further fields and the body.
-    pub(crate) fn request(&self, line: &str, rest: &str) -> String {
-        let key = self.prepared.service_key();
-        format!("{line} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n{rest}")
-    }
-
-    pub(crate) fn get(&self) -> String {
-        self.request("GET /", "\r\n")
-    }
-
-    pub(crate) fn tunnels(&self) -> Vec<admin_api::Tunnel> {
-        self.gateway.tunnels()
-    }
-
-    /// Number of requests that were left to a task of the owner and have not ended. A request that
-    /// waits for a tunnel or a slot is one of them.
-    pub(crate) fn left_to_owner(&self) -> u64 {
-        self.gateway.metrics().count("gw_crossing_requests")
-    }
-
-    /// Changes the setting `retries` of the service by the administration API. Returns once it is
-    /// in force.
-    pub(crate) fn set_retries(&self, retries: bool) {
-        let changes = json!({ "retries": retries });
-        self.gateway.api().change_service("demo", "echo", &changes);
-    }
-
-    /// Waits until the gateway counts no request on any tunnel.
-    pub(crate) fn wait_until_idle(&self) {
-        eventually("no request is in flight", || {
-            self.tunnels()
-                .iter()
-                .all(|tunnel| tunnel.in_flight == 0)
-                .then_some(())
-        });
-    }
-}
 
 /// A request that reached an agent of the test.
 #[derive(Debug, Clone)]

@@ -16,7 +16,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::repository;
-use crate::support::markdown::Block;
+use crate::sources::markdown::Block;
 
 /// Commands that run before the first block of a page.
 #[derive(Clone, Copy, PartialEq, Eq)]
